@@ -1,0 +1,39 @@
+# Two commands for everyone: `make demo` and `make test`. Both set up all they need.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test slow lint types format bench clean
+
+demo: $(READY)  ## measure the embedded default model and write a report
+	$(BIN)/rankscope demo -o runs/demo
+
+test: lint types  ## lint, types, all tests but the slow ones
+	$(BIN)/python -m pytest -n 2 -q
+
+slow: $(READY)  ## the studies that take minutes
+	$(BIN)/python -m pytest -n 2 -q -m slow
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+format: $(READY)  ## let ruff mend what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)  ## speed, as ratios taken in one process
+	$(BIN)/python -m benchmarks
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

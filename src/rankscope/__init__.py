@@ -1,0 +1,31 @@
+"""rankscope: how fast the tokens of a transformer become the same, and what holds them apart."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankscope.nets import Architecture, Transformer
+    from rankscope.profiles import Profile, measure
+    from rankscope.sources import fresh
+
+# Where each public name lives. Resolved on first use, so that `import rankscope` does not import torch.
+_HOME = {
+    "Architecture": "nets",
+    "Transformer": "nets",
+    "Profile": "profiles",
+    "measure": "profiles",
+    "fresh": "sources",
+}
+__all__ = ["Architecture", "Profile", "Transformer", "fresh", "measure"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rankscope' has no attribute {name!r}")
+    value = getattr(import_module(f"rankscope.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

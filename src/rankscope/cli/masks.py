@@ -1,0 +1,64 @@
+"""`rankscope masks`: what each mask's graph lets through."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankscope.cli.options import Json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHOWN = ["complete", "causal", "window:1", "unidirectional", "dilated:2:2", "strided", "prefix:4",
+         "longformer:1:1", "bigbird:1:1:2:0"]  # fmt: skip
+
+
+def masks(
+    specs: Annotated[
+        list[str] | None, typer.Argument(help="Masks, as in 'window:2' or 'causal&window:4'.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(min=1, max=4096, help="Number of tokens.")] = 16,
+    picture: Annotated[bool, typer.Option(help="Draw each mask: rows attend to columns.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Masks as graphs: edges, centres, connectivity, radius and diameter.
+
+    A token reaches another in as many layers as the graph has steps between them. The [bold]radius[/bold] is
+    how soon the best-placed token (a [bold]centre[/bold]) has reached all.
+    """
+    from rich.table import Table
+
+    from rankscope.cli.show import console, machine
+    from rankscope.nets import graph, mask_matrix
+
+    chosen = specs or SHOWN
+    graphs = {spec: graph(spec, tokens) for spec in chosen}
+    if as_json:
+        machine([{"mask": spec, **found.as_dict()} for spec, found in graphs.items()])
+        return
+    out = console()
+    table = Table(title=f"Masks on {tokens} tokens", title_justify="left", box=None)
+    table.add_column("mask", overflow="fold")
+    for heading in ("edges", "centres", "connected", "radius", "diameter"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for spec, found in graphs.items():
+        strength = "strongly" if found.strongly_connected else "quasi" if found.centres else "no"
+        across = "–" if found.diameter is None else str(found.diameter)
+        radius = "–" if found.radius is None else str(found.radius)
+        table.add_row(spec, str(found.edges), str(len(found.centres)), strength, radius, across)
+    out.print(table)
+    if picture:
+        for spec in graphs:
+            out.print(f"\n[bold]{spec}[/bold]")
+            out.print(drawing(mask_matrix(spec, tokens)))
+
+
+def drawing(M: "Tensor") -> str:
+    """A mask in half blocks, two rows to a line."""
+    rows = M.tolist()
+    if len(rows) % 2:
+        rows.append([False] * len(rows))
+    return "\n".join(
+        "".join(" ▄▀█"[2 * top + bottom] for top, bottom in zip(*pair, strict=True))
+        for pair in zip(rows[0::2], rows[1::2], strict=True)
+    )

@@ -1,0 +1,128 @@
+"""`rankscope measure`: how uniform a network's tokens become, variant by variant."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankscope.cli.options import Json, Output, Quiet, Samples, Seed, Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rankscope.nets import Transformer
+    from rankscope.profiles import Profile
+
+
+def measure(
+    model: Annotated[
+        str, typer.Argument(help="A usual size (bert-base, gpt2, ...) or a JSON file of an architecture.")
+    ] = "bert-base",
+    variants: Annotated[
+        str, typer.Option(help="Comma-separated: transformer, san, san+skip, san+norm+skip, san+mlp, ...")
+    ] = "san,san+mlp,san+skip,transformer",
+    metrics: Annotated[
+        str, typer.Option(help="Comma-separated names; the first is drawn.")
+    ] = "relative_residual,residual,relative_mu,mu",
+    arithmetic: Annotated[
+        str, typer.Option(help="float64, float32, bfloat16; several, comma-separated.")
+    ] = "float64",
+    mask: Annotated[str | None, typer.Option(help="A mask in place of the model's own.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Repeat the layers to this depth.")] = None,
+    init: Annotated[
+        str, typer.Option(help="bert, xavier, kaiming, orthogonal, or one with /sqrt(L).")
+    ] = "bert",
+    tokens: Tokens = 128,
+    samples: Samples = 4,
+    seed: Seed = 0,
+    output: Output = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure how uniform the tokens become with depth, for a network and its variants.
+
+    The weights are random, and the tokens have the shape of the bundled prose under a random embedding.
+    """
+    from rankscope.cli.show import console, machine, profile_table, say
+
+    net = network(model, seed, init)
+    if mask is not None or layers is not None:
+        net = net.variant(mask=mask, layers=layers)
+    X, padding = prose(net, samples, tokens, seed)
+    names, arithmetics = _split(variants), _split(arithmetic)
+    profile = measured(net, X, padding, names, _split(metrics), arithmetics, quiet or as_json)
+    profile.manifest.update(model=model, seed=seed, init=init)
+    written = None if output is None else write_run(profile, output, title_of(model))
+    if as_json:
+        machine({"manifest": profile.manifest, "table": profile.table.to_dicts()})
+        return
+    console().print(profile_table(profile, profile.metrics[0]))
+    if written and not quiet:
+        say(f"\nReport: {written}")
+
+
+def title_of(model: str) -> str:
+    """The heading of a run on a network that was drawn at random."""
+    return f"{Path(model).stem if model.endswith('.json') else model}, random weights"
+
+
+def network(model: str, seed: int, init: str) -> "Transformer":
+    """A usual size by name, or an architecture from a JSON file, with random weights."""
+    from rankscope.nets import Architecture, Transformer
+    from rankscope.sources import fresh
+
+    if model.endswith(".json") or Path(model).is_file():
+        return Transformer.random(Architecture.read(model), seed=seed, init=init)
+    return fresh(model, seed=seed, init=init)
+
+
+def prose(net: "Transformer", samples: int, tokens: int, seed: int) -> tuple["Tensor", "Tensor"]:
+    """Excerpts of the bundled text as tokens for this network."""
+    from rankscope.errors import TokensError
+    from rankscope.sources import bundled_excerpts, word_tokens
+
+    excerpts = bundled_excerpts(tokens)
+    if len(excerpts) < samples:
+        raise TokensError(
+            f"the bundled prose must have {samples} excerpts of {tokens} tokens; it has {len(excerpts)}: "
+            "ask for fewer samples or tokens"
+        )
+    return word_tokens(excerpts[:samples], net.arch.width, tokens, seed)
+
+
+def measured(
+    net: "Transformer",
+    X: "Tensor",
+    padding: "Tensor",
+    variants: list[str],
+    metrics: list[str],
+    arithmetics: list[str],
+    quiet: bool,
+) -> "Profile":
+    """Every variant in every arithmetic, with progress on stderr."""
+    from rankscope.cli.show import progress
+    from rankscope.nets import named_variant
+    from rankscope.profiles import Profile
+    from rankscope.profiles import measure as measure_network
+
+    nets = {name: named_variant(net, name) for name in variants}
+    profiles = []
+    with progress(quiet) as start:
+        for name, variant in nets.items():
+            for arithmetic in arithmetics:
+                bar = start(f"{name}, {arithmetic}")
+                profiles.append(
+                    measure_network(variant, X, padding, metrics, arithmetic, variant=name, progress=bar)
+                )
+    return Profile.join(profiles)
+
+
+def write_run(profile: "Profile", folder: Path, title: str) -> Path:
+    """The run directory: table, manifest, figures and report. Answers with the report's path."""
+    from rankscope.report import write_run_directory
+
+    return write_run_directory(profile, folder, title)
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

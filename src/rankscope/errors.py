@@ -1,0 +1,65 @@
+"""What rankscope says when something is wrong.
+
+    RankscopeError                 (the CLI prints it as one sentence and exits 2)
+    ├── ArchitectureError          a network that cannot be described so
+    ├── MaskError                  a mask that is not a graph on the tokens
+    ├── WeightsError               tensors that do not fit their architecture
+    ├── TokensError                tokens or padding of the wrong shape, dtype or content
+    ├── MetricError                a metric that does not exist or does not apply
+    ├── FileError                  a file that is missing, damaged or of another kind
+    ├── ConvergenceError           a numerical search that did not reach its tolerance
+    └── MissingExtraError          an optional dependency that is not installed
+
+Each message names what was expected, what came, and what to do about it.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class RankscopeError(Exception):
+    """Base of every error that rankscope raises on purpose."""
+
+
+class ArchitectureError(RankscopeError, ValueError):
+    """A network that cannot be described so."""
+
+
+class MaskError(RankscopeError, ValueError):
+    """A mask that is not a graph on the tokens."""
+
+
+class WeightsError(RankscopeError, ValueError):
+    """Tensors that do not fit their architecture."""
+
+
+class TokensError(RankscopeError, ValueError):
+    """Tokens or padding of the wrong shape, dtype or content."""
+
+
+class MetricError(RankscopeError, ValueError):
+    """A metric that does not exist or does not apply."""
+
+
+class FileError(RankscopeError, OSError):
+    """A file that is missing, damaged or of another kind."""
+
+
+class ConvergenceError(RankscopeError, ArithmeticError):
+    """A numerical search that did not reach its tolerance."""
+
+
+class MissingExtraError(RankscopeError, ImportError):
+    """An optional dependency that is not installed."""
+
+
+def one_of(what: str, got: object, known: Iterable[str]) -> str:
+    """The sentence for a name outside a fixed set, with the nearest known name.
+
+    >>> one_of("norm", "leyer", ["layer", "rms"])
+    "norm must be one of layer, rms; got 'leyer' (did you mean 'layer'?)"
+    """
+    names = list(known)
+    near = get_close_matches(str(got), names, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    return f"{what} must be one of {', '.join(names)}; got {got!r}{hint}"

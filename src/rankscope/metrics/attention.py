@@ -1,0 +1,98 @@
+"""What an attention matrix does to differences between tokens.
+
+P is `[*batch, head, token, token]`, row i the weights with which token i averages; padding is
+`[*batch, token]`. Rows of padded tokens never count. A sample without tokens has no value: NaN.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope.errors import TokensError
+from rankscope.metrics.tokens import real_tokens
+
+HeadValues = Float[Tensor, "*batch head"]
+
+
+def _ready(
+    P: Tensor, padding: Tensor | None
+) -> tuple[Float[Tensor, "*batch head token token"], Bool[Tensor, "*batch 1 token"]]:
+    """P in float64 with padded rows and columns zero, and which rows count."""
+    if P.ndim < 3 or P.shape[-1] != P.shape[-2]:
+        raise TokensError(f"attention must have shape [batch, head, token, token]; received {tuple(P.shape)}")
+    if not P.is_floating_point():
+        raise TokensError(f"attention must be of a floating dtype; received {P.dtype}")
+    real = real_tokens(torch.Size((*P.shape[:-3], P.shape[-1])), padding, P.device)[..., None, :]
+    P = P.to(torch.float64).masked_fill(~(real[..., :, None] & real[..., None, :]), 0.0)
+    if not bool(P.isfinite().all()):
+        raise TokensError("attention must be finite; received NaN or infinity: compute it in a wider dtype")
+    return P, real
+
+
+def _over_rows(value: Float[Tensor, "*batch head token"], real: Bool[Tensor, "*batch 1 token"]) -> HeadValues:
+    """Mean over real rows; NaN where there is none (0 / 0)."""
+    return value.masked_fill(~real, 0.0).sum(-1) / real.sum(-1)
+
+
+def _nan_where_empty(value: HeadValues, real: Bool[Tensor, "*batch 1 token"]) -> HeadValues:
+    return value.masked_fill(~real.any(-1), torch.nan)
+
+
+def dobrushin(P: Tensor, padding: Tensor | None = None) -> HeadValues:
+    """Dobrushin's coefficient `max_{i,i'} 1/2 sum_j |P_ij - P_i'j|`, in [0, 1] for row-stochastic P.
+
+    It bounds the contraction of one averaging step: `osc(P x) <= dobrushin(P) osc(x)`, osc = max - min.
+    """
+    P, real = _ready(P, padding)
+    if not P.shape[-1]:
+        return P.new_full(P.shape[:-2], torch.nan)
+    distance = torch.cdist(P, P, p=1.0) / 2
+    pairs = real[..., :, None] & real[..., None, :]
+    return _nan_where_empty(distance.masked_fill(~pairs, 0.0).amax((-2, -1)), real)
+
+
+def entropy(P: Tensor, padding: Tensor | None = None) -> HeadValues:
+    """Mean over rows of `-sum_j P_ij log P_ij`, in nats; at most log n, 0 when each row picks one token.
+
+    A matrix with a negative entry (linformer's) has no entropy: NaN.
+    """
+    P, real = _ready(P, padding)
+    mean = _over_rows(torch.special.entr(P).sum(-1), real)
+    return mean.masked_fill((P < 0).any(-1).any(-1), torch.nan)
+
+
+def _two_largest(P: Tensor, padding: Tensor | None) -> tuple[HeadValues, HeadValues]:
+    P, real = _ready(P, padding)
+    s = torch.linalg.svdvals(P)
+    s = torch.cat([s, s.new_zeros((*s.shape[:-1], 2))], -1)
+    return _nan_where_empty(s[..., 0], real), _nan_where_empty(s[..., 1], real)
+
+
+def second_singular_value(P: Tensor, padding: Tensor | None = None) -> HeadValues:
+    """s_2(P): 0 exactly when every row is a multiple of one row. With one token there is no second: 0."""
+    return _two_largest(P, padding)[1]
+
+
+def spectral_gap(P: Tensor, padding: Tensor | None = None) -> HeadValues:
+    """`s_1(P) - s_2(P)`, singular values (Nait Saada et al. 2024): a wide gap collapses in width."""
+    first, second = _two_largest(P, padding)
+    return first - second
+
+
+def first_token_mass(P: Tensor, padding: Tensor | None = None) -> HeadValues:
+    """Mean over rows of the weight on the first real token: an attention sink is near 1."""
+    P, real = _ready(P, padding)
+    if not P.shape[-1]:
+        return P.new_full(P.shape[:-2], torch.nan)
+    first = real.to(torch.int8).argmax(-1)[..., None, None]
+    column = P.gather(-1, first.expand(*P.shape[:-1], 1))[..., 0]
+    return _over_rows(column, real)
+
+
+def row_sum_defect(P: Tensor, padding: Tensor | None = None) -> HeadValues:
+    """`max_i |sum_j P_ij - 1|`: above rounding, the theorems on averaging do not apply."""
+    P, real = _ready(P, padding)
+    if not P.shape[-1]:
+        return P.new_full(P.shape[:-2], torch.nan)
+    defect = (P.sum(-1) - 1).abs().masked_fill(~real, 0.0)
+    return _nan_where_empty(defect.amax(-1), real)

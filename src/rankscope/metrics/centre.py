@@ -1,0 +1,48 @@
+"""The common token x that is subtracted: `res(X) = X - 1 x^T`.
+
+| centre     | x                                                   | minimises                    |
+|------------|-----------------------------------------------------|------------------------------|
+| `mean`     | the mean token (the published code's choice)        | Frobenius and spectral norm  |
+| `midrange` | half of (largest + smallest), entry by entry        | the largest entry            |
+| `argmin`   | the minimiser of the norm at hand (the definition)  | that norm                    |
+"""
+
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope.errors import MetricError, one_of
+from rankscope.metrics.argmin import composite_argmin
+from rankscope.metrics.tokens import Tokens
+
+Centre = Literal["mean", "midrange", "argmin"]
+Norm = Literal["composite", "frobenius", "spectral", "max"]
+
+MINIMISER: dict[Norm, Centre] = {"frobenius": "mean", "spectral": "mean", "max": "midrange"}
+"""Closed forms of the argmin. Spectral: `||X - 1x^T||_2 >= ||(I - 11^T/n)(X - 1x^T)||_2`, whose right
+side does not depend on x and is attained at the mean."""
+
+
+def centred(
+    tokens: Tokens, centre: Centre = "mean", norm: Norm = "composite"
+) -> Float[Tensor, "*batch token width"]:
+    """res(X) about the chosen centre; padded rows are zero."""
+    if centre not in get_args(Centre):
+        raise MetricError(one_of("centre", centre, get_args(Centre)))
+    x = centre_of(tokens, MINIMISER.get(norm, centre) if centre == "argmin" else centre)
+    return (tokens.X - x[..., None, :]).masked_fill(~tokens.real[..., None], 0.0)
+
+
+def centre_of(tokens: Tokens, centre: Centre) -> Float[Tensor, "*batch width"]:
+    """The common token x; zero for a sample without tokens."""
+    X, real, number = tokens
+    if centre == "mean":
+        return X.sum(-2) / number.clamp(min=1)[..., None]
+    if centre == "midrange" and X.shape[-2]:
+        hidden = ~real[..., None]
+        top = X.masked_fill(hidden, -torch.inf).amax(-2)
+        bottom = X.masked_fill(hidden, torch.inf).amin(-2)
+        return ((top + bottom) / 2).masked_fill((number == 0)[..., None], 0.0)
+    return composite_argmin(tokens) if X.shape[-2] else X.new_zeros((*X.shape[:-2], X.shape[-1]))

@@ -1,0 +1,86 @@
+"""The one entrance of every metric: checked, upcast to float64, padding set apart.
+
+Tokens come as `[*batch, token, width]`; `padding` is `[*batch, token]`, True where a token
+is padding (Hugging Face's `attention_mask == 0`). Padded rows are set to zero here and never
+counted afterwards, so a padded batch gives what each sequence gives alone.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rankscope.errors import TokensError
+
+Values = Float[Tensor, "*batch"]
+
+
+class Tokens(NamedTuple):
+    """Tokens ready to be measured."""
+
+    X: Float[Tensor, "*batch token width"]
+    """float64, zero at padded tokens."""
+    real: Bool[Tensor, "*batch token"]
+    """True where a token counts."""
+    number: Int[Tensor, "*batch"]
+    """Real tokens of each sample."""
+
+
+def tokens(X: Tensor, padding: Tensor | None = None) -> Tokens:
+    """Check X and its padding, upcast to float64, zero the padded rows.
+
+    >>> X, real, number = tokens(torch.ones(2, 5, 3), torch.arange(5).expand(2, 5) >= 4)
+    >>> number
+    tensor([4, 4])
+    """
+    if not isinstance(X, Tensor):
+        raise TokensError(
+            f"tokens must be a torch tensor [batch, token, width]; got {type(X).__name__}: "
+            "convert with torch.as_tensor"
+        )
+    if X.ndim < 2:
+        raise TokensError(
+            f"tokens must have at least 2 dims [token, width]; received {X.ndim} with shape {tuple(X.shape)}"
+        )
+    if not X.is_floating_point():
+        raise TokensError(f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first")
+    real = real_tokens(X.shape[:-1], padding, X.device)
+    X = X.to(torch.float64).masked_fill(~real[..., None], 0.0)
+    finite = X.isfinite().flatten(-2).all(-1)
+    if not bool(finite.all()):
+        first = (~finite).nonzero()[0].tolist()
+        raise TokensError(
+            f"tokens must be finite; sample {first} holds NaN or infinity: "
+            "measure an earlier layer, or compute in a wider dtype"
+        )
+    return Tokens(X, real, real.sum(-1))
+
+
+def real_tokens(
+    shape: torch.Size, padding: Tensor | None, device: torch.device
+) -> Bool[Tensor, "*batch token"]:
+    """True where a token counts; the padding is checked against the tokens' shape."""
+    if padding is None:
+        return torch.ones(shape, dtype=torch.bool, device=device)
+    if padding.dtype != torch.bool:
+        raise TokensError(
+            f"padding must be boolean, True at padded tokens; received {padding.dtype}: "
+            "pass attention_mask == 0"
+        )
+    if padding.shape != shape:
+        raise TokensError(
+            f"padding must have the tokens' shape {tuple(shape)}; received {tuple(padding.shape)}"
+        )
+    return ~padding.to(device)
+
+
+def nan_where_empty(values: Values, number: Int[Tensor, "*batch"]) -> Values:
+    """A sample without any token has no value: NaN, never a number that looks measured."""
+    return values.masked_fill(number == 0, torch.nan)
+
+
+def ratio(numerator: Values, denominator: Values) -> Values:
+    """numerator / denominator, with 0 / 0 = 0: zero tokens are all the same."""
+    zero = denominator == 0
+    return (numerator / denominator.masked_fill(zero, 1.0)).masked_fill(zero, 0.0)

@@ -1,0 +1,22 @@
+"""Networks: a frozen description, one readable reference transformer, and its variants."""
+
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.graphs import MaskGraph, graph
+from rankscope.nets.masks import matrix as mask_matrix
+from rankscope.nets.transformer import Run, Step, Transformer
+from rankscope.nets.variants import DEFINED, PUBLISHED, named_variant
+from rankscope.nets.weights import shapes
+
+__all__ = [
+    "DEFINED",
+    "PUBLISHED",
+    "Architecture",
+    "MaskGraph",
+    "Run",
+    "Step",
+    "Transformer",
+    "graph",
+    "mask_matrix",
+    "named_variant",
+    "shapes",
+]

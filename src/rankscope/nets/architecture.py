@@ -1,0 +1,279 @@
+"""`Architecture`: what a transformer is made of, apart from its weights.
+
+One description covers the families that sources map onto it:
+
+    post-norm (BERT)      X <- norm(a X + attention(X));         X <- norm(m X + mlp(X))
+    pre-norm (GPT-2)      X <- a X + attention(norm X);          X <- m X + mlp(norm X)
+    sandwich (Gemma 2)    X <- a X + norm(attention(norm X));    X <- m X + norm(mlp(norm X))
+    parallel (GPT-NeoX)   X <- a X + attention(norm X) + mlp(norm X)
+
+with a = `attention_skip` and m = `mlp_skip`; `norm="none"` takes every norm out.
+"""
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from rankscope.errors import ArchitectureError, FileError, RankscopeError, one_of
+from rankscope.nets.activations import ACTIVATIONS
+from rankscope.nets.masks import MaskLike, spec_of
+
+MLP = Literal["plain", "gated", "none"]
+Norm = Literal["layer", "rms", "scale", "none"]
+NormPlace = Literal["pre", "post", "sandwich"]
+Positions = Literal["none", "absolute", "relative", "rotary", "bias", "alibi"]
+KERNELS = ("softmax", "gaussian", "uniform", "sigmoid", "linear", "linformer")
+BIASES = ("query", "key", "value", "output", "mlp", "norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A frozen, validated, serialisable description of a transformer.
+
+    >>> Architecture(layers=12, width=768, heads=12).head_width
+    64
+    """
+
+    layers: int
+    width: int
+    heads: int
+    key_heads: int = 0
+    """Heads of keys and values; fewer than `heads` when they are grouped. 0: as many as `heads`."""
+    head_width: int = 0
+    """Width of a query, key or value. 0: width / heads."""
+
+    kernel: str = "softmax"
+    """softmax, gaussian, uniform, sigmoid, linear, or linformer:k (see `kernels.py`)."""
+    divisor: float = 0.0
+    """Scores are divided by it: the temperature. 0: sqrt(head_width)."""
+    mask: str = "complete"
+    """Who attends to whom (see `masks.py`). Masks given by layer are joined by `;` and repeat."""
+    kept_heads: tuple[tuple[int, ...], ...] | None = None
+    """The heads that speak in each layer; None: all."""
+
+    positions: Positions = "none"
+    length: int = 512
+    """The most tokens a network with an `absolute` table or `linformer` can take."""
+    rotary_base: float = 10000.0
+    rotary_share: float = 1.0
+    """The share of each head that is rotated."""
+    rotary_pairs: Literal["half", "adjacent"] = "half"
+    """Entry k is rotated with entry k + half (Llama) or with its neighbour (GPT-J)."""
+    bias_buckets: int = 32
+    bias_reach: int = 128
+    """Distance from which the `bias` positions share one bucket (T5)."""
+
+    mlp: MLP = "plain"
+    mlp_width: int = 0
+    """0: 4 width."""
+    activation: str = "gelu"
+
+    norm: Norm = "layer"
+    """layer (centred, divided by the deviation), rms, scale (divided by the 2-norm), or none."""
+    norm_place: NormPlace = "post"
+    norm_eps: float = 1e-12
+    final_norm: bool = False
+    """One more norm after the last layer, as pre-norm networks have."""
+
+    attention_skip: float = 1.0
+    """Weight of the skip around attention (lambda); 0 takes it out. The only skip of a parallel block."""
+    mlp_skip: float = 1.0
+    parallel: bool = False
+    """Attention and MLP read the same input and add up, instead of one after the other."""
+    shared: bool = False
+    """Every layer has the same weights (ALBERT)."""
+    biases: tuple[str, ...] = BIASES
+    """Which parts have a bias, of query, key, value, output, mlp, norm. True or False: all or none."""
+
+    def __post_init__(self) -> None:
+        self._fill()
+        self._check()
+
+    def _fill(self) -> None:
+        """Put the usual numbers in place of 0, so that equal networks compare equal."""
+        put = object.__setattr__
+        for name in ("layers", "width", "heads"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ArchitectureError(f"{name} must be a whole number >= 1; got {getattr(self, name)!r}")
+        if not self.head_width:
+            if self.width % self.heads:
+                raise ArchitectureError(
+                    f"width must be a multiple of heads unless head_width is given; got width {self.width} "
+                    f"and {self.heads} heads"
+                )
+            put(self, "head_width", self.width // self.heads)
+        put(self, "key_heads", self.key_heads or self.heads)
+        put(self, "divisor", self.divisor or math.sqrt(self.head_width))
+        put(self, "mlp_width", self.mlp_width or 4 * self.width)
+        if isinstance(self.biases, bool):
+            put(self, "biases", BIASES if self.biases else ())
+        put(self, "biases", tuple(self.biases))
+        put(self, "mask", mask_spec(self.mask))
+        if self.kept_heads is not None:
+            put(self, "kept_heads", tuple(tuple(kept) for kept in self.kept_heads))
+
+    def _check(self) -> None:
+        _among("mlp", self.mlp, get_args(MLP))
+        _among("norm", self.norm, get_args(Norm))
+        _among("norm_place", self.norm_place, get_args(NormPlace))
+        _among("positions", self.positions, get_args(Positions))
+        _among("activation", self.activation, ACTIVATIONS)
+        _among("kernel", self.kernel.partition(":")[0], KERNELS)
+        _among("rotary_pairs", self.rotary_pairs, ("half", "adjacent"))
+        for part in self.biases:
+            _among("biases", part, BIASES)
+        for name in ("key_heads", "head_width", "mlp_width", "length", "bias_buckets", "bias_reach"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ArchitectureError(f"{name} must be a whole number >= 1; got {getattr(self, name)!r}")
+        for name in ("divisor", "rotary_base"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ArchitectureError(f"{name} must be a finite number > 0; got {getattr(self, name)!r}")
+        for name in ("attention_skip", "mlp_skip"):
+            if not math.isfinite(getattr(self, name)):
+                raise ArchitectureError(
+                    f"{name} must be a finite number (0 takes the skip out); got {getattr(self, name)!r}"
+                )
+        if not self.norm_eps >= 0:
+            raise ArchitectureError(f"norm_eps must be >= 0; got {self.norm_eps!r}")
+        if self.heads % self.key_heads:
+            raise ArchitectureError(
+                f"heads must be a multiple of key_heads; got {self.heads} and {self.key_heads}"
+            )
+        if self.parallel and self.mlp_skip != 1.0:
+            raise ArchitectureError(
+                f"a parallel block has one skip, attention_skip; got mlp_skip {self.mlp_skip}"
+            )
+        self._check_positions()
+        self._check_linformer()
+        self._check_kept_heads()
+
+    def _check_positions(self) -> None:
+        if self.positions == "rotary" and (
+            not 0 < self.rotary_share <= 1 or self.rotary_width < 2 or self.rotary_width % 2
+        ):
+            raise ArchitectureError(
+                "rotary positions need an even rotated width: rotary_share * head_width must be an even "
+                f"number >= 2; got {self.rotary_share} * {self.head_width}"
+            )
+        if self.positions == "relative" and self.width % 2:
+            raise ArchitectureError(f"relative positions need an even width; got {self.width}")
+        if self.kernel == "linear" and self.positions in ("relative", "bias", "alibi"):
+            raise ArchitectureError(
+                f"kernel 'linear' has no scores to add {self.positions} positions to: "
+                "use none, absolute or rotary"
+            )
+
+    def _check_linformer(self) -> None:
+        name, colon, rank = self.kernel.partition(":")
+        if name == "linformer":
+            if not (rank.isdecimal() and int(rank) >= 1):
+                raise ArchitectureError(
+                    f"kernel linformer must be written linformer:k with k >= 1; got {self.kernel!r}"
+                )
+            if self.mask != "complete":
+                raise ArchitectureError(
+                    "linformer mixes all tokens before attending, so its mask must be complete; "
+                    f"got {self.mask!r}"
+                )
+            if self.positions in ("relative", "rotary", "bias", "alibi"):
+                raise ArchitectureError(
+                    "linformer's keys are mixtures of tokens and have no position: positions must be none "
+                    f"or absolute; got {self.positions!r}"
+                )
+        elif colon:
+            raise ArchitectureError(f"kernel {name!r} takes no number; got {self.kernel!r}")
+
+    def _check_kept_heads(self) -> None:
+        if self.kept_heads is None:
+            return
+        if len(self.kept_heads) != self.layers:
+            raise ArchitectureError(
+                f"kept_heads must have one tuple per layer ({self.layers}); got {len(self.kept_heads)}"
+            )
+        for kept in self.kept_heads:
+            for head in kept:
+                if not (isinstance(head, int) and 0 <= head < self.heads):
+                    raise ArchitectureError(f"heads are numbered 0..{self.heads - 1}; got {head!r}")
+
+    @property
+    def rotary_width(self) -> int:
+        """Entries of each head that are rotated."""
+        return round(self.rotary_share * self.head_width)
+
+    @property
+    def linformer_rank(self) -> int | None:
+        """k of `linformer:k`; None for every other kernel."""
+        name, _, rank = self.kernel.partition(":")
+        return int(rank) if name == "linformer" else None
+
+    def mask_of(self, layer: int) -> str:
+        """The mask of a layer (0-based): by-layer masks repeat."""
+        masks = self.mask.split(";")
+        return masks[layer % len(masks)]
+
+    def replace(self, **changes: Any) -> Self:
+        """The same architecture with some fields changed; widths at their usual value follow along.
+
+        >>> Architecture(layers=12, width=768, heads=12).replace(width=384).mlp_width
+        1536
+        """
+        usual = {
+            "head_width": self.width // self.heads,
+            "key_heads": self.heads,
+            "divisor": math.sqrt(self.head_width),
+            "mlp_width": 4 * self.width,
+        }
+        follow = {name: 0 for name, value in usual.items() if getattr(self, name) == value}
+        return dataclasses.replace(self, **{**follow, **changes})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain Python, for JSON."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`; fields left out take their usual value."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in fields:
+            _among("architecture field", name, known)
+        for name in ("layers", "width", "heads"):
+            if name not in fields:
+                raise ArchitectureError(
+                    f"an architecture must say its layers, width and heads; {name} is missing"
+                )
+        try:
+            return cls(**fields)
+        except RankscopeError:
+            raise
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ArchitectureError(f"architecture fields must have their usual types; {error}") from error
+
+    @classmethod
+    def read(cls, path: str | Path) -> Self:
+        """An architecture from a JSON file of its fields."""
+        try:
+            fields = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise FileError(f"an architecture is read from a JSON file; there is none at {path}") from None
+        except (OSError, ValueError) as error:
+            raise FileError(f"{path} must be a JSON file of architecture fields; {error}") from error
+        if not isinstance(fields, dict):
+            raise FileError(
+                f"{path} must hold a JSON object of architecture fields; got a {type(fields).__name__}"
+            )
+        return cls.from_dict(fields)
+
+
+def mask_spec(mask: MaskLike) -> str:
+    """One canonical string for a mask, or for several joined by `;`, one per layer."""
+    if isinstance(mask, str):
+        return ";".join(spec_of(part) for part in mask.split(";"))
+    return spec_of(mask)
+
+
+def _among(what: str, value: object, known: Any) -> None:
+    if value not in known:
+        raise ArchitectureError(one_of(what, value, known))

@@ -1,0 +1,198 @@
+"""Attention masks, written as short strings and read as boolean matrices.
+
+`M[i, j]` is True where token i attends to token j: the edge (j, i) of the mask graph
+(Wu et al. 2024, section 2). A mask is a rule for any number of tokens:
+
+| spec                   | token i attends to                                                        |
+|------------------------|---------------------------------------------------------------------------|
+| `complete`             | every token                                                               |
+| `causal`               | itself and every earlier token                                            |
+| `window:w`             | tokens at distance at most w, both sides                                  |
+| `unidirectional`       | itself and the one before                                                 |
+| `dilated:w:s`          | w tokens on each side, s apart                                            |
+| `strided[:s]`          | the last s tokens and every s-th before (Child et al. 2019; s = sqrt n)   |
+| `prefix:p`             | the first p tokens, and causally the rest                                 |
+| `longformer:w:g`       | window w; the first g tokens see and are seen by all                      |
+| `bigbird:w:g:r[:seed]` | the same, and r random tokens                                             |
+| `edges:0>1,0>2`        | the listed sources (source > target) and itself                           |
+| `matrix:n:hex`         | a fixed matrix of n tokens (made by `from_matrix`)                        |
+
+`a&b` keeps what both allow: `causal&window:4` is a causal sliding window.
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from rankscope.errors import MaskError, one_of
+
+Matrix = Bool[Tensor, "token token"]
+MaskLike = str | Tensor | Iterable[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One kind of mask: how many numbers follow its name, and the matrix they give."""
+
+    fewest: int
+    most: int
+    build: Callable[..., Matrix]
+    usage: str
+
+
+def spec_of(mask: MaskLike) -> str:
+    """The canonical string of a mask given as a string, a boolean matrix or a list of edges (j, i).
+
+    >>> spec_of([(0, 1), (0, 2)])
+    'edges:0>1,0>2'
+    """
+    if isinstance(mask, str):
+        for part in mask.split("&"):
+            _check(part)
+        return mask
+    if isinstance(mask, Tensor):
+        return from_matrix(mask)
+    pairs = list(mask)
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise MaskError("a list of edges must hold pairs (source, target); see `rankscope masks --help`")
+    return "edges:" + ",".join(f"{int(source)}>{int(target)}" for source, target in pairs)
+
+
+def matrix(mask: MaskLike, n: int, device: torch.device | str = "cpu") -> Matrix:
+    """The boolean matrix `M[i, j]` of a mask on n tokens.
+
+    >>> matrix("causal", 3).int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [1, 1, 1]], dtype=torch.int32)
+    """
+    result = torch.ones(n, n, dtype=torch.bool)
+    for part in spec_of(mask).split("&"):
+        rule, numbers = _check(part)
+        result &= rule.build(n, *numbers)
+    blind = (~result.any(-1)).nonzero().flatten().tolist()
+    if blind:
+        raise MaskError(
+            f"every token must attend to at least one token; under mask {mask!r} token {blind[0]} sees none"
+        )
+    return result.to(device)
+
+
+def from_matrix(M: Tensor) -> str:
+    """The spec `matrix:n:hex` of a square boolean matrix, rows read left to right."""
+    if M.dtype != torch.bool or M.ndim != 2 or M.shape[0] != M.shape[1]:
+        raise MaskError(
+            f"a mask matrix must be boolean and square; received {M.dtype} with shape {tuple(M.shape)}"
+        )
+    bits = "".join("1" if bit else "0" for bit in M.flatten().tolist())
+    return f"matrix:{len(M)}:{int('1' + bits, 2):x}"  # the leading 1 keeps leading zeros
+
+
+def _check(part: str) -> tuple[Rule, list[int | str]]:
+    """The rule of one spec and its numbers, or a sentence that says what the spec should be."""
+    name, *arguments = part.strip().split(":")
+    if name not in RULES:
+        raise MaskError(one_of("mask", name, RULES))
+    rule = RULES[name]
+    if not rule.fewest <= len(arguments) <= rule.most:
+        raise MaskError(f"mask {name!r} must be written {rule.usage}; got {part!r}")
+    if name in ("edges", "matrix"):
+        return rule, list(arguments)
+    if not all(argument.isdecimal() for argument in arguments):
+        raise MaskError(f"mask {name!r} must be written {rule.usage} with whole numbers >= 0; got {part!r}")
+    numbers: list[int | str] = [int(argument) for argument in arguments]
+    if name in ("strided", "dilated") and numbers and numbers[-1] == 0:
+        raise MaskError(f"mask {name!r} must be written {rule.usage} with a stride s >= 1; got {part!r}")
+    return rule, numbers
+
+
+def _offset(n: int) -> Int[Tensor, "token token"]:
+    """`i - j`: how far back token i looks to see token j."""
+    i = torch.arange(n)
+    return i[:, None] - i[None, :]
+
+
+def _complete(n: int) -> Matrix:
+    return torch.ones(n, n, dtype=torch.bool)
+
+
+def _causal(n: int) -> Matrix:
+    return _offset(n) >= 0
+
+
+def _window(n: int, w: int) -> Matrix:
+    return _offset(n).abs() <= w
+
+
+def _unidirectional(n: int) -> Matrix:
+    back = _offset(n)
+    return (back == 0) | (back == 1)
+
+
+def _dilated(n: int, w: int, s: int) -> Matrix:
+    back = _offset(n)
+    return (back.abs() <= w * s) & (back % s == 0)
+
+
+def _strided(n: int, s: int | None = None) -> Matrix:
+    stride = s or max(1, round(math.sqrt(n)))
+    back = _offset(n)
+    return (back >= 0) & ((back < stride) | (back % stride == 0))
+
+
+def _prefix(n: int, p: int) -> Matrix:
+    return _causal(n) | (torch.arange(n) < p)
+
+
+def _longformer(n: int, w: int, g: int) -> Matrix:
+    everywhere = torch.arange(n) < g
+    return _window(n, w) | everywhere[:, None] | everywhere[None, :]
+
+
+def _bigbird(n: int, w: int, g: int, r: int, seed: int = 0) -> Matrix:
+    draw = torch.rand(n, n, generator=torch.Generator().manual_seed(seed))
+    chosen = draw.topk(min(r, n), dim=-1).indices
+    return _longformer(n, w, g).scatter(-1, chosen, True)
+
+
+def _edges(n: int, listed: str) -> Matrix:
+    result = torch.eye(n, dtype=torch.bool)
+    for edge in filter(None, listed.split(",")):
+        source, arrow, target = edge.partition(">")
+        if not (arrow and source.strip().isdecimal() and target.strip().isdecimal()):
+            raise MaskError(f"an edge must be written source>target, as in 0>1; got {edge!r}")
+        if max(int(source), int(target)) >= n:
+            raise MaskError(f"edges must join tokens 0..{n - 1}; got {edge!r}")
+        result[int(target), int(source)] = True
+    return result
+
+
+def _matrix(n: int, size: str, digits: str) -> Matrix:
+    try:
+        bits = f"{int(digits, 16):b}"[1:]
+    except ValueError:
+        raise MaskError(f"mask 'matrix' must be written matrix:n:hex; got {digits[:20]!r} for hex") from None
+    if not size.isdecimal() or len(bits) != int(size) ** 2:
+        raise MaskError(f"mask 'matrix' must hold n * n bits; got {len(bits)} for n = {size}")
+    if int(size) != n:
+        raise MaskError(f"this mask is a matrix on {size} tokens; received {n} tokens")
+    return torch.tensor([bit == "1" for bit in bits]).reshape(n, n)
+
+
+RULES: dict[str, Rule] = {
+    "complete": Rule(0, 0, _complete, "complete"),
+    "causal": Rule(0, 0, _causal, "causal"),
+    "window": Rule(1, 1, _window, "window:w"),
+    "unidirectional": Rule(0, 0, _unidirectional, "unidirectional"),
+    "dilated": Rule(2, 2, _dilated, "dilated:w:s"),
+    "strided": Rule(0, 1, _strided, "strided or strided:s"),
+    "prefix": Rule(1, 1, _prefix, "prefix:p"),
+    "longformer": Rule(2, 2, _longformer, "longformer:w:g"),
+    "bigbird": Rule(3, 4, _bigbird, "bigbird:w:g:r or bigbird:w:g:r:seed"),
+    "edges": Rule(1, 1, _edges, "edges:0>1,0>2 (source>target)"),
+    "matrix": Rule(2, 2, _matrix, "matrix:n:hex"),
+}

@@ -1,0 +1,98 @@
+"""How a network knows where a token stands.
+
+| scheme     | what it does                                                                              |
+|------------|-------------------------------------------------------------------------------------------|
+| `absolute` | adds row i of a table to token i, once, before layer 1                                    |
+| `rotary`   | turns each query and key by an angle that grows with its position (Su et al. 2021)        |
+| `relative` | adds `(q_i + v) . r_{i-j}`, r a projected sinusoid (Transformer-XL, XLNet)                |
+| `bias`     | adds a learned number per head and bucket of `j - i` (T5)                                 |
+| `alibi`    | adds `-slope_h |i - j|` (Press et al. 2022)                                               |
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.weights import Attention, Weights
+
+Heads = Float[Tensor, "batch head token head_width"]
+Scores = Float[Tensor, "head token token"]
+Table = Float[Tensor, "token half"]
+
+
+def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[Table, Table]:
+    """Cosine and sine of every angle `position * base^(-2k/width)`, computed in float64."""
+    half = arch.rotary_width // 2
+    power = torch.arange(half, dtype=torch.float64, device=like.device) / half
+    angle = torch.arange(n, dtype=torch.float64, device=like.device)[:, None] * arch.rotary_base**-power
+    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+
+
+def rotate(x: Heads, tables: tuple[Table, Table], pairs: str) -> Heads:
+    """Turn the first entries of every query or key by its position's angles."""
+    cos, sin = tables
+    width = 2 * cos.shape[-1]
+    turned, rest = x[..., :width], x[..., width:]
+    if pairs == "half":
+        a, b = turned.chunk(2, -1)
+        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    else:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    return torch.cat([turned, rest], -1)
+
+
+def relative_scores(
+    q: Heads, layer: Attention, positions: Float[Tensor, "offset width"]
+) -> Float[Tensor, "batch head token token"]:
+    """`(q_i + v) . r_{i-j}` before the divisor; `positions` are the sinusoids of offsets n-1 .. -(n-1)."""
+    assert layer.position is not None and layer.position_bias is not None
+    n = q.shape[-2]
+    r = torch.einsum("od,dhc->hoc", positions, layer.position)
+    by_offset = (q + layer.position_bias[:, None]) @ r.mT  # [batch, head, token, 2n - 1]
+    i = torch.arange(n, device=q.device)
+    column = n - 1 - (i[:, None] - i[None, :])
+    return by_offset.gather(-1, column.expand(*q.shape[:-1], n))
+
+
+def sinusoids(arch: Architecture, n: int, like: Tensor) -> Float[Tensor, "offset width"]:
+    """Sines then cosines of the offsets n-1, ..., -(n-1) at wavelengths 2 pi .. 10000 * 2 pi."""
+    half = arch.width // 2
+    power = torch.arange(half, dtype=torch.float64, device=like.device) / half
+    offset = torch.arange(n - 1, -n, -1, dtype=torch.float64, device=like.device)
+    angle = offset[:, None] * 10000.0**-power
+    return torch.cat([angle.sin(), angle.cos()], -1).to(like.dtype)
+
+
+def score_bias(arch: Architecture, weights: Weights, n: int, like: Tensor) -> Scores | None:
+    """What `bias` and `alibi` add to the scores, after the divisor; None for other schemes."""
+    i = torch.arange(n, device=like.device)
+    ahead = i[None, :] - i[:, None]  # j - i
+    if arch.positions == "bias":
+        assert weights.bias_table is not None
+        return weights.bias_table[buckets(ahead, arch.bias_buckets, arch.bias_reach)].permute(2, 0, 1)
+    if arch.positions == "alibi":
+        return (-ahead.abs() * alibi_slopes(arch.heads).to(like.device)[:, None, None]).to(like.dtype)
+    return None
+
+
+def buckets(ahead: Int[Tensor, "token token"], number: int, reach: int) -> Int[Tensor, "token token"]:
+    """T5's bidirectional buckets of `j - i`: exact up to a quarter of them, then logarithmic to `reach`."""
+    side = number // 2
+    exact = max(side // 2, 1)
+    distance = ahead.abs()
+    span = math.log(max(reach, exact + 1) / exact)
+    far = exact + ((distance.clamp(min=1) / exact).log() / span * (side - exact)).long()
+    near = torch.where(distance < exact, distance, far.clamp(max=max(side - 1, 0)))
+    return near + (ahead > 0).long() * side
+
+
+def alibi_slopes(heads: int) -> Float[Tensor, " head"]:
+    """2^(-8/h), 2^(-16/h), ...; for h not a power of two, the missing ones interleave the next power's."""
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = [2 ** (-8 * (k + 1) / power) for k in range(power)]
+    slopes += [2 ** (-8 * (k + 0.5) / power) for k in range(heads - power)]
+    return torch.tensor(slopes, dtype=torch.float64)

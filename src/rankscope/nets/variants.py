@@ -1,0 +1,51 @@
+"""Variants by name: `san+skip+norm` is pure attention with its skips and norms, and no MLP.
+
+`transformer` is the network as it stands. `san` is pure attention: no skip, no MLP, no norm; each `+part`
+puts one back. Parts: `skip` (both), `attention_skip`, `mlp_skip`, `mlp`, `norm`.
+
+What the 2021 paper's code calls SAN keeps its norms, and takes only the attention skip out, so its four
+curves are `san+norm`, `san+norm+mlp+mlp_skip`, `san+norm+skip` and `transformer` (`PUBLISHED`).
+"""
+
+from rankscope.errors import ArchitectureError, one_of
+from rankscope.nets.transformer import Transformer
+
+PARTS = ("skip", "attention_skip", "mlp_skip", "mlp", "norm")
+
+DEFINED = ("san", "san+mlp", "san+skip", "transformer")
+"""The four curves of Dong et al. 2021, figure 2, as the paper's text defines them."""
+PUBLISHED = {
+    "san": "san+norm",
+    "san+mlp": "san+norm+mlp+mlp_skip",
+    "san+skip": "san+norm+skip",
+    "transformer": "transformer",
+}
+"""The same four as the published code computes them."""
+
+
+def named_variant(net: Transformer, name: str) -> Transformer:
+    """The variant of a network that a name describes.
+
+    >>> from rankscope.nets import Architecture
+    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
+    >>> named_variant(net, "san+skip").arch.norm
+    'none'
+    """
+    base, *parts = name.split("+")
+    if base == "transformer" and not parts:
+        return net
+    if base != "san":
+        raise ArchitectureError(
+            "a variant must be 'transformer', or 'san' and parts joined by +, as in san+skip+norm; "
+            f"got {name!r}"
+        )
+    for part in parts:
+        if part not in PARTS:
+            raise ArchitectureError(one_of("variant part", part, PARTS))
+    return net.variant(
+        skip=None if "skip" in parts else 0.0,
+        attention_skip=net.arch.attention_skip if "attention_skip" in parts else None,
+        mlp_skip=net.arch.mlp_skip if "mlp_skip" in parts and not net.arch.parallel else None,
+        mlp="mlp" in parts,
+        norm="norm" in parts,
+    )

@@ -1,0 +1,238 @@
+"""The tensors of a network: their names, their shapes, and the structure the forward pass reads.
+
+Row vectors, as in the papers: a linear map is `x W + b`, W of shape `[in, out]`. Query, key, value and
+output keep the head as an axis of its own, so `W_h = value.weight[:, h] @ output.weight[h]`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, cast
+
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope.errors import WeightsError
+from rankscope.nets.architecture import Architecture
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`x W + b`."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class NormWeights:
+    """`gain * normalised + bias`; either may be absent, and a scale-only norm has neither."""
+
+    gain: Float[Tensor, " width"] | None = None
+    bias: Float[Tensor, " width"] | None = None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The tensors of one attention branch."""
+
+    query: Linear  # [width, head, head_width]
+    key: Linear  # [width, key_head, head_width]
+    value: Linear  # [width, key_head, head_width]
+    output: Linear  # [head, head_width, width]
+    position: Float[Tensor, "width head head_width"] | None = None
+    """Projects the sinusoid of `i - j` to a relative key (positions 'relative')."""
+    content_bias: Float[Tensor, "head head_width"] | None = None
+    """u of Transformer-XL: added to the query that meets keys."""
+    position_bias: Float[Tensor, "head head_width"] | None = None
+    """v of Transformer-XL: added to the query that meets relative positions."""
+    mix_keys: Float[Tensor, "rank length"] | None = None
+    """E of Linformer: mixes tokens into k keys."""
+    mix_values: Float[Tensor, "rank length"] | None = None
+    """F of Linformer: mixes tokens into k values."""
+
+
+@dataclass(frozen=True)
+class MLPWeights:
+    """`act(x up) down`, or gated `(act(x gate) * (x up)) down`."""
+
+    up: Linear
+    down: Linear
+    gate: Linear | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The tensors of one block."""
+
+    attention: Attention
+    mlp: MLPWeights | None = None
+    attention_norm: NormWeights = NormWeights()
+    mlp_norm: NormWeights = NormWeights()
+    attention_after: NormWeights = NormWeights()
+    """Second norm of a sandwich, on the branch before it is added."""
+    mlp_after: NormWeights = NormWeights()
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All tensors of a network."""
+
+    layers: tuple[Layer, ...]
+    positions: Float[Tensor, "length width"] | None = None
+    """The table of positions 'absolute', added to the tokens."""
+    bias_table: Float[Tensor, "bucket head"] | None = None
+    """The table of positions 'bias', added to the scores of every layer."""
+    final_norm: NormWeights = NormWeights()
+
+
+def layer_shapes(arch: Architecture) -> dict[str, Shape]:
+    """Names and shapes of the tensors of one layer."""
+    d, h, g, c, m = arch.width, arch.heads, arch.key_heads, arch.head_width, arch.mlp_width
+    shapes: dict[str, Shape] = {
+        **_linear("attention.query", (d, h, c), (h, c), "query" in arch.biases),
+        **_linear("attention.key", (d, g, c), (g, c), "key" in arch.biases),
+        **_linear("attention.value", (d, g, c), (g, c), "value" in arch.biases),
+        **_linear("attention.output", (h, c, d), (d,), "output" in arch.biases),
+    }
+    if arch.positions == "relative":
+        shapes |= {
+            "attention.position": (d, h, c),
+            "attention.content_bias": (h, c),
+            "attention.position_bias": (h, c),
+        }
+    if arch.linformer_rank is not None:
+        mix = (arch.linformer_rank, arch.length)
+        shapes |= {"attention.mix_keys": mix, "attention.mix_values": mix}
+    if arch.mlp != "none":
+        for name in ("up", "gate") if arch.mlp == "gated" else ("up",):
+            shapes |= _linear(f"mlp.{name}", (d, m), (m,), "mlp" in arch.biases)
+        shapes |= _linear("mlp.down", (m, d), (d,), "mlp" in arch.biases)
+    for branch in ("attention",) if arch.mlp == "none" else ("attention", "mlp"):
+        shapes |= _norm(f"{branch}_norm", arch)
+        if arch.norm_place == "sandwich":
+            shapes |= _norm(f"{branch}_after", arch)
+    return shapes
+
+
+def shapes(arch: Architecture) -> dict[str, Shape]:
+    """Names and shapes of every tensor of a network: what `from_weights` expects and `state` gives."""
+    stored = 1 if arch.shared else arch.layers
+    result = {
+        f"layers.{index}.{name}": shape
+        for index in range(stored)
+        for name, shape in layer_shapes(arch).items()
+    }
+    if arch.positions == "absolute":
+        result["positions"] = (arch.length, arch.width)
+    if arch.positions == "bias":
+        result["bias_table"] = (arch.bias_buckets, arch.heads)
+    if arch.final_norm:
+        result |= _norm("final_norm", arch)
+    return result
+
+
+def _linear(name: str, weight: Shape, bias: Shape, has_bias: bool) -> dict[str, Shape]:
+    return {f"{name}.weight": weight} | ({f"{name}.bias": bias} if has_bias else {})
+
+
+def _norm(name: str, arch: Architecture) -> dict[str, Shape]:
+    if arch.norm in ("none", "scale"):
+        return {}
+    bias = {f"{name}.bias": (arch.width,)} if arch.norm == "layer" and "norm" in arch.biases else {}
+    return {f"{name}.gain": (arch.width,), **bias}
+
+
+def assemble(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
+    """The structure of a flat mapping of tensors; names, shapes and dtypes are checked."""
+    expected = shapes(arch)
+    missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
+    if missing or unknown:
+        problem = (
+            f"{sorted(missing)[0]!r} is missing" if missing else f"{sorted(unknown)[0]!r} is not one of them"
+        )
+        raise WeightsError(
+            f"this architecture has {len(expected)} tensors; of the {len(tensors)} given, {problem}: "
+            "rankscope.nets.shapes(arch) lists them"
+        )
+    for name, shape in expected.items():
+        if tuple(tensors[name].shape) != shape:
+            raise WeightsError(f"{name} must have shape {shape}; received {tuple(tensors[name].shape)}")
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors.values()}
+    if len(kinds) > 1 or not all(tensor.is_floating_point() for tensor in tensors.values()):
+        found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
+        raise WeightsError(f"weights must share one floating dtype and one device; received {found}")
+    stored = 1 if arch.shared else arch.layers
+    layers = [_build(Layer, _nested(tensors, f"layers.{index}.")) for index in range(stored)]
+    whole = {name: tensor for name, tensor in tensors.items() if not name.startswith("layers.")}
+    structure = {**_nested(whole, ""), "layers": tuple(layers) * (arch.layers if arch.shared else 1)}
+    return cast(Weights, _build(Weights, structure))
+
+
+PARTS: dict[str, type] = {
+    "attention": Attention,
+    "mlp": MLPWeights,
+    **dict.fromkeys(("query", "key", "value", "output", "up", "down", "gate"), Linear),
+    **dict.fromkeys(
+        ("attention_norm", "mlp_norm", "attention_after", "mlp_after", "final_norm"), NormWeights
+    ),
+}
+
+
+def _nested(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            *path, leaf = name.removeprefix(prefix).split(".")
+            node = tree
+            for part in path:
+                node = node.setdefault(part, {})
+            node[leaf] = tensor
+    return tree
+
+
+def _build(kind: type, tree: dict[str, Any]) -> Any:
+    return kind(
+        **{
+            name: _build(PARTS[name], value) if isinstance(value, dict) else value
+            for name, value in tree.items()
+        }
+    )
+
+
+def named(weights: object, prefix: str = "") -> dict[str, Tensor]:
+    """Every tensor of a structure, by its dotted name."""
+    found: dict[str, Tensor] = {}
+    for name, value in _members(weights):
+        path = f"{prefix}.{name}" if prefix else name
+        if isinstance(value, Tensor):
+            found[path] = value
+        elif value is not None:
+            found |= named(value, path)
+    return found
+
+
+def converted(weights: Weights, move: Callable[[Tensor], Tensor]) -> Weights:
+    """The same structure with every tensor moved; a tensor met twice is moved once."""
+    seen: dict[int, Any] = {}
+
+    def walk(value: Any) -> Any:
+        if id(value) not in seen:
+            if isinstance(value, Tensor):
+                seen[id(value)] = move(value)
+            elif isinstance(value, tuple):
+                seen[id(value)] = tuple(walk(item) for item in value)
+            elif is_dataclass(value) and not isinstance(value, type):
+                seen[id(value)] = type(value)(**{name: walk(item) for name, item in _members(value)})
+            else:
+                return value
+        return seen[id(value)]
+
+    return cast(Weights, walk(weights))
+
+
+def _members(value: object) -> list[tuple[str, Any]]:
+    if isinstance(value, tuple):
+        return [(str(index), item) for index, item in enumerate(value)]
+    return [(field.name, getattr(value, field.name)) for field in fields(cast(Any, value))]

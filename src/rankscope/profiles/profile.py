@@ -1,0 +1,143 @@
+"""`Profile`: what was measured, as one tidy table and the manifest of the run that made it.
+
+One row per variant, arithmetic, sample, layer, metric (and head, for metrics of attention):
+
+    variant · arithmetic · sample · layer · head · metric · value · log10 · floor · below_floor
+
+A value at or below its floor is rounding noise: it stays in the table, marked.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope.errors import FileError, MetricError, one_of
+from rankscope.files import atomic
+from rankscope.profiles.manifest import Manifest, joined
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCHEMA: dict[str, type[pl.DataType]] = {
+    "variant": pl.String,
+    "arithmetic": pl.String,
+    "sample": pl.Int64,
+    "layer": pl.Int64,
+    "head": pl.Int64,
+    "metric": pl.String,
+    "value": pl.Float64,
+    "log10": pl.Float64,
+    "floor": pl.Float64,
+    "below_floor": pl.Boolean,
+}
+KEY = "rankscope"
+"""Where the manifest lies in the Parquet file's metadata."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Measurements of one or more networks, layer by layer."""
+
+    table: pl.DataFrame
+    manifest: Manifest
+
+    @classmethod
+    def join(cls, profiles: list["Profile"]) -> "Profile":
+        """Several profiles as one: variants or arithmetics side by side."""
+        if not profiles:
+            raise MetricError("join must be given at least one profile; received none")
+        return cls(
+            pl.concat([profile.table for profile in profiles]),
+            joined([profile.manifest for profile in profiles]),
+        )
+
+    @property
+    def variants(self) -> list[str]:
+        """The networks in the table, in order."""
+        return self.table["variant"].unique(maintain_order=True).to_list()
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics in the table, in order."""
+        return self.table["metric"].unique(maintain_order=True).to_list()
+
+    @property
+    def arithmetics(self) -> list[str]:
+        """The arithmetics in the table, in order."""
+        return self.table["arithmetic"].unique(maintain_order=True).to_list()
+
+    def rows(self, metric: str, *, variant: str | None = None, arithmetic: str | None = None) -> pl.DataFrame:
+        """One metric of one variant in one arithmetic; each must be named where there are several."""
+        chosen = {
+            "metric": _only("metric", metric, self.metrics),
+            "variant": _only("variant", variant, self.variants),
+            "arithmetic": _only("arithmetic", arithmetic, self.arithmetics),
+        }
+        return self.table.filter(*(pl.col(column) == value for column, value in chosen.items()))
+
+    def curve(
+        self, metric: str, column: str = "value", *, variant: str | None = None, arithmetic: str | None = None
+    ) -> Float[Tensor, "sample layer"] | Float[Tensor, "sample layer head"]:
+        """`[sample, layer]`, layer 0 the input; of attention `[sample, layer, head]`, NaN at layer 0.
+
+        `column` may be value, log10, floor or below_floor.
+        """
+        if column not in ("value", "log10", "floor", "below_floor"):
+            raise MetricError(one_of("column", column, ("value", "log10", "floor", "below_floor")))
+        rows = self.rows(metric, variant=variant, arithmetic=arithmetic)
+        heads = rows["head"].drop_nulls()
+        shape = [_size(rows["sample"]), _size(rows["layer"])] + ([_size(heads)] if len(heads) else [])
+        curve = torch.full(shape, torch.nan, dtype=torch.float64)
+        places = ["sample", "layer"] + (["head"] if len(heads) else [])
+        index = tuple(torch.from_numpy(rows[place].to_numpy().copy()) for place in places)
+        curve[index] = torch.from_numpy(rows[column].cast(pl.Float64).to_numpy().copy())
+        return curve
+
+    def plot(self, metric: str = "relative_residual", *, log: bool | None = None) -> "Figure":
+        """The metric by layer, a line per variant, floors drawn; `log=None` decides by range."""
+        from rankscope.profiles.plot import plot_profile
+
+        return plot_profile(self, metric, log)
+
+    def save(self, path: str | Path) -> Path:
+        """Write one Parquet file, manifest inside, atomically."""
+        with atomic(path) as temporary:
+            self.table.write_parquet(temporary, metadata={KEY: json.dumps(self.manifest)})
+        return Path(path)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Profile":
+        """The profile that `save` wrote."""
+        if not Path(path).is_file():
+            raise FileError(f"a profile is read from a Parquet file; there is none at {path}")
+        try:
+            metadata = pl.read_parquet_metadata(path)
+            table = pl.read_parquet(path)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise FileError(
+                f"{path} must be a Parquet file written by Profile.save; it cannot be read ({error})"
+            ) from error
+        if KEY not in metadata or table.schema != pl.Schema(SCHEMA):
+            raise FileError(f"{path} must be a profile written by Profile.save; it is another kind of table")
+        return cls(table, json.loads(metadata[KEY]))
+
+
+def _size(column: pl.Series) -> int:
+    largest = column.max()
+    return int(largest) + 1 if isinstance(largest, int) else 0
+
+
+def _only(what: str, asked: str | None, known: list[str]) -> str:
+    if asked is None and len(known) == 1:
+        return known[0]
+    if asked is None:
+        raise MetricError(f"this profile holds several {what}s: name one of {', '.join(known)}")
+    if asked not in known:
+        raise MetricError(one_of(what, asked, known))
+    return asked

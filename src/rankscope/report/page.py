@@ -1,0 +1,104 @@
+"""The report: one HTML file that stands alone, and the run directory around it."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from rankscope.figures import STYLE, panels, save
+from rankscope.files import write_text
+from rankscope.profiles import Profile
+from rankscope.profiles.plot import draw_profile
+from rankscope.report.verdict import verdict
+
+
+def write_run_directory(profile: Profile, folder: str | Path, title: str) -> Path:
+    """Table, manifest, figures and report; answers with the path of the report."""
+    folder = Path(folder)
+    profile.save(folder / "profile.parquet")
+    write_text(folder / "manifest.json", json.dumps(profile.manifest, indent=1, ensure_ascii=False) + "\n")
+    figures = {metric: _figure(profile, metric) for metric in profile.metrics}
+    for metric, figure in figures.items():
+        save(figure, folder / metric)
+    page = folder / "report.html"
+    write_text(page, render(profile, title, {metric: _svg(figure) for metric, figure in figures.items()}))
+    return page
+
+
+def render(profile: Profile, title: str, figures: dict[str, str]) -> str:
+    """The page; everything that came from a run is escaped."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("rankscope.report", ""), autoescape=True, undefined=StrictUndefined
+    )
+    lead = profile.metrics[0]
+    return environment.get_template("page.html").render(
+        title=title,
+        verdict=verdict(profile),
+        lead=lead,
+        table=_table(profile, lead),
+        figures=figures,
+        checks=[_checks(network) for network in profile.manifest["networks"]],
+        manifest=json.dumps(profile.manifest, indent=1, ensure_ascii=False),
+        created=profile.manifest["created"],
+    )
+
+
+def _figure(profile: Profile, metric: str) -> Figure:
+    """Linear beside logarithmic: what a person sees, and what is really there."""
+    figure, (left, right) = panels(2, width=5.0)
+    draw_profile(left, profile, metric, log=False)
+    draw_profile(right, profile, metric, log=True)
+    left.get_legend().remove()  # type: ignore[union-attr]
+    right.get_legend().remove()  # type: ignore[union-attr]
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return figure
+
+
+def _svg(figure: Figure) -> str:
+    buffer = io.StringIO()
+    with rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()[buffer.getvalue().index("<svg") :]
+
+
+def _table(profile: Profile, metric: str) -> dict[str, Any]:
+    """Mean over samples (and heads) by layer; values at the floor are marked."""
+    lines = []
+    for variant in profile.variants:
+        for arithmetic in profile.arithmetics:
+            if not len(profile.table.filter(variant=variant, arithmetic=arithmetic, metric=metric)):
+                continue
+            curve = profile.curve(metric, variant=variant, arithmetic=arithmetic)
+            noise = profile.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic)
+            curve, noise = curve.transpose(0, 1).flatten(1), noise.transpose(0, 1).flatten(1)
+            cells = [
+                {"text": f"{value:.3g}", "noise": part == 1}
+                for value, part in zip(curve.nanmean(1).tolist(), noise.amax(1).tolist(), strict=True)
+            ]
+            lines.append({"variant": variant, "arithmetic": arithmetic, "cells": cells})
+    return {"layers": list(range(max(len(line["cells"]) for line in lines))), "lines": lines}
+
+
+def _checks(network: dict[str, Any]) -> dict[str, Any]:
+    """What the run found about itself, in words."""
+    found = network["checks"]
+    sums = found["largest_row_sum_defect"]
+    overflow = found["first_layer_not_finite"]
+    return {
+        "variant": network["variant"],
+        "arithmetic": network["arithmetic"],
+        "said": [
+            f"attention rows sum to one within {sums:.1e}"
+            if sums < 1e-2
+            else f"attention rows miss one by up to {sums:.2g}: theorems on averaging do not apply",
+            f"{found['padded_tokens']} padded tokens left out",
+            f"dropout {found['dropout']:g}",
+            "all layers finite" if overflow is None else f"numbers overflow from layer {overflow}",
+        ],
+    }
