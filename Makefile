@@ -10,10 +10,10 @@ demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
 
 test: lint types  ## lint, types, all tests but the slow ones
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q
 
 slow: $(READY)  ## the studies that take minutes
-	$(BIN)/python -m pytest -n 2 -q -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q -m slow
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

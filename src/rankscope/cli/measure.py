@@ -49,8 +49,8 @@ def measure(
     if mask is not None or layers is not None:
         net = net.variant(mask=mask, layers=layers)
     X, padding = prose(net, samples, tokens, seed)
-    names, arithmetics = _split(variants), _split(arithmetic)
-    profile = measured(net, X, padding, names, _split(metrics), arithmetics, quiet or as_json)
+    names, numbers = _split("variants", variants), _split("metrics", metrics)
+    profile = measured(net, X, padding, names, numbers, _split("arithmetic", arithmetic), quiet or as_json)
     profile.manifest.update(model=model, seed=seed, init=init)
     written = None if output is None else write_run(profile, output, title_of(model))
     if as_json:
@@ -124,5 +124,10 @@ def write_run(profile: "Profile", folder: Path, title: str) -> Path:
     return write_run_directory(profile, folder, title)
 
 
-def _split(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+def _split(option: str, text: str) -> list[str]:
+    from rankscope.errors import RankscopeError
+
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        raise RankscopeError(f"--{option} must name at least one; got {text!r}")
+    return parts

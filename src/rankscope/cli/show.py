@@ -47,7 +47,8 @@ def _plain(value: Any) -> Any:
 def progress(quiet: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """A factory of progress callbacks: `bar = start("bert-base, san")`, then `bar(done, total)`."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=quiet) as bars:
+    out = Console(stderr=True)
+    with Progress(*columns, console=out, transient=True, disable=quiet or not out.is_terminal) as bars:
 
         def start(description: str) -> Callable[[int, int], None]:
             task = bars.add_task(description, total=None)

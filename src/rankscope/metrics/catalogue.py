@@ -17,7 +17,7 @@ from torch import Tensor
 from rankscope.errors import MetricError, one_of
 from rankscope.metrics import attention, cosine, residual, spectrum
 from rankscope.metrics.centre import Centre
-from rankscope.metrics.spectrum import unit_of
+from rankscope.metrics.tokens import Tokens, TokensLike, tokens, unit_of
 
 ROUNDING = 8.0
 """Rounding errors of one block, in units of eps: `tests/profiles/test_floor.py` holds it against networks."""
@@ -59,10 +59,13 @@ class Metric:
     count: bool = False
     """A count: no floor, but a tolerance that follows the arithmetic."""
 
-    def read(self, x: Tensor, padding: Tensor | None = None, *, unit: float | None = None) -> Reading:
+    def read(self, x: TokensLike, padding: Tensor | None = None, *, unit: float | None = None) -> Reading:
         """Measure, and say the floor. `unit` is the eps of the arithmetic that made x (its dtype's own
         if left out): a float32 network's state has float32's floor however it is stored."""
-        unit = unit_of(x.dtype) if unit is None else unit
+        if self.of == "tokens":
+            x = tokens(x, padding)
+        if unit is None:
+            unit = x.unit if isinstance(x, Tokens) else unit_of(x.dtype)
         if self.count:
             value = self.compute(x, padding, unit=unit)
             return Reading(value, torch.zeros_like(value))

@@ -37,7 +37,7 @@ def centred(
 
 def centre_of(tokens: Tokens, centre: Centre) -> Float[Tensor, "*batch width"]:
     """The common token x; zero for a sample without tokens."""
-    X, real, number = tokens
+    X, real, number, _ = tokens
     if centre == "mean":
         return X.sum(-2) / number.clamp(min=1)[..., None]
     if centre == "midrange" and X.shape[-2]:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.metrics.centre import Centre, Norm, centred
-from rankscope.metrics.tokens import Values, nan_where_empty, ratio, tokens
+from rankscope.metrics.tokens import TokensLike, Values, nan_where_empty, ratio, tokens
 
 Matrix = Float[Tensor, "*batch token width"]
 
@@ -60,22 +60,22 @@ NORMS = {
 }
 
 
-def token_norm(X: Tensor, padding: Tensor | None = None, *, norm: Norm) -> Values:
+def token_norm(X: TokensLike, padding: Tensor | None = None, *, norm: Norm) -> Values:
     """The norm of X itself: the scale against which the relative forms are taken."""
     ready = tokens(X, padding)
     return nan_where_empty(NORMS[norm](ready.X), ready.number)
 
 
-def _residual(X: Tensor, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
+def _residual(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
     ready = tokens(X, padding)
     return nan_where_empty(NORMS[norm](centred(ready, centre, norm)), ready.number)
 
 
-def _relative(X: Tensor, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
+def _relative(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
     return ratio(_residual(X, padding, centre, norm), token_norm(X, padding, norm=norm))
 
 
-def residual(X: Tensor, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
+def residual(X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
     """`||res X||_{1,inf}` (Dong et al. 2021, section 2).
 
     >>> residual(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -84,44 +84,44 @@ def residual(X: Tensor, padding: Tensor | None = None, *, centre: Centre = "mean
     return _residual(X, padding, centre, "composite")
 
 
-def relative_residual(X: Tensor, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
+def relative_residual(X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
     """`||res X||_{1,inf} / ||X||_{1,inf}` (Dong et al. 2021, figure 2)."""
     return _relative(X, padding, centre, "composite")
 
 
-def mu(X: Tensor, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
+def mu(X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
     """`mu(X) = ||X - 1 1^T X / n||_F` (Wu et al. 2024, section 3)."""
     return _residual(X, padding, centre, "frobenius")
 
 
-def relative_mu(X: Tensor, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
+def relative_mu(X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
     """`mu(X) / ||X||_F`: what is left of mu when the network merely shrinks its tokens."""
     return _relative(X, padding, centre, "frobenius")
 
 
-def spectral_residual(X: Tensor, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
+def spectral_residual(X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
     """`||res X||_2`."""
     return _residual(X, padding, centre, "spectral")
 
 
 def relative_spectral_residual(
-    X: Tensor, padding: Tensor | None = None, *, centre: Centre = "mean"
+    X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean"
 ) -> Values:
     """`||res X||_2 / ||X||_2`."""
     return _relative(X, padding, centre, "spectral")
 
 
-def max_residual(X: Tensor, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
+def max_residual(X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
     """`max_ij |res(X)_ij|`."""
     return _residual(X, padding, centre, "max")
 
 
-def relative_max_residual(X: Tensor, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
+def relative_max_residual(X: TokensLike, padding: Tensor | None = None, *, centre: Centre = "mean") -> Values:
     """`max_ij |res(X)_ij| / max_ij |X_ij|`."""
     return _relative(X, padding, centre, "max")
 
 
-def high_frequency_share(X: Tensor, padding: Tensor | None = None) -> Values:
+def high_frequency_share(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`||HC X||_F^2 / ||X||_F^2`, HC = I - 11^T/n: the share of the energy outside frequency zero
     of the Fourier transform along the tokens (Wang et al. 2022, section 2); equals `relative_mu^2`."""
     return relative_mu(X, padding).square()

@@ -20,39 +20,30 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.metrics.centre import centred
-from rankscope.metrics.tokens import Tokens, Values, nan_where_empty, ratio, tokens
+from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, ratio, tokens
 
 
-def singular_values(X: Tensor, padding: Tensor | None = None) -> Float[Tensor, "*batch value"]:
+def singular_values(X: TokensLike, padding: Tensor | None = None) -> Float[Tensor, "*batch value"]:
     """All min(n, d) singular values, descending; padded tokens only add zeros at the end."""
     ready = tokens(X, padding)
     return torch.linalg.svdvals(ready.X).masked_fill((ready.number == 0)[..., None], torch.nan)
 
 
-def unit_of(dtype: torch.dtype) -> float:
-    """The machine epsilon of an arithmetic; float64's at least, since metrics are computed there.
-
-    >>> unit_of(torch.bfloat16)
-    0.0078125
-    """
-    return max(torch.finfo(dtype).eps, torch.finfo(torch.float64).eps)
-
-
-def numerical_rank(X: Tensor, padding: Tensor | None = None, *, unit: float | None = None) -> Values:
+def numerical_rank(X: TokensLike, padding: Tensor | None = None, *, unit: float | None = None) -> Values:
     """The number of singular values above `max(n, d) eps s_1`."""
     ready = tokens(X, padding)
     s = torch.linalg.svdvals(ready.X)
-    return nan_where_empty(_count(s, _tolerance(ready, unit or unit_of(X.dtype)), s), ready.number)
+    return nan_where_empty(_count(s, _tolerance(ready, unit or ready.unit), s), ready.number)
 
 
-def affine_rank(X: Tensor, padding: Tensor | None = None, *, unit: float | None = None) -> Values:
+def affine_rank(X: TokensLike, padding: Tensor | None = None, *, unit: float | None = None) -> Values:
     """The dimension of the affine space that the tokens span: the rank of X - 1 mean^T.
 
     Singular values are counted above `max(n, d) eps s_1(X)`: the centring cannot resolve less.
     """
     ready = tokens(X, padding)
     s, whole = torch.linalg.svdvals(centred(ready)), torch.linalg.svdvals(ready.X)
-    return nan_where_empty(_count(s, _tolerance(ready, unit or unit_of(X.dtype)), whole), ready.number)
+    return nan_where_empty(_count(s, _tolerance(ready, unit or ready.unit), whole), ready.number)
 
 
 def _tolerance(ready: Tokens, unit: float) -> Values:
@@ -66,14 +57,14 @@ def _count(s: Tensor, tolerance: Values, scale: Tensor) -> Values:
     return (s > tolerance[..., None] * scale[..., :1]).sum(-1).to(s.dtype)
 
 
-def stable_rank(X: Tensor, padding: Tensor | None = None) -> Values:
+def stable_rank(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`||X||_F^2 / ||X||_2^2`: at least 1, at most the rank."""
     s, number = _values(X, padding)
     square = s.square()
     return nan_where_empty(ratio(square.sum(-1), square.amax(-1)), number)
 
 
-def effective_rank(X: Tensor, padding: Tensor | None = None) -> Values:
+def effective_rank(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`exp(-sum p_k log p_k)`, `p_k = s_k / sum s` (Roy and Vetterli 2007)."""
     s, number = _values(X, padding)
     total = s.sum(-1, keepdim=True)
@@ -82,14 +73,14 @@ def effective_rank(X: Tensor, padding: Tensor | None = None) -> Values:
     return nan_where_empty(rank, number)
 
 
-def participation_ratio(X: Tensor, padding: Tensor | None = None) -> Values:
+def participation_ratio(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`(sum s_k^2)^2 / sum s_k^4`: how many directions share the energy."""
     s, number = _values(X, padding)
     p = s.square()
     return nan_where_empty(ratio(p.sum(-1).square(), p.square().sum(-1)), number)
 
 
-def sigma_min(X: Tensor, padding: Tensor | None = None) -> Values:
+def sigma_min(X: TokensLike, padding: Tensor | None = None) -> Values:
     """The smallest of the min(n, d) singular values of the real tokens."""
     ready = tokens(X, padding)
     s = torch.linalg.svdvals(ready.X)
@@ -99,7 +90,7 @@ def sigma_min(X: Tensor, padding: Tensor | None = None) -> Values:
     return nan_where_empty(s.gather(-1, last[..., None])[..., 0], ready.number)
 
 
-def _values(X: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+def _values(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tensor]:
     """Singular values scaled by the largest (ranks ignore scale, squares must not underflow)."""
     ready = tokens(X, padding)
     s = torch.linalg.svdvals(ready.X)

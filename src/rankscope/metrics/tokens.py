@@ -25,15 +25,31 @@ class Tokens(NamedTuple):
     """True where a token counts."""
     number: Int[Tensor, "*batch"]
     """Real tokens of each sample."""
+    unit: float
+    """The eps of the dtype they came in."""
 
 
-def tokens(X: Tensor, padding: Tensor | None = None) -> Tokens:
+TokensLike = Tensor | Tokens
+"""What a metric takes: a tensor, or tokens that are ready, to measure them many times."""
+
+
+def unit_of(dtype: torch.dtype) -> float:
+    """The machine epsilon of an arithmetic; float64's at least, since metrics are computed there.
+
+    >>> unit_of(torch.bfloat16)
+    0.0078125
+    """
+    return max(torch.finfo(dtype).eps, torch.finfo(torch.float64).eps)
+
+
+def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
     """Check X and its padding, upcast to float64, zero the padded rows.
 
-    >>> X, real, number = tokens(torch.ones(2, 5, 3), torch.arange(5).expand(2, 5) >= 4)
-    >>> number
+    >>> tokens(torch.ones(2, 5, 3), torch.arange(5).expand(2, 5) >= 4).number
     tensor([4, 4])
     """
+    if isinstance(X, Tokens):
+        return X
     if not isinstance(X, Tensor):
         raise TokensError(
             f"tokens must be a torch tensor [batch, token, width]; got {type(X).__name__}: "
@@ -46,15 +62,19 @@ def tokens(X: Tensor, padding: Tensor | None = None) -> Tokens:
     if not X.is_floating_point():
         raise TokensError(f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first")
     real = real_tokens(X.shape[:-1], padding, X.device)
-    X = X.to(torch.float64).masked_fill(~real[..., None], 0.0)
-    finite = X.isfinite().flatten(-2).all(-1)
+    unit = unit_of(X.dtype)
+    X = X.to(torch.float64)
+    if padding is not None:
+        X = X.masked_fill(~real[..., None], 0.0)
+    # The largest entry is NaN or infinite when any is.
+    finite = X.abs().flatten(-2).amax(-1).isfinite() if X.numel() else torch.ones(())
     if not bool(finite.all()):
         first = (~finite).nonzero()[0].tolist()
         raise TokensError(
             f"tokens must be finite; sample {first} holds NaN or infinity: "
             "measure an earlier layer, or compute in a wider dtype"
         )
-    return Tokens(X, real, real.sum(-1))
+    return Tokens(X, real, real.sum(-1), unit)
 
 
 def real_tokens(

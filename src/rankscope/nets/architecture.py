@@ -15,7 +15,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, get_args
 
 from rankscope.errors import ArchitectureError, FileError, RankscopeError, one_of
 from rankscope.nets.activations import ACTIVATIONS
@@ -85,7 +85,7 @@ class Architecture:
     """Attention and MLP read the same input and add up, instead of one after the other."""
     shared: bool = False
     """Every layer has the same weights (ALBERT)."""
-    biases: tuple[str, ...] = BIASES
+    biases: bool | tuple[str, ...] = BIASES
     """Which parts have a bias, of query, key, value, output, mlp, norm. True or False: all or none."""
 
     def __post_init__(self) -> None:
@@ -110,10 +110,7 @@ class Architecture:
         put(self, "mlp_width", self.mlp_width or 4 * self.width)
         if isinstance(self.biases, bool):
             put(self, "biases", BIASES if self.biases else ())
-        put(self, "biases", tuple(self.biases))
         put(self, "mask", mask_spec(self.mask))
-        if self.kept_heads is not None:
-            put(self, "kept_heads", tuple(tuple(kept) for kept in self.kept_heads))
 
     def _check(self) -> None:
         _among("mlp", self.mlp, get_args(MLP))
@@ -123,7 +120,7 @@ class Architecture:
         _among("activation", self.activation, ACTIVATIONS)
         _among("kernel", self.kernel.partition(":")[0], KERNELS)
         _among("rotary_pairs", self.rotary_pairs, ("half", "adjacent"))
-        for part in self.biases:
+        for part in self.biases if isinstance(self.biases, tuple) else ():
             _among("biases", part, BIASES)
         for name in ("key_heads", "head_width", "mlp_width", "length", "bias_buckets", "bias_reach"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
@@ -198,6 +195,10 @@ class Architecture:
                 if not (isinstance(head, int) and 0 <= head < self.heads):
                     raise ArchitectureError(f"heads are numbered 0..{self.heads - 1}; got {head!r}")
 
+    def has_bias(self, part: str) -> bool:
+        """Whether query, key, value, output, mlp or norm has a bias."""
+        return isinstance(self.biases, tuple) and part in self.biases
+
     @property
     def rotary_width(self) -> int:
         """Entries of each head that are rotated."""
@@ -214,7 +215,7 @@ class Architecture:
         masks = self.mask.split(";")
         return masks[layer % len(masks)]
 
-    def replace(self, **changes: Any) -> Self:
+    def replace(self, **changes: Any) -> "Architecture":
         """The same architecture with some fields changed; widths at their usual value follow along.
 
         >>> Architecture(layers=12, width=768, heads=12).replace(width=384).mlp_width
@@ -226,15 +227,15 @@ class Architecture:
             "divisor": math.sqrt(self.head_width),
             "mlp_width": 4 * self.width,
         }
-        follow = {name: 0 for name, value in usual.items() if getattr(self, name) == value}
+        follow = {name: type(value)(0) for name, value in usual.items() if getattr(self, name) == value}
         return dataclasses.replace(self, **{**follow, **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain Python, for JSON."""
-        return dataclasses.asdict(self)
+        """Plain Python, as JSON has it: numbers, strings and lists."""
+        return {field.name: _thawed(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> Self:
+    def from_dict(cls, fields: dict[str, Any]) -> "Architecture":
         """The inverse of `to_dict`; fields left out take their usual value."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in fields:
@@ -245,14 +246,14 @@ class Architecture:
                     f"an architecture must say its layers, width and heads; {name} is missing"
                 )
         try:
-            return cls(**fields)
+            return cls(**{name: _frozen(value) for name, value in fields.items()})
         except RankscopeError:
             raise
         except (TypeError, ValueError, AttributeError) as error:
             raise ArchitectureError(f"architecture fields must have their usual types; {error}") from error
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
+    def read(cls, path: str | Path) -> "Architecture":
         """An architecture from a JSON file of its fields."""
         try:
             fields = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -272,6 +273,16 @@ def mask_spec(mask: MaskLike) -> str:
     if isinstance(mask, str):
         return ";".join(spec_of(part) for part in mask.split(";"))
     return spec_of(mask)
+
+
+def _thawed(value: Any) -> Any:
+    """Tuples as JSON's lists."""
+    return [_thawed(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _frozen(value: Any) -> Any:
+    """JSON's lists as tuples."""
+    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
 
 
 def _among(what: str, value: object, known: Any) -> None:

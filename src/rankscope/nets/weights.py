@@ -91,10 +91,10 @@ def layer_shapes(arch: Architecture) -> dict[str, Shape]:
     """Names and shapes of the tensors of one layer."""
     d, h, g, c, m = arch.width, arch.heads, arch.key_heads, arch.head_width, arch.mlp_width
     shapes: dict[str, Shape] = {
-        **_linear("attention.query", (d, h, c), (h, c), "query" in arch.biases),
-        **_linear("attention.key", (d, g, c), (g, c), "key" in arch.biases),
-        **_linear("attention.value", (d, g, c), (g, c), "value" in arch.biases),
-        **_linear("attention.output", (h, c, d), (d,), "output" in arch.biases),
+        **_linear("attention.query", (d, h, c), (h, c), arch.has_bias("query")),
+        **_linear("attention.key", (d, g, c), (g, c), arch.has_bias("key")),
+        **_linear("attention.value", (d, g, c), (g, c), arch.has_bias("value")),
+        **_linear("attention.output", (h, c, d), (d,), arch.has_bias("output")),
     }
     if arch.positions == "relative":
         shapes |= {
@@ -107,8 +107,8 @@ def layer_shapes(arch: Architecture) -> dict[str, Shape]:
         shapes |= {"attention.mix_keys": mix, "attention.mix_values": mix}
     if arch.mlp != "none":
         for name in ("up", "gate") if arch.mlp == "gated" else ("up",):
-            shapes |= _linear(f"mlp.{name}", (d, m), (m,), "mlp" in arch.biases)
-        shapes |= _linear("mlp.down", (m, d), (d,), "mlp" in arch.biases)
+            shapes |= _linear(f"mlp.{name}", (d, m), (m,), arch.has_bias("mlp"))
+        shapes |= _linear("mlp.down", (m, d), (d,), arch.has_bias("mlp"))
     for branch in ("attention",) if arch.mlp == "none" else ("attention", "mlp"):
         shapes |= _norm(f"{branch}_norm", arch)
         if arch.norm_place == "sandwich":
@@ -140,7 +140,7 @@ def _linear(name: str, weight: Shape, bias: Shape, has_bias: bool) -> dict[str, 
 def _norm(name: str, arch: Architecture) -> dict[str, Shape]:
     if arch.norm in ("none", "scale"):
         return {}
-    bias = {f"{name}.bias": (arch.width,)} if arch.norm == "layer" and "norm" in arch.biases else {}
+    bias = {f"{name}.bias": (arch.width,)} if arch.norm == "layer" and arch.has_bias("norm") else {}
     return {f"{name}.gain": (arch.width,), **bias}
 
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import MetricError, TokensError, one_of
-from rankscope.metrics import Metric, Reading, metric, row_sum_defect
-from rankscope.metrics.spectrum import unit_of
-from rankscope.metrics.tokens import real_tokens
+from rankscope.metrics import Metric, Reading, metric
+from rankscope.metrics.tokens import real_tokens, tokens, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.profiles.manifest import manifest_of
 from rankscope.profiles.profile import SCHEMA, Profile
@@ -87,34 +86,40 @@ def measure(
 
 def _check_step(step: Step, real: Tensor, checks: dict[str, Any]) -> None:
     """Note what the reader must know: rows that do not sum to one, tokens that overflowed."""
-    if not bool(step.state[real].isfinite().all()) and checks["first_layer_not_finite"] is None:
+    if checks["first_layer_not_finite"] is None and bool(_broken(step.state, real).any()):
         checks["first_layer_not_finite"] = step.layer
-    if step.attention is not None and bool(step.attention.isfinite().all()):
-        defect = row_sum_defect(step.attention, ~real).nan_to_num(0.0)
-        checks["largest_row_sum_defect"] = max(checks["largest_row_sum_defect"], float(defect.max()))
+    if step.attention is not None and step.attention.numel():
+        defect = (step.attention.sum(-1).double() - 1).abs() * real[:, None]
+        checks["largest_row_sum_defect"] = max(
+            checks["largest_row_sum_defect"], float(defect.nan_to_num(0).max())
+        )
 
 
 def _frames(
     step: Step, real: Tensor, chosen: list[Metric], unit: float, start: int
 ) -> Iterator[pl.DataFrame]:
+    """Every metric of one step; a sample that is no longer finite has NaN."""
+    broken = _broken(step.state, real)
+    ready = tokens(step.state.masked_fill(broken[:, None, None], 0.0), ~real)
     for each in chosen:
-        x = step.state if each.of == "tokens" else step.attention
-        if x is not None:
-            yield _frame(each, _read(each, x, real, unit), step.layer, start)
+        if each.of == "tokens":
+            yield _frame(each, each.read(ready, unit=unit), broken, step.layer, start)
+        elif step.attention is not None:
+            unseen = _broken(step.attention, real[:, None])
+            P = step.attention.masked_fill(unseen[:, None, None, None], 0.0)
+            yield _frame(each, each.read(P, ~real, unit=unit), unseen, step.layer, start)
 
 
-def _read(each: Metric, x: Tensor, real: Tensor, unit: float) -> Reading:
-    """The metric, with NaN for samples that are no longer finite."""
-    counted = real[..., None] if each.of == "tokens" else (real[:, None, :, None] & real[:, None, None, :])
-    broken = (~x.isfinite() & counted).flatten(1).any(1)
-    safe = x.masked_fill(broken.reshape(-1, *[1] * (x.ndim - 1)), 0.0)
-    reading = each.read(safe, ~real, unit=unit)
-    hole = broken.reshape(-1, *[1] * (reading.value.ndim - 1))
-    return Reading(reading.value.masked_fill(hole, torch.nan), reading.floor.masked_fill(hole, torch.nan))
+def _broken(x: Tensor, real: Tensor) -> Tensor:
+    """The samples that hold NaN or infinity at a real token: their largest entry is one."""
+    largest = x.abs().amax(-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
+    return ~largest.masked_fill(~real, 0.0).flatten(1).isfinite().all(1)
 
 
-def _frame(each: Metric, reading: Reading, layer: int, start: int) -> pl.DataFrame:
+def _frame(each: Metric, reading: Reading, broken: Tensor, layer: int, start: int) -> pl.DataFrame:
     shape = reading.value.shape
+    hole = broken.reshape(-1, *[1] * (len(shape) - 1))
+    reading = Reading(reading.value.masked_fill(hole, torch.nan), reading.floor.masked_fill(hole, torch.nan))
     sample = start + torch.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
     head = torch.arange(shape[-1]).expand(shape).flatten().tolist() if len(shape) > 1 else None
     return pl.DataFrame(

@@ -28,7 +28,7 @@ def draw_profile(axes: Axes, profile: Profile, metric: str, log: bool | None = N
     if log is None:
         log = _wide(profile, metric)
     axes.set_yscale("log" if log else "linear")
-    floors: set[bytes] = set()
+    floors: dict[bytes, tuple[str, np.ndarray]] = {}
     for number, (variant, arithmetic) in enumerate(lines):
         value, floor = (
             _by_sample(profile.curve(metric, column, variant=variant, arithmetic=arithmetic).numpy())
@@ -37,11 +37,14 @@ def draw_profile(axes: Axes, profile: Profile, metric: str, log: bool | None = N
         label = variant if len(profile.arithmetics) == 1 else f"{variant}, {arithmetic}"
         _line(axes, value, floor, number, label, log)
         mean = np.exp(_mean(np.log(np.where(floor > 0, floor, np.nan))))
-        # Ratios have one floor per arithmetic: draw it once.
-        if log and np.isfinite(mean).any() and mean.round(25).tobytes() not in floors:
-            floors.add(mean.round(25).tobytes())
-            name = f"floor of {arithmetic}" if len(floors) == 1 or len(profile.arithmetics) > 1 else None
-            axes.plot(mean, color=FAINT, linestyle=":", linewidth=1.2, label=name, zorder=1)
+        if log and np.isfinite(mean).any():
+            # Ratios have one floor per arithmetic: draw it once.
+            floors.setdefault(mean.round(25).tobytes(), (arithmetic, mean))
+    named: set[str] = set()
+    for arithmetic, floor in floors.values():
+        name = None if arithmetic in named else f"floor of {arithmetic}"
+        axes.plot(floor, color=FAINT, linestyle=":", linewidth=1.2, label=name, zorder=1)
+        named.add(arithmetic)
     axes.set_xlabel("layer")
     axes.set_ylabel(f"${metric_named(metric).tex}$")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,0 +1,112 @@
+"""The command line as a person or a program meets it: real processes, their output and exit codes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SMALL = ["bert-tiny", "--tokens", "16", "--samples", "2"]
+
+
+def rankscope(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from rankscope.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300, check=False)
+
+
+def test_help_version_and_completion_do_not_import_torch() -> None:
+    code = (
+        "import sys, rankscope, rankscope.cli\n"
+        "from typer.testing import CliRunner\n"
+        "for ask in ('--help', '--version', 'measure --help'):\n"
+        "    assert CliRunner().invoke(rankscope.cli.app, ask.split()).exit_code == 0\n"
+        "heavy = {'torch', 'polars', 'matplotlib', 'scipy', 'transformers', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_version() -> None:
+    from importlib.metadata import version
+
+    assert rankscope("--version").stdout == f"rankscope {version('rankscope')}\n"
+
+
+def test_measure_prints_a_table_that_fits_and_writes_a_run(tmp_path: Path) -> None:
+    done = rankscope("measure", *SMALL, "-o", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for variant in ("san", "san+mlp", "san+skip", "transformer"):
+        assert f" {variant} " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "Report: out/report.html" in done.stdout
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_measure_json_is_the_table_and_the_manifest() -> None:
+    done = rankscope("measure", *SMALL, "--variants", "san", "--metrics", "mu,entropy", "--json", "--seed",
+                     "3", "--arithmetic", "float64,float32", "--mask", "causal", "--layers", "4")  # fmt: skip
+    answer = json.loads(done.stdout)
+    assert answer["manifest"]["seed"] == 3
+    assert answer["manifest"]["networks"][0]["architecture"]["mask"] == "causal"
+    assert {row["layer"] for row in answer["table"]} == set(range(5))
+    assert {row["arithmetic"] for row in answer["table"]} == {"float64", "float32"}
+    assert done.stderr == ""
+
+
+def test_the_same_command_gives_the_same_numbers() -> None:
+    first, second = (json.loads(rankscope("measure", *SMALL, "--json").stdout)["table"] for _ in range(2))
+    assert first == second
+
+
+def test_measure_takes_an_architecture_from_a_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text('{"layers": 2, "width": 8, "heads": 2, "norm": "rms"}')
+    done = rankscope("measure", "mine.json", "--variants", "transformer", "--samples", "1",
+                     "--tokens", "8", "--json", cwd=tmp_path)  # fmt: skip
+    assert json.loads(done.stdout)["manifest"]["networks"][0]["architecture"]["norm"] == "rms"
+
+
+def test_masks_as_a_table_a_picture_and_json() -> None:
+    table = rankscope("masks", "--tokens", "12", "--picture")
+    assert table.returncode == 0 and "unidirectional" in table.stdout and "█" in table.stdout
+    assert max(map(len, table.stdout.splitlines())) <= 80
+    (answer,) = json.loads(rankscope("masks", "window:2", "--tokens", "12", "--json").stdout)
+    assert answer["mask"] == "window:2" and answer["radius"] == 3 and answer["strongly_connected"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["measure", "bert-bse"], "model must be one of"),
+        (["measure", "absent.json"], "there is none at absent.json"),
+        (["measure", *SMALL, "--variants", "sam"], "a variant must be 'transformer', or 'san' and parts"),
+        (["measure", *SMALL, "--metrics", "mew"], "metric must be one of"),
+        (["measure", *SMALL, "--metrics", ","], "--metrics must name at least one"),
+        (["measure", *SMALL, "--variants", ","], "--variants must name at least one; got ','"),
+        (["measure", *SMALL, "--arithmetic", "float8"], "arithmetic must be one of"),
+        (["measure", *SMALL, "--mask", "windw:1"], "did you mean 'window'?"),
+        (["measure", *SMALL, "--init", "zero"], "init must be one of"),
+        (["measure", "bert-tiny", "--tokens", "100000"], "ask for fewer samples or tokens"),
+        (["masks", "edges:0>99"], "edges must join tokens 0..15"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_two(arguments: list[str], sentence: str) -> None:
+    done = rankscope(*arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
+    assert done.stdout == ""
+
+
+def test_a_bad_option_is_exit_code_two() -> None:
+    assert rankscope("measure", "--samples", "-3").returncode == 2
+    assert rankscope("mesure").returncode == 2
+
+
+@pytest.mark.slow
+def test_demo_ends_by_saying_where_its_report_lies(tmp_path: Path) -> None:
+    done = rankscope("demo", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "Report: runs/demo/report.html"
+    assert "random weights" in done.stdout
+    assert (tmp_path / "runs" / "demo" / "report.html").stat().st_size < 8e6

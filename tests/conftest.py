@@ -1,0 +1,17 @@
+"""Settings of every test: hypothesis profiles, one torch thread a worker, reproducible draws."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("dev", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("dev"), max_examples=80, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)

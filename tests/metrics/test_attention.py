@@ -1,0 +1,89 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rankscope.errors import TokensError
+from rankscope.metrics import (
+    dobrushin,
+    entropy,
+    first_token_mass,
+    row_sum_defect,
+    second_singular_value,
+    spectral_gap,
+)
+from tests.strategies import stochastic
+
+
+@given(stochastic())
+def test_dobrushin_is_the_largest_total_variation_of_two_rows(P: Tensor) -> None:
+    rows = P.numpy()
+    slow = max((np.abs(a - b).sum() / 2 for a, b in itertools.combinations(rows, 2)), default=0.0)
+    assert dobrushin(P[None]).item() == pytest.approx(slow, abs=1e-14)
+
+
+@given(stochastic(), st.integers(0, 999))
+def test_dobrushin_bounds_the_contraction_of_oscillation(P: Tensor, seed: int) -> None:
+    x = torch.randn(len(P), 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+    def osc(y: Tensor) -> Tensor:
+        return y.amax(0) - y.amin(0)
+
+    assert bool((osc(P @ x) <= dobrushin(P[None]) * osc(x) + 1e-12).all())
+
+
+@given(stochastic(), st.integers(0, 999))
+def test_dobrushin_is_submultiplicative(P: Tensor, seed: int) -> None:
+    scores = torch.randn(P.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    Q = scores.softmax(-1)
+    assert dobrushin((P @ Q)[None]) <= dobrushin(P[None]) * dobrushin(Q[None]) + 1e-12
+
+
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_uniform_and_identity_attention(n: int) -> None:
+    uniform, identity = torch.full((1, n, n), 1 / n), torch.eye(n)[None]
+    assert dobrushin(uniform).item() == 0
+    assert entropy(uniform).item() == pytest.approx(math.log(n), abs=1e-6)
+    assert second_singular_value(uniform).item() == pytest.approx(0, abs=1e-7)
+    assert first_token_mass(uniform).item() == pytest.approx(1 / n)
+    assert dobrushin(identity).item() == (1 if n > 1 else 0)
+    assert entropy(identity).item() == 0
+    assert spectral_gap(identity).item() == pytest.approx(0 if n > 1 else 1)
+    assert row_sum_defect(identity).item() == 0
+
+
+@given(stochastic())
+def test_singular_values_are_numpys(P: Tensor) -> None:
+    s = [*np.linalg.svd(P.numpy(), compute_uv=False), 0.0]
+    assert second_singular_value(P[None]).item() == pytest.approx(s[1], abs=1e-12)
+    assert spectral_gap(P[None]).item() == pytest.approx(s[0] - s[1], abs=1e-12)
+
+
+def test_first_token_is_the_first_real_one() -> None:
+    P = torch.zeros(1, 2, 4, 4)
+    P[..., 1] = 1.0
+    padding = torch.tensor([[True, False, False, False]])
+    assert first_token_mass(P, padding).tolist() == [[1.0, 1.0]]
+    assert first_token_mass(P).tolist() == [[0.0, 0.0]]
+
+
+def test_rows_that_do_not_sum_to_one_are_told() -> None:
+    P = torch.full((1, 3, 3), 0.25)
+    assert row_sum_defect(P).item() == pytest.approx(0.25)
+
+
+def test_signed_attention_has_no_entropy() -> None:
+    P = torch.tensor([[[1.5, -0.5], [0.5, 0.5]]])
+    assert math.isnan(entropy(P).item())
+
+
+def test_attention_that_is_not_square_or_finite_is_a_sentence() -> None:
+    with pytest.raises(TokensError, match=r"shape \[batch, head, token, token\]; received \(2, 3, 4\)"):
+        dobrushin(torch.ones(2, 3, 4))
+    with pytest.raises(TokensError, match="attention must be finite"):
+        entropy(torch.full((1, 2, 2), torch.nan))

@@ -1,0 +1,88 @@
+import math
+import re
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.errors import MaskError
+from rankscope.nets.masks import from_matrix, matrix, spec_of
+
+DEFINITIONS = {
+    "complete": lambda i, j, n: True,
+    "causal": lambda i, j, n: j <= i,
+    "window:2": lambda i, j, n: abs(i - j) <= 2,
+    "unidirectional": lambda i, j, n: j in (i, i - 1),
+    "dilated:2:3": lambda i, j, n: abs(i - j) in (0, 3, 6),
+    "strided:4": lambda i, j, n: j <= i and (i - j < 4 or (i - j) % 4 == 0),
+    "prefix:3": lambda i, j, n: j < 3 or j <= i,
+    "longformer:1:2": lambda i, j, n: abs(i - j) <= 1 or i < 2 or j < 2,
+    "causal&window:3": lambda i, j, n: 0 <= i - j <= 3,
+    "edges:0>2,1>0": lambda i, j, n: i == j or (j, i) in ((0, 2), (1, 0)),
+}
+
+
+@pytest.mark.parametrize("spec", DEFINITIONS)
+@pytest.mark.parametrize("n", [3, 4, 11])
+def test_every_mask_is_its_definition(spec: str, n: int) -> None:
+    M = matrix(spec, n)
+    assert M.tolist() == [[bool(DEFINITIONS[spec](i, j, n)) for j in range(n)] for i in range(n)]
+
+
+def test_strided_without_a_stride_takes_the_root_of_the_length() -> None:
+    for n in (1, 9, 20):
+        assert torch.equal(matrix("strided", n), matrix(f"strided:{round(math.sqrt(n))}", n))
+
+
+def test_bigbird_adds_random_tokens_that_its_seed_fixes() -> None:
+    plain, big = matrix("longformer:1:1", 40), matrix("bigbird:1:1:3:5", 40)
+    assert bool((big | ~plain).all())
+    extra = (big & ~plain).sum(-1)
+    assert 0 < int(extra.max()) <= 3
+    assert torch.equal(big, matrix("bigbird:1:1:3:5", 40))
+    assert not torch.equal(big, matrix("bigbird:1:1:3:6", 40))
+    assert torch.equal(matrix("bigbird:1:1:3", 40), matrix("bigbird:1:1:3:0", 40))
+
+
+@given(st.integers(1, 9), st.integers(0, 2**31))
+def test_any_matrix_survives_its_spec(n: int, seed: int) -> None:
+    M = torch.rand(n, n, generator=torch.Generator().manual_seed(seed)) < 0.3
+    M |= torch.eye(n, dtype=torch.bool)
+    assert torch.equal(matrix(from_matrix(M), n), M)
+    assert torch.equal(matrix(M, n), M)
+
+
+def test_a_list_of_edges_is_a_mask() -> None:
+    assert torch.equal(matrix([(0, 1), (2, 1)], 3), matrix("edges:0>1,2>1", 3))
+
+
+@pytest.mark.parametrize(
+    ("spec", "sentence"),
+    [
+        ("windw:1", "mask must be one of complete, .*; got 'windw' (did you mean 'window'?)"),
+        ("window", "mask 'window' must be written window:w; got 'window'"),
+        ("window:-1", "mask 'window' must be written window:w with whole numbers >= 0; got 'window:-1'"),
+        ("window:x", "whole numbers >= 0; got 'window:x'"),
+        ("causal:2", "mask 'causal' must be written causal; got 'causal:2'"),
+        ("dilated:2:0", "with a stride s >= 1; got 'dilated:2:0'"),
+        ("causal&", "mask must be one of"),
+        ("edges:0-1", "an edge must be written source>target, as in 0>1; got '0-1'"),
+        ("edges:0>7", "edges must join tokens 0..3; got '0>7'"),
+        ("matrix:3:f", "must hold n * n bits; got 3 for n = 3"),
+        ("matrix:2:zz", "mask 'matrix' must be written matrix:n:hex; got 'zz'"),
+    ],
+)
+def test_a_bad_spec_is_a_sentence(spec: str, sentence: str) -> None:
+    pattern = re.escape(sentence).replace(re.escape(".*"), ".*")
+    with pytest.raises(MaskError, match=pattern):
+        matrix(spec, 4)
+
+
+def test_masks_that_do_not_fit_are_sentences() -> None:
+    with pytest.raises(MaskError, match="matrix on 3 tokens; received 4 tokens"):
+        matrix(from_matrix(torch.eye(3, dtype=torch.bool)), 4)
+    with pytest.raises(MaskError, match="token 1 sees none"):
+        matrix(torch.tensor([[True, False], [False, False]]), 2)
+    with pytest.raises(MaskError, match="boolean and square; received torch.float32"):
+        spec_of(torch.ones(2, 2))

@@ -1,0 +1,180 @@
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rankscope.errors import ArchitectureError, TokensError, WeightsError
+from rankscope.metrics import METRICS, mu
+from rankscope.nets import Architecture, Transformer, mask_matrix, named_variant, shapes
+from tests.strategies import architectures
+
+BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
+
+
+def tokens(n: int = 5, width: int = 8, batch: int = 2, seed: int = 0) -> Tensor:
+    return torch.randn(batch, n, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def averaging(mask: str, width: int, layers: int) -> Transformer:
+    """W_Q = W_K = 0 and W_V W_O = I: every layer multiplies by the mask's own averaging matrix."""
+    arch = Architecture(layers=layers, width=width, heads=1, mask=mask, mlp="none", norm="none",
+                        attention_skip=0.0, biases=False)  # fmt: skip
+    eye = torch.eye(width, dtype=torch.float64)
+    tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes(arch).items()}
+    for index in range(layers):
+        tensors[f"layers.{index}.attention.value.weight"] = eye[:, None]
+        tensors[f"layers.{index}.attention.output.weight"] = eye[None]
+    return Transformer.from_weights(arch, tensors)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    ["complete", "causal", "window:1", "unidirectional", "dilated:1:2", "strided", "prefix:2",
+     "longformer:1:1", "bigbird:1:1:1:3", "edges:0>1,1>2,2>0", "causal&window:2"],
+)  # fmt: skip
+def test_uniform_attention_is_powers_of_the_averaging_matrix(mask: str) -> None:
+    n = 8  # sums of at most 8 equal weights: exact but for the rounding of each product
+    X = tokens(n, width=4)
+    A = mask_matrix(mask, n).double()
+    A /= A.sum(-1, keepdim=True)
+    for layer, state in enumerate(averaging(mask, 4, 6).run(X).states):
+        assert torch.allclose(state, torch.linalg.matrix_power(A, layer) @ X, rtol=0, atol=1e-15)
+
+
+def test_complete_uniform_attention_is_uniform_after_one_layer() -> None:
+    X = tokens(7, width=4)
+    states = averaging("complete", 4, 2).run(X).states
+    assert bool((mu(states[0]) > 1).all())
+    assert bool(METRICS["mu"].read(states[1]).below_floor.all())
+
+
+def test_the_uniform_kernel_is_the_same_as_zero_queries() -> None:
+    net = Transformer.random(Architecture(**BASE, mask="causal", biases=False), init="xavier")
+    zero = {
+        name: torch.zeros_like(tensor) if ".query." in name else tensor
+        for name, tensor in net.state().items()
+    }
+    other = Transformer.from_weights(net.arch, zero)
+    assert torch.allclose(net.variant(kernel="uniform").run(tokens()).output, other.run(tokens()).output)
+
+
+@given(architectures(), st.integers(1, 4), st.integers(0, 3), st.integers(0, 99))
+def test_a_padded_batch_runs_as_each_sequence_alone(
+    arch: Architecture, n: int, after: int, seed: int
+) -> None:
+    """Whatever the block: junk in padded tokens reaches no real one."""
+    net = Transformer.random(arch, seed=seed, init="xavier")
+    full, short = tokens(n + after, batch=1, seed=seed), tokens(n, batch=1, seed=seed + 1)
+    junk = torch.full((1, after, 8), torch.nan, dtype=torch.float64)
+    padding = torch.zeros(2, n + after, dtype=torch.bool)
+    padding[1, n:] = True
+    together = net.run(torch.cat([full, torch.cat([short, junk], 1)]), padding, attention=True)
+    alone = net.run(full, attention=True), net.run(short, attention=True)
+    for layer in range(arch.layers + 1):
+        assert torch.allclose(together.states[layer][:1], alone[0].states[layer], rtol=1e-10, atol=1e-12)
+        assert torch.allclose(together.states[layer][1:, :n], alone[1].states[layer], rtol=1e-10, atol=1e-12)
+    for P, Q in zip(together.attention, alone[1].attention, strict=True):
+        assert torch.allclose(P[1:, :, :n, :n], Q, atol=1e-12)
+        assert not P[1, :, :n, n:].any()
+
+
+@pytest.mark.parametrize("kernel", ["linear", "linformer:3"])
+def test_padding_under_the_remaining_kernels(kernel: str) -> None:
+    net = Transformer.random(Architecture(**BASE, kernel=kernel, length=9), init="xavier")
+    short = tokens(4, batch=1)
+    X = torch.cat([short, torch.full((1, 2, 8), torch.inf, dtype=torch.float64)], 1)
+    padding = torch.arange(6)[None] >= 4
+    assert torch.allclose(net.run(X, padding).output[:, :4], net.run(short).output, atol=1e-12)
+
+
+@given(architectures(mask="causal"), st.integers(0, 99))
+def test_causal_networks_do_not_look_ahead(arch: Architecture, seed: int) -> None:
+    net = Transformer.random(arch, seed=seed, init="xavier")
+    X = tokens(5, seed=seed)
+    Y = X.clone()
+    Y[:, 3:] += 1.0
+    assert torch.allclose(net.run(X).output[:, :3], net.run(Y).output[:, :3], atol=1e-12)
+
+
+@given(architectures(mask="complete", positions="none"), st.integers(0, 99))
+def test_without_positions_or_masks_tokens_are_interchangeable(arch: Architecture, seed: int) -> None:
+    net = Transformer.random(arch, seed=seed, init="xavier")
+    X, order = tokens(5, seed=seed), torch.tensor([3, 0, 4, 1, 2])
+    assert torch.allclose(net.run(X[:, order]).output, net.run(X).output[:, order], atol=1e-10)
+
+
+@given(architectures(), st.integers(0, 99))
+def test_state_and_from_weights_are_inverse_for_variants_too(arch: Architecture, seed: int) -> None:
+    net = Transformer.random(arch, seed=seed, init="xavier")
+    for each in (net, net.variant(norm=False), net.variant(mlp=False, layers=5), net.variant(skip=0.3)):
+        again = Transformer.from_weights(each.arch, each.state())
+        assert torch.equal(again.run(tokens()).output, each.run(tokens()).output)
+        assert again.fingerprint == each.fingerprint
+        assert {name: tuple(tensor.shape) for name, tensor in each.state().items()} == shapes(each.arch)
+
+
+def test_a_seed_means_the_same_in_every_dtype() -> None:
+    arch = Architecture(**BASE)
+    double, single = Transformer.random(arch, 7), Transformer.random(arch, 7, dtype=torch.float32)
+    assert single.dtype == torch.float32
+    for name, tensor in double.state().items():
+        assert torch.equal(tensor.float(), single.state()[name])
+    assert Transformer.random(arch, 8).fingerprint != double.fingerprint
+    assert double.to(torch.float64) is double
+
+
+def test_networks_can_be_differentiated() -> None:
+    net = Transformer.random(Architecture(**BASE, mask="causal"), init="xavier")
+    X = tokens(4, batch=1).requires_grad_()
+    padding = torch.tensor([[False, False, False, True]])
+    net.run(X, padding).output[:, :3].square().sum().backward()
+    assert X.grad is not None and bool(X.grad[:, :3].abs().min() > 0) and not X.grad[:, 3].any()
+
+
+def test_one_token_and_no_token_run() -> None:
+    net = Transformer.random(Architecture(**BASE), init="xavier")
+    assert net.run(tokens(1)).output.shape == (2, 1, 8)
+    everything = torch.ones(2, 5, dtype=torch.bool)
+    assert bool(net.run(tokens(5), everything).output.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("X", "sentence"),
+    [
+        (torch.ones(5, 8, dtype=torch.float64), r"width\] of width 8; received (5, 8)"),
+        (torch.ones(1, 5, 7, dtype=torch.float64), r"of width 8; received (1, 5, 7)"),
+        (torch.ones(1, 5, 8), "must be torch.float64 on cpu like the network; received torch.float32"),
+        (torch.ones(1, 10, 8, dtype=torch.float64), "takes at most 9 tokens; received 10"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_a_sentence(X: Tensor, sentence: str) -> None:
+    net = Transformer.random(Architecture(**BASE, positions="absolute", length=9))
+    with pytest.raises(TokensError, match=re.escape(sentence.replace("\\", ""))):
+        net.run(X)
+
+
+def test_weights_that_do_not_fit_are_a_sentence() -> None:
+    arch = Architecture(**BASE)
+    good = Transformer.random(arch).state()
+    name = "layers.1.attention.query.weight"
+    with pytest.raises(WeightsError, match=f"'{name}' is missing"):
+        Transformer.from_weights(arch, {k: v for k, v in good.items() if k != name})
+    with pytest.raises(WeightsError, match="'extra' is not one of them"):
+        Transformer.from_weights(arch, {**good, "extra": torch.ones(1)})
+    with pytest.raises(WeightsError, match=re.escape(f"{name} must have shape (8, 2, 4); received (8, 8)")):
+        Transformer.from_weights(arch, {**good, name: good[name].flatten(1)})
+    with pytest.raises(WeightsError, match="one floating dtype and one device; received .*float32.*float64"):
+        Transformer.from_weights(arch, {**good, name: good[name].float()})
+    with pytest.raises(ArchitectureError, match="dtype must be floating; got torch.int64"):
+        Transformer.random(arch).to(torch.int64)
+    with pytest.raises(ArchitectureError, match=r"init must be one of .*got 'xavir' \(did you mean"):
+        Transformer.random(arch, init="xavir")
+
+
+def test_named_variant_transformer_is_the_network_itself() -> None:
+    net = Transformer.random(Architecture(**BASE))
+    assert named_variant(net, "transformer") is net

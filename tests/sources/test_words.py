@@ -1,0 +1,45 @@
+import pytest
+import torch
+
+from rankscope.errors import ArchitectureError, TokensError
+from rankscope.sources import PRESETS, bundled_excerpts, fresh, word_tokens
+
+
+def test_the_bundled_prose_is_there_in_quantity() -> None:
+    excerpts = bundled_excerpts(128)
+    assert len(excerpts) > 100
+    assert any("Call me Ishmael" in excerpt for excerpt in excerpts)
+
+
+def test_the_same_word_at_two_places_differs_by_position_alone() -> None:
+    X, padding = word_tokens(["a b a", "a"], width=64, length=3, seed=1)
+    assert X.shape == (2, 3, 64)
+    assert padding.tolist() == [[False] * 3, [False, True, True]]
+    assert torch.equal(X[0, 0], X[1, 0])
+    alike = torch.cosine_similarity(X[0, 0], X[0, 2], dim=0)
+    unlike = torch.cosine_similarity(X[0, 0], X[0, 1], dim=0)
+    assert alike > unlike
+
+
+def test_tokens_are_normalised_and_cut_and_padding_is_zero() -> None:
+    X, padding = word_tokens(["one two three four", "five"], width=32, length=3)
+    assert X.shape[1] == 3
+    assert torch.allclose(X[~padding].mean(-1), torch.zeros(4, dtype=torch.float64), atol=1e-12)
+    assert torch.allclose(X[~padding].var(-1, unbiased=False), torch.ones(4, dtype=torch.float64))
+    assert not X[padding].any()
+
+
+def test_text_without_words_is_a_sentence() -> None:
+    with pytest.raises(TokensError, match="at least one text must hold a word; received 2 texts without any"):
+        word_tokens(["", "  "], width=8)
+
+
+def test_usual_sizes_run_and_an_unknown_one_is_a_sentence() -> None:
+    for name in PRESETS:
+        small = PRESETS[name].replace(layers=1, width=32, heads=2, key_heads=1, head_width=16, mlp_width=64)
+        from rankscope.nets import Transformer
+
+        out = Transformer.random(small).run(torch.randn(1, 4, 32, dtype=torch.float64)).output
+        assert bool(out.isfinite().all())
+    with pytest.raises(ArchitectureError, match=r"model must be one of .*did you mean 'bert-base'"):
+        fresh("bert-bse")

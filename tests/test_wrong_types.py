@@ -1,0 +1,49 @@
+"""Values of the wrong Python type. The other tests run under jaxtyping's checks, which would catch these
+first; users have no such checks, so a plain interpreter tries them."""
+
+import subprocess
+import sys
+
+CASES = """
+import torch, rankscope
+from rankscope.metrics import residual
+from rankscope.errors import RankscopeError
+
+net = rankscope.Transformer.random(rankscope.Architecture(layers=1, width=4, heads=1))
+cases = [
+    lambda: residual([[1.0, 2.0]]),
+    lambda: residual(torch.ones(2, 2), centre="median"),
+    lambda: rankscope.Architecture(layers=2.5, width=4, heads=1),
+    lambda: rankscope.Architecture(layers=1, width=4, heads=1, norm="batch"),
+    lambda: net.run([[1.0]]),
+    lambda: rankscope.measure(net, [[1.0]]),
+    lambda: net.variant(layers=[0.5]),
+    lambda: net.variant(mask=[(0, 1, 2)]),
+    lambda: rankscope.Architecture.from_dict({"layers": 1, "width": 4, "heads": 1, "kernel": 3}),
+]
+for case in cases:
+    try:
+        case()
+    except RankscopeError as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_wrong_python_types_are_sentences() -> None:
+    done = subprocess.run([sys.executable, "-c", CASES], capture_output=True, text=True, check=True)
+    said = done.stdout.splitlines()
+    expected = [
+        ("TokensError", "tokens must be a torch tensor", "got list"),
+        ("MetricError", "centre must be one of mean, midrange, argmin", "got 'median'"),
+        ("ArchitectureError", "layers must be a whole number >= 1", "got 2.5"),
+        ("ArchitectureError", "norm must be one of layer, rms, scale, none", "got 'batch'"),
+        ("TokensError", "tokens must be a tensor [batch, token, width] of width 4", "received list"),
+        ("TokensError", "tokens must be a floating tensor", "received list"),
+        ("ArchitectureError", "layers must name layers 0..0", "got [0.5]"),
+        ("MaskError", "a list of edges must hold pairs", "(source, target)"),
+        ("ArchitectureError", "architecture fields must have their usual types", "int"),
+    ]
+    assert len(said) == len(expected), done.stdout + done.stderr
+    for line, words in zip(said, expected, strict=True):
+        for word in words:
+            assert word in line
