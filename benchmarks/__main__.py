@@ -1,23 +1,34 @@
-"""Print every benchmark as a table of ratios, and the machine they were taken on."""
+"""Print every benchmark as a table of ratios, and the machine they were taken on.
+
+`python -m benchmarks` runs on the CPU; `python -m benchmarks cuda` what there is for an accelerator.
+"""
 
 import platform
+import sys
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks import measuring
+from benchmarks import deviations
 
 
 def main() -> None:
     """Run them all."""
-    machine = f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    table = Table(title=f"BERT-base, 4 x 128 tokens · {machine}", title_justify="left", box=None)
-    for heading in ("what", "against", "ratio"):
-        table.add_column(heading)
-    for what, against, ratio in measuring.rows():
-        table.add_row(what, against, f"{ratio:.2f}")
-    Console().print(table)
+    if sys.argv[1:] == ["cuda"]:
+        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+        for batch in (4, 32):
+            _show(f"BERT-base, {batch} x 128 tokens, float64", deviations.rows(batch, "cuda"))
+        return
+    from benchmarks import measuring
+
+    print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    _show("BERT-base, 4 x 128 tokens", measuring.rows())
+    _show("BERT-base, 4 x 128 tokens, float64", deviations.rows())
+
+
+def _show(title: str, rows: list[tuple[str, str, float]]) -> None:
+    print(f"\n{title}")
+    for what, against, ratio in rows:
+        print(f"  {what:32} / {against:32} {ratio:5.2f}")
 
 
 main()

@@ -54,6 +54,7 @@ def architectures(draw: st.DrawFn, /, **fixed: Any) -> Architecture:
         "kernel": draw(st.sampled_from(["softmax", "gaussian", "uniform", "sigmoid"])),
         "positions": draw(st.sampled_from(["none", "absolute", "relative", "rotary", "bias", "alibi"])),
         "length": 16,
+        "rotary_pairs": draw(st.sampled_from(["half", "adjacent"])),
         "mlp": draw(st.sampled_from(["plain", "gated", "none"])),
         "mlp_width": 12,
         "activation": draw(st.sampled_from(["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh"])),

@@ -20,6 +20,12 @@ cases = [
     lambda: net.variant(layers=[0.5]),
     lambda: net.variant(mask=[(0, 1, 2)]),
     lambda: rankscope.Architecture.from_dict({"layers": 1, "width": 4, "heads": 1, "kernel": 3}),
+    lambda: rankscope.Architecture(layers=1, width=4, heads=1, parallel="no"),
+    lambda: rankscope.Architecture(layers=1, width=4, heads=1, biases="query"),
+    lambda: net.variant(heads=1),
+    lambda: net.variant(skip="a"),
+    lambda: net.variant(mask=3),
+    lambda: rankscope.measure(net, torch.ones(1, 2, 4), [[True, False]]),
 ]
 for case in cases:
     try:
@@ -35,13 +41,19 @@ def test_wrong_python_types_are_sentences() -> None:
     expected = [
         ("TokensError", "tokens must be a torch tensor", "got list"),
         ("MetricError", "centre must be one of mean, midrange, argmin", "got 'median'"),
-        ("ArchitectureError", "layers must be a whole number >= 1", "got 2.5"),
+        ("ArchitectureError", "layers must be a whole number", "got 2.5"),
         ("ArchitectureError", "norm must be one of layer, rms, scale, none", "got 'batch'"),
         ("TokensError", "tokens must be a tensor [batch, token, width] of width 4", "received list"),
         ("TokensError", "tokens must be a floating tensor", "received list"),
         ("ArchitectureError", "layers must name layers 0..0", "got [0.5]"),
-        ("MaskError", "a list of edges must hold pairs", "(source, target)"),
-        ("ArchitectureError", "architecture fields must have their usual types", "int"),
+        ("MaskError", "a mask must be a string, a boolean tensor or a list of edges", "(0, 1, 2)"),
+        ("ArchitectureError", "kernel must be a word", "got 3"),
+        ("ArchitectureError", "parallel must be True or False", "got 'no'"),
+        ("ArchitectureError", "biases must be True, False or a tuple of query", "got 'query'"),
+        ("ArchitectureError", "heads must be a list of heads", "got 1"),
+        ("ArchitectureError", "attention_skip must be a number, True or False", "got 'a'"),
+        ("MaskError", "a mask must be a string", "got 3"),
+        ("TokensError", "padding must be a boolean tensor", "received list"),
     ]
     assert len(said) == len(expected), done.stdout + done.stderr
     for line, words in zip(said, expected, strict=True):

@@ -7,8 +7,7 @@
     ├── TokensError                tokens or padding of the wrong shape, dtype or content
     ├── MetricError                a metric that does not exist or does not apply
     ├── FileError                  a file that is missing, damaged or of another kind
-    ├── ConvergenceError           a numerical search that did not reach its tolerance
-    └── MissingExtraError          an optional dependency that is not installed
+    └── ConvergenceError           a numerical search that did not reach its tolerance
 
 Each message names what was expected, what came, and what to do about it.
 """
@@ -47,10 +46,6 @@ class FileError(RankscopeError, OSError):
 
 class ConvergenceError(RankscopeError, ArithmeticError):
     """A numerical search that did not reach its tolerance."""
-
-
-class MissingExtraError(RankscopeError, ImportError):
-    """An optional dependency that is not installed."""
 
 
 def one_of(what: str, got: object, known: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """One look for every figure: a colour-blind safe palette, quiet axes, files in PNG and SVG."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,25 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "rankscope",
 }
+
+
+def power(log10: float) -> str:
+    """A number from its log10, at any scale.
+
+    >>> power(-0.3679767853), power(-3963.68), power(float("-inf"))
+    ('0.429', '2.1e-3964', '0')
+    """
+    if math.isnan(log10):
+        return "–"
+    if math.isinf(log10):
+        return "0" if log10 < 0 else "∞"
+    if -3 <= log10 < 4:
+        return f"{10**log10:.3g}"
+    exponent = math.floor(log10)
+    if abs(exponent) > 10**9:
+        return f"10^{log10:.3g}"
+    digits = f"{10 ** (log10 - exponent):.1f}"
+    return f"1.0e{exponent + 1:+03d}" if digits == "10.0" else f"{digits}e{exponent:+03d}"
 
 
 def panels(number: int = 1, width: float = 6.4, height: float = 4.0) -> tuple[Figure, Sequence[Axes]]:

@@ -6,13 +6,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rankscope.errors import FileError
+
 
 @contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path`, moved over it only when the block ends well."""
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
+    except OSError as error:
+        raise FileError(
+            f"{target} must be a place that can be written; {error.strerror}: choose another"
+        ) from error
     os.close(handle)
     temporary = Path(name)
     try:

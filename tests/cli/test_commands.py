@@ -103,6 +103,30 @@ def test_a_bad_option_is_exit_code_two() -> None:
     assert rankscope("mesure").returncode == 2
 
 
+def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "afile").write_text("")
+    done = rankscope("measure", *SMALL, "--variants", "san", "-o", "afile", cwd=tmp_path)
+    assert done.returncode == 2 and "must be a place that can be written" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_odd_folder_names_are_printed_as_they_are(tmp_path: Path) -> None:
+    done = rankscope("measure", *SMALL, "--variants", "san", "-o", "out[a]" + "x" * 90, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    path = done.stdout.splitlines()[-1].removeprefix("Report: ")
+    assert (tmp_path / path).is_file()
+
+
+def test_all_arithmetics_side_by_side(tmp_path: Path) -> None:
+    done = rankscope("measure", *SMALL, "--variants", "san,san+norm+mlp+mlp_skip", "--arithmetic", "all",
+                     "--layers", "6", "-o", "out", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for arithmetic in ("deviation", "float64", "float32", "bfloat16"):
+        assert arithmetic in done.stdout
+    assert (tmp_path / "out" / "arithmetics_san.png").is_file()
+
+
 @pytest.mark.slow
 def test_demo_ends_by_saying_where_its_report_lies(tmp_path: Path) -> None:
     done = rankscope("demo", cwd=tmp_path)

@@ -65,7 +65,7 @@ def test_lower_precision_is_upcast(name: str, dtype: torch.dtype) -> None:
     assert torch.equal(found.floor, upcast.floor)
 
 
-ZERO_MATRIX = dict.fromkeys(TOKENS, 0.0)
+ZERO_MATRIX = {**dict.fromkeys(TOKENS, 0.0), "mean_cosine_gap": 1.0, "max_cosine_gap": 1.0}
 ONE_TOKEN = {"mean_cosine": 1.0, "mean_abs_cosine": 1.0, "min_cosine": 1.0, "sigma_min": 2.0,
              "numerical_rank": 1.0, "stable_rank": 1.0, "effective_rank": 1.0,
              "participation_ratio": 1.0}  # fmt: skip
@@ -101,7 +101,7 @@ def test_nan_and_infinity_are_a_sentence_that_names_the_sample(bad: float) -> No
     [
         (torch.ones(3, dtype=torch.float64), None, r"at least 2 dims \[token, width\]; received 1"),
         (torch.ones(3, 2, dtype=torch.int64), None, r"floating dtype; received torch.int64: embed"),
-        (torch.ones(3, 2), torch.zeros(3), "padding must be boolean.*received torch.float32"),
+        (torch.ones(3, 2), torch.zeros(3), "padding must be a boolean tensor.*received torch.float32"),
         (torch.ones(3, 2), torch.zeros(2, dtype=torch.bool), r"shape \(3,\); received \(2,\)"),
     ],
 )
@@ -128,6 +128,36 @@ def test_equal_tokens_lie_at_the_floor_whatever_their_size() -> None:
         for name in ("residual", "relative_residual", "mu", "relative_mu", "max_residual"):
             assert bool(metric(name).read(X).below_floor)
         assert not bool(metric("mu").read(X + scale * 1e-13 * torch.randn(1000, 16)).below_floor)
+
+
+@pytest.mark.parametrize("scale", [1e-280, 1e-170, 1e-150, 1e150, 1e170, 1e280])
+@pytest.mark.parametrize("name", [name for name in TOKENS if METRICS[name].scale is None])
+def test_ratios_do_not_see_the_scale(name: str, scale: float) -> None:
+    """Squares and products of entries at the ends of the range must not leave it."""
+    X = torch.randn(5, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    here, there = metric(name).read(X), metric(name).read(scale * X)
+    assert there.value.item() == pytest.approx(here.value.item(), rel=1e-9, abs=1e-12)
+    assert torch.equal(here.below_floor, there.below_floor)
+
+
+@pytest.mark.parametrize("name", [name for name in TOKENS if METRICS[name].scale and "rank" not in name])
+def test_absolute_values_follow_the_scale_to_the_ends_of_the_range(name: str) -> None:
+    X = torch.randn(5, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    degree = 0 if name == "residual_singular_ratio" else 1
+    for scale in (1e-280, 1e170, 1e280):
+        expected = metric(name).compute(X).item() * scale**degree
+        assert metric(name).compute(scale * X).item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_count_of_zero_is_no_noise() -> None:
+    assert not metric("affine_rank").read(torch.ones(3, 2)).below_floor
+
+
+def test_leading_batch_axes_are_kept() -> None:
+    X = torch.randn(2, 3, 5, 4, dtype=torch.float64)
+    for name in TOKENS:
+        assert metric(name).compute(X).shape == (2, 3)
+        assert torch.allclose(metric(name).compute(X)[1, 2], metric(name).compute(X[1, 2]), atol=1e-12)
 
 
 def test_unknown_metrics_and_centres_are_a_sentence_with_a_hint() -> None:

@@ -24,6 +24,16 @@ def test_usual_values_are_filled_in_and_follow_a_replacement() -> None:
     assert (wide.head_width, wide.mlp_width, wide.divisor) == (16, 128, 4.0)
     assert arch.replace(divisor=3.0).replace(width=32).divisor == 3.0
     assert Architecture(**SMALL, biases=False).biases == ()
+    odd = Architecture(layers=1, width=10, heads=3, head_width=3)
+    assert odd.replace(mask="causal").head_width == 3
+    assert Architecture.from_dict({**SMALL, "biases": ["query"]}).has_bias("query")
+
+
+def test_equal_masks_have_equal_specs() -> None:
+    assert (
+        Architecture(**SMALL, mask="causal & window:01").mask
+        == Architecture(**SMALL, mask="causal&window:1").mask
+    )
 
 
 def test_masks_may_differ_by_layer() -> None:
@@ -43,14 +53,16 @@ def test_masks_may_differ_by_layer() -> None:
         ({"kernel": "linformer:2", "mask": "causal"}, "its mask must be complete; got 'causal'"),
         ({"kernel": "linformer:2", "positions": "rotary"}, "positions must be none or absolute"),
         ({"kernel": "linear", "positions": "alibi"}, "no scores to add alibi positions to"),
-        ({"divisor": -1.0}, "divisor must be a finite number > 0; got -1.0"),
+        ({"divisor": -1.0}, "divisor must be > 0, or 0 for its usual value; got -1.0"),
         ({"attention_skip": float("nan")}, "attention_skip must be a finite number"),
         ({"parallel": True, "mlp_skip": 0.5}, "a parallel block has one skip, attention_skip"),
         ({"positions": "rotary", "rotary_share": 0.25}, r"even number >= 2; got 0.25 \* 4"),
         ({"biases": ("key", "values")}, "biases must be one of .*got 'values'"),
         ({"kept_heads": ((0,),)}, r"one tuple per layer \(2\); got 1"),
         ({"kept_heads": ((0,), (2,))}, r"heads are numbered 0\.\.1; got 2"),
-        ({"norm_eps": -1.0}, "norm_eps must be >= 0"),
+        ({"norm_eps": -1.0}, "norm_eps must be a finite number >= 0; got -1.0"),
+        ({"head_width": -4}, "head_width must be > 0, or 0 for its usual value; got -4"),
+        ({"norm_eps": float("inf")}, "norm_eps must be a finite number"),
         ({"mlp_width": -4}, "mlp_width must be a whole number >= 1; got -4"),
     ],
 )

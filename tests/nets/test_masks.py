@@ -70,6 +70,8 @@ def test_a_list_of_edges_is_a_mask() -> None:
         ("edges:0-1", "an edge must be written source>target, as in 0>1; got '0-1'"),
         ("edges:0>7", "edges must join tokens 0..3; got '0>7'"),
         ("matrix:3:f", "must hold n * n bits; got 3 for n = 3"),
+        ("window:99999999999999999999", "whole numbers >= 0; got 'window:99999999999999999999'"),
+        ("edges:zzz", "an edge must be written source>target, as in 0>1; got 'zzz'"),
         ("matrix:2:zz", "mask 'matrix' must be written matrix:n:hex; got 'zz'"),
     ],
 )

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.errors import ArchitectureError, TokensError, WeightsError
+from rankscope.errors import ArchitectureError, MaskError, TokensError, WeightsError
 from rankscope.metrics import METRICS, mu
 from rankscope.nets import Architecture, Transformer, mask_matrix, named_variant, shapes
+from rankscope.nets.masks import from_matrix
 from tests.strategies import architectures
 
 BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
@@ -80,6 +81,49 @@ def test_a_padded_batch_runs_as_each_sequence_alone(
     for P, Q in zip(together.attention, alone[1].attention, strict=True):
         assert torch.allclose(P[1:, :, :n, :n], Q, atol=1e-12)
         assert not P[1, :, :n, n:].any()
+
+
+@given(architectures(), st.integers(1, 4), st.integers(0, 99), st.data())
+def test_padding_may_stand_anywhere(arch: Architecture, n: int, seed: int, data: st.DataObject) -> None:
+    """Left, right or between: real tokens are counted from the first real one."""
+    net = Transformer.random(arch, seed=seed, init="xavier")
+    short = tokens(n, batch=1, seed=seed)
+    places = sorted(data.draw(st.permutations(range(n + 3)))[:n])
+    X = torch.full((1, n + 3, 8), torch.nan, dtype=torch.float64)
+    X[:, places] = short
+    padding = torch.ones(1, n + 3, dtype=torch.bool)
+    padding[:, places] = False
+    run, alone = net.run(X, padding, attention=True), net.run(short, attention=True)
+    assert torch.allclose(run.output[:, places], alone.output, rtol=1e-10, atol=1e-12)
+    for P, Q in zip(run.attention, alone.attention, strict=True):
+        assert torch.allclose(P[:, :, places][..., places], Q, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("norm", "dtype"), [("scale", torch.float64), ("layer", torch.float64), ("layer", torch.float16)]
+)
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_norms_without_eps_leave_padding_harmless(norm: Any, dtype: torch.dtype, place: Any) -> None:
+    arch = Architecture(**BASE, norm=norm, norm_eps=0.0, norm_place=place, biases=False)
+    net = Transformer.random(arch, init="xavier", dtype=dtype)
+    X, padding = tokens(6).to(dtype), torch.arange(6)[None].expand(2, 6) >= 4
+    run, alone = net.run(X, padding).output[:, :4], net.run(X[:, :4]).output
+    assert bool(run.isfinite().all())
+    assert torch.allclose(run, alone, atol=100 * torch.finfo(dtype).eps)
+
+
+def test_a_token_left_with_nothing_to_see_is_a_sentence() -> None:
+    ring = torch.roll(torch.eye(4, dtype=torch.bool), 1, 0)
+    net = Transformer.random(Architecture(**BASE).replace(mask=from_matrix(ring)))
+    net.run(tokens(4))
+    with pytest.raises(MaskError, match="at least one real token; padding takes away all"):
+        net.run(tokens(4), torch.tensor([[False, False, True, True]] * 2))
+
+
+def test_networks_show_themselves_shortly_and_are_themselves() -> None:
+    net = Transformer.random(Architecture(**BASE))
+    assert repr(net) == "Transformer(3 layers, width 8, 2 heads, torch.float64 on cpu)"
+    assert net == net and net != Transformer.random(Architecture(**BASE))
 
 
 @pytest.mark.parametrize("kernel", ["linear", "linformer:3"])

@@ -101,6 +101,12 @@ def test_masks_and_heads_by_layer_follow_the_layers() -> None:
     assert picked.arch.kept_heads == ((1,), (0, 1))
 
 
+def test_what_is_named_along_with_layers_describes_the_new_depth(net: Transformer) -> None:
+    deep = net.variant(layers=[0] * 4, mask="complete;window:1", heads={3: [0]})
+    assert [deep.arch.mask_of(k) for k in range(4)] == ["complete", "window:1"] * 2
+    assert deep.arch.kept_heads == ((0, 1),) * 3 + ((0,),)
+
+
 def test_heads_that_are_silenced_say_nothing(net: Transformer, X: Tensor) -> None:
     """The branch of a layer is the sum of what its heads say alone, plus its bias."""
     one = net.variant(layers=1, mlp=False, norm=False, skip=0.0)
@@ -149,8 +155,8 @@ def test_every_part_put_back_is_the_network(net: Transformer, X: Tensor) -> None
         ({"layers": []}, "at least one; got"),
         ({"heads": [2]}, r"heads are numbered 0\.\.1; got 2"),
         ({"heads": {3: [0]}}, r"layers are numbered 0\.\.2; got 3"),
-        ({"kernel": "linformer:2"}, "needs weights of its own"),
-        ({"divisor": -2.0}, "divisor must be a finite number > 0"),
+        ({"kernel": "linformer:2"}, "from 'softmax' to 'linformer:2' is another network"),
+        ({"divisor": -2.0}, "divisor must be > 0"),
     ],
 )
 def test_a_bad_variant_is_a_sentence(net: Transformer, change: dict[str, Any], sentence: str) -> None:

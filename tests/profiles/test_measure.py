@@ -18,7 +18,7 @@ PADDING = torch.arange(6)[None] >= torch.tensor([[6], [4], [1], [0], [5]])
 
 @pytest.mark.parametrize("name", METRICS)
 def test_measure_reads_each_metric_off_the_networks_own_states(name: str) -> None:
-    profile = measure(NET, X, PADDING, [name])
+    profile = measure(NET, X, PADDING, [name], "float64")
     run = NET.run(X, PADDING, attention=True)
     curve = profile.curve(name)
     if METRICS[name].of == "tokens":
@@ -75,7 +75,9 @@ def test_checks_are_in_the_manifest() -> None:
     assert checks(NET)["largest_row_sum_defect"] < 1e-14
     assert checks(NET)["padded_tokens"] == int(PADDING.sum())
     assert checks(NET)["dropout"] == 0
-    assert checks(NET.variant(kernel="sigmoid"))["largest_row_sum_defect"] > 0.01
+    assert checks(NET)["rows_sum_to_one"]
+    sigmoid = checks(NET.variant(kernel="sigmoid"))
+    assert sigmoid["largest_row_sum_defect"] > 0.01 and not sigmoid["rows_sum_to_one"]
 
 
 def test_an_overflow_is_told_and_costs_nothing_else() -> None:
@@ -96,15 +98,45 @@ def test_an_overflow_is_told_and_costs_nothing_else() -> None:
     [
         ({"metrics": ["mew"]}, MetricError, "metric must be one of"),
         ({"metrics": []}, MetricError, "at least one metric; received none"),
-        ({"arithmetic": "float8"}, MetricError, "arithmetic must be one of float64, float32, bfloat16"),
+        (
+            {"arithmetic": "float8"},
+            MetricError,
+            "arithmetic must be one of deviation, float64, float32, bfloat16",
+        ),
         ({"X": torch.ones(1, 2, 8, dtype=torch.int64)}, TokensError, "floating tensor.*received torch.int64"),
         ({"X": torch.ones(1, 2, 9)}, TokensError, r"of width 8; received \(1, 2, 9\)"),
+        ({"batch": 0}, TokensError, "batch must be at least 1 sample; got 0"),
         ({"padding": torch.zeros(5, 7, dtype=torch.bool)}, TokensError, r"tokens' shape \(5, 6\)"),
     ],
 )
 def test_bad_input_is_a_sentence(change: dict[str, Any], error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         measure(**{"net": NET, "X": X, **change})
+
+
+def test_profiles_that_say_the_same_twice_are_not_joined() -> None:
+    with pytest.raises(MetricError, match="'as given' in deviation comes twice: name them"):
+        Profile.join([measure(NET, X), measure(named_variant(NET, "san"), X)])
+    assert len(measure(NET, X, metrics=["mu", "mu"]).table) == len(measure(NET, X, metrics="mu").table)
+
+
+def test_a_layer_is_at_its_floor_when_every_sample_is() -> None:
+    """One short text is uniform from the start; the other is not, and is not called noise for it."""
+    padding = torch.arange(6)[None] >= torch.tensor([[6], [1]])
+    mixed = measure(NET, X[:2], padding, ["relative_mu"], "float64")
+    assert not mixed.at_floor("relative_mu").any()
+    pure = named_variant(NET, "san").variant(mask="complete", layers=9)
+    san = measure(pure, X, None, ["relative_mu", "dobrushin"], "float64")
+    for name in ("relative_mu", "dobrushin"):
+        noise = san.curve(name, "below_floor")
+        everywhere = noise.flatten(2).amin(-1).amin(0) if noise.ndim == 3 else noise.amin(0)
+        assert san.at_floor(name).tolist() == (everywhere == 1).tolist()
+        assert san.at_floor(name)[-1] and not san.at_floor(name)[0]
+
+
+def test_an_empty_batch_has_an_empty_profile() -> None:
+    with pytest.raises(MetricError, match="this profile has no rows"):
+        measure(NET, X[:0]).curve("mu")
 
 
 def test_a_profile_asked_for_what_it_has_not_says_what_it_has() -> None:

@@ -1,26 +1,54 @@
 import numpy as np
+import pytest
 import torch
+from matplotlib.axes import Axes
 
+from rankscope.errors import MetricError
+from rankscope.figures import panels
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.profiles import Profile, measure
+from rankscope.profiles.plot import draw_arithmetics
 
 NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
 X = torch.randn(3, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-BOTH = Profile.join([measure(named_variant(NET, v), X, variant=v) for v in ("san", "transformer")])
+BOTH = Profile.join(
+    [measure(named_variant(NET, v), X, variant=v, arithmetic="float64") for v in ("san", "transformer")]
+)
 
 
-def test_a_collapsing_profile_is_drawn_on_a_log_axis_with_its_floor() -> None:
+def labels(axes: Axes) -> list[str]:
+    return [text.get_text() for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
+
+
+def test_a_collapsing_profile_is_drawn_in_powers_of_ten_with_its_floor() -> None:
     (axes,) = BOTH.plot("relative_residual").axes
-    assert axes.get_yscale() == "log"
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
-    assert labels == ["san", "transformer", "floor of float64"]
+    assert labels(axes) == ["san", "transformer", "floor of float64"]
     floor = next(line for line in axes.lines if line.get_label() == "floor of float64")
-    assert np.allclose(floor.get_ydata(), BOTH.curve("relative_residual", "floor", variant="san")[0])
+    expected = BOTH.curve("relative_residual", "floor", variant="san")[0].log10()
+    assert np.allclose(np.asarray(floor.get_ydata(), dtype=float), expected)
+    assert axes.yaxis.get_major_formatter()(-5.0) == "$10^{-5}$"
+
+
+def test_what_floating_point_cannot_hold_is_drawn() -> None:
+    """1e-4000 and beyond, on an axis that is logarithmic in the power."""
+    profile = measure(named_variant(NET.variant(layers=9), "san"), X)
+    (axes,) = profile.plot("relative_residual").axes
+    assert axes.get_yscale() == "symlog"
+    drawn = np.asarray(axes.lines[0].get_ydata(), dtype=float)
+    assert np.allclose(drawn, profile.curve("relative_residual", "log10").mean(0).numpy())
+    assert drawn.min() < -1000
+    axes.figure.savefig("/dev/null", format="png")
+
+
+def test_an_unmeasured_metric_is_a_sentence() -> None:
+    with pytest.raises(MetricError, match="metric must be one of mu; got 'relative_mu'"):
+        measure(NET, X, metrics="mu").plot("relative_mu")
+    assert measure(NET, X, metrics="mu").plot().axes
 
 
 def test_values_at_the_floor_are_never_drawn_as_if_real() -> None:
     (axes,) = BOTH.plot("relative_residual").axes
-    noise = BOTH.curve("relative_residual", "below_floor", variant="san").amax(0).numpy() == 1
+    noise = BOTH.at_floor("relative_residual", variant="san").numpy()
     assert noise.any() and not noise.all()
     solid = next(line for line in axes.lines if line.get_label() == "san")
     assert np.array_equal(np.isnan(np.asarray(solid.get_ydata(), dtype=float)), noise)
@@ -40,9 +68,21 @@ def test_the_line_is_the_mean_over_samples() -> None:
     assert np.allclose(np.asarray(axes.lines[0].get_ydata(), dtype=float), curve)
 
 
-def test_attention_arithmetics_and_overflow_can_be_drawn() -> None:
+def test_attention_and_several_arithmetics_can_be_drawn() -> None:
     measure(NET, X, metrics=["dobrushin"]).plot("dobrushin").savefig("/dev/null", format="png")
     several = Profile.join([measure(NET, X, arithmetic=a) for a in ("float64", "bfloat16")])
     (axes,) = several.plot("mu", log=True).axes
-    labels = [text.get_text() for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
-    assert "as given, bfloat16" in labels and "floor of bfloat16" in labels
+    assert "as given, bfloat16" in labels(axes) and "floor of bfloat16" in labels(axes)
+
+
+def test_arithmetics_side_by_side_show_the_law() -> None:
+    """The slope of deviation arithmetic tends to 3; float64's stops at its floor, and is hollow there."""
+    san = named_variant(NET.variant(layers=9), "san")
+    profile = Profile.join([measure(san, X, arithmetic=a, variant="san") for a in ("deviation", "float64")])
+    figure, (fall, slope) = panels(2)
+    draw_arithmetics(fall, slope, profile, "residual", "san")
+    line = next(line for line in slope.lines if line.get_label() == "deviation")
+    assert abs(np.asarray(line.get_ydata(), dtype=float)[-1] - 3) < 0.01
+    assert fall.get_yscale() == "log"
+    assert any(line.get_markerfacecolor() == "white" for line in fall.lines)
+    figure.savefig("/dev/null", format="png")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from rankscope.figures import power
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.profiles import Profile, measure
 from rankscope.report import verdict, write_run_directory
@@ -12,8 +13,9 @@ NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def both() -> Profile:
-    return Profile.join([measure(named_variant(NET, v), X, variant=v) for v in ("san", "transformer")])
+def both(arithmetic: str = "float64") -> Profile:
+    nets = {name: named_variant(NET, name) for name in ("san", "transformer")}
+    return Profile.join([measure(net, X, variant=v, arithmetic=arithmetic) for v, net in nets.items()])
 
 
 def test_the_run_directory_holds_everything(tmp_path: Path) -> None:
@@ -42,18 +44,31 @@ def test_the_page_shows_each_layers_value_and_marks_the_floor(tmp_path: Path) ->
     profile = both()
     html = write_run_directory(profile, tmp_path, "t").read_text()
     for variant in profile.variants:
-        for value in profile.curve("relative_residual", variant=variant).mean(0).tolist():
-            assert f">{value:.3g}</td>" in html
-    marked = profile.curve("relative_residual", "below_floor", variant="san").amax(0).sum()
+        for log10 in profile.curve("relative_residual", "log10", variant=variant).mean(0).tolist():
+            assert f">{power(log10)}</td>" in html
+    marked = profile.at_floor("relative_residual", variant="san").sum()
     assert html.count('class="noise"') == int(marked) > 0
     assert verdict(profile) in html.replace("&#39;", "'")
 
 
+def test_several_arithmetics_are_drawn_side_by_side(tmp_path: Path) -> None:
+    page = write_run_directory(Profile.join([both(), both("deviation")]), tmp_path, "t")
+    assert {"arithmetics_san.png", "arithmetics_transformer.svg"} <= {p.name for p in tmp_path.iterdir()}
+    assert "arithmetics_san" in page.read_text()
+
+
 def test_the_verdict_says_who_collapses_and_when() -> None:
-    said = verdict(both())
-    curve = both().curve("relative_residual", variant="san").mean(0).tolist()
-    noise = both().curve("relative_residual", "below_floor", variant="san").amin(0).tolist()
-    below = next(k for k, value in enumerate(curve) if value <= 1e-3)
-    floor = next(k for k, part in enumerate(noise) if part)
+    profile = both()
+    curve = profile.curve("relative_residual", "log10", variant="san").mean(0).tolist()
+    below = next(k for k, value in enumerate(curve) if value <= -3)
+    floor = profile.at_floor("relative_residual", variant="san").tolist().index(True)
+    said = verdict(profile)
     assert f"san (below 0.001 from layer {below}, at float64's floor from layer {floor})" in said
     assert "At layer 5 tokens stay apart in transformer (0." in said
+
+
+def test_the_verdict_gives_the_number_where_there_is_no_floor() -> None:
+    profile = both("deviation")
+    last = float(profile.curve("relative_residual", "log10", variant="san")[:, -1].mean())
+    assert last < -40
+    assert f"san (below 0.001 from layer 2, {power(last)})" in verdict(profile)

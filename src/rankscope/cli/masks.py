@@ -49,8 +49,8 @@ def masks(
     out.print(table)
     if picture:
         for spec in graphs:
-            out.print(f"\n[bold]{spec}[/bold]")
-            out.print(drawing(mask_matrix(spec, tokens)))
+            out.print(f"\n{spec}", markup=False, style="bold")
+            out.print(drawing(mask_matrix(spec, tokens)), markup=False, soft_wrap=True)
 
 
 def drawing(M: "Tensor") -> str:

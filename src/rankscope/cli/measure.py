@@ -1,5 +1,7 @@
 """`rankscope measure`: how uniform a network's tokens become, variant by variant."""
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,8 +27,8 @@ def measure(
         str, typer.Option(help="Comma-separated names; the first is drawn.")
     ] = "relative_residual,residual,relative_mu,mu",
     arithmetic: Annotated[
-        str, typer.Option(help="float64, float32, bfloat16; several, comma-separated.")
-    ] = "float64",
+        str, typer.Option(help="deviation, float64, float32, bfloat16; several, comma-separated; or all.")
+    ] = "deviation",
     mask: Annotated[str | None, typer.Option(help="A mask in place of the model's own.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Repeat the layers to this depth.")] = None,
     init: Annotated[
@@ -43,22 +45,29 @@ def measure(
 
     The weights are random, and the tokens have the shape of the bundled prose under a random embedding.
     """
-    from rankscope.cli.show import console, machine, profile_table, say
+    from rankscope.cli.show import console, machine, profile_table, say_report
+    from rankscope.profiles import ARITHMETICS
 
     net = network(model, seed, init)
     if mask is not None or layers is not None:
         net = net.variant(mask=mask, layers=layers)
     X, padding = prose(net, samples, tokens, seed)
     names, numbers = _split("variants", variants), _split("metrics", metrics)
-    profile = measured(net, X, padding, names, numbers, _split("arithmetic", arithmetic), quiet or as_json)
-    profile.manifest.update(model=model, seed=seed, init=init)
+    arithmetics = list(ARITHMETICS) if arithmetic == "all" else _split("arithmetic", arithmetic)
+    profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json)
+    profile.manifest.update(model=model, seed=seed, init=init, command=command())
     written = None if output is None else write_run(profile, output, title_of(model))
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts()})
         return
     console().print(profile_table(profile, profile.metrics[0]))
     if written and not quiet:
-        say(f"\nReport: {written}")
+        say_report(written)
+
+
+def command() -> str:
+    """The command line, as it was typed."""
+    return shlex.join(["rankscope", *sys.argv[1:]])
 
 
 def title_of(model: str) -> str:
@@ -127,7 +136,7 @@ def write_run(profile: "Profile", folder: Path, title: str) -> Path:
 def _split(option: str, text: str) -> list[str]:
     from rankscope.errors import RankscopeError
 
-    parts = [part.strip() for part in text.split(",") if part.strip()]
+    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not parts:
         raise RankscopeError(f"--{option} must name at least one; got {text!r}")
     return parts

@@ -7,7 +7,7 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but results.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything drawn at random.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything drawn at random.")]
 Tokens = Annotated[int, typer.Option(min=1, help="Tokens per sample.")]
 Samples = Annotated[int, typer.Option(min=1, help="How many excerpts of the bundled prose.")]
 Output = Annotated[

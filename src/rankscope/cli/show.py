@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -25,7 +26,12 @@ def console() -> Console:
 def say(*lines: str) -> None:
     """Plain sentences, wrapped to the terminal."""
     for line in lines:
-        console().print(line)
+        console().print(line, markup=False)
+
+
+def say_report(path: Path) -> None:
+    """Where the report lies, on a line of its own that no terminal breaks."""
+    console().print(f"Report: {path}", markup=False, soft_wrap=True)
 
 
 def machine(value: Any) -> None:
@@ -57,64 +63,62 @@ def progress(quiet: bool) -> Iterator[Callable[[str], Callable[[int, int], None]
         yield start
 
 
-def sparkline(values: Sequence[float], *, log: bool) -> str:
-    """One character per value, from 0 (or on a log scale from the least) to the largest.
+def sparkline(values: Sequence[float]) -> str:
+    """One character per value, from the lowest (or 0) to the highest; a gap where there is none.
 
-    >>> sparkline([1.0, 0.1, 0.01], log=True)
+    >>> sparkline([1.0, 0.5, 0.0])
     '█▅▁'
     """
-    points = [math.log10(v) if log and v > 0 else math.nan if log else v for v in values]
-    known = [point for point in points if math.isfinite(point)]
-    low, high = (min(known) if log else min(0.0, *known), max(known)) if known else (0.0, 0.0)
+    known = [value for value in values if math.isfinite(value)]
+    low, high = (min(0.0, *known), max(0.0, *known)) if known else (0.0, 0.0)
     span = high - low or 1.0
 
-    def block(point: float) -> str:
-        return BLOCKS[round((point - low) / span * 7)] if math.isfinite(point) else " "
+    def block(value: float) -> str:
+        return BLOCKS[round((value - low) / span * 7)] if math.isfinite(value) else " "
 
-    return "".join(block(point) for point in points) if high > low else BLOCKS[3] * len(points)
-
-
-def number(value: float) -> str:
-    """Three digits, the way a person would write it.
-
-    >>> number(0.4321), number(3.2e-12)
-    ('0.432', '3.2e-12')
-    """
-    if not math.isfinite(value):
-        return "–"
-    if value == 0 or 1e-3 <= abs(value) < 1e4:
-        return f"{value:.3f}" if abs(value) < 100 else f"{value:.0f}"
-    return f"{value:.1e}"
+    return "".join(block(value) for value in values)
 
 
 def profile_table(profile: "Profile", metric: str) -> Table:
     """A line per variant and arithmetic: the curve, its ends, and from where it is only noise."""
+    from rankscope.figures import power
     from rankscope.metrics import metric as metric_named
 
-    each = metric_named(metric)
-    table = Table(title=f"{metric}: {each.symbol}, mean over samples", title_justify="left", box=None)
-    for heading, justify in (("variant", "left"), ("layers 0 →", "left")):
-        table.add_column(heading, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    for heading in ("first", "middle", "last"):
+    each, several = metric_named(metric), len(profile.arithmetics) > 1
+    first = 0 if each.of == "tokens" else 1  # there is no attention at layer 0
+    title = f"{metric}: {each.symbol}, geometric mean over samples"
+    table = Table(title=title, title_justify="left", box=None)
+    table.add_column("variant", overflow="fold")
+    if several:
+        table.add_column("arithmetic", no_wrap=True)
+    table.add_column(f"layers {first} →", no_wrap=True)
+    for heading in ("first", "last") if several else ("first", "middle", "last"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("at the floor", justify="left", no_wrap=True)
-    for variant in profile.variants:
-        for arithmetic in profile.arithmetics:
-            if not len(profile.table.filter(variant=variant, arithmetic=arithmetic, metric=metric)):
-                continue
-            curve = profile.curve(metric, variant=variant, arithmetic=arithmetic)
-            noise = profile.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic)
-            if curve.ndim == 3:
-                curve, noise = curve[:, 1:].nanmean(-1), noise[:, 1:].amax(-1)
-            mean = curve.nanmean(0).tolist()
-            drawn = mean if len(mean) <= 16 else [mean[k * (len(mean) - 1) // 15] for k in range(16)]
-            from_layer = next((k for k, part in enumerate(noise.amax(0).tolist()) if part == 1), None)
-            table.add_row(
-                variant if len(profile.arithmetics) == 1 else f"{variant} · {arithmetic}",
-                sparkline(drawn, log=max(mean) > 100 * min(mean) > 0),
-                number(mean[0]),
-                number(mean[len(mean) // 2]),
-                number(mean[-1]),
-                "" if from_layer is None else f"from layer {from_layer}",
-            )
+    table.add_column("at floor", no_wrap=True)
+    for variant, arithmetic in profile.lines(metric):
+        curve = profile.curve(metric, "log10", variant=variant, arithmetic=arithmetic)[:, first:]
+        mean = curve.transpose(0, 1).flatten(1).nanmean(1).tolist()
+        noise = profile.at_floor(metric, variant=variant, arithmetic=arithmetic).tolist()
+        floor = next((layer for layer, part in enumerate(noise) if part), None)
+        ends = [mean[0], mean[-1]] if several else [mean[0], mean[len(mean) // 2], mean[-1]]
+        table.add_row(
+            variant,
+            *([arithmetic] if several else []),
+            sparkline(_drawn(mean)),
+            *map(power, ends),
+            "" if floor is None else f"from {floor}",
+        )
     return table
+
+
+def _drawn(logs: Sequence[float], most: int = 13) -> list[float]:
+    """Curves as a sparkline draws them: values; over two decades their log; over fifty its log."""
+    if len(logs) > most:
+        logs = [logs[k * (len(logs) - 1) // (most - 1)] for k in range(most)]
+    known = [k for k in logs if math.isfinite(k)]
+    span = max(known) - min(known) if known else 0.0
+    if span < 2:
+        return [10**k for k in logs]
+    if span < 50:
+        return list(logs)
+    return [math.copysign(math.log1p(abs(k)), k) for k in logs]

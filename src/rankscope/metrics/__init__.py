@@ -9,7 +9,7 @@ from rankscope.metrics.attention import (
     spectral_gap,
 )
 from rankscope.metrics.catalogue import METRICS, Metric, Reading, metric
-from rankscope.metrics.cosine import mean_abs_cosine, mean_cosine, min_cosine
+from rankscope.metrics.cosine import max_cosine_gap, mean_abs_cosine, mean_cosine, mean_cosine_gap, min_cosine
 from rankscope.metrics.residual import (
     composite_norm,
     high_frequency_share,
@@ -27,6 +27,9 @@ from rankscope.metrics.spectrum import (
     effective_rank,
     numerical_rank,
     participation_ratio,
+    residual_effective_rank,
+    residual_singular_ratio,
+    residual_stable_rank,
     sigma_min,
     singular_values,
     stable_rank,
@@ -43,9 +46,11 @@ __all__ = [
     "entropy",
     "first_token_mass",
     "high_frequency_share",
+    "max_cosine_gap",
     "max_residual",
     "mean_abs_cosine",
     "mean_cosine",
+    "mean_cosine_gap",
     "metric",
     "min_cosine",
     "mu",
@@ -56,6 +61,9 @@ __all__ = [
     "relative_residual",
     "relative_spectral_residual",
     "residual",
+    "residual_effective_rank",
+    "residual_singular_ratio",
+    "residual_stable_rank",
     "row_sum_defect",
     "second_singular_value",
     "sigma_min",

@@ -24,7 +24,7 @@ from torch import Tensor
 from rankscope.errors import ConvergenceError
 from rankscope.metrics.tokens import Tokens
 
-TOLERANCE = 1e-6
+TOLERANCE = 1e-5
 """Relative gap between the value returned and the proved lower bound."""
 PROGRAMMES = 100
 """Linear programmes per sample before giving up; a dozen is usual."""
@@ -55,7 +55,9 @@ def minimiser(X: Matrix) -> Vector:
     size = float(np.abs(X - shift).max())
     if size == 0.0:
         return shift
-    return shift + size * _search((X - shift) / size)
+    found = shift + size * _search((X - shift) / size)
+    # Compared where they will be used, since shifting and scaling round.
+    return min((found, shift, (X.max(0) + X.min(0)) / 2), key=lambda x: _product(_sums(X, x)))
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def _search(X: Matrix) -> Vector:
         # `product` is f g, the square of the measure.
         if _product(_sums(X, best)) <= product * (1 + TOLERANCE) ** 2:
             return best
+        if left.point == right.point:
+            return best  # the vertex is attainable, but for the solver's rounding
         weights = [_normal(left.point, right.point)]
     raise ConvergenceError(
         f"the argmin centre must be proved to {TOLERANCE:g}; {PROGRAMMES} linear programmes left a gap of "

@@ -28,17 +28,21 @@ class Reading:
     """Measured values, with the floor beneath which they are rounding noise."""
 
     value: Float[Tensor, "*batch"]
+    """0 where it underflows; `log10` still knows it."""
+    log10: Float[Tensor, "*batch"]
+    """log10 of |value|; -inf at zero."""
     floor: Float[Tensor, "*batch"]
+    """0 where the arithmetic resolves any value."""
 
-    @property
-    def log10(self) -> Float[Tensor, "*batch"]:
-        """log10 of |value|; -inf at zero."""
-        return self.value.abs().log10()
+    @classmethod
+    def of(cls, value: Float[Tensor, "*batch"], floor: Float[Tensor, "*batch"]) -> "Reading":
+        """A value within floating point's range."""
+        return cls(value, value.abs().log10(), floor)
 
     @property
     def below_floor(self) -> Bool[Tensor, "*batch"]:
         """True where the value cannot be told from rounding noise."""
-        return self.value.abs() <= self.floor
+        return (self.value.abs() <= self.floor) & (self.floor > 0)
 
 
 @dataclass(frozen=True)
@@ -68,10 +72,10 @@ class Metric:
             unit = x.unit if isinstance(x, Tokens) else unit_of(x.dtype)
         if self.count:
             value = self.compute(x, padding, unit=unit)
-            return Reading(value, torch.zeros_like(value))
+            return Reading.of(value, torch.zeros_like(value))
         value = self.compute(x, padding)
         scale = torch.ones_like(value) if self.scale is None else self.scale(x, padding)
-        return Reading(value, (ROUNDING * unit) ** self.power * scale)
+        return Reading.of(value, (ROUNDING * unit) ** self.power * scale)
 
 
 def _residuals(name: str, symbol: str, tex: str, norm: residual.Norm) -> list[Metric]:
@@ -82,6 +86,16 @@ def _residuals(name: str, symbol: str, tex: str, norm: residual.Norm) -> list[Me
         Metric(name, symbol, tex, "tokens", absolute, scale=partial(residual.token_norm, norm=norm)),
         Metric(f"relative_{name}", f"{symbol} / {whole}", f"{tex} / {whole_tex}", "tokens", relative),
     ]
+
+
+def _of_residual(name: str, symbol: str, tex: str) -> Metric:
+    """A property of the residual's shape: as uncertain as the residual is, relative to the tokens."""
+    compute = getattr(spectrum, name)
+
+    def scale(X: TokensLike, padding: Tensor | None = None) -> Tensor:
+        return compute(X, padding) / residual.relative_mu(X, padding).clamp(min=1e-300)
+
+    return Metric(name, symbol, tex, "tokens", compute, scale=scale)
 
 
 _TOKENS = [
@@ -109,6 +123,20 @@ _TOKENS = [
     Metric(
         "mean_abs_cosine", "mean |cos(xᵢ, xⱼ)|", r"\mathrm{mean}\,|\cos(x_i, x_j)|", "tokens",
         cosine.mean_abs_cosine,
+    ),
+    _of_residual(
+        "residual_stable_rank", "‖res X‖_F² / ‖res X‖₂²",
+        r"\|\mathrm{res}\,X\|_F^2 / \|\mathrm{res}\,X\|_2^2",
+    ),
+    _of_residual("residual_effective_rank", "exp H(σ(res X))", r"\exp H(\sigma(\mathrm{res}\,X))"),
+    _of_residual("residual_singular_ratio", "σ₂ / σ₁ of res X", r"\sigma_2 / \sigma_1\,(\mathrm{res}\,X)"),
+    Metric(
+        "mean_cosine_gap", "1 − mean cos(xᵢ, xⱼ)", r"1 - \mathrm{mean}\,\cos(x_i, x_j)", "tokens",
+        cosine.mean_cosine_gap, power=2,
+    ),
+    Metric(
+        "max_cosine_gap", "1 − min cos(xᵢ, xⱼ)", r"1 - \min\,\cos(x_i, x_j)", "tokens",
+        cosine.max_cosine_gap, power=2,
     ),
     Metric("min_cosine", "min cos(xᵢ, xⱼ)", r"\min\,\cos(x_i, x_j)", "tokens", cosine.min_cosine),
 ]  # fmt: skip

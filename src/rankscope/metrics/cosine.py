@@ -1,7 +1,8 @@
 """Angles between tokens: cos(x_i, x_j) over the pairs i < j of real tokens.
 
 A token of zero length points nowhere: its cosines are 0. One token alone agrees with itself: 1.
-No token: NaN.
+No token: NaN. The gaps `1 - cos` are computed as `|u_i - u_j|^2 / 2` of the unit vectors, so that they can be
+resolved down to the square of the arithmetic's floor.
 """
 
 import torch
@@ -15,12 +16,23 @@ def cosines(
     X: TokensLike, padding: Tensor | None = None
 ) -> tuple[Float[Tensor, "*batch token token"], Bool[Tensor, "*batch token token"]]:
     """All cosines, and which of them are pairs i < j of real tokens."""
-    X, real, _, _ = tokens(X, padding)
-    length = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
-    direction = X / length.masked_fill(length == 0, 1.0)
+    direction, _, real = _directions(X, padding)
     cosine = (direction @ direction.mT).clamp(-1.0, 1.0)
     pairs = (real[..., :, None] & real[..., None, :]).triu(1)
     return cosine, pairs
+
+
+def _directions(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """(unit vectors, largest entries, which count); a zero token keeps its zero."""
+    ready = tokens(X, padding)
+    size = (
+        ready.X.abs().amax(-1, keepdim=True)
+        if ready.X.shape[-1]
+        else ready.X.new_zeros((*ready.X.shape[:-1], 1))
+    )
+    unit = ready.X / size.masked_fill(size == 0, 1.0)  # squares could leave the range
+    length = torch.linalg.vector_norm(unit, dim=-1, keepdim=True)
+    return unit / length.masked_fill(length == 0, 1.0), size, ready.real
 
 
 def mean_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
@@ -45,6 +57,30 @@ def min_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
     lowest = cosine.masked_fill(~pairs, 1.0).flatten(-2)
     value = lowest.amin(-1) if lowest.shape[-1] else lowest.new_ones(lowest.shape[:-1])
     return nan_where_empty(value, tokens(X, padding).number)
+
+
+def mean_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
+    """`1 - mean cos(x_i, x_j)`: 0 when all tokens point one way."""
+    gap, pairs = _gaps(X, padding)
+    number = pairs.flatten(-2).sum(-1).clamp(min=1)
+    return nan_where_empty(gap.flatten(-2).sum(-1) / number, tokens(X, padding).number)
+
+
+def max_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
+    """`1 - min cos(x_i, x_j)`."""
+    gap, _ = _gaps(X, padding)
+    value = gap.flatten(-2).amax(-1) if gap.shape[-1] else gap.sum((-2, -1))
+    return nan_where_empty(value, tokens(X, padding).number)
+
+
+def _gaps(
+    X: TokensLike, padding: Tensor | None
+) -> tuple[Float[Tensor, "*batch token token"], Bool[Tensor, "*batch token token"]]:
+    direction, length, real = _directions(X, padding)
+    gap = torch.cdist(direction, direction, compute_mode="donot_use_mm_for_euclid_dist").square() / 2
+    gap = gap.masked_fill((length == 0) | (length == 0).mT, 1.0)
+    pairs = (real[..., :, None] & real[..., None, :]).triu(1)
+    return gap.masked_fill(~pairs, 0.0), pairs
 
 
 def _mean(cosine: Tensor, pairs: Tensor, X: TokensLike, padding: Tensor | None) -> Values:

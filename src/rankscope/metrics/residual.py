@@ -30,12 +30,17 @@ def composite_norm(A: Matrix) -> Values:
     """
     size = A.abs()
     columns, rows = size.sum(-2), size.sum(-1)
-    return (_largest(columns) * _largest(rows)).sqrt()
+    return _largest(columns).sqrt() * _largest(rows).sqrt()  # the product could leave the range
 
 
 def frobenius_norm(A: Matrix) -> Values:
     """`||A||_F`, the root of the sum of squares."""
-    return torch.linalg.vector_norm(A, dim=(-2, -1))
+    norm = torch.linalg.vector_norm(A, dim=(-2, -1))
+    if bool(((norm > 1e-140) & (norm < 1e140)).all()):
+        return norm
+    size = max_norm(A)  # squares could leave the range
+    unit = A / size.masked_fill(size == 0, 1.0)[..., None, None]
+    return size * torch.linalg.vector_norm(unit, dim=(-2, -1))
 
 
 def spectral_norm(A: Matrix) -> Values:

@@ -11,6 +11,9 @@ With s_1 >= s_2 >= ... the singular values of X and m = min(n, d) their number:
 | `participation_ratio` | `(sum s_k^2)^2 / sum s_k^4`                                  |
 | `sigma_min`           | s_m                                                          |
 
+and of the residual `X - 1 mean^T` alone, whatever its scale: `residual_stable_rank`,
+`residual_effective_rank`, and `residual_singular_ratio`, its s_2 / s_1.
+
 Every rank of the zero matrix is 0; without tokens there is none: NaN. `eps` is the unit of the
 arithmetic that made X: its dtype's own unless `unit` says otherwise.
 """
@@ -88,6 +91,28 @@ def sigma_min(X: TokensLike, padding: Tensor | None = None) -> Values:
         return s.new_full(s.shape[:-1], torch.nan)
     last = ready.number.clamp(max=s.shape[-1], min=1) - 1
     return nan_where_empty(s.gather(-1, last[..., None])[..., 0], ready.number)
+
+
+def residual_stable_rank(X: TokensLike, padding: Tensor | None = None) -> Values:
+    """`||res X||_F^2 / ||res X||_2^2`: in how many directions tokens still differ."""
+    return stable_rank(_residual(X, padding))
+
+
+def residual_effective_rank(X: TokensLike, padding: Tensor | None = None) -> Values:
+    """`exp(-sum p_k log p_k)` of the singular values of res X."""
+    return effective_rank(_residual(X, padding))
+
+
+def residual_singular_ratio(X: TokensLike, padding: Tensor | None = None) -> Values:
+    """`s_2 / s_1` of res X: 0 when tokens lie on a line."""
+    s, number = _values(_residual(X, padding), None)
+    second = s[..., 1] if s.shape[-1] > 1 else s.new_zeros(s.shape[:-1])
+    return nan_where_empty(second, number)
+
+
+def _residual(X: TokensLike, padding: Tensor | None) -> Tokens:
+    ready = tokens(X, padding)
+    return ready._replace(X=centred(ready))
 
 
 def _values(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tensor]:

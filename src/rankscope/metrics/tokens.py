@@ -69,9 +69,9 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
     # The largest entry is NaN or infinite when any is.
     finite = X.abs().flatten(-2).amax(-1).isfinite() if X.numel() else torch.ones(())
     if not bool(finite.all()):
-        first = (~finite).nonzero()[0].tolist()
+        where = f"sample {(~finite).nonzero()[0].tolist()}" if finite.ndim else "a token"
         raise TokensError(
-            f"tokens must be finite; sample {first} holds NaN or infinity: "
+            f"tokens must be finite; {where} holds NaN or infinity: "
             "measure an earlier layer, or compute in a wider dtype"
         )
     return Tokens(X, real, real.sum(-1), unit)
@@ -83,9 +83,10 @@ def real_tokens(
     """True where a token counts; the padding is checked against the tokens' shape."""
     if padding is None:
         return torch.ones(shape, dtype=torch.bool, device=device)
-    if padding.dtype != torch.bool:
+    if not isinstance(padding, Tensor) or padding.dtype != torch.bool:
+        got = padding.dtype if isinstance(padding, Tensor) else type(padding).__name__
         raise TokensError(
-            f"padding must be boolean, True at padded tokens; received {padding.dtype}: "
+            f"padding must be a boolean tensor, True at padded tokens; received {got}: "
             "pass attention_mask == 0"
         )
     if padding.shape != shape:

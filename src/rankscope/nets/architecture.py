@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from rankscope.errors import ArchitectureError, FileError, RankscopeError, one_of
+from rankscope.errors import ArchitectureError, FileError, one_of
 from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.masks import MaskLike, spec_of
 
@@ -89,15 +89,35 @@ class Architecture:
     """Which parts have a bias, of query, key, value, output, mlp, norm. True or False: all or none."""
 
     def __post_init__(self) -> None:
+        self._check_types()
         self._fill()
         self._check()
+
+    def _check_types(self) -> None:
+        """Whole numbers, numbers, words and yes-or-no where each belongs."""
+        for field in dataclasses.fields(self):
+            value, usual = getattr(self, field.name), field.default
+            if field.name in ("kept_heads", "biases", "mask"):
+                continue
+            kind = int if usual is dataclasses.MISSING else type(usual)
+            fits = isinstance(value, int | float if kind is float else kind)
+            if not fits or (isinstance(value, bool) and kind is not bool):
+                word = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}[kind]
+                raise ArchitectureError(f"{field.name} must be {word}; got {value!r}")
+            if kind is float:
+                object.__setattr__(self, field.name, float(value))
 
     def _fill(self) -> None:
         """Put the usual numbers in place of 0, so that equal networks compare equal."""
         put = object.__setattr__
         for name in ("layers", "width", "heads"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+            if getattr(self, name) < 1:
                 raise ArchitectureError(f"{name} must be a whole number >= 1; got {getattr(self, name)!r}")
+        for name in ("head_width", "divisor"):
+            if not getattr(self, name) >= 0:
+                raise ArchitectureError(
+                    f"{name} must be > 0, or 0 for its usual value; got {getattr(self, name)!r}"
+                )
         if not self.head_width:
             if self.width % self.heads:
                 raise ArchitectureError(
@@ -108,8 +128,12 @@ class Architecture:
         put(self, "key_heads", self.key_heads or self.heads)
         put(self, "divisor", self.divisor or math.sqrt(self.head_width))
         put(self, "mlp_width", self.mlp_width or 4 * self.width)
-        if isinstance(self.biases, bool):
-            put(self, "biases", BIASES if self.biases else ())
+        biases: Any = self.biases
+        if isinstance(biases, str) or not isinstance(biases, bool | tuple | list):
+            raise ArchitectureError(
+                f"biases must be True, False or a tuple of {', '.join(BIASES)}; got {biases!r}"
+            )
+        put(self, "biases", tuple(biases) if not isinstance(biases, bool) else BIASES if biases else ())
         put(self, "mask", mask_spec(self.mask))
 
     def _check(self) -> None:
@@ -123,7 +147,7 @@ class Architecture:
         for part in self.biases if isinstance(self.biases, tuple) else ():
             _among("biases", part, BIASES)
         for name in ("key_heads", "head_width", "mlp_width", "length", "bias_buckets", "bias_reach"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+            if getattr(self, name) < 1:
                 raise ArchitectureError(f"{name} must be a whole number >= 1; got {getattr(self, name)!r}")
         for name in ("divisor", "rotary_base"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
@@ -133,8 +157,8 @@ class Architecture:
                 raise ArchitectureError(
                     f"{name} must be a finite number (0 takes the skip out); got {getattr(self, name)!r}"
                 )
-        if not self.norm_eps >= 0:
-            raise ArchitectureError(f"norm_eps must be >= 0; got {self.norm_eps!r}")
+        if not (math.isfinite(self.norm_eps) and self.norm_eps >= 0):
+            raise ArchitectureError(f"norm_eps must be a finite number >= 0; got {self.norm_eps!r}")
         if self.heads % self.key_heads:
             raise ArchitectureError(
                 f"heads must be a multiple of key_heads; got {self.heads} and {self.key_heads}"
@@ -186,6 +210,10 @@ class Architecture:
     def _check_kept_heads(self) -> None:
         if self.kept_heads is None:
             return
+        if not all(isinstance(kept, tuple) for kept in self.kept_heads):
+            raise ArchitectureError(
+                f"kept_heads must have one tuple of heads per layer; got {self.kept_heads!r}"
+            )
         if len(self.kept_heads) != self.layers:
             raise ArchitectureError(
                 f"kept_heads must have one tuple per layer ({self.layers}); got {len(self.kept_heads)}"
@@ -221,13 +249,16 @@ class Architecture:
         >>> Architecture(layers=12, width=768, heads=12).replace(width=384).mlp_width
         1536
         """
-        usual = {
-            "head_width": self.width // self.heads,
-            "key_heads": self.heads,
-            "divisor": math.sqrt(self.head_width),
-            "mlp_width": 4 * self.width,
-        }
-        follow = {name: type(value)(0) for name, value in usual.items() if getattr(self, name) == value}
+        whole = self.width % self.heads == 0
+        follow: dict[str, Any] = {}
+        if {"width", "heads"} & changes.keys() and whole and self.head_width == self.width // self.heads:
+            follow["head_width"] = 0
+        if "heads" in changes and self.key_heads == self.heads:
+            follow["key_heads"] = 0
+        if {"width", "heads", "head_width"} & changes.keys() and self.divisor == math.sqrt(self.head_width):
+            follow["divisor"] = 0.0
+        if "width" in changes and self.mlp_width == 4 * self.width:
+            follow["mlp_width"] = 0
         return dataclasses.replace(self, **{**follow, **changes})
 
     def to_dict(self) -> dict[str, Any]:
@@ -245,12 +276,7 @@ class Architecture:
                 raise ArchitectureError(
                     f"an architecture must say its layers, width and heads; {name} is missing"
                 )
-        try:
-            return cls(**{name: _frozen(value) for name, value in fields.items()})
-        except RankscopeError:
-            raise
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ArchitectureError(f"architecture fields must have their usual types; {error}") from error
+        return cls(**{name: _frozen(value) for name, value in fields.items()})
 
     @classmethod
     def read(cls, path: str | Path) -> "Architecture":

@@ -6,12 +6,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rankscope.errors import MaskError
 from rankscope.nets import masks
 from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.kernels import attention_matrix
 from rankscope.nets.norms import normalise
-from rankscope.nets.positions import relative_scores, rotary_tables, rotate, score_bias, sinusoids
+from rankscope.nets.positions import by_offset, rotary_tables, rotate, score_bias, sinusoids
 from rankscope.nets.weights import Layer, Linear, NormWeights, Weights
 
 Tokens = Float[Tensor, "batch token width"]
@@ -41,6 +42,11 @@ class Setting:
         for spec in specs:
             mask = masks.matrix(spec, n, X.device)[None, None]  # [1, 1, token, token]
             visible[spec] = mask if whole else mask & real[:, None, None, :] & real[:, None, :, None]
+            if not whole and bool((real & ~visible[spec][:, 0].any(-1)).any()):
+                raise MaskError(
+                    "every token must attend to at least one real token; padding takes away all that one "
+                    "sees: use a mask in which each token attends to itself"
+                )
         return cls(
             visible=visible,
             rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else None,
@@ -82,8 +88,8 @@ def attention(
     if group > 1:
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     added = setting.bias
-    if setting.sinusoids is not None:
-        added = relative_scores(q, w, setting.sinusoids) / arch.divisor
+    if setting.sinusoids is not None and w.position_bias is not None:
+        added = by_offset(q + w.position_bias[:, None], w, setting.sinusoids) / arch.divisor
     P = attention_matrix(arch, w, q, k, setting.visible[arch.mask_of(index)], added)
     heads = P @ v  # [batch, head, token, head_width]
     if arch.kept_heads is not None:

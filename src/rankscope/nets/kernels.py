@@ -52,7 +52,9 @@ def attention_matrix(
     return masked_softmax(scores, visible)
 
 
-def masked_softmax(scores: Square, visible: Visible) -> Square:
+def masked_softmax(
+    scores: Float[Tensor, "batch head row token"], visible: Bool[Tensor, "#batch 1 row token"]
+) -> Float[Tensor, "batch head row token"]:
     """Softmax over the visible tokens; a row that sees none (padding) is zero."""
     blind = ~visible.any(-1, keepdim=True)
     hidden = scores.masked_fill(~(visible | blind), -torch.inf)

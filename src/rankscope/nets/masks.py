@@ -49,17 +49,32 @@ def spec_of(mask: MaskLike) -> str:
 
     >>> spec_of([(0, 1), (0, 2)])
     'edges:0>1,0>2'
+    >>> spec_of("causal & window:04")
+    'causal&window:4'
     """
     if isinstance(mask, str):
-        for part in mask.split("&"):
-            _check(part)
-        return mask
+        return "&".join(_canonical(part) for part in mask.split("&"))
     if isinstance(mask, Tensor):
         return from_matrix(mask)
-    pairs = list(mask)
-    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-        raise MaskError("a list of edges must hold pairs (source, target); see `rankscope masks --help`")
-    return "edges:" + ",".join(f"{int(source)}>{int(target)}" for source, target in pairs)
+    pairs = list(mask) if isinstance(mask, Iterable) else [mask]
+    for pair in pairs:
+        if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(type(end) is int for end in pair)):
+            raise MaskError(
+                "a mask must be a string, a boolean tensor or a list of edges (source, target); "
+                f"got {mask!r:.60}"
+            )
+    return _canonical("edges:" + ",".join(f"{source}>{target}" for source, target in pairs))
+
+
+def _canonical(part: str) -> str:
+    """One spec without spaces and leading zeros, checked."""
+    name = part.strip().partition(":")[0]
+    _, numbers = _check(part)
+    if name == "edges":
+        numbers = [",".join(f"{source}>{target}" for source, target in _edge_list(str(numbers[0])))]
+    elif name == "matrix":
+        _bits(str(numbers[0]), str(numbers[1]))
+    return ":".join([name, *map(str, numbers)])
 
 
 def matrix(mask: MaskLike, n: int, device: torch.device | str = "cpu") -> Matrix:
@@ -77,7 +92,8 @@ def matrix(mask: MaskLike, n: int, device: torch.device | str = "cpu") -> Matrix
     blind = (~result.any(-1)).nonzero().flatten().tolist()
     if blind:
         raise MaskError(
-            f"every token must attend to at least one token; under mask {mask!r} token {blind[0]} sees none"
+            f"every token must attend to at least one token; under mask {spec_of(mask)[:60]} "
+            f"token {blind[0]} sees none"
         )
     return result.to(device)
 
@@ -102,7 +118,7 @@ def _check(part: str) -> tuple[Rule, list[int | str]]:
         raise MaskError(f"mask {name!r} must be written {rule.usage}; got {part!r}")
     if name in ("edges", "matrix"):
         return rule, list(arguments)
-    if not all(argument.isdecimal() for argument in arguments):
+    if not all(argument.isdecimal() and len(argument) < 10 for argument in arguments):
         raise MaskError(f"mask {name!r} must be written {rule.usage} with whole numbers >= 0; got {part!r}")
     numbers: list[int | str] = [int(argument) for argument in arguments]
     if name in ("strided", "dilated") and numbers and numbers[-1] == 0:
@@ -161,26 +177,38 @@ def _bigbird(n: int, w: int, g: int, r: int, seed: int = 0) -> Matrix:
 
 def _edges(n: int, listed: str) -> Matrix:
     result = torch.eye(n, dtype=torch.bool)
-    for edge in filter(None, listed.split(",")):
-        source, arrow, target = edge.partition(">")
-        if not (arrow and source.strip().isdecimal() and target.strip().isdecimal()):
-            raise MaskError(f"an edge must be written source>target, as in 0>1; got {edge!r}")
-        if max(int(source), int(target)) >= n:
-            raise MaskError(f"edges must join tokens 0..{n - 1}; got {edge!r}")
-        result[int(target), int(source)] = True
+    for source, target in _edge_list(listed):
+        if max(source, target) >= n:
+            raise MaskError(f"edges must join tokens 0..{n - 1}; got '{source}>{target}'")
+        result[target, source] = True
     return result
 
 
+def _edge_list(listed: str) -> list[tuple[int, int]]:
+    edges = []
+    for edge in filter(None, listed.split(",")):
+        source, arrow, target = (part.strip() for part in edge.partition(">"))
+        if not (arrow and source.isdecimal() and target.isdecimal() and len(source + target) < 18):
+            raise MaskError(f"an edge must be written source>target, as in 0>1; got {edge!r}")
+        edges.append((int(source), int(target)))
+    return edges
+
+
 def _matrix(n: int, size: str, digits: str) -> Matrix:
+    bits = _bits(size, digits)
+    if int(size) != n:
+        raise MaskError(f"this mask is a matrix on {size} tokens; received {n} tokens")
+    return torch.tensor([bit == "1" for bit in bits]).reshape(n, n)
+
+
+def _bits(size: str, digits: str) -> str:
     try:
         bits = f"{int(digits, 16):b}"[1:]
     except ValueError:
         raise MaskError(f"mask 'matrix' must be written matrix:n:hex; got {digits[:20]!r} for hex") from None
     if not size.isdecimal() or len(bits) != int(size) ** 2:
         raise MaskError(f"mask 'matrix' must hold n * n bits; got {len(bits)} for n = {size}")
-    if int(size) != n:
-        raise MaskError(f"this mask is a matrix on {size} tokens; received {n} tokens")
-    return torch.tensor([bit == "1" for bit in bits]).reshape(n, n)
+    return bits
 
 
 RULES: dict[str, Rule] = {

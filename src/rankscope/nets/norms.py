@@ -24,7 +24,8 @@ def normalise(x: Tokens, kind: Norm, weights: NormWeights, eps: float) -> Tokens
     if kind == "layer":
         x = x - x.mean(-1, keepdim=True)
     square = x.square().sum(-1, keepdim=True)
-    x = x / (square + eps if kind == "scale" else square / x.shape[-1] + eps).sqrt()
+    variance = square + eps if kind == "scale" else square / x.shape[-1] + eps
+    x = x / variance.masked_fill(variance == 0, 1.0).sqrt()  # a token of length zero stays zero
     if weights.gain is not None:
         x = x * weights.gain
     return x if weights.bias is None else x + weights.bias

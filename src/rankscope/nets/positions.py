@@ -45,17 +45,17 @@ def rotate(x: Heads, tables: tuple[Table, Table], pairs: str) -> Heads:
     return torch.cat([turned, rest], -1)
 
 
-def relative_scores(
+def by_offset(
     q: Heads, layer: Attention, positions: Float[Tensor, "offset width"]
 ) -> Float[Tensor, "batch head token token"]:
-    """`(q_i + v) . r_{i-j}` before the divisor; `positions` are the sinusoids of offsets n-1 .. -(n-1)."""
-    assert layer.position is not None and layer.position_bias is not None
+    """`q_i . r_{i-j}` before the divisor; `positions` are the sinusoids of offsets n-1 .. -(n-1)."""
+    assert layer.position is not None
     n = q.shape[-2]
     r = torch.einsum("od,dhc->hoc", positions, layer.position)
-    by_offset = (q + layer.position_bias[:, None]) @ r.mT  # [batch, head, token, 2n - 1]
+    scores = q @ r.mT  # [batch, head, token, 2n - 1]
     i = torch.arange(n, device=q.device)
     column = n - 1 - (i[:, None] - i[None, :])
-    return by_offset.gather(-1, column.expand(*q.shape[:-1], n))
+    return scores.gather(-1, column.expand(*q.shape[:-1], n))
 
 
 def sinusoids(arch: Architecture, n: int, like: Tensor) -> Float[Tensor, "offset width"]:

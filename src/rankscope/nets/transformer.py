@@ -3,9 +3,9 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,11 +13,13 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError, TokensError
 from rankscope.metrics.tokens import real_tokens
-from rankscope.nets.architecture import Architecture, mask_spec
+from rankscope.nets.architecture import Architecture
 from rankscope.nets.block import Setting, block
+from rankscope.nets.changes import Heads, chosen_layers, with_changes, with_layers
 from rankscope.nets.initial import random_tensors
 from rankscope.nets.masks import MaskLike
 from rankscope.nets.norms import normalise
+from rankscope.nets.order import Order
 from rankscope.nets.weights import Weights, assemble, converted, named, shapes
 
 
@@ -41,7 +43,7 @@ class Run:
     """The last state, through the final norm where there is one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Transformer:
     """A network. Its variants share its tensors; nothing is ever copied or changed in place.
 
@@ -52,6 +54,13 @@ class Transformer:
 
     arch: Architecture
     weights: Weights
+
+    def __repr__(self) -> str:
+        arch = self.arch
+        return (
+            f"Transformer({arch.layers} layers, width {arch.width}, {arch.heads} heads, "
+            f"{self.dtype} on {self.device})"
+        )
 
     @classmethod
     def random(
@@ -110,15 +119,32 @@ class Transformer:
         X is `[batch, token, width]`; `padding` `[batch, token]`, True at padded tokens, which are seen by
         no token and stay out of every average.
         """
-        real = self._checked(X, padding)
-        X = X.masked_fill(~real[..., None], 0.0)
-        if self.weights.positions is not None:
-            X = X + self.weights.positions[: X.shape[1]]
+        X, real, order = self.prepared(X, padding)
         setting = Setting.of(self.arch, self.weights, X, real)
-        yield Step(0, X, None)
+        hidden = None if bool(real.all()) else ~real[..., None]
+        yield Step(0, X if order is None else order.restored(X), None)
         for index, layer in enumerate(self.weights.layers):
             X, P = block(self.arch, index, layer, X, setting)
-            yield Step(index + 1, X, P)
+            if hidden is not None:
+                X = X.masked_fill(hidden, 0.0)
+            if order is None:
+                yield Step(index + 1, X, P)
+            else:
+                yield Step(index + 1, order.restored(X), order.restored_square(P))
+
+    def prepared(
+        self, X: Tensor, padding: Tensor | None
+    ) -> tuple[Float[Tensor, "batch token width"], Bool[Tensor, "batch token"], Order | None]:
+        """(layer 0, real, order): the tokens checked, real ones first, zero at padding, with absolute
+        positions added; and how to put them back where they stood, if they moved."""
+        real = self._checked(X, padding)
+        X = X.masked_fill(~real[..., None], 0.0)
+        order = Order.of(real)
+        if order is not None:
+            X, real = order.sorted(X), real.gather(1, order.forth)
+        if self.weights.positions is not None:
+            X = (X + self.weights.positions[: X.shape[1]]).masked_fill(~real[..., None], 0.0)
+        return X, real, order
 
     def finish(self, X: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
         """The last state through the final norm, where there is one."""
@@ -163,7 +189,7 @@ class Transformer:
         divisor: float | None = None,
         kernel: str | None = None,
         activation: str | None = None,
-        heads: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
+        heads: Heads | None = None,
         layers: int | Sequence[int] | None = None,
     ) -> "Transformer":
         """The same weights with parts taken out or changed. What is not named stays as it is.
@@ -172,66 +198,14 @@ class Transformer:
         mlp=False: without the MLP, its skip and its norm. norm=False: without any norm.
         mask, divisor, kernel, activation: as in `Architecture`.
         heads: the heads that speak, in every layer or by layer {3: [0, 5]}.
-        layers: a depth (12 layers repeated to 128), or the layers to apply, in order ([0] * 300).
+        layers: a depth (12 layers repeated to 128), or the layers to apply, in order ([0] * 300). A mask or
+        heads named along with it describe the new depth.
         """
-        chosen = _chosen_layers(layers, self.arch.layers)
-        changes: dict[str, Any] = {}
-        for name, weight in (
-            ("attention_skip", skip if attention_skip is None else attention_skip),
-            ("mlp_skip", skip if mlp_skip is None else mlp_skip),
-        ):
-            if weight is not None and not (name == "mlp_skip" and self.arch.parallel and mlp_skip is None):
-                changes[name] = float(weight)
-        if not mlp:
-            changes |= {"mlp": "none", "mlp_skip": 1.0}
-        if not norm:
-            changes |= {"norm": "none"}
-        if mask is not None:
-            changes["mask"] = mask_spec(mask)
-        given = {"divisor": divisor, "kernel": kernel, "activation": activation}
-        changes |= {name: value for name, value in given.items() if value is not None}
-        if heads is not None:
-            changes["kept_heads"] = self._kept(heads)
-        if layers is not None:
-            changes |= _follow(self.arch.replace(**changes), chosen)
-        if kernel is not None and self.arch.replace(**changes).linformer_rank != self.arch.linformer_rank:
-            raise ArchitectureError(
-                f"kernel {kernel!r} needs weights of its own: build the network with "
-                "Transformer.random(arch.replace(kernel=...))"
-            )
+        chosen = chosen_layers(layers, self.arch.layers)
+        arch = with_changes(
+            self.arch if layers is None else with_layers(self.arch, chosen),
+            skip=skip, attention_skip=attention_skip, mlp_skip=mlp_skip, mlp=mlp, norm=norm, mask=mask,
+            divisor=divisor, kernel=kernel, activation=activation, heads=heads,
+        )  # fmt: skip
         stored = tuple(self.weights.layers[index] for index in chosen)
-        weights = Weights(stored, self.weights.positions, self.weights.bias_table, self.weights.final_norm)
-        return Transformer(self.arch.replace(**changes), weights)
-
-    def _kept(self, heads: Sequence[int] | Mapping[int, Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-        before = self.arch.kept_heads or (tuple(range(self.arch.heads)),) * self.arch.layers
-        if not isinstance(heads, Mapping):
-            return (tuple(heads),) * self.arch.layers
-        for layer in heads:
-            if not 0 <= layer < self.arch.layers:
-                raise ArchitectureError(f"layers are numbered 0..{self.arch.layers - 1}; got {layer!r}")
-        return tuple(tuple(heads.get(layer, kept)) for layer, kept in enumerate(before))
-
-
-def _chosen_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
-    """The layers to apply, in order."""
-    if layers is None:
-        return list(range(depth))
-    if isinstance(layers, int):
-        if layers < 1:
-            raise ArchitectureError(f"a network must have at least one layer; got layers={layers}")
-        return [index % depth for index in range(layers)]
-    chosen = list(layers)
-    if not chosen or not all(isinstance(index, int) and 0 <= index < depth for index in chosen):
-        raise ArchitectureError(f"layers must name layers 0..{depth - 1}, at least one; got {chosen[:8]}")
-    return chosen
-
-
-def _follow(arch: Architecture, chosen: list[int]) -> dict[str, Any]:
-    """What is said by layer follows the layers that were chosen."""
-    changes: dict[str, Any] = {"layers": len(chosen)}
-    if ";" in arch.mask:
-        changes["mask"] = ";".join(arch.mask_of(index) for index in chosen)
-    if arch.kept_heads is not None:
-        changes["kept_heads"] = tuple(arch.kept_heads[index] for index in chosen)
-    return changes
+        return Transformer(arch, replace(self.weights, layers=stored))

@@ -1,20 +1,24 @@
 """`measure`: run a network and read its metrics at every layer, one layer in memory at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 import torch
 from torch import Tensor
 
+from rankscope.deviation import applies, propagate
+from rankscope.deviation.readings import read
 from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics import Metric, Reading, metric
+from rankscope.metrics.catalogue import ROUNDING
 from rankscope.metrics.tokens import real_tokens, tokens, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.profiles.manifest import manifest_of
 from rankscope.profiles.profile import SCHEMA, Profile
 
 ARITHMETICS: dict[str, torch.dtype] = {
+    "deviation": torch.float64,
     "float64": torch.float64,
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -25,12 +29,21 @@ Progress = Callable[[int, int], None]
 """Called after each layer with (layers done, layers in all)."""
 
 
+class _Layer(NamedTuple):
+    """What was read at one layer, and what the reader must know of it."""
+
+    layer: int
+    readings: list[tuple[Metric, Reading]]
+    row_sum_defect: float
+    finite: bool
+
+
 def measure(
     net: Transformer,
     X: Tensor,
     padding: Tensor | None = None,
-    metrics: Sequence[str] = DEFAULT_METRICS,
-    arithmetic: str = "float64",
+    metrics: str | Sequence[str] = DEFAULT_METRICS,
+    arithmetic: str = "deviation",
     *,
     variant: str = "as given",
     batch: int = 16,
@@ -38,10 +51,13 @@ def measure(
 ) -> Profile:
     """How uniform the tokens are at every layer.
 
-    X is `[batch, token, width]` in any floating dtype; the network runs in `arithmetic`, and metrics are
-    computed in float64 from what it gives. `variant` names the network in the table. At most `batch`
-    samples run together. A sample whose tokens overflow has NaN from that layer on, and the manifest
-    says so; what the other samples gave is kept.
+    X is `[batch, token, width]` in any floating dtype. `arithmetic` is how the network runs: `deviation`
+    resolves any residual, however small; `float64`, `float32` and `bfloat16` show their floors. Metrics are
+    computed in float64 from what it gives. `variant` names the network in the table. At most `batch` samples
+    run together. Layer l is the output of block l; a final norm is not applied.
+
+    A kernel without a rule in deviation arithmetic runs in float64, and the table says so. A sample whose
+    tokens overflow has NaN from that layer on, and the manifest says from which.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
@@ -52,31 +68,43 @@ def measure(
         raise MetricError(one_of("arithmetic", arithmetic, ARITHMETICS))
     if not metrics:
         raise MetricError("measure must be given at least one metric; received none")
-    chosen = [metric(name) for name in metrics]
+    chosen = [metric(name) for name in dict.fromkeys([metrics] if isinstance(metrics, str) else metrics)]
+    if batch < 1:
+        raise TokensError(f"batch must be at least 1 sample; got {batch}")
     if not isinstance(X, Tensor) or not X.is_floating_point():
         raise TokensError(
             "tokens must be a floating tensor [batch, token, width]; received "
             f"{X.dtype if isinstance(X, Tensor) else type(X).__name__}"
         )
+    asked = arithmetic
+    if arithmetic == "deviation" and not applies(net):
+        arithmetic = "float64"
     cast = net.to(ARITHMETICS[arithmetic])
     X = X.to(dtype=cast.dtype, device=cast.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
     checks: dict[str, Any] = {
+        "arithmetic_asked": asked,
         "dropout": 0.0,
         "padded_tokens": int((~real).sum()),
         "largest_row_sum_defect": 0.0,
         "first_layer_not_finite": None,
     }
+    rounding = ROUNDING * unit_of(cast.dtype)
     frames = []
     starts = range(0, len(X), batch)
+    run = _in_deviations if arithmetic == "deviation" else _plainly
     with torch.no_grad():
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
-            for step in cast.steps(part, ~kept):
-                _check_step(step, kept, checks)
-                frames += list(_frames(step, kept, chosen, unit_of(cast.dtype), start))
+            for found in run(cast, part, kept, chosen):
+                frames += [_frame(each, reading, found.layer, start) for each, reading in found.readings]
+                defect = max(checks["largest_row_sum_defect"], found.row_sum_defect)
+                checks["largest_row_sum_defect"] = defect
+                if not found.finite and checks["first_layer_not_finite"] is None:
+                    checks["first_layer_not_finite"] = found.layer
                 if progress is not None:
-                    progress(number * net.arch.layers + step.layer, len(starts) * net.arch.layers)
+                    progress(number * net.arch.layers + found.layer, len(starts) * net.arch.layers)
+    checks["rows_sum_to_one"] = checks["largest_row_sum_defect"] <= rounding
     columns = [pl.lit(variant).alias("variant"), pl.lit(arithmetic).alias("arithmetic")]
     table = pl.concat(frames).with_columns(columns) if frames else pl.DataFrame(schema=SCHEMA)
     return Profile(
@@ -84,30 +112,42 @@ def measure(
     )
 
 
-def _check_step(step: Step, real: Tensor, checks: dict[str, Any]) -> None:
-    """Note what the reader must know: rows that do not sum to one, tokens that overflowed."""
-    if checks["first_layer_not_finite"] is None and bool(_broken(step.state, real).any()):
-        checks["first_layer_not_finite"] = step.layer
-    if step.attention is not None and step.attention.numel():
-        defect = (step.attention.sum(-1).double() - 1).abs() * real[:, None]
-        checks["largest_row_sum_defect"] = max(
-            checks["largest_row_sum_defect"], float(defect.nan_to_num(0).max())
-        )
+def _in_deviations(net: Transformer, X: Tensor, real: Tensor, chosen: list[Metric]) -> Iterator[_Layer]:
+    for step in propagate(net, X, ~real):
+        found = [(each, read(each, step)) for each in chosen]
+        defect = 0.0 if step.attention is None else _row_sum_defect(step.attention.matrix(), real)
+        readings = [(each, reading) for each, reading in found if reading is not None]
+        yield _Layer(step.layer, readings, defect, finite=True)
 
 
-def _frames(
-    step: Step, real: Tensor, chosen: list[Metric], unit: float, start: int
-) -> Iterator[pl.DataFrame]:
+def _plainly(net: Transformer, X: Tensor, real: Tensor, chosen: list[Metric]) -> Iterator[_Layer]:
+    for step in net.steps(X, ~real):
+        broken = _broken(step.state, real)
+        defect = 0.0 if step.attention is None else _row_sum_defect(step.attention, real)
+        readings = list(_read_plainly(step, real, broken, chosen, unit_of(net.dtype)))
+        yield _Layer(step.layer, readings, defect, finite=not bool(broken.any()))
+
+
+def _read_plainly(
+    step: Step, real: Tensor, broken: Tensor, chosen: list[Metric], unit: float
+) -> Iterator[tuple[Metric, Reading]]:
     """Every metric of one step; a sample that is no longer finite has NaN."""
-    broken = _broken(step.state, real)
     ready = tokens(step.state.masked_fill(broken[:, None, None], 0.0), ~real)
     for each in chosen:
         if each.of == "tokens":
-            yield _frame(each, each.read(ready, unit=unit), broken, step.layer, start)
+            yield each, _with_holes(each.read(ready, unit=unit), broken)
         elif step.attention is not None:
             unseen = _broken(step.attention, real[:, None])
             P = step.attention.masked_fill(unseen[:, None, None, None], 0.0)
-            yield _frame(each, each.read(P, ~real, unit=unit), unseen, step.layer, start)
+            yield each, _with_holes(each.read(P, ~real, unit=unit), unseen)
+
+
+def _row_sum_defect(P: Tensor, real: Tensor) -> float:
+    """The largest |row sum - 1| of real rows, of what is finite."""
+    if not P.numel():
+        return 0.0
+    defect = (P.sum(-1, dtype=torch.float64) - 1).abs() * real[:, None]
+    return float(defect.nan_to_num(0.0).max())
 
 
 def _broken(x: Tensor, real: Tensor) -> Tensor:
@@ -116,10 +156,15 @@ def _broken(x: Tensor, real: Tensor) -> Tensor:
     return ~largest.masked_fill(~real, 0.0).flatten(1).isfinite().all(1)
 
 
-def _frame(each: Metric, reading: Reading, broken: Tensor, layer: int, start: int) -> pl.DataFrame:
+def _with_holes(reading: Reading, broken: Tensor) -> Reading:
+    hole = broken.reshape(-1, *[1] * (reading.value.ndim - 1))
+    return Reading(
+        *(part.masked_fill(hole, torch.nan) for part in (reading.value, reading.log10, reading.floor))
+    )
+
+
+def _frame(each: Metric, reading: Reading, layer: int, start: int) -> pl.DataFrame:
     shape = reading.value.shape
-    hole = broken.reshape(-1, *[1] * (len(shape) - 1))
-    reading = Reading(reading.value.masked_fill(hole, torch.nan), reading.floor.masked_fill(hole, torch.nan))
     sample = start + torch.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
     head = torch.arange(shape[-1]).expand(shape).flatten().tolist() if len(shape) > 1 else None
     return pl.DataFrame(

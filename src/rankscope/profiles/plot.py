@@ -1,13 +1,20 @@
 """A profile as a figure: one line per variant, its floor, and hollow marks where it is only noise."""
 
+from collections.abc import Callable
+
 import numpy as np
+from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from rankscope.figures import FAINT, MARKERS, PALETTE, panels
+from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels
 from rankscope.metrics import metric as metric_named
 from rankscope.profiles.profile import Profile
+
+Curve = Float[np.ndarray, "sample layer"]
+DEEP = 40
+"""Decades over which the axis of powers of ten becomes logarithmic itself."""
 
 
 def plot_profile(profile: Profile, metric: str, log: bool | None = None) -> Figure:
@@ -18,78 +25,116 @@ def plot_profile(profile: Profile, metric: str, log: bool | None = None) -> Figu
 
 
 def draw_profile(axes: Axes, profile: Profile, metric: str, log: bool | None = None) -> None:
-    """Draw into given axes: the mean over samples (on a log axis the geometric mean), and their range."""
-    lines = [
-        (variant, arithmetic)
-        for variant in profile.variants
-        for arithmetic in profile.arithmetics
-        if len(profile.table.filter(variant=variant, arithmetic=arithmetic, metric=metric))
-    ]
-    if log is None:
-        log = _wide(profile, metric)
-    axes.set_yscale("log" if log else "linear")
-    floors: dict[bytes, tuple[str, np.ndarray]] = {}
-    for number, (variant, arithmetic) in enumerate(lines):
-        value, floor = (
-            _by_sample(profile.curve(metric, column, variant=variant, arithmetic=arithmetic).numpy())
-            for column in ("value", "floor")
-        )
-        label = variant if len(profile.arithmetics) == 1 else f"{variant}, {arithmetic}"
-        _line(axes, value, floor, number, label, log)
-        mean = np.exp(_mean(np.log(np.where(floor > 0, floor, np.nan))))
-        if log and np.isfinite(mean).any():
-            # Ratios have one floor per arithmetic: draw it once.
-            floors.setdefault(mean.round(25).tobytes(), (arithmetic, mean))
-    named: set[str] = set()
-    for arithmetic, floor in floors.values():
-        name = None if arithmetic in named else f"floor of {arithmetic}"
-        axes.plot(floor, color=FAINT, linestyle=":", linewidth=1.2, label=name, zorder=1)
-        named.add(arithmetic)
+    """Draw into given axes: the mean over samples (on a log axis the geometric mean), and their range.
+
+    A log axis has the powers of ten as its numbers, so that 1e-4000 can be drawn; where they span over
+    `DEEP` decades it is logarithmic in them, and a doubly exponential fall is a straight line.
+    """
+    logs = {line: _by_sample(profile, metric, "log10", line) for line in profile.lines(metric)}
+    known = np.concatenate([curve[np.isfinite(curve)] for curve in logs.values()])
+    span = float(np.ptp(known)) if len(known) else 0.0
+    log = span > 2 if log is None else log
+    for number, (line, curve) in enumerate(logs.items()):
+        drawn = curve if log else _by_sample(profile, metric, "value", line)
+        noise = profile.at_floor(metric, variant=line[0], arithmetic=line[1]).numpy()
+        label = line[0] if len(profile.arithmetics) == 1 else f"{line[0]}, {line[1]}"
+        _line(axes, drawn, noise, number, label)
+    if log:
+        _floors(axes, profile, metric)
+        if span > DEEP:
+            axes.set_yscale("symlog", linthresh=1.0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"$10^{{{k:.12g}}}$"))
+    else:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.set_xlabel("layer")
     axes.set_ylabel(f"${metric_named(metric).tex}$")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if not log:
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
-    axes.legend(fontsize=9)
+    axes.legend(fontsize=9, frameon=False)
 
 
-def _line(axes: Axes, value: np.ndarray, floor: np.ndarray, number: int, label: str, log: bool) -> None:
+def draw_arithmetics(fall: Axes, slope: Axes, profile: Profile, metric: str, variant: str) -> None:
+    """Arithmetics side by side: how many digits the metric has lost, and the ratio of its log from layer to
+    layer. Under the doubly exponential law the first grows as 3^l and the second tends to 3."""
+    for number, (name, arithmetic) in enumerate(profile.lines(metric)):
+        if name != variant:
+            continue
+        curve = _by_sample(profile, metric, "log10", (name, arithmetic))
+        noise = profile.at_floor(metric, variant=name, arithmetic=arithmetic).numpy()
+        lost = np.where(curve < 0, -curve, np.nan)
+        _line(fall, lost, noise, number, arithmetic, middle=lambda c: 10 ** _mean(np.log10(c)))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratio = np.where((lost[:, 1:] > 0) & (lost[:, :-1] > 0.5), lost[:, 1:] / lost[:, :-1], np.nan)
+        first = np.full((len(ratio), 1), np.nan)
+        _line(slope, np.concatenate([first, ratio], 1), noise, number, arithmetic)
+    fall.set_yscale("log")
+    tex = metric_named(metric).tex
+    fall.set_ylabel(f"$-\\log_{{10}}\\,{tex}$")
+    slope.set_ylabel("$\\log r_l\\,/\\,\\log r_{l-1}$,  $r_l$ the value at layer $l$")
+    slope.axhline(3.0, color=FAINT, linewidth=1.0, linestyle="--")
+    slope.annotate("3", (0, 3.0), xytext=(3, 3), textcoords="offset points", color=INK)
+    slope.set_ylim(0, 6)
+    for axes in (fall, slope):
+        axes.set_xlabel("layer $l$")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    fall.legend(fontsize=9, title=variant, frameon=False)
+
+
+def _line(
+    axes: Axes,
+    curve: Curve,
+    noise: np.ndarray,
+    number: int,
+    label: str,
+    middle: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> None:
     colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
-    shown = np.where(value > 0, value, np.nan) if log else value
-    middle = np.exp(_mean(np.log(shown))) if log else _mean(shown)
-    layers = np.arange(value.shape[1])
-    noise = (value <= floor).any(0)
-    axes.plot(layers, np.where(noise, np.nan, middle), color=colour, linewidth=1.8, label=label,
+    centre = (middle or _mean)(curve)
+    layers = np.arange(curve.shape[1])
+    axes.plot(layers, np.where(noise, np.nan, centre), color=colour, linewidth=1.8, label=label,
               marker=marker, markersize=5)  # fmt: skip
     # Into the noise, and within it: thin and dotted, with hollow marks.
     tail = noise | np.roll(noise, -1) & (layers < len(layers) - 1)
-    axes.plot(layers, np.where(tail, middle, np.nan), color=colour, linewidth=0.9, linestyle=":")
-    axes.plot(layers[noise], middle[noise], linestyle="none", color=colour, marker=marker, markersize=4,
+    axes.plot(layers, np.where(tail, centre, np.nan), color=colour, linewidth=0.9, linestyle=":")
+    axes.plot(layers[noise], centre[noise], linestyle="none", color=colour, marker=marker, markersize=4,
               markerfacecolor="white", zorder=3)  # fmt: skip
-    if len(value) > 1:
-        axes.fill_between(layers, *_range(shown), color=colour, alpha=0.15, linewidth=0)
+    if len(curve) > 1:
+        axes.fill_between(layers, *_range(curve), color=colour, alpha=0.15, linewidth=0)
 
 
-def _by_sample(curve: np.ndarray) -> np.ndarray:
-    """[sample, layer]; heads count as samples."""
+def _floors(axes: Axes, profile: Profile, metric: str) -> None:
+    """Each floor once: ratios have one per arithmetic, absolute values one per variant."""
+    drawn: set[tuple[str, bytes]] = set()
+    named: set[str] = set()
+    for line in profile.lines(metric):
+        floor = _by_sample(profile, metric, "floor", line)
+        mean = _mean(np.log10(np.where(floor > 0, floor, np.nan)))
+        key = (line[1], mean.round(6).tobytes())
+        if np.isfinite(mean).any() and key not in drawn:
+            name = None if line[1] in named else f"floor of {line[1]}"
+            axes.plot(mean, color=FAINT, linestyle=":", linewidth=1.2, label=name, zorder=1)
+            drawn.add(key)
+            named.add(line[1])
+
+
+def _by_sample(profile: Profile, metric: str, column: str, line: tuple[str, str]) -> Curve:
+    """[sample, layer]; heads count as samples. A zero beneath a floor has the floor's log."""
+    curve = profile.curve(metric, column, variant=line[0], arithmetic=line[1]).numpy()
+    if column == "log10":
+        floor = profile.curve(metric, "floor", variant=line[0], arithmetic=line[1]).numpy()
+        with np.errstate(divide="ignore"):
+            curve = np.where(np.isneginf(curve) & (floor > 0), np.log10(floor), curve)
     return curve if curve.ndim == 2 else curve.transpose(0, 2, 1).reshape(-1, curve.shape[1])
 
 
-def _mean(curve: np.ndarray) -> np.ndarray:
-    """Mean over samples that have a value; NaN where none has."""
+def _mean(curve: Curve) -> np.ndarray:
+    """Mean over samples that have a finite value; NaN where none has."""
     there = np.isfinite(curve)
     total = np.where(there, curve, 0.0).sum(0)
     return np.divide(total, there.sum(0), out=np.full(curve.shape[1], np.nan), where=there.any(0))
 
 
-def _range(curve: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _range(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
     there = np.isfinite(curve)
     low = np.where(there, curve, np.inf).min(0)
     high = np.where(there, curve, -np.inf).max(0)
     return np.where(there.any(0), low, np.nan), np.where(there.any(0), high, np.nan)
-
-
-def _wide(profile: Profile, metric: str) -> bool:
-    values = profile.table.filter(metric=metric)["value"].to_numpy()
-    values = values[np.isfinite(values) & (values > 0)]
-    return bool(len(values)) and bool(values.max() / values.min() > 100)

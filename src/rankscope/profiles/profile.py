@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import FileError, MetricError, one_of
@@ -36,11 +36,13 @@ SCHEMA: dict[str, type[pl.DataType]] = {
     "floor": pl.Float64,
     "below_floor": pl.Boolean,
 }
+KEYS = ["variant", "arithmetic", "sample", "layer", "head", "metric"]
+"""What a row is identified by."""
 KEY = "rankscope"
 """Where the manifest lies in the Parquet file's metadata."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Profile:
     """Measurements of one or more networks, layer by layer."""
 
@@ -52,10 +54,15 @@ class Profile:
         """Several profiles as one: variants or arithmetics side by side."""
         if not profiles:
             raise MetricError("join must be given at least one profile; received none")
-        return cls(
-            pl.concat([profile.table for profile in profiles]),
-            joined([profile.manifest for profile in profiles]),
-        )
+        table = pl.concat([profile.table for profile in profiles])
+        twice = table.filter(table.select(KEYS).is_duplicated())
+        if len(twice):
+            row = twice.row(0, named=True)
+            raise MetricError(
+                f"profiles to join must differ in variant or arithmetic; {row['variant']!r} in "
+                f"{row['arithmetic']} comes twice: name them with measure(..., variant=)"
+            )
+        return cls(table, joined([profile.manifest for profile in profiles]))
 
     @property
     def variants(self) -> list[str]:
@@ -99,11 +106,26 @@ class Profile:
         curve[index] = torch.from_numpy(rows[column].cast(pl.Float64).to_numpy().copy())
         return curve
 
-    def plot(self, metric: str = "relative_residual", *, log: bool | None = None) -> "Figure":
-        """The metric by layer, a line per variant, floors drawn; `log=None` decides by range."""
+    def lines(self, metric: str) -> list[tuple[str, str]]:
+        """The (variant, arithmetic) pairs that have this metric, in order."""
+        rows = self.table.filter(metric=_only("metric", metric, self.metrics))
+        return rows.select("variant", "arithmetic").unique(maintain_order=True).rows()
+
+    def at_floor(
+        self, metric: str, *, variant: str | None = None, arithmetic: str | None = None
+    ) -> Bool[Tensor, " layer"]:
+        """By layer: whether every sample (and head) that has a value lies at its floor."""
+        value = self.curve(metric, variant=variant, arithmetic=arithmetic)
+        noise = self.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic) == 1
+        there = ~value.isnan()
+        over = [axis for axis in range(value.ndim) if axis != 1]
+        return (noise | ~there).all(dim=over) & there.any(dim=over)
+
+    def plot(self, metric: str | None = None, *, log: bool | None = None) -> "Figure":
+        """The metric (the first, if left out) by layer, floors drawn; `log=None` decides by range."""
         from rankscope.profiles.plot import plot_profile
 
-        return plot_profile(self, metric, log)
+        return plot_profile(self, _only("metric", metric or self.metrics[0], self.metrics), log)
 
     def save(self, path: str | Path) -> Path:
         """Write one Parquet file, manifest inside, atomically."""
@@ -118,7 +140,7 @@ class Profile:
             raise FileError(f"a profile is read from a Parquet file; there is none at {path}")
         try:
             metadata = pl.read_parquet_metadata(path)
-            table = pl.read_parquet(path)
+            table = pl.read_parquet(path, glob=False)
         except (pl.exceptions.PolarsError, OSError) as error:
             raise FileError(
                 f"{path} must be a Parquet file written by Profile.save; it cannot be read ({error})"
@@ -134,6 +156,8 @@ def _size(column: pl.Series) -> int:
 
 
 def _only(what: str, asked: str | None, known: list[str]) -> str:
+    if not known:
+        raise MetricError("this profile has no rows: it was measured on no sample")
     if asked is None and len(known) == 1:
         return known[0]
     if asked is None:

@@ -8,10 +8,10 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from rankscope.figures import STYLE, panels, save
+from rankscope.figures import STYLE, panels, power, save
 from rankscope.files import write_text
 from rankscope.profiles import Profile
-from rankscope.profiles.plot import draw_profile
+from rankscope.profiles.plot import draw_arithmetics, draw_profile
 from rankscope.report.verdict import verdict
 
 
@@ -20,9 +20,11 @@ def write_run_directory(profile: Profile, folder: str | Path, title: str) -> Pat
     folder = Path(folder)
     profile.save(folder / "profile.parquet")
     write_text(folder / "manifest.json", json.dumps(profile.manifest, indent=1, ensure_ascii=False) + "\n")
-    figures = {metric: _figure(profile, metric) for metric in profile.metrics}
-    for metric, figure in figures.items():
-        save(figure, folder / metric)
+    figures: dict[str, Figure] = {metric: _figure(profile, metric) for metric in profile.metrics}
+    if len(profile.arithmetics) > 1:
+        figures = {**_arithmetics(profile), **figures}
+    for name, figure in figures.items():
+        save(figure, folder / name)
     page = folder / "report.html"
     write_text(page, render(profile, title, {metric: _svg(figure) for metric, figure in figures.items()}))
     return page
@@ -60,6 +62,17 @@ def _figure(profile: Profile, metric: str) -> Figure:
     return figure
 
 
+def _arithmetics(profile: Profile) -> dict[str, Figure]:
+    """How each arithmetic sees the fall of a residual, variant by variant."""
+    metric = next((name for name in profile.metrics if "residual" in name or name.endswith("mu")), None)
+    figures = {}
+    for variant in profile.variants if metric else []:
+        figure, (fall, slope) = panels(2, width=5.0)
+        draw_arithmetics(fall, slope, profile, str(metric), variant)
+        figures[f"arithmetics_{variant}"] = figure
+    return figures
+
+
 def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
     with rc_context(STYLE):
@@ -68,20 +81,14 @@ def _svg(figure: Figure) -> str:
 
 
 def _table(profile: Profile, metric: str) -> dict[str, Any]:
-    """Mean over samples (and heads) by layer; values at the floor are marked."""
+    """Geometric mean over samples (and heads) by layer; values at the floor are marked."""
     lines = []
-    for variant in profile.variants:
-        for arithmetic in profile.arithmetics:
-            if not len(profile.table.filter(variant=variant, arithmetic=arithmetic, metric=metric)):
-                continue
-            curve = profile.curve(metric, variant=variant, arithmetic=arithmetic)
-            noise = profile.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic)
-            curve, noise = curve.transpose(0, 1).flatten(1), noise.transpose(0, 1).flatten(1)
-            cells = [
-                {"text": f"{value:.3g}", "noise": part == 1}
-                for value, part in zip(curve.nanmean(1).tolist(), noise.amax(1).tolist(), strict=True)
-            ]
-            lines.append({"variant": variant, "arithmetic": arithmetic, "cells": cells})
+    for variant, arithmetic in profile.lines(metric):
+        curve = profile.curve(metric, "log10", variant=variant, arithmetic=arithmetic)
+        mean = curve.transpose(0, 1).flatten(1).nanmean(1).tolist()
+        noise = profile.at_floor(metric, variant=variant, arithmetic=arithmetic).tolist()
+        cells = [{"text": power(k), "noise": part} for k, part in zip(mean, noise, strict=True)]
+        lines.append({"variant": variant, "arithmetic": arithmetic, "cells": cells})
     return {"layers": list(range(max(len(line["cells"]) for line in lines))), "lines": lines}
 
 
@@ -90,15 +97,22 @@ def _checks(network: dict[str, Any]) -> dict[str, Any]:
     found = network["checks"]
     sums = found["largest_row_sum_defect"]
     overflow = found["first_layer_not_finite"]
+    asked = found["arithmetic_asked"]
+    instead = (
+        []
+        if asked == network["arithmetic"]
+        else [f"run instead of {asked}, which has no rule for its kernel"]
+    )
     return {
         "variant": network["variant"],
         "arithmetic": network["arithmetic"],
         "said": [
             f"attention rows sum to one within {sums:.1e}"
-            if sums < 1e-2
+            if found["rows_sum_to_one"]
             else f"attention rows miss one by up to {sums:.2g}: theorems on averaging do not apply",
             f"{found['padded_tokens']} padded tokens left out",
             f"dropout {found['dropout']:g}",
             "all layers finite" if overflow is None else f"numbers overflow from layer {overflow}",
+            *instead,
         ],
     }

@@ -13,7 +13,7 @@ def fresh(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> Transformer:
-    """The architecture of that name, initialised as its family is: N(0, 0.02), no training.
+    """The architecture of that name with untrained weights, N(0, 0.02) unless `init` says otherwise.
 
     >>> fresh("bert-tiny").arch.layers
     2

@@ -1,11 +1,14 @@
-"""The usual sizes, as architectures: what `fresh` builds and `rankscope measure` names."""
+"""The usual sizes, as architectures: what `fresh` builds and `rankscope measure` names.
+
+Absolute positions belong to the embedding, and so come with the tokens.
+"""
 
 from rankscope.errors import ArchitectureError, one_of
 from rankscope.nets import Architecture
 
 _BERT = Architecture(layers=12, width=768, heads=12)
 _GPT2 = Architecture(
-    layers=12, width=768, heads=12, mask="causal", positions="absolute", length=1024, activation="gelu_tanh",
+    layers=12, width=768, heads=12, mask="causal", activation="gelu_tanh",
     norm_place="pre", norm_eps=1e-5, final_norm=True,
 )  # fmt: skip
 _LLAMA = Architecture(

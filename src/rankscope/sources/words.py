@@ -15,6 +15,9 @@ from torch import Tensor
 
 from rankscope.errors import TokensError
 
+STREAM = 2**40
+"""Keeps the embedding's draws apart from those of a network with the same seed."""
+
 
 def bundled_excerpts(words: int = 128) -> list[str]:
     """The paragraphs of the bundled prose (Moby Dick, chapters 1 to 35) with at least that many words."""
@@ -42,7 +45,7 @@ def word_tokens(
     if not any(lists):
         raise TokensError(f"at least one text must hold a word; received {len(lists)} texts without any")
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys(w for ws in lists for w in ws))}
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(STREAM + seed)
 
     def draw(rows: int) -> Tensor:
         return 0.02 * torch.randn(rows, width, generator=generator, dtype=torch.float64)

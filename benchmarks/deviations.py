@@ -1,0 +1,44 @@
+"""What deviation arithmetic costs over a plain float64 forward pass."""
+
+import torch
+
+from benchmarks.timing import least_seconds
+from rankscope.deviation import propagate
+from rankscope.nets import Transformer, named_variant
+from rankscope.sources.presets import preset
+from rankscope.sources.words import bundled_excerpts, word_tokens
+
+VARIANTS = ("transformer", "san+norm+skip", "san+mlp", "san")
+"""From tokens that stay apart to tokens that fall together."""
+
+
+def rows(batch: int = 4, device: str = "cpu") -> list[tuple[str, str, float]]:
+    """(what, against what, ratio) at BERT-base size, `batch` x 128 tokens, float64."""
+    net = Transformer.random(preset("bert-base"), device=device)
+    X, _ = word_tokens(bundled_excerpts(128)[:batch], net.arch.width, 128)
+    X = X.to(device)
+    found = []
+    for name in VARIANTS:
+        variant = named_variant(net, name)
+
+        def plain(variant: Transformer = variant) -> None:
+            with torch.no_grad():
+                for _ in variant.steps(X):
+                    pass
+            _wait(device)
+
+        def deviation(variant: Transformer = variant) -> None:
+            with torch.no_grad():
+                for _ in propagate(variant, X):
+                    pass
+            _wait(device)
+
+        seconds = least_seconds({"plain": plain, "deviation": deviation}, rounds=4)
+        ratio = seconds["deviation"] / seconds["plain"]
+        found.append((f"deviation, {name}", f"float64 forward ({seconds['plain']:.3f} s)", ratio))
+    return found
+
+
+def _wait(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()

@@ -1,0 +1,51 @@
+"""One block of a state: the mirror of `nets/block.py`, rule by rule."""
+
+from rankscope.deviation.attention import Attention, attention
+from rankscope.deviation.mlp import mlp
+from rankscope.deviation.norms import normalise
+from rankscope.deviation.state import State
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.block import Setting
+from rankscope.nets.weights import Layer, NormWeights
+
+
+def block(
+    arch: Architecture, index: int, layer: Layer, state: State, setting: Setting
+) -> tuple[State, Attention]:
+    """The state after layer `index`, and its attention."""
+    norm_a, norm_m = layer.attention_norm, layer.mlp_norm
+    post, has_mlp = arch.norm_place == "post", arch.mlp != "none"
+
+    branch, P = attention(arch, index, layer, _before(arch, norm_a, state), setting)
+    branch = _after(arch, layer.attention_after, branch)
+    if arch.parallel and has_mlp:
+        second = _after(arch, layer.mlp_after, mlp(arch, layer, _before(arch, norm_m, state)))
+        branch = State(branch.x + second.x, branch.R + second.R, state.real)
+    state = skip(arch.attention_skip, state, branch)
+    if post:
+        state = _norm(arch, norm_a, state)
+    if arch.parallel or not has_mlp:
+        return state, P
+
+    branch = _after(arch, layer.mlp_after, mlp(arch, layer, _before(arch, norm_m, state)))
+    state = skip(arch.mlp_skip, state, branch)
+    return _norm(arch, norm_m, state) if post else state, P
+
+
+def skip(weight: float, state: State, branch: State) -> State:
+    """`weight X + branch`, each part at the larger of its two scales."""
+    if weight == 0.0:
+        return branch.tidy()
+    return State(state.x * weight + branch.x, state.R * weight + branch.R, state.real).tidy()
+
+
+def _norm(arch: Architecture, weights: NormWeights, state: State) -> State:
+    return normalise(state, arch.norm, weights, arch.norm_eps)
+
+
+def _before(arch: Architecture, weights: NormWeights, state: State) -> State:
+    return state if arch.norm_place == "post" else _norm(arch, weights, state)
+
+
+def _after(arch: Architecture, weights: NormWeights, branch: State) -> State:
+    return _norm(arch, weights, branch.tidy()) if arch.norm_place == "sandwich" else branch

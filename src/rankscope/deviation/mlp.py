@@ -1,0 +1,93 @@
+"""The MLP of a state: what an activation does to a common token and to deviations from it.
+
+    act(z + d) - act(z) = d (f_1 + f_2 d + f_3 d^2 + ...)
+
+with the Taylor coefficients f_k at the common token (`series.py`): no two nearly equal numbers are
+subtracted. Where the largest |d| of a sample is above `LARGE`, the plain difference is as good and is taken.
+Every activation here is 0 at 0, and beyond 1e+-108 linear on each side of 0 (tanh: constant), so that scales
+outside floating point's range can be drawn out of it.
+"""
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.scaled import STEEPEST, Scaled, chosen
+from rankscope.deviation.series import SERIES
+from rankscope.deviation.state import State
+from rankscope.nets.activations import ACTIVATIONS
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.weights import Layer, Linear
+
+LARGE = 0.02
+REACH = 250.0
+"""Logs within which activations are evaluated as they are."""
+
+
+def mlp(arch: Architecture, layer: Layer, state: State) -> State:
+    """The MLP branch: `act(X W_1 + b_1) W_2 + b_2`, or gated by the product rule."""
+    w = layer.mlp
+    assert w is not None
+    x, R = affine(state.x, w.up), state.R.mapped(lambda v: v @ w.up.weight)
+    if w.gate is None:
+        x, R = activation(arch.activation, x, R)
+    else:
+        gate = w.gate
+        a, A = activation(arch.activation, affine(state.x, gate), state.R.mapped(lambda v: v @ gate.weight))
+        # act(g) u - act(g_0) u_0 = (act(g) - act(g_0)) u_0 + act(g_0) (u - u_0) + the product of both
+        R = _times(A, _rows(x)) + _times(_rows(a), R) + _times(A, R)
+        x = _times(a, x)
+    return State(affine(x, w.down), R.mapped(lambda v: v @ w.down.weight), state.real)
+
+
+def affine(x: Scaled, linear: Linear) -> Scaled:
+    """`x W + b` of the common token."""
+    y = x.mapped(lambda v: v @ linear.weight)
+    return y if linear.bias is None else y + Scaled.plain(linear.bias.expand_as(y.value))
+
+
+def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
+    """(act(z), act(z + d) - act(z)), z `[batch, width]`, d `[batch, token, width]`."""
+    size = d.largest()
+    log = torch.maximum(z.normalised().log, d.log + size.clamp(min=1e-300).log())
+    outside = log - log.clamp(-REACH, REACH)
+    # Drawn out of the activation: all of it where it is linear; nothing where it is constant.
+    drawn = outside.clamp(max=0.0) if name == "tanh" else outside
+    Z, D = z.at(outside), d.at(outside)
+    act = ACTIVATIONS[name]
+    common = act(Z)
+    largest = size * (d.log - outside).clamp(max=STEEPEST).exp()
+    large = largest > LARGE
+    if bool(large.all()):
+        return Scaled(common, drawn), Scaled(act(Z[:, None] + D) - common[:, None], drawn)
+    # e^(d.log) d (f_1 + f_2 D + ...), D the same d in units of one; drawn - outside is 0 unless constant.
+    quotient = _quotient(name, Z, D, min(float(largest.max()), LARGE) if len(largest) else 0.0)
+    change = Scaled(d.value * quotient, d.log + drawn - outside)
+    if bool(large.any()):
+        plain = act(Z[:, None] + D) - common[:, None]
+        change = chosen(large, Scaled(plain, drawn), change)
+    return Scaled(common, drawn), change
+
+
+def _quotient(name: str, Z: Tensor, D: Tensor, largest: float) -> Tensor:
+    """`(act(Z + D) - act(Z)) / D` for small D, by as many terms as the largest of them needs."""
+    if name == "relu":
+        # Linear but where D crosses zero.
+        slope = SERIES[name](Z, 1)[1][:, None].expand_as(D)
+        crosses = (Z[:, None] > 0) != (Z[:, None] + D > 0)
+        exact = (torch.relu(Z[:, None] + D) - torch.relu(Z)[:, None]) / D.masked_fill(D == 0, 1.0)
+        return torch.where(crosses & (D != 0), exact, slope)
+    order = next(k for k in range(1, 9) if largest**k < 1e-13 or k == 8)
+    f = SERIES[name](Z, order)
+    result = f[order][:, None].expand_as(D)
+    for k in range(order - 1, 0, -1):
+        result = torch.addcmul(f[k][:, None], D, result)
+    return result
+
+
+def _rows(x: Scaled) -> Scaled:
+    """The common token as a row to be multiplied with every token's."""
+    return x.mapped(lambda v: v[:, None])
+
+
+def _times(u: Scaled, v: Scaled) -> Scaled:
+    return Scaled(u.value * v.value, u.log + v.log).normalised()

@@ -1,0 +1,89 @@
+"""Norms of a state: `x / sd(x)` of every token, without subtracting two normalised rows.
+
+A token is `c + r`, c the common token and r its deviation (both centred over the width for LayerNorm). Split
+`r = alpha c + w` with w orthogonal to c. With `v = |.|^2 / d` (or `|.|^2` for scale-only),
+
+    sd_0^2 = v(c) + eps,    sd_i^2 = (1 + alpha)^2 v(c) + v(w) + eps,
+    out_i - out_0 = w / sd_i + c ((1 + alpha) / sd_i - 1 / sd_0),
+    (1 + alpha) / sd_i - 1 / sd_0 = (alpha (2 + alpha) eps - v(w)) / (sd_i sd_0 ((1 + alpha) sd_0 + sd_i)).
+
+The radial part alpha, which a norm removes, drops out exactly: what is left of it is of order eps. Where
+tokens differ by more than `LARGE` of their size, the plain difference is as good and is taken.
+"""
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.scaled import LOWEST, Scaled, chosen, spread
+from rankscope.deviation.state import State
+from rankscope.nets.architecture import Norm
+from rankscope.nets.weights import NormWeights
+
+LARGE = 0.05
+
+
+def normalise(state: State, kind: Norm, weights: NormWeights, eps: float) -> State:
+    """Each token of a state, normalised."""
+    if kind == "none":
+        return state
+    c, r = state.x, state.R
+    if kind == "layer":
+        c, r = (part.mapped(lambda v: v - v.mean(-1, keepdim=True)) for part in (c, r))
+    number = 1 if kind == "scale" else c.value.shape[-1]
+    length = torch.linalg.vector_norm(c.value, dim=-1)
+    longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
+    large = longest * (r.log - c.log).clamp(-600, 600).exp() > LARGE * length
+    if bool(large.all()):
+        result = _plain(c, r, state, number, eps)
+    elif not bool(large.any()):
+        result = _small(c, r, state, number, eps)
+    else:
+        plain, small = _plain(c, r, state, number, eps), _small(c, r, state, number, eps)
+        result = State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.real)
+    x, R = result.x, result.R
+    if weights.gain is not None:
+        gain = weights.gain
+        x, R = x.mapped(lambda v: v * gain), R.mapped(lambda v: v * gain)
+    if weights.bias is not None:
+        x = x + Scaled.plain(weights.bias.expand_as(x.value))
+    return State(x, R, state.real).tidy()
+
+
+def _unit(log: Tensor, eps: float) -> Tensor:
+    """The log of the larger of e^log and sqrt(eps): the scale at which sd is of size one."""
+    return log.clamp(min=0.5 * float(torch.tensor(eps, dtype=torch.float64).log())) if eps > 0 else log
+
+
+def _small(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State:
+    unit = _unit(c.log, eps)
+    step = (r.log - c.log).clamp(max=0.0).exp()[:, None]  # e^(s - a)
+    shrink = (2 * (c.log - unit)).exp()[:, None]
+    rest = (eps * (-2 * unit).exp())[:, None] if eps > 0 else torch.zeros_like(shrink)
+    square = c.value.square().sum(-1, keepdim=True)  # [batch, 1]
+    slope = (r.value @ c.value[..., None])[..., 0] / square.masked_fill(square == 0, 1.0)  # alpha / step
+    w = torch.addcmul(r.value, slope[..., None], c.value[:, None], value=-1)
+    alpha, spread_w = slope * step, torch.linalg.vector_norm(w, dim=-1).square() / number
+    sd_0 = (square / number * shrink + rest).sqrt()
+    sd = (((1 + alpha).square() * square / number + spread_w * step.square()) * shrink + rest).sqrt()
+    turn = (slope * (2 + alpha) * rest - spread_w * step * shrink) / (sd * sd_0 * ((1 + alpha) * sd_0 + sd))
+    deviation = torch.addcmul(w / sd[..., None], turn[..., None], c.value[:, None])
+    return State(
+        Scaled(c.value / sd_0, c.log - unit),
+        Scaled(state.real.cleared(deviation), r.log - unit),
+        state.real,
+    )
+
+
+def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State:
+    log = torch.maximum(c.log, r.log)
+    unit = _unit(log, eps)
+    Y = r.at(log) if bool((c.log <= LOWEST).all()) else c.at(log)[:, None] + r.at(log)
+    rest = eps * spread((-2 * unit).exp(), Y) if eps > 0 else 0.0
+    variance = (
+        torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square()
+        / number
+        * spread((2 * (log - unit)).exp(), Y)
+        + rest
+    )
+    Y = state.real.cleared(Y / variance.masked_fill(variance == 0, 1.0).sqrt())
+    return State(Scaled(torch.zeros_like(c.value), log - unit), Scaled(Y, log - unit), state.real)

@@ -1,0 +1,77 @@
+"""Run a network in deviation arithmetic, one layer at a time."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.attention import Attention
+from rankscope.deviation.block import block
+from rankscope.deviation.norms import normalise
+from rankscope.deviation.state import Real, State
+from rankscope.errors import ArchitectureError
+from rankscope.nets.block import Setting
+from rankscope.nets.order import Order
+from rankscope.nets.transformer import Transformer
+
+KERNELS = ("softmax", "gaussian", "uniform")
+"""Kernels whose rows sum to one and come from a softmax: the rule of `attention.py` is theirs."""
+
+
+class DeviationStep(NamedTuple):
+    """What one layer gives: its number (0 is the input), its state, its attention (none at 0)."""
+
+    layer: int
+    state: State
+    attention: Attention | None
+
+
+def applies(net: Transformer) -> bool:
+    """Whether deviation arithmetic has a rule for every part of the network."""
+    return net.arch.kernel in KERNELS
+
+
+def propagate(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Iterator[DeviationStep]:
+    """The forward pass as `X = 1 x^T + e^s R`, in float64 whatever the network's dtype.
+
+    >>> from rankscope.nets import Architecture, named_variant
+    >>> san = named_variant(Transformer.random(Architecture(layers=8, width=64, heads=4)), "san")
+    >>> *_, last = propagate(san, torch.randn(1, 16, 64))
+    >>> bool(last.state.R.log < -1000)
+    True
+    """
+    if not applies(net):
+        raise ArchitectureError(
+            f"deviation arithmetic needs kernel {', '.join(KERNELS)}; this network has {net.arch.kernel!r}: "
+            "use arithmetic='float64'"
+        )
+    net = net.to(torch.float64)
+    X, real, order = net.prepared(X.to(dtype=torch.float64, device=net.device), padding)
+    setting = Setting.of(net.arch, net.weights, X, real)
+    state = State.of(X, real)
+    yield _restored(DeviationStep(0, state, None), order)
+    for index, layer in enumerate(net.weights.layers):
+        state, P = block(net.arch, index, layer, state, setting)
+        yield _restored(DeviationStep(index + 1, state, P), order)
+
+
+def _restored(step: DeviationStep, order: Order | None) -> DeviationStep:
+    """Tokens back where they stood before padding was moved to the end."""
+    if order is None:
+        return step
+    state, P = step.state, step.attention
+    real = Real(state.real.rows.gather(1, order.back))
+    return DeviationStep(
+        step.layer,
+        State(state.x, state.R.mapped(order.restored), real),
+        P and Attention(order.restored_columns(P.p), P.Delta.mapped(order.restored_square)),
+    )
+
+
+def finish(net: Transformer, state: State) -> State:
+    """The last state through the final norm, where there is one."""
+    if not net.arch.final_norm:
+        return state
+    net = net.to(torch.float64)
+    return normalise(state, net.arch.norm, net.weights.final_norm, net.arch.norm_eps)

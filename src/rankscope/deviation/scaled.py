@@ -1,0 +1,86 @@
+"""Numbers at any scale: `e^log V`, one log per sample.
+
+float64 ends at 1e-308; the residual of pure attention is at 1e-3964 by layer 8. Kept apart from its scale
+it never ends: the log of the scale is itself a float64, good down to `LOWEST`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+LOWEST = -1e300
+"""Logs end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well."""
+STEEPEST = 600.0
+"""Exponents are cut to +-this where e^x is formed: 1e-261 and 1e261 act as zero and infinity there."""
+WIDEST = 30.0
+"""The log within which the entries of V may stray from size one before they are brought back."""
+
+Logs = Float[Tensor, " batch"]
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """`e^log value`, sample by sample."""
+
+    value: Float[Tensor, "batch *rest"]
+    log: Logs
+
+    @classmethod
+    def plain(cls, value: Float[Tensor, "batch *rest"]) -> "Scaled":
+        """An ordinary tensor, at scale one."""
+        return cls(value, value.new_zeros(len(value)))
+
+    def largest(self) -> Logs:
+        """The size of the largest entry of each sample's value."""
+        flat = self.value.flatten(1)
+        return torch.linalg.vector_norm(flat, ord=torch.inf, dim=1) if flat.shape[1] else flat.sum(1)
+
+    def normalised(self) -> "Scaled":
+        """The same number with entries of about size one; zero at the lowest scale."""
+        size = self.largest()
+        zero = size == 0
+        step = size.masked_fill(zero, 1.0).log()
+        if not bool((step.abs() > WIDEST).any()):
+            # Near enough: a pass over all entries is saved.
+            return Scaled(self.value, self.log.masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
+        value = self.value * spread((-step).exp(), self.value)
+        return Scaled(value, (self.log + step).masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
+
+    def __add__(self, other: "Scaled") -> "Scaled":
+        """The sum, at the larger of the two scales."""
+        if bool((other.log > self.log).all()):
+            self, other = other, self
+        log = torch.maximum(self.log, other.log)
+        value = self.value if bool((self.log == log).all()) else self.at(log)
+        return Scaled(torch.addcmul(value, other.value, spread((other.log - log).exp(), other.value)), log)
+
+    def __mul__(self, factor: float) -> "Scaled":
+        return self if factor == 1.0 else Scaled(self.value * factor, self.log)
+
+    def at(self, log: Logs) -> Float[Tensor, "batch *rest"]:
+        """The value in units of e^log."""
+        step = self.log - log
+        if not bool(step.any()):
+            return self.value
+        return self.value * spread(step.clamp(max=STEEPEST).exp(), self.value)
+
+    def explicit(self) -> Float[Tensor, "batch *rest"]:
+        """An ordinary tensor; beyond 1e+-261 it is cut off."""
+        return self.at(torch.zeros_like(self.log))
+
+    def mapped(self, linear: Callable[[Tensor], Tensor]) -> "Scaled":
+        """The image under a linear map."""
+        return Scaled(linear(self.value), self.log)
+
+
+def chosen(pick: Bool[Tensor, " batch"], a: Scaled, b: Scaled) -> Scaled:
+    """a where `pick`, b elsewhere, sample by sample."""
+    return Scaled(torch.where(spread(pick, a.value), a.value, b.value), torch.where(pick, a.log, b.log))
+
+
+def spread(per_sample: Tensor, like: Tensor) -> Tensor:
+    """[batch] -> [batch, 1, 1, ...], to multiply what has more axes."""
+    return per_sample.reshape(-1, *[1] * (like.ndim - 1))

@@ -1,0 +1,98 @@
+"""The tokens as a common token and what deviates from it: `X = 1 x^T + e^s R`.
+
+x and R each carry their own log-scale per sample, so neither collapse nor growth can leave the range of
+floating point. Where tokens are close, x is their mean and R what is left, to full relative precision however
+small it is. Where they are far apart (a token deviates by over half of the mean's length), there is nothing
+to keep apart and x is 0, R the tokens themselves: a token that is exactly zero then stays so.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, chosen
+
+APART = 0.5
+"""Largest deviation, in lengths of the mean, up to which a mean is kept apart."""
+
+
+@dataclass(frozen=True)
+class Real:
+    """Which tokens count."""
+
+    rows: Bool[Tensor, "batch token"]
+
+    @cached_property
+    def number(self) -> Float[Tensor, "batch 1"]:
+        """Real tokens of each sample, at least one."""
+        return self.rows.sum(-1, keepdim=True).clamp(min=1).double()
+
+    @cached_property
+    def all(self) -> bool:
+        """No token is padding."""
+        return bool(self.rows.all())
+
+    @cached_property
+    def first(self) -> Tensor:
+        """The first real token of each sample."""
+        return self.rows.to(torch.int8).argmax(-1)
+
+    def cleared(self, R: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
+        """Zero at padded tokens."""
+        return R if self.all else R.masked_fill(~self.rows[..., None], 0.0)
+
+
+@dataclass(frozen=True)
+class State:
+    """Tokens `[batch, token, width]` in two parts."""
+
+    x: Scaled  # [batch, width]
+    R: Scaled  # [batch, token, width], zero at padded tokens
+    real: Real
+
+    @classmethod
+    def of(cls, X: Float[Tensor, "batch token width"], rows: Bool[Tensor, "batch token"]) -> "State":
+        """Split ordinary tokens. Equal tokens give R = 0 exactly: what is close starts from a token, not
+        from a mean that has been rounded."""
+        real = Real(rows)
+        whole = Scaled.plain(real.cleared(X)).normalised()
+        if not X.shape[1]:
+            return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), whole, real)
+        x = X[torch.arange(len(X), device=X.device), real.first]
+        close = cls(Scaled.plain(x), Scaled.plain(real.cleared(X - x[:, None])), real).tidy()
+        # Far apart: the tokens as they came, not taken apart and put together again.
+        return cls(close.x, chosen(close.x.log <= LOWEST, whole, close.R), real)
+
+    def tidy(self) -> "State":
+        """Re-centred and rescaled, as after every sub-block."""
+        mean, R = self.centred()
+        x = (self.x + mean).normalised()
+        length = torch.linalg.vector_norm(x.value, dim=-1)
+        longest = torch.linalg.vector_norm(R.value, dim=-1)
+        longest = longest.amax(-1) if longest.shape[-1] else torch.zeros_like(length)
+        apart = longest * (R.log - x.log).clamp(-STEEPEST, STEEPEST).exp() > APART * length
+        if bool(apart.any()):
+            whole = self.R
+            if not bool((self.x.log <= LOWEST).all()):
+                whole = (whole + self.x.mapped(lambda v: v[:, None])).mapped(self.real.cleared)
+            R = whole if bool(apart.all()) else chosen(apart, whole, R)
+            x = Scaled(x.value.masked_fill(apart[:, None], 0.0), x.log.masked_fill(apart, LOWEST))
+        return State(x, R.normalised(), self.real)
+
+    def centred(self) -> tuple[Scaled, Scaled]:
+        """(mean of R, R about it) over the real tokens: the second is the residual."""
+        mean = self.R.value.sum(1) / self.real.number
+        return Scaled(mean, self.R.log), Scaled(self.real.cleared(self.R.value - mean[:, None]), self.R.log)
+
+    @property
+    def log(self) -> Logs:
+        """The log-scale of the whole: the larger of its parts'."""
+        return torch.maximum(self.x.log, self.R.log)
+
+    def tokens(self, log: Logs | None = None) -> Float[Tensor, "batch token width"]:
+        """Ordinary tokens in units of e^log (of one, if left out)."""
+        unit = torch.zeros_like(self.x.log) if log is None else log
+        return self.real.cleared(self.x.at(unit)[:, None] + self.R.at(unit))

@@ -1,0 +1,95 @@
+"""What a variant changes in an architecture: parts out, weights of skips, masks, heads, layers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rankscope.errors import ArchitectureError
+from rankscope.nets.architecture import Architecture, mask_spec
+from rankscope.nets.masks import MaskLike
+
+Heads = Sequence[int] | Mapping[int, Sequence[int]]
+
+
+def chosen_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
+    """The layers to apply, in order."""
+    if layers is None:
+        return list(range(depth))
+    if isinstance(layers, int) and not isinstance(layers, bool):
+        if layers < 1:
+            raise ArchitectureError(f"a network must have at least one layer; got layers={layers}")
+        return [index % depth for index in range(layers)]
+    if not isinstance(layers, Sequence):
+        raise ArchitectureError(f"layers must be a depth or a list of layers; got {layers!r}")
+    chosen = list(layers)
+    if not chosen or not all(type(index) is int and 0 <= index < depth for index in chosen):
+        raise ArchitectureError(f"layers must name layers 0..{depth - 1}, at least one; got {chosen[:8]}")
+    return chosen
+
+
+def with_layers(arch: Architecture, chosen: list[int]) -> Architecture:
+    """The architecture of the chosen layers; what it says by layer follows them."""
+    changes: dict[str, Any] = {"layers": len(chosen)}
+    if ";" in arch.mask:
+        changes["mask"] = ";".join(arch.mask_of(index) for index in chosen)
+    if arch.kept_heads is not None:
+        changes["kept_heads"] = tuple(arch.kept_heads[index] for index in chosen)
+    return arch.replace(**changes)
+
+
+def with_changes(
+    arch: Architecture,
+    *,
+    skip: float | bool | None,
+    attention_skip: float | bool | None,
+    mlp_skip: float | bool | None,
+    mlp: bool,
+    norm: bool,
+    mask: MaskLike | None,
+    divisor: float | None,
+    kernel: str | None,
+    activation: str | None,
+    heads: Heads | None,
+) -> Architecture:
+    """The architecture with what is named changed, and the rest as it is."""
+    changes: dict[str, Any] = {}
+    if not arch.parallel or mlp_skip is not None:  # a parallel block has one skip
+        changes["mlp_skip"] = skip if mlp_skip is None else mlp_skip
+    changes["attention_skip"] = skip if attention_skip is None else attention_skip
+    changes = {name: _weight(name, weight) for name, weight in changes.items() if weight is not None}
+    if not mlp:
+        changes |= {"mlp": "none", "mlp_skip": 1.0}
+    if not norm:
+        changes["norm"] = "none"
+    if mask is not None:
+        changes["mask"] = mask_spec(mask)
+    given = {"divisor": divisor, "kernel": kernel, "activation": activation}
+    changes |= {name: value for name, value in given.items() if value is not None}
+    if heads is not None:
+        changes["kept_heads"] = _kept(arch, heads)
+    changed = arch.replace(**changes)
+    if changed.linformer_rank != arch.linformer_rank:
+        raise ArchitectureError(
+            f"linformer's weights mix tokens and no other kernel's do: from {arch.kernel!r} to {kernel!r} is "
+            "another network, Transformer.random(arch.replace(kernel=...))"
+        )
+    return changed
+
+
+def _weight(name: str, weight: Any) -> float:
+    if not isinstance(weight, int | float):
+        raise ArchitectureError(f"{name} must be a number, True or False; got {weight!r}")
+    return float(weight)
+
+
+def _kept(arch: Architecture, heads: Heads) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(heads, Mapping | Sequence) or isinstance(heads, str):
+        raise ArchitectureError(
+            f"heads must be a list of heads, or lists by layer {{3: [0, 5]}}; got {heads!r}"
+        )
+    if not isinstance(heads, Mapping):
+        return (tuple(heads),) * arch.layers
+    for layer in heads:
+        if not (type(layer) is int and 0 <= layer < arch.layers):
+            raise ArchitectureError(f"layers are numbered 0..{arch.layers - 1}; got {layer!r}")
+    before = arch.kept_heads or (tuple(range(arch.heads)),) * arch.layers
+    return tuple(tuple(heads.get(layer, kept)) for layer, kept in enumerate(before))

@@ -1,0 +1,241 @@
+"""An independent transformer in hundreds of digits: plain loops over mpmath numbers, from the definitions.
+
+It knows nothing of deviations: it computes every token to full precision and subtracts at the end.
+"""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import mpmath as mp
+from torch import Tensor
+
+from rankscope.nets import Architecture, Transformer, mask_matrix
+
+Rows = list[list[Any]]
+
+
+def exact(tensor: Tensor) -> Any:
+    """Nested lists of mpmath numbers, each float64 taken as it is."""
+    if tensor.ndim == 0:
+        return mp.mpf(float(tensor))
+    return [exact(part) for part in tensor]
+
+
+def dot(a: list[Any], b: list[Any]) -> Any:
+    return mp.fsum(u * v for u, v in zip(a, b, strict=True))
+
+
+def times(X: Rows, W: Rows, b: list[Any] | None = None) -> Rows:
+    columns = list(zip(*W, strict=True))
+    return [[dot(row, list(column)) + (b[j] if b else 0) for j, column in enumerate(columns)] for row in X]
+
+
+def phi(z: Any) -> Any:
+    return mp.erfc(-z / mp.sqrt(2)) / 2
+
+
+def sigmoid(z: Any) -> Any:
+    return 1 / (1 + mp.exp(-z))
+
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "gelu": lambda z: z * phi(z),
+    "gelu_tanh": lambda z: z * (1 + mp.tanh(mp.sqrt(2 / mp.pi) * (z + mp.mpf("0.044715") * z**3))) / 2,
+    "quick_gelu": lambda z: z * sigmoid(mp.mpf("1.702") * z),
+    "relu": lambda z: max(z, mp.mpf(0)),
+    "silu": lambda z: z * sigmoid(z),
+    "tanh": mp.tanh,
+    "identity": lambda z: z,
+}
+
+
+class Network:
+    """The network of an `Architecture` and its tensors, one sample at a time."""
+
+    def __init__(self, net: Transformer) -> None:
+        self.arch: Architecture = net.arch
+        self.tensors = {name: exact(tensor) for name, tensor in net.state().items()}
+
+    def states(self, X: Tensor) -> list[Rows]:
+        """Every state of one sample [token, width]."""
+        rows: Rows = exact(X)
+        if self.arch.positions == "absolute":
+            table = self.tensors["positions"]
+            rows = [[u + v for u, v in zip(row, table[i], strict=True)] for i, row in enumerate(rows)]
+        states = [rows]
+        for layer in range(self.arch.layers):
+            states.append(self.layer(layer, states[-1]))
+        return states
+
+    def layer(self, index: int, X: Rows) -> Rows:
+        arch = self.arch
+        pre, post, sandwich = (arch.norm_place == place for place in ("pre", "post", "sandwich"))
+        here = 0 if arch.shared else index
+
+        def norm(name: str, Y: Rows) -> Rows:
+            return self.norm(f"layers.{here}.{name}", Y)
+
+        def branch(kind: str, Y: Rows) -> Rows:
+            inside = norm(f"{kind}_norm", Y) if pre or sandwich else Y
+            out = self.attention(index, here, inside) if kind == "attention" else self.mlp(here, inside)
+            return norm(f"{kind}_after", out) if sandwich else out
+
+        def joined(weight: float, Y: Rows, *parts: Rows) -> Rows:
+            return [
+                [mp.mpf(weight) * y + mp.fsum(part[i][j] for part in parts) for j, y in enumerate(row)]
+                for i, row in enumerate(Y)
+            ]
+
+        first = branch("attention", X)
+        if arch.parallel:
+            parts = [first] if arch.mlp == "none" else [first, branch("mlp", X)]
+            X = joined(arch.attention_skip, X, *parts)
+            return norm("attention_norm", X) if post else X
+        X = joined(arch.attention_skip, X, first)
+        X = norm("attention_norm", X) if post else X
+        if arch.mlp == "none":
+            return X
+        X = joined(arch.mlp_skip, X, branch("mlp", X))
+        return norm("mlp_norm", X) if post else X
+
+    def norm(self, name: str, X: Rows) -> Rows:
+        arch = self.arch
+        if arch.norm == "none":
+            return X
+        gain, bias = self.tensors.get(f"{name}.gain"), self.tensors.get(f"{name}.bias")
+        out = []
+        for row in X:
+            mean = mp.fsum(row) / len(row) if arch.norm == "layer" else 0
+            centred = [u - mean for u in row]
+            square = dot(centred, centred) / (1 if arch.norm == "scale" else len(row))
+            scale = 1 / mp.sqrt(square + mp.mpf(arch.norm_eps))
+            out.append(
+                [
+                    u * scale * (gain[j] if gain else 1) + (bias[j] if bias else 0)
+                    for j, u in enumerate(centred)
+                ]
+            )
+        return out
+
+    def mlp(self, here: int, X: Rows) -> Rows:
+        act = ACTIVATIONS[self.arch.activation]
+
+        def linear(name: str, Y: Rows) -> Rows:
+            prefix = f"layers.{here}.mlp.{name}"
+            return times(Y, self.tensors[f"{prefix}.weight"], self.tensors.get(f"{prefix}.bias"))
+
+        hidden = linear("up", X)
+        if self.arch.mlp == "gated":
+            gate = linear("gate", X)
+            hidden = [
+                [act(g) * u for g, u in zip(a, b, strict=True)] for a, b in zip(gate, hidden, strict=True)
+            ]
+        else:
+            hidden = [[act(u) for u in row] for row in hidden]
+        return linear("down", hidden)
+
+    def heads(self, here: int, name: str, X: Rows) -> list[Rows]:
+        """[head][token][head_width] of queries, keys or values."""
+        weight = self.tensors[f"layers.{here}.attention.{name}.weight"]  # [width][head][head_width]
+        bias = self.tensors.get(f"layers.{here}.attention.{name}.bias")
+        count = len(weight[0])
+        return [times(X, [row[h] for row in weight], bias[h] if bias else None) for h in range(count)]
+
+    def attention(self, index: int, here: int, X: Rows) -> Rows:
+        arch, n = self.arch, len(X)
+        q, k, v = (self.heads(here, name, X) for name in ("query", "key", "value"))
+        mask = mask_matrix(arch.mask_of(index), n).tolist()
+        output = self.tensors[f"layers.{here}.attention.output.weight"]
+        bias = self.tensors.get(f"layers.{here}.attention.output.bias")
+        total = [[(bias[j] if bias else mp.mpf(0)) for j in range(arch.width)] for _ in range(n)]
+        for h in range(arch.heads):
+            g = h // (arch.heads // arch.key_heads)
+            for i in range(n):
+                seen = [j for j in range(n) if mask[i][j]]
+                scores = [self.score(here, h, i, j, q[h][i], k[g][j]) for j in seen]
+                top = max(scores)
+                weights = [mp.exp(score - top) for score in scores]
+                average = [
+                    mp.fsum(w * v[g][j][c] for w, j in zip(weights, seen, strict=True)) / mp.fsum(weights)
+                    for c in range(arch.head_width)
+                ]
+                for j in range(arch.width):
+                    total[i][j] += mp.fsum(average[c] * output[h][c][j] for c in range(arch.head_width))
+        return total
+
+    def score(self, here: int, h: int, i: int, j: int, q: list[Any], k: list[Any]) -> Any:
+        arch, name = self.arch, f"layers.{here}.attention"
+        divisor = mp.mpf(arch.divisor)
+        if arch.kernel == "uniform":
+            return mp.mpf(0)
+        added = mp.mpf(0)
+        if arch.positions == "relative":
+            position = self.sinusoid(i - j)
+            weight = self.tensors[f"{name}.position"]
+            r = [mp.fsum(position[d] * weight[d][h][c] for d in range(arch.width)) for c in range(len(q))]
+            v = self.tensors[f"{name}.position_bias"][h]
+            added = dot([a + b for a, b in zip(q, v, strict=True)], r) / divisor
+            q = [a + b for a, b in zip(q, self.tensors[f"{name}.content_bias"][h], strict=True)]
+        elif arch.positions == "rotary":
+            q, k = self.turned(q, i), self.turned(k, j)
+        elif arch.positions == "bias":
+            added = self.tensors["bias_table"][bucket(j - i, arch.bias_buckets, arch.bias_reach)][h]
+        elif arch.positions == "alibi":
+            assert arch.heads in (1, 2, 4)
+            added = -(mp.mpf(2) ** (mp.mpf(-8) * (h + 1) / arch.heads)) * abs(i - j)
+        if arch.kernel == "gaussian":
+            gap = [a - b for a, b in zip(q, k, strict=True)]
+            return -dot(gap, gap) / (2 * divisor) + added
+        return dot(q, k) / divisor + added
+
+    def sinusoid(self, offset: int) -> list[Any]:
+        """As the float64 network has it: the table is part of its weights, not of its arithmetic."""
+        import torch
+
+        from rankscope.nets.positions import sinusoids
+
+        n = abs(offset) + 1
+        table = sinusoids(self.arch, n, torch.zeros((), dtype=torch.float64))
+        return list(exact(table[n - 1 - offset]))
+
+    def turned(self, u: list[Any], position: int) -> list[Any]:
+        import torch
+
+        from rankscope.nets.positions import rotary_tables
+
+        cos, sin = rotary_tables(self.arch, position + 1, torch.zeros((), dtype=torch.float64))
+        half = self.arch.rotary_width // 2
+        out = list(u)
+        for f in range(half):
+            a, b = (f, f + half) if self.arch.rotary_pairs == "half" else (2 * f, 2 * f + 1)
+            c, s = exact(cos[position, f]), exact(sin[position, f])
+            out[a], out[b] = u[a] * c - u[b] * s, u[b] * c + u[a] * s
+        return out
+
+
+def bucket(ahead: int, number: int, reach: int) -> int:
+    """T5's bucket of j - i, one at a time."""
+    side = number // 2
+    exact_ones = side // 2
+    distance = abs(ahead)
+    base = side if ahead > 0 else 0
+    if distance < exact_ones:
+        return base + distance
+    grown = mp.log(mp.mpf(distance) / exact_ones) / mp.log(mp.mpf(reach) / exact_ones) * (side - exact_ones)
+    return base + min(side - 1, exact_ones + int(grown))
+
+
+def log10_residual(X: Rows) -> Any:
+    """log10 of ||X - 1 mean^T||_{1,inf}; None when the tokens are exactly equal."""
+    n, d = len(X), len(X[0])
+    mean = [mp.fsum(row[j] for row in X) / n for j in range(d)]
+    A = [[abs(u - m) for u, m in zip(row, mean, strict=True)] for row in X]
+    rows = max(mp.fsum(row) for row in A)
+    columns = max(mp.fsum(A[i][j] for i in range(n)) for j in range(d))
+    return mp.log10(mp.sqrt(rows * columns)) if rows else None
+
+
+def log10_size(X: Rows) -> Any:
+    """log10 of the largest entry of X."""
+    return mp.log10(max(abs(u) for u in itertools.chain(*X)))

@@ -1,0 +1,103 @@
+"""Deviation arithmetic against hundreds of digits, part by part and in every combination."""
+
+import itertools
+import math
+from typing import Any
+
+import mpmath as mp
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.deviation import propagate
+from rankscope.metrics import composite_norm
+from rankscope.nets import Architecture, Transformer
+from tests.deviation.reference import Network, log10_residual
+
+DIGITS = 400
+WITHIN = 1e-10
+
+
+def awake(arch: Architecture, seed: int) -> Transformer:
+    """A random network whose biases and gains are not at their initial zero and one."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = Transformer.random(arch, seed=seed, init="xavier").state()
+    for name, tensor in tensors.items():
+        if name.endswith(("bias", "gain")):
+            tensors[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+    return Transformer.from_weights(arch, tensors)
+
+
+def compare(arch: Architecture, seed: int) -> float:
+    """log10 of the residual at every layer, within 1e-10; answers with the smallest log10 met."""
+    net = awake(arch, seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    X = torch.randn(1, 4, arch.width, generator=generator, dtype=torch.float64)
+    lowest = 0.0
+    with mp.workdps(DIGITS):
+        exact = [log10_residual(state) for state in Network(net).states(X[0])]
+    for step, true in zip(propagate(net, X), exact, strict=True):
+        residual = step.state.centred()[1]
+        size = float(composite_norm(residual.value)[0])
+        mine = math.log10(size) + float(residual.log) / math.log(10) if size else -math.inf
+        if true is None or true < -0.8 * DIGITS:
+            # Exactly equal, or beyond the digits of the reference.
+            assert mine < -0.8 * DIGITS
+            continue
+        assert abs(mine - float(true)) < WITHIN * max(1.0, abs(float(true)) / 100), (step.layer, arch)
+        lowest = min(lowest, float(true))
+    return lowest
+
+
+NORMS = [("none", "post"), *itertools.product(("layer", "rms", "scale"), ("pre", "post", "sandwich"))]
+MLPS: tuple[Any, ...] = ("plain", "gated", "none")
+SKIPS = (0.0, 0.5, 1.0)
+MASKS = ("complete", "causal", "window:1")
+POSITIONS = ("none", "absolute", "relative", "rotary", "bias", "alibi")
+SMALL: dict[str, Any] = {"layers": 3, "width": 4, "heads": 2, "head_width": 2, "mlp_width": 8, "length": 8,
+                         "bias_buckets": 8, "bias_reach": 6}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("norm", "place"), NORMS)
+def test_every_combination(norm: Any, place: Any, mask: str, positions: Any) -> None:
+    """Norm kind and place, MLP kind, skip weight, mask and position scheme: all 1620."""
+    activations = itertools.cycle(("gelu", "silu", "gelu_tanh", "quick_gelu", "tanh", "relu"))
+    for seed, (mlp, skip) in enumerate(itertools.product(MLPS, SKIPS)):
+        compare(
+            Architecture(**SMALL, norm=norm, norm_place=place, mask=mask, positions=positions, mlp=mlp,
+                         attention_skip=skip, mlp_skip=skip, activation=next(activations)),
+            seed,
+        )  # fmt: skip
+
+
+@given(
+    st.fixed_dictionaries({
+        "norm": st.sampled_from(["layer", "rms", "scale", "none"]),
+        "norm_place": st.sampled_from(["pre", "post", "sandwich"]),
+        "mask": st.sampled_from(["complete", "causal", "window:1", "edges:0>1,0>2,0>3"]),
+        "positions": st.sampled_from(POSITIONS),
+        "kernel": st.sampled_from(["softmax", "gaussian", "uniform"]),
+        "mlp": st.sampled_from(MLPS),
+        "activation": st.sampled_from(["gelu", "gelu_tanh", "quick_gelu", "silu", "tanh", "identity"]),
+        "attention_skip": st.sampled_from([0.0, 0.5, 1.0, -0.3]),
+        "parallel": st.booleans(),
+        "key_heads": st.sampled_from([1, 2]),
+        "biases": st.sampled_from([True, False]),
+        "shared": st.booleans(),
+        "rotary_pairs": st.sampled_from(["half", "adjacent"]),
+    }),
+    st.integers(0, 10**6),
+)  # fmt: skip
+def test_random_networks(fields: dict[str, Any], seed: int) -> None:
+    compare(Architecture(**SMALL, **fields), seed)
+
+
+@pytest.mark.parametrize("norm", ["none", "layer", "rms", "scale"])
+def test_pure_attention_far_below_floating_point(norm: Any) -> None:
+    """Six layers without skips: the residual passes 1e-150 and still agrees."""
+    arch = Architecture(**{**SMALL, "layers": 6}, norm=norm, mlp="none", attention_skip=0.0, biases=False)
+    assert min(compare(arch, seed) for seed in range(4)) < -150
