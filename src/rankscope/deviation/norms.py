@@ -14,7 +14,7 @@ tokens differ by more than `LARGE` of their size, the plain difference is as goo
 import torch
 from torch import Tensor
 
-from rankscope.deviation.scaled import LOWEST, Scaled, chosen, spread
+from rankscope.deviation.scaled import LOWEST, Scaled, chosen, saves_a_pass, spread
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Norm
 from rankscope.nets.weights import NormWeights
@@ -77,7 +77,7 @@ def _small(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State
 def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State:
     log = torch.maximum(c.log, r.log)
     unit = _unit(log, eps)
-    Y = r.at(log) if bool((c.log <= LOWEST).all()) else c.at(log)[:, None] + r.at(log)
+    Y = r.at(log) if saves_a_pass(log, lambda: (c.log <= LOWEST).all()) else c.at(log)[:, None] + r.at(log)
     rest = eps * spread((-2 * unit).exp(), Y) if eps > 0 else 0.0
     variance = (
         torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square()

@@ -43,18 +43,17 @@ class Scaled:
         size = self.largest()
         zero = size == 0
         step = size.masked_fill(zero, 1.0).log()
-        if not bool((step.abs() > WIDEST).any()):
-            # Near enough: a pass over all entries is saved.
+        if saves_a_pass(step, lambda: (step.abs() <= WIDEST).all()):
             return Scaled(self.value, self.log.masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
         value = self.value * spread((-step).exp(), self.value)
         return Scaled(value, (self.log + step).masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
 
     def __add__(self, other: "Scaled") -> "Scaled":
         """The sum, at the larger of the two scales."""
-        if bool((other.log > self.log).all()):
+        if saves_a_pass(self.log, lambda: (other.log > self.log).all()):
             self, other = other, self
         log = torch.maximum(self.log, other.log)
-        value = self.value if bool((self.log == log).all()) else self.at(log)
+        value = self.at(log)
         return Scaled(torch.addcmul(value, other.value, spread((other.log - log).exp(), other.value)), log)
 
     def __mul__(self, factor: float) -> "Scaled":
@@ -63,7 +62,7 @@ class Scaled:
     def at(self, log: Logs) -> Float[Tensor, "batch *rest"]:
         """The value in units of e^log."""
         step = self.log - log
-        if not bool(step.any()):
+        if saves_a_pass(step, lambda: (step == 0).all()):
             return self.value
         return self.value * spread(step.clamp(max=STEEPEST).exp(), self.value)
 
@@ -74,6 +73,12 @@ class Scaled:
     def mapped(self, linear: Callable[[Tensor], Tensor]) -> "Scaled":
         """The image under a linear map."""
         return Scaled(linear(self.value), self.log)
+
+
+def saves_a_pass(on: Tensor, condition: Callable[[], Tensor]) -> bool:
+    """Whether a pass over all entries can be left out. Only asked on the CPU: elsewhere the answer has to
+    cross to the host, which takes longer than the pass."""
+    return on.device.type == "cpu" and bool(condition())
 
 
 def chosen(pick: Bool[Tensor, " batch"], a: Scaled, b: Scaled) -> Scaled:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, chosen
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, chosen, saves_a_pass
 
 APART = 0.5
 """Largest deviation, in lengths of the mean, up to which a mean is kept apart."""
@@ -76,9 +76,9 @@ class State:
         apart = longest * (R.log - x.log).clamp(-STEEPEST, STEEPEST).exp() > APART * length
         if bool(apart.any()):
             whole = self.R
-            if not bool((self.x.log <= LOWEST).all()):
+            if not saves_a_pass(apart, lambda: (self.x.log <= LOWEST).all()):
                 whole = (whole + self.x.mapped(lambda v: v[:, None])).mapped(self.real.cleared)
-            R = whole if bool(apart.all()) else chosen(apart, whole, R)
+            R = whole if saves_a_pass(apart, apart.all) else chosen(apart, whole, R)
             x = Scaled(x.value.masked_fill(apart[:, None], 0.0), x.log.masked_fill(apart, LOWEST))
         return State(x, R.normalised(), self.real)
 
