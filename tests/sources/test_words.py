@@ -29,6 +29,15 @@ def test_tokens_are_normalised_and_cut_and_padding_is_zero() -> None:
     assert not X[padding].any()
 
 
+def test_an_embedding_and_a_network_of_one_seed_share_no_draws() -> None:
+    words = " ".join(f"w{k}" for k in range(40))
+    X, _ = word_tokens([words], width=128, length=40, seed=5)
+    net = fresh("bert-tiny", seed=5)
+    query = net.state()["layers.0.attention.query.weight"].reshape(128, 128)
+    alike = torch.cosine_similarity(X[0, :, None], query[None], dim=-1)
+    assert float(alike.abs().max()) < 0.5
+
+
 def test_text_without_words_is_a_sentence() -> None:
     with pytest.raises(TokensError, match="at least one text must hold a word; received 2 texts without any"):
         word_tokens(["", "  "], width=8)

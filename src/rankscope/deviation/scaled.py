@@ -25,11 +25,11 @@ Logs = Float[Tensor, " batch"]
 class Scaled:
     """`e^log value`, sample by sample."""
 
-    value: Float[Tensor, "batch *rest"]
+    value: Float[Tensor, "batch ..."]
     log: Logs
 
     @classmethod
-    def plain(cls, value: Float[Tensor, "batch *rest"]) -> "Scaled":
+    def plain(cls, value: Float[Tensor, "batch ..."]) -> "Scaled":
         """An ordinary tensor, at scale one."""
         return cls(value, value.new_zeros(len(value)))
 
@@ -59,14 +59,14 @@ class Scaled:
     def __mul__(self, factor: float) -> "Scaled":
         return self if factor == 1.0 else Scaled(self.value * factor, self.log)
 
-    def at(self, log: Logs) -> Float[Tensor, "batch *rest"]:
+    def at(self, log: Logs) -> Float[Tensor, "batch ..."]:
         """The value in units of e^log."""
         step = self.log - log
         if saves_a_pass(step, lambda: (step == 0).all()):
             return self.value
         return self.value * spread(step.clamp(max=STEEPEST).exp(), self.value)
 
-    def explicit(self) -> Float[Tensor, "batch *rest"]:
+    def explicit(self) -> Float[Tensor, "batch ..."]:
         """An ordinary tensor; beyond 1e+-261 it is cut off."""
         return self.at(torch.zeros_like(self.log))
 

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from rankscope.errors import TokensError
 
-STREAM = 2**40
-"""Keeps the embedding's draws apart from those of a network with the same seed."""
+STREAM = 0x5EED_0F_70
+"""Added to the seed, so that the embedding is not drawn from the numbers that a network of that seed is.
+(torch's generator reads the lower 32 bits alone.)"""
 
 
 def bundled_excerpts(words: int = 128) -> list[str]:
@@ -45,7 +46,7 @@ def word_tokens(
     if not any(lists):
         raise TokensError(f"at least one text must hold a word; received {len(lists)} texts without any")
     vocabulary = {word: index for index, word in enumerate(dict.fromkeys(w for ws in lists for w in ws))}
-    generator = torch.Generator().manual_seed(STREAM + seed)
+    generator = torch.Generator().manual_seed((STREAM + seed) % 2**32)
 
     def draw(rows: int) -> Tensor:
         return 0.02 * torch.randn(rows, width, generator=generator, dtype=torch.float64)
