@@ -51,7 +51,7 @@ def test_wrong_python_types_are_sentences() -> None:
         ("ArchitectureError", "parallel must be True or False", "got 'no'"),
         ("ArchitectureError", "biases must be True, False or a tuple of query", "got 'query'"),
         ("ArchitectureError", "heads must be a list of heads", "got 1"),
-        ("ArchitectureError", "attention_skip must be a number, True or False", "got 'a'"),
+        ("ArchitectureError", "skip must be a number, True or False", "got 'a'"),
         ("MaskError", "a mask must be a string", "got 3"),
         ("TokensError", "padding must be a boolean tensor", "received list"),
     ]
