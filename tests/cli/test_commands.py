@@ -127,6 +127,20 @@ def test_all_arithmetics_side_by_side(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "arithmetics_san.png").is_file()
 
 
+def test_the_first_metric_asked_for_is_the_one_printed() -> None:
+    done = rankscope("measure", *SMALL, "--variants", "san", "--metrics", "dobrushin,mu")
+    assert done.stdout.startswith("dobrushin:") and "layers 1 →" in done.stdout
+
+
+def test_a_kernel_without_a_rule_falls_back_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text('{"layers": 2, "width": 8, "heads": 2, "kernel": "sigmoid"}')
+    here = ["measure", "s.json", "--samples", "1", "--tokens", "8", "--variants", "san"]
+    done = rankscope(*here, cwd=tmp_path)
+    assert "san ran in float64: deviation arithmetic has no rule for kernel sigmoid." in done.stdout
+    every = rankscope(*here, "--arithmetic", "all", cwd=tmp_path)
+    assert every.returncode == 0 and "bfloat16" in every.stdout, every.stderr
+
+
 @pytest.mark.slow
 def test_demo_ends_by_saying_where_its_report_lies(tmp_path: Path) -> None:
     done = rankscope("demo", cwd=tmp_path)

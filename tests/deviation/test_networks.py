@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.deviation import applies, finish, propagate
-from rankscope.deviation.readings import read
+from rankscope.deviation.readings import DOUBTFUL, read
+from rankscope.deviation.scaled import LOWEST
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import metric
 from rankscope.nets import Architecture, Transformer, named_variant
@@ -112,6 +113,9 @@ def test_a_thousand_layers_stay_in_range(name: str, gain: float, mask: str) -> N
         if step.layer % 100 == 0:
             for reading in filter(None, (read(metric(each), step) for each in names)):
                 assert not bool(reading.log10.isnan().any()) and not bool((reading.log10 == math.inf).any())
+        # Tokens that differ at the start never become exactly equal, unless they are said to be lost.
+        lost = (step.state.doubt > math.log(DOUBTFUL)) | (step.state.R.log <= LOWEST)
+        assert bool(((step.state.R.largest() > 0) | lost).all())
 
 
 def test_what_falls_through_the_lowest_scale_is_at_the_floor() -> None:
@@ -196,3 +200,65 @@ def test_other_kernels_fall_back_to_float64_and_say_so() -> None:
         assert profile.manifest["networks"][0]["checks"]["arithmetic_asked"] == "deviation"
         with pytest.raises(ArchitectureError, match=f"needs kernel softmax.*has '{kernel}'"):
             next(propagate(net, tokens(4, 8)))
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "scale"])
+def test_zero_tokens_stay_zero_under_a_norm_without_eps(norm: Any) -> None:
+    arch = Architecture(layers=2, width=8, heads=2, norm=norm, norm_place="pre", norm_eps=0.0, biases=False)
+    profile = measure(Transformer.random(arch), torch.zeros(1, 4, 8), metrics=["mu", "relative_mu"])
+    assert not profile.curve("mu").any() and not profile.curve("relative_mu").any()
+
+
+def test_no_token_at_all_has_no_value() -> None:
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2))
+    names = [
+        "mu",
+        "relative_residual",
+        "max_cosine_gap",
+        "residual_effective_rank",
+        "dobrushin",
+        "stable_rank",
+    ]
+    profile = measure(net, torch.randn(2, 0, 8), metrics=names)
+    for name in names:
+        assert bool(profile.curve(name).isnan().all())
+
+
+def test_scores_beyond_the_range_are_cut_alike() -> None:
+    """Tokens of 1e140: attention is an argmax, the same that float64 finds."""
+    net = Transformer.random(Architecture(layers=1, width=8, heads=1, norm="none", mlp="none"), init="xavier")
+    for seed in range(20):
+        X = 1e140 * (tokens(1, 8, seed=seed) + 0.1 * tokens(5, 8, seed=seed + 100))
+        *_, plain = net.steps(X)
+        *_, step = propagate(net, X)
+        assert torch.allclose(step.state.tokens(), plain.state, rtol=1e-9, atol=0)
+
+
+def test_attention_is_never_negative_and_has_its_entropy() -> None:
+    arch = Architecture(layers=2, width=8, heads=2, norm="rms", norm_place="pre", divisor=0.02)
+    for seed in range(20):
+        net = Transformer.random(arch, seed=seed, init="xavier")
+        entropy = measure(net, tokens(5, 8, seed=seed), metrics="entropy").curve("entropy")[:, 1:]
+        plain = measure(net, tokens(5, 8, seed=seed), metrics="entropy", arithmetic="float64").curve(
+            "entropy"
+        )
+        assert torch.allclose(entropy, plain[:, 1:], atol=1e-10)
+
+
+def test_value_and_log10_say_the_same_or_the_value_is_out_of_range() -> None:
+    arch = Architecture(layers=200, width=8, heads=2, biases=False)
+    shrinking = named_variant(Transformer.random(arch), "san")
+    profile = measure(shrinking, tokens(5, 8), metrics=["mu", "sigma_min", "max_residual"])
+    for name in profile.metrics:
+        value, log10 = profile.curve(name), profile.curve(name, "log10")
+        assert bool((value[log10 < -330] == 0).all()) and bool((log10 < -330).any())
+        inside = (log10 > -300) & (value > 0)
+        assert torch.allclose(value[inside].log10(), log10[inside], rtol=1e-9)
+
+
+def test_what_is_not_finite_from_the_start_is_in_the_manifest() -> None:
+    X = tokens(4, 8)
+    X[0, 1, 2] = math.inf
+    profile = measure(Transformer.random(Architecture(layers=2, width=8, heads=2)), X, metrics="mu")
+    assert profile.manifest["networks"][0]["checks"]["first_layer_not_finite"] == 0
+    assert bool(profile.curve("mu").isnan().all())

@@ -4,13 +4,13 @@ import mpmath as mp
 import pytest
 import torch
 
-from rankscope.deviation.mlp import LARGE, activation
+from rankscope.deviation.mlp import activation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.series import SERIES
 from rankscope.nets.activations import ACTIVATIONS
 from tests.deviation.reference import ACTIVATIONS as EXACT
 
-POINTS = [-7.3, -2.0, -0.7517916, -0.1, 0.3, 1.1, 4.0]
+POINTS = [-12.0, -7.3, -2.0, -0.1, 0.3, 1.1, 4.0]
 
 
 def test_every_activation_of_an_architecture_has_a_series() -> None:
@@ -21,18 +21,19 @@ def test_every_activation_of_an_architecture_has_a_series() -> None:
 @pytest.mark.parametrize("z", POINTS)
 def test_coefficients_are_derivatives_over_factorials(name: str, z: float) -> None:
     mine = SERIES[name](torch.tensor([z], dtype=torch.float64), 8)
-    with mp.workdps(60):
+    with mp.workdps(250):
         theirs = mp.taylor(EXACT[name], mp.mpf(z), 8)
         for k, (a, b) in enumerate(zip(mine, theirs, strict=True)):
-            assert abs(float(a) - float(b)) < 1e-12 * max(1.0, abs(float(b))), k
+            # The first derivatives to their own size, tails included; the others to that of the first.
+            unit = abs(theirs[k]) if k < 2 else abs(theirs[1]) + abs(theirs[k])
+            assert abs(mp.mpf(float(a)) - b) <= mp.mpf("1e-11") * max(unit, mp.mpf("1e-300")), k
 
 
 @pytest.mark.parametrize("name", SERIES)
 @pytest.mark.parametrize("z", [*POINTS, 0.0])
-@pytest.mark.parametrize("log", [-3000.0, -500.0, -60.0, -12.0, -5.0, -3.95, -3.85, 0.0, 3.0])
+@pytest.mark.parametrize("log", [-3000.0, -500.0, -60.0, -12.0, -6.5, -5.0, -4.5, -4.0, 0.0, 3.0])
 def test_an_activations_change_is_exact_at_every_scale(name: str, z: float, log: float) -> None:
     """act(z + d) - act(z) for d = +-e^log, on both sides of the switch to plain differences."""
-    assert -3.95 < float(mp.log(LARGE)) < -3.85
     steps = torch.tensor([[[1.0], [-0.6]]], dtype=torch.float64)
     common = Scaled.plain(torch.tensor([[z]], dtype=torch.float64))
     value, change = activation(name, common, Scaled(steps, torch.tensor([log], dtype=torch.float64)))
@@ -44,3 +45,5 @@ def test_an_activations_change_is_exact_at_every_scale(name: str, z: float, log:
             true = EXACT[name](mp.mpf(z) + d) - EXACT[name](mp.mpf(z))
             error = mp.mpf(float(mine)) * mp.exp(mp.mpf(float(change.log))) - true
             assert abs(error / d) < 3e-13
+            if z < -5 and d < 0.1 and name != "tanh":  # in a tail that ends at 0, to its own size
+                assert abs(error) <= mp.mpf("1e-9") * abs(true)

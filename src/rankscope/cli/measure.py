@@ -45,7 +45,7 @@ def measure(
 
     The weights are random, and the tokens have the shape of the bundled prose under a random embedding.
     """
-    from rankscope.cli.show import console, machine, profile_table, say_report
+    from rankscope.cli.show import console, machine, profile_table, say, say_report
     from rankscope.profiles import ARITHMETICS
 
     net = network(model, seed, init)
@@ -53,14 +53,17 @@ def measure(
         net = net.variant(mask=mask, layers=layers)
     X, padding = prose(net, samples, tokens, seed)
     names, numbers = _split("variants", variants), _split("metrics", metrics)
-    arithmetics = list(ARITHMETICS) if arithmetic == "all" else _split("arithmetic", arithmetic)
+    arithmetics = _split("arithmetic", arithmetic)
+    arithmetics = list(ARITHMETICS) if "all" in arithmetics else arithmetics
     profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json)
     profile.manifest.update(model=model, seed=seed, init=init, command=command())
     written = None if output is None else write_run(profile, output, title_of(model))
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts()})
         return
-    console().print(profile_table(profile, profile.metrics[0]))
+    console().print(profile_table(profile, numbers[0]))
+    for line in fallbacks(profile):
+        say(line)
     if written and not quiet:
         say_report(written)
 
@@ -120,10 +123,21 @@ def measured(
         for name, variant in nets.items():
             for arithmetic in arithmetics:
                 bar = start(f"{name}, {arithmetic}")
-                profiles.append(
-                    measure_network(variant, X, padding, metrics, arithmetic, variant=name, progress=bar)
-                )
+                found = measure_network(variant, X, padding, metrics, arithmetic, variant=name, progress=bar)
+                # What fell back to float64 may have been asked for as well.
+                if found.arithmetics == [arithmetic] or found.arithmetics[0] not in arithmetics:
+                    profiles.append(found)
     return Profile.join(profiles)
+
+
+def fallbacks(profile: "Profile") -> list[str]:
+    """A line for each network that ran in another arithmetic than was asked for."""
+    return [
+        f"{network['variant']} ran in {network['arithmetic']}: {network['checks']['arithmetic_asked']} "
+        f"arithmetic has no rule for kernel {network['architecture']['kernel']}."
+        for network in profile.manifest["networks"]
+        if network["checks"]["arithmetic_asked"] != network["arithmetic"]
+    ]
 
 
 def write_run(profile: "Profile", folder: Path, title: str) -> Path:

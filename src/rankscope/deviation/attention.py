@@ -4,35 +4,33 @@ With X = 1 x^T + e^s R, query q_i = q + dq_i and key k_j = k + dk_j, a score spl
 
     q_i . k_j = [constant along the row: drops out of the softmax] + [ref_j: the same in every row] + D_ij.
 
-For plain heads `ref_j = q . dk_j` and `D_ij = dq_i . dk_j`, of order e^{2s}. With p = softmax(ref), D
-centred so that `sum_j p_j D_ij = 0`, and `m_i = sum_j p_j expm1(D_ij) >= 0` (Jensen):
+For plain heads `ref_j = q . dk_j` and `D_ij = dq_i . dk_j`, of order e^{2s}. Let p = softmax(ref), j* its
+largest entry, and D_ij* = 0 in every row (one more constant along rows). Then P_ij = p_j e^{D_ij} / S_i with
 
-    P_ij - p_j = p_j (expm1(D_ij) - m_i) / (1 + m_i).
+    S_i = sum_j p_j e^{D_ij} = 1 + m_i,   m_i = sum_{j != j*} p_j expm1(D_ij) >= p_j* - 1,
+    P_ij - p_j = p_j expm1(D_ij - log S_i).
 
 Rows of P sum to one, so `P X = 1 (x + e^s p^T R) + e^s (P - 1 p^T) R`: the common token moves to the
-weighted mean, and the deviation is multiplied by P - 1 p^T. When e^{2s} leaves floating point's range,
-expm1(D) is D and 2s goes into the scale. Masks give each row its own p_i over what it sees; positions put
-terms of order one, and of order e^s, into D.
+weighted mean, and the deviation is multiplied by P - 1 p^T. Taken about row j* of R, the column j* of P, of
+which only 1 - p_j* is left to see when attention is sharp, takes no part. When e^{2s} leaves floating point's
+range, expm1(D) is D and 2s goes into the scale; so does log p where p underflows. Masked entries are
+expm1 = -1. Positions put terms of order one, and of order e^s, into D.
 """
 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.deviation.mlp import affine
-from rankscope.deviation.scaled import STEEPEST, Scaled, spread
-from rankscope.deviation.state import Real, State
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, spread
+from rankscope.deviation.state import Real, State, doubtful
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.block import Setting
-from rankscope.nets.kernels import masked_softmax
 from rankscope.nets.positions import by_offset, rotate
 from rankscope.nets.weights import Attention as AttentionWeights
 from rankscope.nets.weights import Layer, Linear
-
-STEEP = 300.0
-"""D above which expm1 is not formed: such a row is sharp, and the plain difference is as good."""
 
 Visible = Bool[Tensor, "batch 1 token token"]
 
@@ -43,10 +41,11 @@ class Attention:
 
     p: Float[Tensor, "batch head token"]
     Delta: Scaled  # [batch, head, token, token]
+    visible: Visible
 
     def matrix(self) -> Float[Tensor, "batch head token token"]:
         """P as an ordinary tensor."""
-        return self.p[:, :, None] + self.Delta.explicit()
+        return (self.p[:, :, None] + self.Delta.explicit()).clamp(min=0.0) * self.visible
 
 
 def attention(
@@ -55,24 +54,42 @@ def attention(
     """The attention branch of a state, and its attention."""
     w = layer.attention
     v, dv = heads(state.x, w.value, arch), deviations(state.R, w.value, arch)
-    ref, D = scores(arch, w, state, setting)
+    ref, D, size = scores(arch, w, state, setting)
     visible = setting.visible[arch.mask_of(index)].expand(len(state.real.rows), -1, -1, -1)
-    P = split(ref, D, visible, state.real)
-    # Rows of P sum to one: the common value passes, the deviation is averaged and differenced.
-    mean = Scaled((P.p[:, :, None] @ dv.value)[:, :, 0], dv.log)  # [batch, head, head_width]
-    spoken = Scaled(P.Delta.value @ dv.value, P.Delta.log + dv.log)  # [batch, head, token, head_width]
+    P, top = split(ref, D, visible, state.real)
+    # Rows of P sum to one: the common value passes, the deviation is averaged and differenced, both about
+    # the token that most attend to.
+    most = dv.value.gather(
+        2, top[..., None].expand(-1, -1, -1, dv.value.shape[-1])
+    )  # [batch, head, 1, width]
+    about = dv.value - most
+    mean = Scaled((most + P.p[:, :, None] @ about)[:, :, 0], dv.log)  # [batch, head, head_width]
+    spoken = Scaled(P.Delta.value @ about, P.Delta.log + dv.log)  # [batch, head, token, head_width]
     x, R = v + mean, spoken
     if arch.kept_heads is not None:
         speaks = torch.zeros(arch.heads, 1, dtype=x.value.dtype, device=x.value.device)
         speaks[list(arch.kept_heads[index])] = 1.0
         x, R = x.mapped(lambda t: t * speaks), R.mapped(lambda t: t * speaks[:, None])
     out = Linear(w.output.weight.flatten(0, 1), w.output.bias)
+    noise = _noise(state.doubt, size, P, Scaled(about, dv.log), dv)
     branch = State(
         affine(x.mapped(lambda t: t.flatten(1)), out),
         R.mapped(lambda t: t.transpose(1, 2).flatten(-2) @ out.weight),
         state.real,
+        doubtful(state.doubt, noise - state.doubt, R.log_size()),
     )
     return branch, P
+
+
+def _noise(doubt: Logs, size: Logs, P: Attention, about: Scaled, dv: Scaled) -> Logs:
+    """log of the rounding in `(P - 1 p^T) R`: of values that P - 1 p^T weighs, whether or not they differ; of
+    scores of that size, which move the weights p among values that differ; and of both at once."""
+    weight = torch.linalg.vector_norm(P.Delta.value, ord=1, dim=-1)
+    weight = weight.flatten(1).amax(1) if weight.numel() else torch.zeros_like(doubt)
+    of_values = Scaled(weight[:, None], P.Delta.log).log_size() + doubt + dv.log_size()
+    moved = Scaled(P.p[:, :, None] @ about.value.abs(), about.log).log_size()
+    of_scores = (doubt + size).clamp(max=0.0) + torch.maximum(moved, doubt + dv.log_size())
+    return torch.maximum(of_values, of_scores)
 
 
 def heads(x: Scaled, linear: Linear, arch: Architecture) -> Scaled:
@@ -97,12 +114,13 @@ def _grouped(t: Tensor, count: int) -> Tensor:
 
 def scores(
     arch: Architecture, w: AttentionWeights, state: State, setting: Setting
-) -> tuple[Float[Tensor, "batch head token"], Scaled]:
-    """(ref_j, D_ij) after the divisor; what is constant along a row is left out."""
+) -> tuple[Float[Tensor, "batch head token"], Scaled, Logs]:
+    """(ref_j, D_ij, log of the largest score) after the divisor; what is constant along a row is left out."""
     n = state.real.rows.shape[1]
     zero = state.R.value.new_zeros(len(state.real.rows), arch.heads, n)
     if arch.kernel == "uniform":
-        return zero, Scaled.plain(zero[..., None].expand(-1, -1, -1, n)).normalised()
+        D = Scaled.plain(zero[..., None].expand(-1, -1, -1, n)).normalised()
+        return zero, D, D.log
     q, dq = heads(state.x, w.query, arch), deviations(state.R, w.query, arch)
     k, dk = heads(state.x, w.key, arch), deviations(state.R, w.key, arch)
     ref = Scaled.plain(zero)
@@ -128,9 +146,12 @@ def scores(
     D, ref = D * (1 / arch.divisor), ref * (1 / arch.divisor)
     if setting.bias is not None:
         D = D + Scaled.plain(setting.bias.expand(len(zero), -1, -1, -1))
-    if arch.positions in ("relative", "rotary", "bias", "alibi"):
-        D, ref = _separated(D, ref, state.real)
-    return ref.explicit(), D.normalised()
+    size = D.log_size()
+    D, ref = _separated(D, ref, state.real)
+    D, ref = D.normalised(), ref.normalised()
+    # Beyond e^600 only which score is largest matters: cut both alike.
+    cut = (torch.maximum(ref.log, D.log) - STEEPEST).clamp(min=0.0)
+    return ref.at(cut), Scaled(D.value, D.log - cut), size
 
 
 def _rows(x: Scaled, n: int) -> Scaled:
@@ -147,48 +168,74 @@ def _rotary_scores(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> Scaled:
 
 
 def _separated(D: Scaled, ref: Scaled, real: Real) -> tuple[Scaled, Scaled]:
-    """Move the first real row of D into ref, and drop its first real column: D is left with what is neither
-    constant along rows nor down columns, and is exactly zero where there is no such thing."""
-    index = real.first[:, None, None, None].expand(-1, D.value.shape[1], 1, D.value.shape[3])
+    """Move the last real row of D into ref, so that p is a row of P: rows that agree with it have D = 0."""
+    index = real.last[:, None, None, None].expand(-1, D.value.shape[1], 1, D.value.shape[3])
     row = D.value.gather(2, index)  # [batch, head, 1, token]
-    rest = D.value - row
-    column = rest.gather(3, index.mT[..., :1].expand(-1, -1, rest.shape[2], 1))
-    return Scaled(rest - column, D.log), ref + Scaled(row[:, :, 0], D.log)
+    return Scaled(D.value - row, D.log), ref + Scaled(row[:, :, 0], D.log)
 
 
-def split(ref: Float[Tensor, "batch head token"], D: Scaled, visible: Visible, real: Real) -> Attention:
-    """p and P - 1 p^T from the scores `ref_j + D_ij` over what each row sees."""
+def split(
+    ref: Float[Tensor, "batch head token"], D: Scaled, visible: Visible, real: Real
+) -> tuple[Attention, Int[Tensor, "batch head 1"]]:
+    """p, P - 1 p^T and j* from the scores `ref_j + D_ij` over what each row sees."""
     seen, alike = _reference(visible, real)
-    p = masked_softmax(ref[:, :, None], seen)  # [batch, head, 1, token]
-    together = bool(alike.all())
-    base = p if together else masked_softmax(ref[:, :, None].expand_as(D.value), visible)
-    level = D.log.clamp(max=STEEPEST)
+    hidden = ~seen[:, :, 0]
+    log_p = (
+        ref.masked_fill(hidden, -torch.inf).log_softmax(-1).nan_to_num(nan=-torch.inf)
+    )  # [batch, head, token]
+    p, top = log_p.exp(), log_p.argmax(-1, keepdim=True)
+    # Rows that see alike differ by D alone, at its own scale; a mask's differences are of size one.
+    level = torch.where(alike, D.log.clamp(max=0.0), torch.zeros_like(D.log))
     size = spread(level.clamp(min=-STEEPEST).exp(), D.value)  # below, expm1(D) is D and only the log goes on
-    M = (D.value - _mean(base, D.value)) * size
-    if not (real.all and together and bool(seen.all())):
-        M = M.masked_fill_(~visible, 0.0)
-    steep = M.amax(-1, keepdim=True) > STEEP if M.numel() else M > 0
-    E = torch.expm1(M).div_(size)
-    m = _mean(base, E)
-    total = 1 + size * m  # at least one, unless D is so large that centring it left its rounding
-    steep |= ~(total > 0.5)
-    change = (E - m).mul_(base).div_(total)
+    U = (D.value - D.value.gather(3, top[:, :, None].expand(-1, -1, D.value.shape[2], 1))).mul_(
+        spread((D.log - level).clamp(max=STEEPEST).exp(), D.value)
+    )  # D in units of size, zero in column j*
+    U = _less_log_sum(U, size, log_p, p, top, visible)
+    log_p = log_p.scatter(-1, top, -torch.inf)  # column j* follows from the others
+    reach = (log_p[:, :, None] + (U * size).clamp(min=0.0)).masked_fill(~visible, -torch.inf)
+    reach = torch.maximum(reach.flatten(1).amax(1), log_p.flatten(1).amax(1)) if U.numel() else level * 0
+    reach = reach.clamp(min=LOWEST)
+    weight = (log_p - spread(reach, log_p)).exp()[:, :, None]  # p in units of e^reach
+    change = weight * torch.expm1((U * size).clamp(max=1.0)).div_(size)
+    steep = (U * size) > 1
     if bool(steep.any()):
-        sharp = (masked_softmax(ref[:, :, None] + D.value * size, visible) - base) / size
-        change = torch.where(steep, sharp, change)
-    change = change if real.all else change.masked_fill_(~real.rows[:, None, :, None], 0.0)
-    if together:
-        return Attention(p[:, :, 0], Scaled(change, level))
-    rows_alike = (visible == seen).all(-1, keepdim=True)
-    apart = (base - p).masked_fill(rows_alike | ~real.rows[:, None, :, None], 0.0)
-    log = torch.where(alike, level, level.clamp(min=0.0))
-    Delta = apart * spread((-log).clamp(max=0.0).exp(), apart) + change * spread((level - log).exp(), change)
-    return Attention(p[:, :, 0], Scaled(Delta, log))
+        grown = (log_p[:, :, None] + U * size - spread(reach, U)).clamp(max=STEEPEST).exp()
+        change = torch.where(steep, (grown - weight) / size, change)
+    change = (
+        torch.where(visible, change, (-weight / size).expand_as(change)) if not _whole(visible) else change
+    )
+    change = change.masked_fill(~real.rows[:, None, :, None], 0.0) if not real.all else change
+    rest = change.sum(-1, keepdim=True)  # column j* is zero still
+    change = change.scatter(-1, top[:, :, None].expand(-1, -1, change.shape[2], 1), -rest)
+    return Attention(p, Scaled(change, level + reach), visible), top
 
 
-def _mean(weights: Tensor, x: Tensor) -> Tensor:
-    """`sum_j weights_ij x_ij`, the weights of one row or of all."""
-    return x @ weights.mT if weights.shape[-2] == 1 else (weights * x).sum(-1, keepdim=True)
+def _less_log_sum(
+    U: Tensor, size: Tensor, log_p: Tensor, p: Tensor, top: Tensor, visible: Visible
+) -> Float[Tensor, "batch head token token"]:
+    """`U - log S` in units of size: `log1p(m)`, or where j* is not seen or m overflows a log-sum-exp."""
+    others = p.scatter(-1, top, 0.0)[:, :, None]  # p without j*
+    D = U * size
+    E = torch.expm1(D.clamp(max=1.0)).div_(size)
+    terms = others * E
+    steep = D > 1
+    if bool(steep.any()):
+        terms = torch.where(steep, ((log_p[:, :, None] + D).exp() - others) / size, terms)
+    if not _whole(visible):
+        terms = torch.where(visible, terms, (-others / size).expand_as(terms))
+    m = terms.sum(-1, keepdim=True)
+    log_S = torch.log1p(m * size) / size
+    at_top = visible.expand(-1, U.shape[1], -1, -1).gather(3, top[:, :, None].expand(-1, -1, U.shape[2], 1))
+    lost = ~at_top | ~(m * size < 1e300) | ~(m * size > -1)
+    if bool(lost.any()):
+        whole = (log_p[:, :, None] + D).masked_fill(~visible, -torch.inf).logsumexp(-1, keepdim=True)
+        log_S = torch.where(lost, whole.nan_to_num(neginf=0.0, posinf=0.0) / size, log_S)
+    return U - log_S
+
+
+def _whole(visible: Visible) -> bool:
+    """Every token sees every token."""
+    return bool(visible.all())
 
 
 def _reference(

@@ -1,9 +1,11 @@
 """One block of a state: the mirror of `nets/block.py`, rule by rule."""
 
+import torch
+
 from rankscope.deviation.attention import Attention, attention
 from rankscope.deviation.mlp import mlp
 from rankscope.deviation.norms import normalise
-from rankscope.deviation.state import State
+from rankscope.deviation.state import State, doubtful
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.block import Setting
 from rankscope.nets.weights import Layer, NormWeights
@@ -20,7 +22,7 @@ def block(
     branch = _after(arch, layer.attention_after, branch)
     if arch.parallel and has_mlp:
         second = _after(arch, layer.mlp_after, mlp(arch, layer, _before(arch, norm_m, state)))
-        branch = State(branch.x + second.x, branch.R + second.R, state.real)
+        branch = added(1.0, second, branch)
     state = skip(arch.attention_skip, state, branch)
     if post:
         state = _norm(arch, norm_a, state)
@@ -36,7 +38,15 @@ def skip(weight: float, state: State, branch: State) -> State:
     """`weight X + branch`, each part at the larger of its two scales."""
     if weight == 0.0:
         return branch.tidy()
-    return State(state.x * weight + branch.x, state.R * weight + branch.R, state.real).tidy()
+    return added(weight, state, branch).tidy()
+
+
+def added(weight: float, state: State, branch: State) -> State:
+    """`weight X + branch`, not yet tidy; the larger noise of the two stays."""
+    R = state.R * weight + branch.R
+    one, other = (state.R * weight).log_size(), branch.R.log_size()
+    larger, size = torch.where(one > other, state.doubt, branch.doubt), torch.maximum(one, other)
+    return State(state.x * weight + branch.x, R, state.real, doubtful(larger, size, R.log_size()))
 
 
 def _norm(arch: Architecture, weights: NormWeights, state: State) -> State:

@@ -3,7 +3,8 @@
     act(z + d) - act(z) = d (f_1 + f_2 d + f_3 d^2 + ...)
 
 with the Taylor coefficients f_k at the common token (`series.py`): no two nearly equal numbers are
-subtracted. Where the largest |d| of a sample is above `LARGE`, the plain difference is as good and is taken.
+subtracted. Where the largest |d| (1 + |z|) of a sample is above `LARGE`, the plain difference is as good and
+is taken.
 Every activation here is 0 at 0, and beyond 1e+-108 linear on each side of 0 (tanh: constant), so that scales
 outside floating point's range can be drawn out of it.
 """
@@ -12,9 +13,8 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.scaled import STEEPEST, Scaled, chosen
-from rankscope.deviation.series import SERIES
+from rankscope.deviation.series import SERIES, VALUES
 from rankscope.deviation.state import State
-from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer, Linear
 
@@ -36,7 +36,7 @@ def mlp(arch: Architecture, layer: Layer, state: State) -> State:
         # act(g) u - act(g_0) u_0 = (act(g) - act(g_0)) u_0 + act(g_0) (u - u_0) + the product of both
         R = _times(A, _rows(x)) + _times(_rows(a), R) + _times(A, R)
         x = _times(a, x)
-    return State(affine(x, w.down), R.mapped(lambda v: v @ w.down.weight), state.real)
+    return State(affine(x, w.down), R.mapped(lambda v: v @ w.down.weight), state.real, state.doubt)
 
 
 def affine(x: Scaled, linear: Linear) -> Scaled:
@@ -53,14 +53,15 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
     # Drawn out of the activation: all of it where it is linear; nothing where it is constant.
     drawn = outside.clamp(max=0.0) if name == "tanh" else outside
     Z, D = z.at(outside), d.at(outside)
-    act = ACTIVATIONS[name]
+    act = VALUES[name]
     common = act(Z)
-    largest = size * (d.log - outside).clamp(max=STEEPEST).exp()
-    large = largest > LARGE
+    # In an activation's tail the terms of its series grow with |z|.
+    reach = size * (d.log - outside).clamp(max=STEEPEST).exp() * (1 + Z.abs().amax(-1).clamp(max=50.0))
+    large = reach > LARGE
     if bool(large.all()):
         return Scaled(common, drawn), Scaled(act(Z[:, None] + D) - common[:, None], drawn)
     # e^(d.log) d (f_1 + f_2 D + ...), D the same d in units of one; drawn - outside is 0 unless constant.
-    quotient = _quotient(name, Z, D, min(float(largest.max()), LARGE) if len(largest) else 0.0)
+    quotient = _quotient(name, Z, D, min(float(reach.max()), LARGE) if len(reach) else 0.0)
     change = Scaled(d.value * quotient, d.log + drawn - outside)
     if bool(large.any()):
         plain = act(Z[:, None] + D) - common[:, None]
@@ -68,7 +69,7 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
     return Scaled(common, drawn), change
 
 
-def _quotient(name: str, Z: Tensor, D: Tensor, largest: float) -> Tensor:
+def _quotient(name: str, Z: Tensor, D: Tensor, reach: float) -> Tensor:
     """`(act(Z + D) - act(Z)) / D` for small D, by as many terms as the largest of them needs."""
     if name == "relu":
         # Linear but where D crosses zero.
@@ -76,7 +77,7 @@ def _quotient(name: str, Z: Tensor, D: Tensor, largest: float) -> Tensor:
         crosses = (Z[:, None] > 0) != (Z[:, None] + D > 0)
         exact = (torch.relu(Z[:, None] + D) - torch.relu(Z)[:, None]) / D.masked_fill(D == 0, 1.0)
         return torch.where(crosses & (D != 0), exact, slope)
-    order = next(k for k in range(1, 9) if largest**k < 1e-13 or k == 8)
+    order = next(k for k in range(1, 9) if reach**k < 1e-13 or k == 8)
     f = SERIES[name](Z, order)
     result = f[order][:, None].expand_as(D)
     for k in range(order - 1, 0, -1):

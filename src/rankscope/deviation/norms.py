@@ -14,8 +14,8 @@ tokens differ by more than `LARGE` of their size, the plain difference is as goo
 import torch
 from torch import Tensor
 
-from rankscope.deviation.scaled import LOWEST, Scaled, chosen, saves_a_pass, spread
-from rankscope.deviation.state import State
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, saves_a_pass, spread
+from rankscope.deviation.state import State, doubtful
 from rankscope.nets.architecture import Norm
 from rankscope.nets.weights import NormWeights
 
@@ -39,14 +39,15 @@ def normalise(state: State, kind: Norm, weights: NormWeights, eps: float) -> Sta
         result = _small(c, r, state, number, eps)
     else:
         plain, small = _plain(c, r, state, number, eps), _small(c, r, state, number, eps)
-        result = State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.real)
+        doubt = torch.where(large, plain.doubt, small.doubt)
+        result = State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.real, doubt)
     x, R = result.x, result.R
     if weights.gain is not None:
         gain = weights.gain
         x, R = x.mapped(lambda v: v * gain), R.mapped(lambda v: v * gain)
     if weights.bias is not None:
         x = x + Scaled.plain(weights.bias.expand_as(x.value))
-    return State(x, R, state.real).tidy()
+    return State(x, R, state.real, result.doubt).tidy()
 
 
 def _unit(log: Tensor, eps: float) -> Tensor:
@@ -56,22 +57,26 @@ def _unit(log: Tensor, eps: float) -> Tensor:
 
 def _small(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State:
     unit = _unit(c.log, eps)
-    step = (r.log - c.log).clamp(max=0.0).exp()[:, None]  # e^(s - a)
+    step = (r.log - c.log).clamp(max=STEEPEST).exp()[:, None]  # e^(s - a)
     shrink = (2 * (c.log - unit)).exp()[:, None]
     rest = (eps * (-2 * unit).exp())[:, None] if eps > 0 else torch.zeros_like(shrink)
     square = c.value.square().sum(-1, keepdim=True)  # [batch, 1]
     slope = (r.value @ c.value[..., None])[..., 0] / square.masked_fill(square == 0, 1.0)  # alpha / step
     w = torch.addcmul(r.value, slope[..., None], c.value[:, None], value=-1)
     alpha, spread_w = slope * step, torch.linalg.vector_norm(w, dim=-1).square() / number
-    sd_0 = (square / number * shrink + rest).sqrt()
-    sd = (((1 + alpha).square() * square / number + spread_w * step.square()) * shrink + rest).sqrt()
+    sd_0 = _positive(square / number * shrink + rest).sqrt()
+    sd = _positive(((1 + alpha).square() * square / number + spread_w * step.square()) * shrink + rest).sqrt()
     turn = (slope * (2 + alpha) * rest - spread_w * step * shrink) / (sd * sd_0 * ((1 + alpha) * sd_0 + sd))
     deviation = torch.addcmul(w / sd[..., None], turn[..., None], c.value[:, None])
-    return State(
-        Scaled(c.value / sd_0, c.log - unit),
-        Scaled(state.real.cleared(deviation), r.log - unit),
-        state.real,
-    )
+    left = Scaled(state.real.cleared(deviation), r.log - unit)
+    given = r.mapped(lambda v: v / sd[..., None])  # what a norm that removed nothing would leave
+    doubt = doubtful(state.doubt, given.log_size() - unit, left.log_size())
+    return State(Scaled(c.value / sd_0, c.log - unit), left, state.real, doubt)
+
+
+def _positive(variance: Tensor) -> Tensor:
+    """A token of length zero stays zero."""
+    return variance.masked_fill(variance == 0, 1.0)
 
 
 def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State:
@@ -85,5 +90,7 @@ def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State
         * spread((2 * (log - unit)).exp(), Y)
         + rest
     )
-    Y = state.real.cleared(Y / variance.masked_fill(variance == 0, 1.0).sqrt())
-    return State(Scaled(torch.zeros_like(c.value), log - unit), Scaled(Y, log - unit), state.real)
+    Y = state.real.cleared(Y / _positive(variance).sqrt())
+    return State(
+        Scaled(torch.zeros_like(c.value), log - unit), Scaled(Y, log - unit), state.real, state.doubt
+    )

@@ -9,6 +9,7 @@ from torch import Tensor
 from rankscope.deviation.attention import Attention
 from rankscope.deviation.block import block
 from rankscope.deviation.norms import normalise
+from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import Real, State
 from rankscope.errors import ArchitectureError
 from rankscope.nets.block import Setting
@@ -52,8 +53,18 @@ def propagate(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Ite
     state = State.of(X, real)
     yield _restored(DeviationStep(0, state, None), order)
     for index, layer in enumerate(net.weights.layers):
+        if not X.shape[1]:
+            yield DeviationStep(index + 1, state, _nothing(net, state))
+            continue
         state, P = block(net.arch, index, layer, state, setting)
         yield _restored(DeviationStep(index + 1, state, P), order)
+
+
+def _nothing(net: Transformer, state: State) -> Attention:
+    """Attention among no tokens."""
+    shape = (len(state.real.rows), net.arch.heads, 0, 0)
+    empty = state.R.value.new_zeros(shape)
+    return Attention(empty.sum(-1), Scaled.plain(empty), empty[:, :1].bool())
 
 
 def _restored(step: DeviationStep, order: Order | None) -> DeviationStep:
@@ -64,8 +75,13 @@ def _restored(step: DeviationStep, order: Order | None) -> DeviationStep:
     real = Real(state.real.rows.gather(1, order.back))
     return DeviationStep(
         step.layer,
-        State(state.x, state.R.mapped(order.restored), real),
-        P and Attention(order.restored_columns(P.p), P.Delta.mapped(order.restored_square)),
+        State(state.x, state.R.mapped(order.restored), real, state.doubt),
+        P
+        and Attention(
+            order.restored_columns(P.p),
+            P.Delta.mapped(order.restored_square),
+            order.restored_square(P.visible),
+        ),
     )
 
 

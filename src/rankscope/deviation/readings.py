@@ -16,6 +16,7 @@ from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.scaled import LOWEST, Logs, Scaled
 from rankscope.deviation.state import State
 from rankscope.metrics import Metric, Reading, dobrushin, numerical_rank
+from rankscope.metrics.catalogue import ROUNDING
 from rankscope.metrics.centre import Centre, Norm, centred
 from rankscope.metrics.residual import NORMS
 from rankscope.metrics.tokens import tokens
@@ -23,6 +24,8 @@ from rankscope.nets.weights import NormWeights
 
 UNIT = torch.finfo(torch.float64).eps
 SMALLEST = 5e-324
+DOUBTFUL = 1e-3
+"""The share of rounding in R above which a residual is called noise."""
 RESIDUALS: dict[str, Norm] = {
     "residual": "composite",
     "mu": "frobenius",
@@ -44,11 +47,13 @@ def read(each: Metric, step: DeviationStep) -> Reading | None:
     if base in ("mean_cosine_gap", "max_cosine_gap"):
         return _cosine_gap(each, state)
     padding = ~state.real.rows
-    if base in SHAPES or base == "affine_rank":
-        R = _unit(state.centred()[1]).value
-        compute = numerical_rank if base == "affine_rank" else each.compute
-        value = compute(R, padding)
+    if base == "affine_rank":
+        value = numerical_rank(_unit(state.centred()[1]).value, padding)
         return Reading.of(value, torch.zeros_like(value))
+    if base in SHAPES:
+        # As uncertain as the residual is: a share of the largest it could be, one.
+        value = each.compute(_unit(state.centred()[1]).value, padding)
+        return Reading.of(value, ROUNDING * state.doubt.exp() * (value if "rank" in base else 1.0))
     log = state.log
     reading = each.read(state.tokens(log), padding, unit=UNIT)
     return reading if each.scale is None else _rescaled(reading, log)
@@ -80,8 +85,14 @@ def _cosine_gap(each: Metric, state: State) -> Reading:
     else:
         distance = torch.cdist(directions.value, directions.value)
         pairs = state.real.rows[:, :, None] & state.real.rows[:, None, :]
-        square = distance.masked_fill(~pairs, 0.0).flatten(1).amax(1).square() / 2
-    fine = _in_logs(_log(square, 2 * directions.log), state)
+        square = distance.masked_fill(~pairs, 0.0).flatten(1)
+        square = (square.amax(1) if square.shape[1] else square.sum(1)).square() / 2
+    log = _log(square, 2 * directions.log)
+    fine = _in_logs(log, state)
+    # Directions are known to the rounding of what tokens differ by.
+    unknown = log <= 2 * (_residual("relative_mu", state) + state.doubt + math.log(ROUNDING))
+    fine = Reading(fine.value, fine.log10, fine.floor.masked_fill(unknown & (log > LOWEST), SMALLEST))
+    fine = Reading(fine.value, fine.log10, torch.maximum(fine.floor, fine.value * (fine.floor > 0)))
     # Far apart, tokens are read as they are: one of them may be zero and point nowhere.
     close = state.x.log > LOWEST
     return Reading(
@@ -117,17 +128,15 @@ def _log(value: Tensor, log: Logs) -> Logs:
 
 
 def _in_logs(log: Logs, state: State) -> Reading:
-    """A reading from its log: zeros have log10 -inf; what fell through the lowest log is at the floor."""
+    """A reading from its log. Zeros have log10 -inf. The floor is 0, but where the value is noise: where
+    rounding is as large as R itself, or the log has reached its lowest."""
     empty = ~state.real.rows.any(-1)
     zero = state.R.largest() == 0
-    sunk = (log <= LOWEST) & ~zero
-    value = log.clamp(max=700.0).exp().masked_fill(empty, torch.nan)
-    floor = torch.where(sunk, torch.full_like(log, SMALLEST), torch.zeros_like(log))
-    return Reading(
-        value,
-        torch.where(zero, torch.full_like(log, -torch.inf), log / math.log(10)).masked_fill(empty, torch.nan),
-        floor.masked_fill(empty, torch.nan),
-    )
+    value = log.exp()
+    noise = (state.doubt >= math.log(DOUBTFUL)) | (log <= LOWEST)
+    floor = torch.where(noise & ~zero, value.clamp(min=SMALLEST), torch.zeros_like(log))
+    log10 = torch.where(zero, torch.full_like(log, -torch.inf), log / math.log(10))
+    return Reading(*(part.masked_fill(empty, torch.nan) for part in (value, log10, floor)))
 
 
 def _log10(log: Tensor) -> Tensor:
@@ -135,6 +144,7 @@ def _log10(log: Tensor) -> Tensor:
 
 
 def _rescaled(reading: Reading, log: Logs) -> Reading:
-    """A reading of tokens in units of e^log, in units of one."""
-    factor = log.clamp(-700, 700).exp()
-    return Reading(reading.value * factor, reading.log10 + log / math.log(10), reading.floor * factor)
+    """A reading of tokens in units of e^log, in units of one: 0 or infinite where that leaves the range."""
+    log10 = reading.log10 + log / math.log(10)
+    floor = torch.pow(10.0, reading.floor.log10() + log / math.log(10))
+    return Reading(torch.pow(10.0, log10), log10, floor)

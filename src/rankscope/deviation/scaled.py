@@ -38,6 +38,12 @@ class Scaled:
         flat = self.value.flatten(1)
         return torch.linalg.vector_norm(flat, ord=torch.inf, dim=1) if flat.shape[1] else flat.sum(1)
 
+    def log_size(self) -> Logs:
+        """The log of the largest entry, scale and all; the lowest of all where everything is zero."""
+        size = self.largest()
+        found = self.log + size.masked_fill(size == 0, 1.0).log()
+        return found.masked_fill(size == 0, LOWEST).clamp(LOWEST, -LOWEST)
+
     def normalised(self) -> "Scaled":
         """The same number with entries of about size one; zero at the lowest scale."""
         size = self.largest()

@@ -12,7 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankscope.nets.activations import ACTIVATIONS
+
 Series = list[Tensor]
+_A, _B = math.sqrt(2 / math.pi), 0.044715
+"""Of gelu_tanh."""
 
 
 def _product(u: Series, v: Series, k: int) -> Tensor:
@@ -25,22 +29,29 @@ def _times_z(z: Tensor, u: Series) -> Series:
     return [z * u[0], *(z * u[k] + u[k - 1] for k in range(1, len(u)))]
 
 
+def _normal_cdf(z: Tensor) -> Tensor:
+    """Phi(z), accurate in its lower tail (torch's ndtr is 1 + erf, which cancels there)."""
+    return torch.special.erfc(z * -math.sqrt(0.5)) / 2
+
+
 def _gelu(z: Tensor, order: int) -> Series:
     """z Phi(z), with Phi' = phi and phi' = -z phi."""
     phi = [torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)]
     for k in range(order):
         before = phi[k - 1] if k else torch.zeros_like(z)
         phi.append(-(z * phi[k] + before) / (k + 1))
-    Phi = [torch.special.ndtr(z), *(phi[k] / (k + 1) for k in range(order))]
+    Phi = [_normal_cdf(z), *(phi[k] / (k + 1) for k in range(order))]
     return _times_z(z, Phi)
 
 
 def _sigmoid(z: Tensor, order: int) -> Series:
-    """s' = s (1 - s)."""
-    s = [torch.sigmoid(z)]
+    """s' = s (1 - s), taken on the side where s is small: s(z) = 1 - s(-z)."""
+    s = [torch.sigmoid(-z.abs())]
     for k in range(order):
         s.append((s[k] - _product(s, s, k)) / (k + 1))
-    return s
+    # The k-th derivative of s is even or odd as k is odd or even.
+    sign = torch.where(z > 0, -torch.ones_like(z), torch.ones_like(z))
+    return [torch.sigmoid(z), *(s[k] if k % 2 else sign * s[k] for k in range(1, order + 1))]
 
 
 def _silu(z: Tensor, order: int) -> Series:
@@ -52,29 +63,23 @@ def _quick_gelu(z: Tensor, order: int) -> Series:
     return _times_z(z, [coefficient * 1.702**k for k, coefficient in enumerate(s)])
 
 
-def _tanh_of(t: Tensor, inner: Series, order: int) -> Series:
-    """T = tanh(u): T' = (1 - T^2) u'; `inner` are the coefficients of u'."""
-    T = [t]
-    one_less_square: Series = []
-    for k in range(order):
-        one_less_square.append((1.0 if k == 0 else 0.0) - _product(T, T, k))
-        T.append(_product(one_less_square, inner, k) / (k + 1))
-    return T
-
-
 def _tanh(z: Tensor, order: int) -> Series:
-    one, zero = torch.ones_like(z), torch.zeros_like(z)
-    return _tanh_of(torch.tanh(z), [one] + [zero] * (order - 1), order)
+    """2 s(2z) - 1: all coefficients but the first are the sigmoid's; 1 - tanh^2 would cancel."""
+    s = _sigmoid(2 * z, order)
+    return [torch.tanh(z), *(2.0 ** (k + 1) * s[k] for k in range(1, order + 1))]
 
 
 def _gelu_tanh(z: Tensor, order: int) -> Series:
-    """z (1 + tanh u) / 2, u = sqrt(2/pi) (z + 0.044715 z^3)."""
-    a, b = math.sqrt(2 / math.pi), 0.044715
+    """z (1 + tanh u) / 2 = z s(2u), s the sigmoid, u = sqrt(2/pi) (z + 0.044715 z^3): s' = s (1 - s) 2u'."""
     zero = torch.zeros_like(z)
-    slope = [a * (1 + 3 * b * z.square()), a * 6 * b * z, torch.full_like(z, a * 3 * b)]
-    T = _tanh_of(torch.tanh(a * (z + b * z**3)), (slope + [zero] * order)[:order], order)
-    half = [(1 + T[0]) / 2, *(coefficient / 2 for coefficient in T[1:])]
-    return _times_z(z, half)
+    slope = [_A * (1 + 3 * _B * z.square()), _A * 6 * _B * z, torch.full_like(z, _A * 3 * _B)]
+    inner = [2 * coefficient for coefficient in (slope + [zero] * order)[:order]]
+    s = [torch.sigmoid(2 * _A * (z + _B * z**3))]
+    less: Series = []
+    for k in range(order):
+        less.append(s[k] - _product(s, s, k))
+        s.append(_product(less, inner, k) / (k + 1))
+    return _times_z(z, s)
 
 
 def _relu(z: Tensor, order: int) -> Series:
@@ -94,3 +99,10 @@ SERIES: dict[str, Callable[[Tensor, int], Series]] = {
     "tanh": _tanh,
     "identity": _identity,
 }
+
+VALUES: dict[str, Callable[[Tensor], Tensor]] = {
+    **ACTIVATIONS,
+    "gelu": lambda z: z * _normal_cdf(z),
+    "gelu_tanh": lambda z: z * torch.sigmoid(2 * _A * (z + _B * z**3)),
+}
+"""The activations themselves, accurate in their tails."""

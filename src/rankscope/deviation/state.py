@@ -4,8 +4,13 @@ x and R each carry their own log-scale per sample, so neither collapse nor growt
 floating point. Where tokens are close, x is their mean and R what is left, to full relative precision however
 small it is. Where they are far apart (a token deviates by over half of the mean's length), there is nothing
 to keep apart and x is 0, R the tokens themselves: a token that is exactly zero then stays so.
+
+R is known to float64's relative precision of its largest entries, and most rules keep it so. Where a rule
+leaves far less of R than it was given (a norm that removes a difference in length, attention that looks at
+tokens which R cannot tell apart), the same rounding weighs more: `doubt` is the log of its share of R.
 """
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,8 +20,19 @@ from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, chosen, saves_a_pass
 
+EPS = math.log(torch.finfo(torch.float64).eps)
+LOSS = math.log(1e4)
 APART = 0.5
 """Largest deviation, in lengths of the mean, up to which a mean is kept apart."""
+
+
+def doubtful(doubt: Logs, before: Logs, after: Logs) -> Logs:
+    """The doubt of what is left of size `after`, where the noise was a share of size `before`.
+
+    `before` is an upper bound, a few times too large in any network; so only a loss of over four digits in
+    one rule is counted, or estimates would pile up over layers where rounding does not."""
+    loss = before - after
+    return doubt + torch.where(loss > LOSS + 1e-12 * after.abs(), loss, torch.zeros_like(loss))
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,16 @@ class Real:
     @cached_property
     def first(self) -> Tensor:
         """The first real token of each sample."""
+        if not self.rows.shape[1]:
+            return self.rows.new_zeros(len(self.rows), dtype=torch.long)
         return self.rows.to(torch.int8).argmax(-1)
+
+    @cached_property
+    def last(self) -> Tensor:
+        """The last real token of each sample."""
+        if not self.rows.shape[1]:
+            return self.first
+        return self.rows.shape[1] - 1 - self.rows.flip(-1).to(torch.int8).argmax(-1)
 
     def cleared(self, R: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
         """Zero at padded tokens."""
@@ -52,6 +77,8 @@ class State:
     x: Scaled  # [batch, width]
     R: Scaled  # [batch, token, width], zero at padded tokens
     real: Real
+    doubt: Logs
+    """log of (rounding noise / R), eps at best."""
 
     @classmethod
     def of(cls, X: Float[Tensor, "batch token width"], rows: Bool[Tensor, "batch token"]) -> "State":
@@ -59,12 +86,13 @@ class State:
         from a mean that has been rounded."""
         real = Real(rows)
         whole = Scaled.plain(real.cleared(X)).normalised()
+        doubt = torch.full_like(whole.log, EPS)
         if not X.shape[1]:
-            return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), whole, real)
+            return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), whole, real, doubt)
         x = X[torch.arange(len(X), device=X.device), real.first]
-        close = cls(Scaled.plain(x), Scaled.plain(real.cleared(X - x[:, None])), real).tidy()
+        close = cls(Scaled.plain(x), Scaled.plain(real.cleared(X - x[:, None])), real, doubt).tidy()
         # Far apart: the tokens as they came, not taken apart and put together again.
-        return cls(close.x, chosen(close.x.log <= LOWEST, whole, close.R), real)
+        return cls(close.x, chosen(close.x.log <= LOWEST, whole, close.R), real, doubt)
 
     def tidy(self) -> "State":
         """Re-centred and rescaled, as after every sub-block."""
@@ -80,7 +108,7 @@ class State:
                 whole = (whole + self.x.mapped(lambda v: v[:, None])).mapped(self.real.cleared)
             R = whole if saves_a_pass(apart, apart.all) else chosen(apart, whole, R)
             x = Scaled(x.value.masked_fill(apart[:, None], 0.0), x.log.masked_fill(apart, LOWEST))
-        return State(x, R.normalised(), self.real)
+        return State(x, R.normalised(), self.real, doubtful(self.doubt, self.R.log_size(), R.log_size()))
 
     def centred(self) -> tuple[Scaled, Scaled]:
         """(mean of R, R about it) over the real tokens: the second is the residual."""

@@ -7,7 +7,7 @@ real tokens are moved to the front for the run, and what comes out is put back i
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 
@@ -39,8 +39,8 @@ class Order:
         return p.gather(2, self.back[:, None].expand_as(p))
 
     def restored_square(
-        self, P: Float[Tensor, "batch head token token"]
-    ) -> Float[Tensor, "batch head token token"]:
+        self, P: Shaped[Tensor, "batch head token token"]
+    ) -> Shaped[Tensor, "batch head token token"]:
         """Rows and columns of attention back in their places."""
         rows = P.gather(2, self.back[:, None, :, None].expand_as(P))
         return rows.gather(3, self.back[:, None, None].expand_as(P))

@@ -10,7 +10,9 @@ from rankscope.nets import Transformer
 Manifest = dict[str, Any]
 
 
-def manifest_of(net: Transformer, variant: str, arithmetic: str, checks: dict[str, Any]) -> Manifest:
+def manifest_of(
+    net: Transformer, variant: str, arithmetic: str, metrics: list[str], checks: dict[str, Any]
+) -> Manifest:
     """The manifest of one measured network; `checks` is what the run found about itself."""
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -24,6 +26,7 @@ def manifest_of(net: Transformer, variant: str, arithmetic: str, checks: dict[st
             {
                 "variant": variant,
                 "arithmetic": arithmetic,
+                "metrics": metrics,
                 "fingerprint": net.fingerprint,
                 "architecture": net.arch.to_dict(),
                 "checks": checks,

@@ -108,7 +108,8 @@ def measure(
     columns = [pl.lit(variant).alias("variant"), pl.lit(arithmetic).alias("arithmetic")]
     table = pl.concat(frames).with_columns(columns) if frames else pl.DataFrame(schema=SCHEMA)
     return Profile(
-        table.select(list(SCHEMA)).cast(pl.Schema(SCHEMA)), manifest_of(net, variant, arithmetic, checks)
+        table.select(list(SCHEMA)).cast(pl.Schema(SCHEMA)),
+        manifest_of(net, variant, arithmetic, [each.name for each in chosen], checks),
     )
 
 
@@ -117,7 +118,8 @@ def _in_deviations(net: Transformer, X: Tensor, real: Tensor, chosen: list[Metri
         found = [(each, read(each, step)) for each in chosen]
         defect = 0.0 if step.attention is None else _row_sum_defect(step.attention.matrix(), real)
         readings = [(each, reading) for each, reading in found if reading is not None]
-        yield _Layer(step.layer, readings, defect, finite=True)
+        finite = all(bool(part.value.isfinite().all()) for part in (step.state.x, step.state.R))
+        yield _Layer(step.layer, readings, defect, finite)
 
 
 def _plainly(net: Transformer, X: Tensor, real: Tensor, chosen: list[Metric]) -> Iterator[_Layer]:

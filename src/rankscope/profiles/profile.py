@@ -71,8 +71,10 @@ class Profile:
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics in the table, in order."""
-        return self.table["metric"].unique(maintain_order=True).to_list()
+        """The metrics in the table, in the order they were asked for."""
+        found = self.table["metric"].unique(maintain_order=True).to_list()
+        asked = [name for network in self.manifest["networks"] for name in network["metrics"]]
+        return sorted(found, key=lambda name: asked.index(name) if name in asked else len(asked))
 
     @property
     def arithmetics(self) -> list[str]:
