@@ -18,13 +18,14 @@ expm1 = -1. Positions put terms of order one, and of order e^s, into D.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.deviation.mlp import affine
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, spread
+from rankscope.deviation.scaled import LOWEST, STEEPEST, WIDEST, Logs, Scaled, saves_a_pass, spread
 from rankscope.deviation.state import Real, State, doubtful
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.block import Setting
@@ -40,8 +41,18 @@ class Attention:
     """Attention of a layer in two parts: `P = 1 p^T + Delta`."""
 
     p: Float[Tensor, "batch head token"]
-    Delta: Scaled  # [batch, head, token, token]
+    others: Scaled  # [batch, head, token, token]
+    """Delta but for column j*, which is left zero."""
+    top: Int[Tensor, "batch head 1"]
+    """j*, the largest entry of p."""
     visible: Visible
+
+    @cached_property
+    def Delta(self) -> Scaled:
+        """`P - 1 p^T`: its rows sum to zero, which gives column j*."""
+        value = self.others.value
+        column = self.top[:, :, None].expand(-1, -1, value.shape[2], 1)
+        return Scaled(value.scatter(-1, column, -value.sum(-1, keepdim=True)), self.others.log)
 
     def matrix(self) -> Float[Tensor, "batch head token token"]:
         """P as an ordinary tensor."""
@@ -56,15 +67,15 @@ def attention(
     v, dv = heads(state.x, w.value, arch), deviations(state.R, w.value, arch)
     ref, D, size = scores(arch, w, state, setting)
     visible = setting.visible[arch.mask_of(index)].expand(len(state.real.rows), -1, -1, -1)
-    P, top = split(ref, D, visible, state.real)
+    P = split(ref, D, visible, state.real)
     # Rows of P sum to one: the common value passes, the deviation is averaged and differenced, both about
     # the token that most attend to.
     most = dv.value.gather(
-        2, top[..., None].expand(-1, -1, -1, dv.value.shape[-1])
+        2, P.top[..., None].expand(-1, -1, -1, dv.value.shape[-1])
     )  # [batch, head, 1, width]
     about = dv.value - most
     mean = Scaled((most + P.p[:, :, None] @ about)[:, :, 0], dv.log)  # [batch, head, head_width]
-    spoken = Scaled(P.Delta.value @ about, P.Delta.log + dv.log)  # [batch, head, token, head_width]
+    spoken = Scaled(P.others.value @ about, P.others.log + dv.log)  # [batch, head, token, head_width]
     x, R = v + mean, spoken
     if arch.kept_heads is not None:
         speaks = torch.zeros(arch.heads, 1, dtype=x.value.dtype, device=x.value.device)
@@ -84,9 +95,9 @@ def attention(
 def _noise(doubt: Logs, size: Logs, P: Attention, about: Scaled, dv: Scaled) -> Logs:
     """log of the rounding in `(P - 1 p^T) R`: of values that P - 1 p^T weighs, whether or not they differ; of
     scores of that size, which move the weights p among values that differ; and of both at once."""
-    weight = torch.linalg.vector_norm(P.Delta.value, ord=1, dim=-1)
+    weight = torch.linalg.vector_norm(P.others.value, ord=1, dim=-1)
     weight = weight.flatten(1).amax(1) if weight.numel() else torch.zeros_like(doubt)
-    of_values = Scaled(weight[:, None], P.Delta.log).log_size() + doubt + dv.log_size()
+    of_values = Scaled(weight[:, None], P.others.log).log_size() + doubt + dv.log_size()
     moved = Scaled(P.p[:, :, None] @ about.value.abs(), about.log).log_size()
     of_scores = (doubt + size).clamp(max=0.0) + torch.maximum(moved, doubt + dv.log_size())
     return torch.maximum(of_values, of_scores)
@@ -147,8 +158,8 @@ def scores(
     if setting.bias is not None:
         D = D + Scaled.plain(setting.bias.expand(len(zero), -1, -1, -1))
     size = D.log_size()
-    D, ref = _separated(D, ref, state.real)
-    D, ref = D.normalised(), ref.normalised()
+    D, ref = _separated(_within(D, size), ref, state.real)
+    ref = ref.normalised()
     # Beyond e^600 only which score is largest matters: cut both alike.
     cut = (torch.maximum(ref.log, D.log) - STEEPEST).clamp(min=0.0)
     return ref.at(cut), Scaled(D.value, D.log - cut), size
@@ -174,63 +185,77 @@ def _separated(D: Scaled, ref: Scaled, real: Real) -> tuple[Scaled, Scaled]:
     return Scaled(D.value - row, D.log), ref + Scaled(row[:, :, 0], D.log)
 
 
-def split(
-    ref: Float[Tensor, "batch head token"], D: Scaled, visible: Visible, real: Real
-) -> tuple[Attention, Int[Tensor, "batch head 1"]]:
-    """p, P - 1 p^T and j* from the scores `ref_j + D_ij` over what each row sees."""
+def _within(D: Scaled, size: Logs) -> Scaled:
+    """D with its largest entry, known to be e^size, near one."""
+    step = (size - D.log).masked_fill(size <= LOWEST, 0.0)
+    if saves_a_pass(step, lambda: (step.abs() <= WIDEST).all()):
+        return D
+    return Scaled(D.value * spread((-step).exp(), D.value), D.log + step)
+
+
+def split(ref: Float[Tensor, "batch head token"], D: Scaled, visible: Visible, real: Real) -> Attention:
+    """p and P - 1 p^T from the scores `ref_j + D_ij` over what each row sees."""
     seen, alike = _reference(visible, real)
-    hidden = ~seen[:, :, 0]
-    log_p = (
-        ref.masked_fill(hidden, -torch.inf).log_softmax(-1).nan_to_num(nan=-torch.inf)
-    )  # [batch, head, token]
+    log_p = ref.masked_fill(~seen[:, :, 0], -torch.inf).log_softmax(-1).nan_to_num(nan=-torch.inf)
     p, top = log_p.exp(), log_p.argmax(-1, keepdim=True)
     # Rows that see alike differ by D alone, at its own scale; a mask's differences are of size one.
     level = torch.where(alike, D.log.clamp(max=0.0), torch.zeros_like(D.log))
     size = spread(level.clamp(min=-STEEPEST).exp(), D.value)  # below, expm1(D) is D and only the log goes on
-    U = (D.value - D.value.gather(3, top[:, :, None].expand(-1, -1, D.value.shape[2], 1))).mul_(
-        spread((D.log - level).clamp(max=STEEPEST).exp(), D.value)
-    )  # D in units of size, zero in column j*
-    U = _less_log_sum(U, size, log_p, p, top, visible)
-    log_p = log_p.scatter(-1, top, -torch.inf)  # column j* follows from the others
-    reach = (log_p[:, :, None] + (U * size).clamp(min=0.0)).masked_fill(~visible, -torch.inf)
-    reach = torch.maximum(reach.flatten(1).amax(1), log_p.flatten(1).amax(1)) if U.numel() else level * 0
-    reach = reach.clamp(min=LOWEST)
-    weight = (log_p - spread(reach, log_p)).exp()[:, :, None]  # p in units of e^reach
-    change = weight * torch.expm1((U * size).clamp(max=1.0)).div_(size)
-    steep = (U * size) > 1
-    if bool(steep.any()):
-        grown = (log_p[:, :, None] + U * size - spread(reach, U)).clamp(max=STEEPEST).exp()
-        change = torch.where(steep, (grown - weight) / size, change)
-    change = (
-        torch.where(visible, change, (-weight / size).expand_as(change)) if not _whole(visible) else change
-    )
-    change = change.masked_fill(~real.rows[:, None, :, None], 0.0) if not real.all else change
-    rest = change.sum(-1, keepdim=True)  # column j* is zero still
-    change = change.scatter(-1, top[:, :, None].expand(-1, -1, change.shape[2], 1), -rest)
-    return Attention(p, Scaled(change, level + reach), visible), top
+    U = D.value - D.value.gather(3, top[:, :, None].expand(-1, -1, D.value.shape[2], 1))
+    U = U.mul_(spread((D.log - level).clamp(max=STEEPEST).exp(), U))  # D in units of size, zero in column j*
+    log_others = log_p.scatter(-1, top, -torch.inf)  # column j* follows from the others
+    rule = _steep if bool((U.flatten(1).amax(1) * size.flatten() > 1).any()) else _gentle
+    change, reach = rule(U, size, log_p, log_others, top, visible)
+    if not real.all:
+        change = change.masked_fill_(~real.rows[:, None, :, None], 0.0)
+    return Attention(p, Scaled(change, level + reach), top, visible)
 
 
-def _less_log_sum(
-    U: Tensor, size: Tensor, log_p: Tensor, p: Tensor, top: Tensor, visible: Visible
-) -> Float[Tensor, "batch head token token"]:
-    """`U - log S` in units of size: `log1p(m)`, or where j* is not seen or m overflows a log-sum-exp."""
-    others = p.scatter(-1, top, 0.0)[:, :, None]  # p without j*
-    D = U * size
-    E = torch.expm1(D.clamp(max=1.0)).div_(size)
-    terms = others * E
-    steep = D > 1
-    if bool(steep.any()):
-        terms = torch.where(steep, ((log_p[:, :, None] + D).exp() - others) / size, terms)
+def _gentle(
+    U: Tensor, size: Tensor, log_p: Tensor, log_others: Tensor, top: Tensor, visible: Visible
+) -> tuple[Tensor, Logs]:
+    """`p_j (expm1(D_ij) - m_i) / (1 + m_i)` where no score rises far above the reference row's."""
+    reach = log_others.flatten(1).amax(1).clamp(min=LOWEST)
+    weight = (log_others - spread(reach, log_others)).exp()[:, :, None]  # p in units of e^reach
+    E = torch.expm1(U * size)
+    E = E if saves_a_pass(size, lambda: (size == 1).all()) else E.div_(size)
     if not _whole(visible):
-        terms = torch.where(visible, terms, (-others / size).expand_as(terms))
-    m = terms.sum(-1, keepdim=True)
-    log_S = torch.log1p(m * size) / size
-    at_top = visible.expand(-1, U.shape[1], -1, -1).gather(3, top[:, :, None].expand(-1, -1, U.shape[2], 1))
-    lost = ~at_top | ~(m * size < 1e300) | ~(m * size > -1)
-    if bool(lost.any()):
-        whole = (log_p[:, :, None] + D).masked_fill(~visible, -torch.inf).logsumexp(-1, keepdim=True)
-        log_S = torch.where(lost, whole.nan_to_num(neginf=0.0, posinf=0.0) / size, log_S)
-    return U - log_S
+        E = torch.where(visible, E, -1 / size)
+    m = E @ log_others.exp()[..., None]  # [batch, head, token, 1], in units of size
+    if not bool(_seen_at(top, visible).all()):
+        return _steep(U, size, log_p, log_others, top, visible)
+    return E.sub_(m).mul_(weight).div_(1 + size * m), reach
+
+
+def _steep(
+    U: Tensor, size: Tensor, log_p: Tensor, log_others: Tensor, top: Tensor, visible: Visible
+) -> tuple[Tensor, Logs]:
+    """`p_j expm1(D_ij - log S_i)` with products of small p and large e^D formed as sums of their logs."""
+    D = U * size
+    others, weigh = log_others.exp()[:, :, None], log_p[:, :, None]
+    terms = torch.where(D > 1, (weigh + D).exp() - others, others * torch.expm1(D.clamp(max=1.0))) / size
+    terms = torch.where(visible, terms, -others / size).scatter(
+        3, top[:, :, None].expand(-1, -1, U.shape[2], 1), 0.0
+    )
+    m = terms.sum(-1, keepdim=True) * size
+    log_S = torch.log1p(m) / size
+    lost = ~_seen_at(top, visible) | ~(m < 1e300) | ~(m > -1)  # j* is not seen, or the sum left the range
+    whole = (weigh + D).masked_fill(~visible, -torch.inf).logsumexp(-1, keepdim=True)
+    log_S = torch.where(lost, whole.nan_to_num(neginf=0.0, posinf=0.0) / size, log_S)
+    U = U - log_S
+    D = U * size
+    reach = (log_others[:, :, None] + D.clamp(min=0.0)).masked_fill(~visible, -torch.inf)
+    reach = torch.maximum(reach.flatten(1).amax(1), log_others.flatten(1).amax(1)).clamp(min=LOWEST)
+    weight = (log_others - spread(reach, log_others)).exp()[:, :, None]  # p in units of e^reach
+    grown = (log_others[:, :, None] + D - spread(reach, D)).clamp(max=STEEPEST).exp()
+    change = torch.where(D > 1, grown - weight, weight * torch.expm1(D.clamp(max=1.0))) / size
+    return torch.where(visible, change, -weight / size), reach
+
+
+def _seen_at(top: Tensor, visible: Visible) -> Bool[Tensor, "batch head token 1"]:
+    """Whether each row sees j*."""
+    rows = visible.expand(-1, top.shape[1], -1, -1)
+    return rows.gather(3, top[:, :, None].expand(-1, -1, rows.shape[2], 1))
 
 
 def _whole(visible: Visible) -> bool:

@@ -64,7 +64,8 @@ def _nothing(net: Transformer, state: State) -> Attention:
     """Attention among no tokens."""
     shape = (len(state.real.rows), net.arch.heads, 0, 0)
     empty = state.R.value.new_zeros(shape)
-    return Attention(empty.sum(-1), Scaled.plain(empty), empty[:, :1].bool())
+    top = torch.zeros(*shape[:2], 1, dtype=torch.long, device=empty.device)
+    return Attention(empty.sum(-1), Scaled.plain(empty), top, empty[:, :1].bool())
 
 
 def _restored(step: DeviationStep, order: Order | None) -> DeviationStep:
@@ -79,7 +80,8 @@ def _restored(step: DeviationStep, order: Order | None) -> DeviationStep:
         P
         and Attention(
             order.restored_columns(P.p),
-            P.Delta.mapped(order.restored_square),
+            P.others.mapped(order.restored_square),
+            order.back.gather(1, P.top.flatten(1)).view_as(P.top),
             order.restored_square(P.visible),
         ),
     )
