@@ -81,7 +81,7 @@ def _restored(step: DeviationStep, order: Order | None) -> DeviationStep:
         and Attention(
             order.restored_columns(P.p),
             P.others.mapped(order.restored_square),
-            order.back.gather(1, P.top.flatten(1)).view_as(P.top),
+            order.forth.gather(1, P.top.flatten(1)).view_as(P.top),
             order.restored_square(P.visible),
         ),
     )
