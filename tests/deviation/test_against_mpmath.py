@@ -74,6 +74,7 @@ SMALL: dict[str, Any] = {"layers": 3, "width": 4, "heads": 2, "head_width": 2, "
 @pytest.mark.parametrize(("norm", "place"), NORMS)
 def test_every_combination(norm: Any, place: Any, mask: str, positions: Any) -> None:
     """Norm kind and place, MLP kind, skip weight, mask and position scheme: all 1620."""
+    before = len(doubts)
     activations = itertools.cycle(("gelu", "silu", "gelu_tanh", "quick_gelu", "tanh", "relu"))
     for seed, (mlp, skip) in enumerate(itertools.product(MLPS, SKIPS)):
         compare(
@@ -81,7 +82,7 @@ def test_every_combination(norm: Any, place: Any, mask: str, positions: Any) -> 
                          attention_skip=skip, mlp_skip=skip, activation=next(activations)),
             seed,
         )  # fmt: skip
-    assert not doubts
+    assert len(doubts) == before
 
 
 @given(
@@ -120,8 +121,11 @@ def test_sharp_attention(mask: str, divisor: float, scale: float) -> None:
     """Rows that all look at one token: the rest of their weights is e^-30 and less, and still counts."""
     arch = Architecture(layers=3, width=4, heads=1, norm="none", mlp="none", attention_skip=0.0, mask=mask,
                         divisor=divisor)  # fmt: skip
+    before = len(doubts)
     for seed in range(12):
         compare(arch, seed, scale)
+    # Resolved, not merely marked; only at the sharpest corner do clusters form that R cannot hold.
+    assert len(doubts) == before or (divisor, scale) == (0.05, 5.0)
 
 
 def test_differences_within_a_cluster_are_marked_when_they_are_lost() -> None:
@@ -142,5 +146,7 @@ def test_differences_within_a_cluster_are_marked_when_they_are_lost() -> None:
 @pytest.mark.parametrize("norm", ["layer", "rms", "scale"])
 def test_norms_at_any_scale_of_tokens(norm: Any, scale: float, eps: float) -> None:
     arch = Architecture(**SMALL, norm=norm, norm_place="pre", norm_eps=eps, attention_skip=0.5)
+    before = len(doubts)
     for seed in range(3):
         compare(arch, seed, scale)
+    assert len(doubts) == before
