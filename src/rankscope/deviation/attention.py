@@ -59,10 +59,32 @@ class Attention:
         return (self.p[:, :, None] + self.Delta.explicit()).clamp(min=0.0) * self.visible
 
 
+@dataclass(frozen=True)
+class Spoken:
+    """What the heads of a layer say, before the output projection: one common value each, and deviations."""
+
+    x: Scaled  # [batch, head, head_width]
+    R: Scaled  # [batch, token, head, head_width]
+    output: Float[Tensor, "head head_width width"]
+    doubt: Logs
+
+    def contributions(self, real: Real) -> State:
+        """What each head adds to the branch, as a state of batch * head samples."""
+        heads = self.output.shape[0]
+        x = torch.einsum("bhc,hcd->bhd", self.x.value, self.output)
+        R = torch.einsum("bthc,hcd->bhtd", self.R.value, self.output)
+        return State(
+            Scaled(x.flatten(0, 1), self.x.log.repeat_interleave(heads)),
+            Scaled(R.flatten(0, 1), self.R.log.repeat_interleave(heads)),
+            Real(real.rows.repeat_interleave(heads, 0)),
+            self.doubt.repeat_interleave(heads),
+        ).tidy()
+
+
 def attention(
     arch: Architecture, index: int, layer: Layer, state: State, setting: Setting
-) -> tuple[State, Attention]:
-    """The attention branch of a state, and its attention."""
+) -> tuple[State, Attention, Spoken]:
+    """The attention branch of a state, its attention, and what its heads say."""
     w = layer.attention
     v, dv = heads(state.x, w.value, arch), deviations(state.R, w.value, arch)
     ref, D, size = scores(arch, w, state, setting)
@@ -89,7 +111,7 @@ def attention(
         state.real,
         doubtful(state.doubt, noise - state.doubt, R.log_size()),
     )
-    return branch, P
+    return branch, P, Spoken(x, R.mapped(lambda t: t.transpose(1, 2)), w.output.weight, branch.doubt)
 
 
 def _noise(doubt: Logs, size: Logs, P: Attention, about: Scaled, dv: Scaled) -> Logs:

@@ -2,7 +2,7 @@
 
 import torch
 
-from rankscope.deviation.attention import Attention, attention
+from rankscope.deviation.attention import Attention, Spoken, attention
 from rankscope.deviation.mlp import mlp
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.state import State, doubtful
@@ -13,12 +13,12 @@ from rankscope.nets.weights import Layer, NormWeights
 
 def block(
     arch: Architecture, index: int, layer: Layer, state: State, setting: Setting
-) -> tuple[State, Attention]:
-    """The state after layer `index`, and its attention."""
+) -> tuple[State, Attention, Spoken]:
+    """The state after layer `index`, its attention, and what its heads say."""
     norm_a, norm_m = layer.attention_norm, layer.mlp_norm
     post, has_mlp = arch.norm_place == "post", arch.mlp != "none"
 
-    branch, P = attention(arch, index, layer, _before(arch, norm_a, state), setting)
+    branch, P, spoken = attention(arch, index, layer, _before(arch, norm_a, state), setting)
     branch = _after(arch, layer.attention_after, branch)
     if arch.parallel and has_mlp:
         second = _after(arch, layer.mlp_after, mlp(arch, layer, _before(arch, norm_m, state)))
@@ -27,11 +27,11 @@ def block(
     if post:
         state = _norm(arch, norm_a, state)
     if arch.parallel or not has_mlp:
-        return state, P
+        return state, P, spoken
 
     branch = _after(arch, layer.mlp_after, mlp(arch, layer, _before(arch, norm_m, state)))
     state = skip(arch.mlp_skip, state, branch)
-    return _norm(arch, norm_m, state) if post else state, P
+    return _norm(arch, norm_m, state) if post else state, P, spoken
 
 
 def skip(weight: float, state: State, branch: State) -> State:

@@ -1,12 +1,13 @@
 """Run a network in deviation arithmetic, one layer at a time."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import Attention
+from rankscope.deviation.attention import Attention, Spoken
 from rankscope.deviation.block import block
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import Scaled
@@ -21,11 +22,13 @@ KERNELS = ("softmax", "gaussian", "uniform")
 
 
 class DeviationStep(NamedTuple):
-    """What one layer gives: its number (0 is the input), its state, its attention (none at 0)."""
+    """What one layer gives: its number (0 is the input, which has no attention and no heads), its state, its
+    attention, and what its heads say."""
 
     layer: int
     state: State
     attention: Attention | None
+    heads: Spoken | None = None
 
 
 def applies(net: Transformer) -> bool:
@@ -56,8 +59,8 @@ def propagate(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Ite
         if not X.shape[1]:
             yield DeviationStep(index + 1, state, _nothing(net, state))
             continue
-        state, P = block(net.arch, index, layer, state, setting)
-        yield _restored(DeviationStep(index + 1, state, P), order)
+        state, P, heads = block(net.arch, index, layer, state, setting)
+        yield _restored(DeviationStep(index + 1, state, P, heads), order)
 
 
 def _nothing(net: Transformer, state: State) -> Attention:
@@ -84,6 +87,7 @@ def _restored(step: DeviationStep, order: Order | None) -> DeviationStep:
             order.forth.gather(1, P.top.flatten(1)).view_as(P.top),
             order.restored_square(P.visible),
         ),
+        step.heads and replace(step.heads, R=step.heads.R.mapped(order.restored)),
     )
 
 

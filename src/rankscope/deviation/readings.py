@@ -7,6 +7,7 @@ float64's floor.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -36,10 +37,26 @@ SHAPES = ("residual_stable_rank", "residual_effective_rank", "residual_singular_
 
 
 def read(each: Metric, step: DeviationStep) -> Reading | None:
-    """The metric of one step; None where the step has no attention to read it off."""
-    state, base = step.state, each.name.partition("@")[0]
+    """The metric of one step; None where the step has no attention or no heads to read it off."""
     if each.of == "attention":
         return None if step.attention is None else _of_attention(each, step)
+    if each.of == "heads":
+        return None if step.heads is None else _of_heads(each, step)
+    return _of_state(each, step.state)
+
+
+def _of_heads(each: Metric, step: DeviationStep) -> Reading:
+    """Of what each head adds: a metric of tokens, `[batch, head]`."""
+    assert step.heads is not None
+    plain = replace(each, name=each.name.removeprefix("head_"), of="tokens")
+    reading = _of_state(plain, step.heads.contributions(step.state.real))
+    shape = (len(step.state.real.rows), -1)
+    return Reading(reading.value.view(shape), reading.log10.view(shape), reading.floor.view(shape))
+
+
+def _of_state(each: Metric, state: State) -> Reading:
+    """A metric of tokens."""
+    base = each.name.partition("@")[0]
     if base.removeprefix("relative_") in RESIDUALS:
         return _in_logs(_residual(each.name, state), state)
     if base == "high_frequency_share":

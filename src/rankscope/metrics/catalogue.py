@@ -54,7 +54,8 @@ class Metric:
     """For terminals."""
     tex: str
     """For figures."""
-    of: Literal["tokens", "attention"]
+    of: Literal["tokens", "attention", "heads"]
+    """Of tokens X, of attention P, or of what each head adds, `[batch, head, token, width]`."""
     compute: Callable[..., Tensor]
     scale: Callable[..., Tensor] | None = None
     """What the floor is relative to; None when the value is itself a ratio."""
@@ -66,7 +67,9 @@ class Metric:
     def read(self, x: TokensLike, padding: Tensor | None = None, *, unit: float | None = None) -> Reading:
         """Measure, and say the floor. `unit` is the eps of the arithmetic that made x (its dtype's own
         if left out): a float32 network's state has float32's floor however it is stored."""
-        if self.of == "tokens":
+        if self.of == "heads" and padding is not None and isinstance(x, Tensor):
+            padding = padding[:, None].expand(x.shape[:-1])
+        if self.of != "attention":
             x = tokens(x, padding)
         if unit is None:
             unit = x.unit if isinstance(x, Tokens) else unit_of(x.dtype)
@@ -160,11 +163,14 @@ METRICS: dict[str, Metric] = {metric.name: metric for metric in [*_TOKENS, *_ATT
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name; `residual@argmin` and its like take the residual about another centre.
+    """The metric of that name; `residual@argmin` and its like take the residual about another centre,
+    `head_residual` and its like a metric of tokens for what each head adds.
 
     >>> metric("mu").symbol
     '‖res X‖_F'
     """
+    if name.startswith("head_"):
+        return _of_heads(name)
     base, at, centre = name.partition("@")
     if base not in METRICS:
         raise MetricError(one_of("metric", base, METRICS))
@@ -176,3 +182,12 @@ def metric(name: str) -> Metric:
     if centre not in get_args(Centre):
         raise MetricError(one_of("centre", centre, get_args(Centre)))
     return replace(found, name=name, compute=partial(found.compute, centre=centre))
+
+
+def _of_heads(name: str) -> Metric:
+    """A metric of tokens, read off each head's contribution to the attention branch."""
+    found = metric(name.removeprefix("head_"))
+    if found.of != "tokens":
+        raise MetricError(f"head_ goes before a metric of tokens, as in head_mu; got {name!r}")
+    symbol, tex = f"{found.symbol}, X = head", rf"{found.tex},\ X = \mathrm{{head}}"
+    return replace(found, name=name, of="heads", symbol=symbol, tex=tex)

@@ -3,6 +3,7 @@
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.graphs import MaskGraph, graph
 from rankscope.nets.masks import matrix as mask_matrix
+from rankscope.nets.origin import Encoded, Inputs, Origin
 from rankscope.nets.transformer import Run, Step, Transformer
 from rankscope.nets.variants import DEFINED, PUBLISHED, named_variant
 from rankscope.nets.weights import shapes
@@ -11,7 +12,10 @@ __all__ = [
     "DEFINED",
     "PUBLISHED",
     "Architecture",
+    "Encoded",
+    "Inputs",
     "MaskGraph",
+    "Origin",
     "Run",
     "Step",
     "Transformer",

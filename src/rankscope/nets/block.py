@@ -18,6 +18,7 @@ from rankscope.nets.weights import Layer, Linear, NormWeights, Weights
 Tokens = Float[Tensor, "batch token width"]
 Heads = Float[Tensor, "batch head token head_width"]
 Square = Float[Tensor, "batch head token token"]
+Spoken = Float[Tensor, "batch token head head_width"]
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,14 @@ class Setting:
         )
 
 
-def block(arch: Architecture, index: int, layer: Layer, X: Tokens, setting: Setting) -> tuple[Tokens, Square]:
-    """Tokens after layer `index`, and its attention."""
+def block(
+    arch: Architecture, index: int, layer: Layer, X: Tokens, setting: Setting
+) -> tuple[Tokens, Square, Spoken]:
+    """Tokens after layer `index`, its attention, and what its heads say."""
     norm_a, norm_m = layer.attention_norm, layer.mlp_norm
     post, has_mlp = arch.norm_place == "post", arch.mlp != "none"
 
-    branch, P = attention(arch, index, layer, _before(arch, norm_a, X), setting)
+    branch, P, spoken = attention(arch, index, layer, _before(arch, norm_a, X), setting)
     branch = _after(arch, layer.attention_after, branch)
     if arch.parallel and has_mlp:
         branch = branch + _after(arch, layer.mlp_after, mlp(arch, layer, _before(arch, norm_m, X)))
@@ -68,17 +71,17 @@ def block(arch: Architecture, index: int, layer: Layer, X: Tokens, setting: Sett
     if post:
         X = _norm(arch, norm_a, X)
     if arch.parallel or not has_mlp:
-        return X, P
+        return X, P, spoken
 
     branch = _after(arch, layer.mlp_after, mlp(arch, layer, _before(arch, norm_m, X)))
     X = skip(arch.mlp_skip, X, branch)
-    return _norm(arch, norm_m, X) if post else X, P
+    return _norm(arch, norm_m, X) if post else X, P, spoken
 
 
 def attention(
     arch: Architecture, index: int, layer: Layer, X: Tokens, setting: Setting
-) -> tuple[Tokens, Square]:
-    """`sum_h P_h X W_h + 1 b^T` (Dong et al. 2021, section 2), and P."""
+) -> tuple[Tokens, Square, Spoken]:
+    """`sum_h P_h X W_h + 1 b^T` (Dong et al. 2021, section 2), P, and the values that each head mixed."""
     w = layer.attention
     q = project(X, w.query)  # [batch, head, token, head_width]
     k, v = project(X, w.key), project(X, w.value)  # [batch, key_head, token, head_width]
@@ -96,8 +99,14 @@ def attention(
         speaks = torch.zeros(arch.heads, 1, 1, dtype=X.dtype, device=X.device)
         speaks[list(arch.kept_heads[index])] = 1.0
         heads = heads * speaks
-    Y = heads.transpose(1, 2).flatten(-2) @ w.output.weight.flatten(0, 1)  # [batch, token, width]
-    return Y if w.output.bias is None else Y + w.output.bias, P
+    spoken = heads.transpose(1, 2)  # [batch, token, head, head_width]
+    Y = spoken.flatten(-2) @ w.output.weight.flatten(0, 1)  # [batch, token, width]
+    return Y if w.output.bias is None else Y + w.output.bias, P, spoken
+
+
+def contributions(layer: Layer, spoken: Spoken) -> Float[Tensor, "batch head token width"]:
+    """What each head adds to the attention branch: `P_h X W_h`, without the output bias."""
+    return spoken.transpose(1, 2) @ layer.attention.output.weight
 
 
 def mlp(arch: Architecture, layer: Layer, X: Tokens) -> Tokens:

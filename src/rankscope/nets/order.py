@@ -30,9 +30,9 @@ class Order:
         """The real tokens moved to the front."""
         return X.gather(1, self.forth[..., None].expand_as(X))
 
-    def restored(self, X: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
+    def restored(self, X: Float[Tensor, "batch token ..."]) -> Float[Tensor, "batch token ..."]:
         """Every token back in its place."""
-        return X.gather(1, self.back[..., None].expand_as(X))
+        return X.gather(1, self.back.reshape(*self.back.shape, *[1] * (X.ndim - 2)).expand_as(X))
 
     def restored_columns(self, p: Float[Tensor, "batch head token"]) -> Float[Tensor, "batch head token"]:
         """Weights on tokens, back in their places."""

@@ -20,15 +20,18 @@ from rankscope.nets.initial import random_tensors
 from rankscope.nets.masks import MaskLike
 from rankscope.nets.norms import normalise
 from rankscope.nets.order import Order
+from rankscope.nets.origin import Encoded, Inputs, Origin
 from rankscope.nets.weights import Weights, assemble, converted, named, shapes
 
 
 class Step(NamedTuple):
-    """What one layer gives: its number (0 is the input), its tokens, its attention (none at 0)."""
+    """What one layer gives: its number (0 is the input, which has no attention and no heads), its tokens,
+    its attention, and the values that each head mixed, before the output projection."""
 
     layer: int
     state: Float[Tensor, "batch token width"]
     attention: Float[Tensor, "batch head token token"] | None
+    heads: Float[Tensor, "batch token head head_width"] | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Transformer:
 
     arch: Architecture
     weights: Weights
+    origin: Origin | None = None
+    """Where it came from, if from somewhere; variants keep it."""
 
     def __repr__(self) -> str:
         arch = self.arch
@@ -102,7 +107,7 @@ class Transformer:
         if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
             return self
         moved = converted(self.weights, lambda tensor: tensor.to(device=device, dtype=dtype))
-        return Transformer(self.arch, moved)
+        return replace(self, weights=moved)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -112,6 +117,21 @@ class Transformer:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+    def encode(self, inputs: Inputs, length: int = 128, padding: Tensor | None = None) -> Encoded:
+        """(X, padding) of texts: tokenised as the model does, cut to `length` tokens, embedded, padded.
+
+        Token ids `[batch, token]` do as well, with their padding, and images where the network sees images.
+        """
+        if self.origin is None:
+            raise TokensError(
+                "a network built from an architecture alone has no tokenizer and no embedding; got a text to "
+                "encode: load or fresh give networks that do, or pass tokens X [batch, token, width]"
+            )
+        if length < 1:
+            raise TokensError(f"length must be at least 1 token; got {length}")
+        X, padding = self.origin.encode(inputs, length, padding)
+        return Encoded(X.to(dtype=self.dtype, device=self.device), padding.to(self.device))
 
     def steps(self, X: Tensor, padding: Tensor | None = None) -> Iterator[Step]:
         """The forward pass one layer at a time: only one state is alive unless you keep more.
@@ -124,13 +144,13 @@ class Transformer:
         hidden = None if bool(real.all()) else ~real[..., None]
         yield Step(0, X if order is None else order.restored(X), None)
         for index, layer in enumerate(self.weights.layers):
-            X, P = block(self.arch, index, layer, X, setting)
+            X, P, heads = block(self.arch, index, layer, X, setting)
             if hidden is not None:
                 X = X.masked_fill(hidden, 0.0)
             if order is None:
-                yield Step(index + 1, X, P)
+                yield Step(index + 1, X, P, heads)
             else:
-                yield Step(index + 1, order.restored(X), order.restored_square(P))
+                yield Step(index + 1, order.restored(X), order.restored_square(P), order.restored(heads))
 
     def prepared(
         self, X: Tensor, padding: Tensor | None
@@ -154,7 +174,10 @@ class Transformer:
 
     def run(self, X: Tensor, padding: Tensor | None = None, *, attention: bool = False) -> Run:
         """The forward pass with all its states, and with all attention matrices when asked."""
-        steps = [step if attention else step._replace(attention=None) for step in self.steps(X, padding)]
+        steps = [
+            step._replace(attention=step.attention if attention else None, heads=None)
+            for step in self.steps(X, padding)
+        ]
         return Run(
             states=tuple(step.state for step in steps),
             attention=tuple(step.attention for step in steps if step.attention is not None),
@@ -208,4 +231,4 @@ class Transformer:
             divisor=divisor, kernel=kernel, activation=activation, heads=heads,
         )  # fmt: skip
         stored = tuple(self.weights.layers[index] for index in chosen)
-        return Transformer(arch, replace(self.weights, layers=stored))
+        return replace(self, arch=arch, weights=replace(self.weights, layers=stored))

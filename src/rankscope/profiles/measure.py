@@ -14,6 +14,8 @@ from rankscope.metrics import Metric, Reading, metric
 from rankscope.metrics.catalogue import ROUNDING
 from rankscope.metrics.tokens import real_tokens, tokens, unit_of
 from rankscope.nets import Step, Transformer
+from rankscope.nets.block import contributions
+from rankscope.nets.weights import Layer
 from rankscope.profiles.manifest import manifest_of
 from rankscope.profiles.profile import SCHEMA, Profile
 
@@ -126,19 +128,24 @@ def _plainly(net: Transformer, X: Tensor, real: Tensor, chosen: list[Metric]) ->
     for step in net.steps(X, ~real):
         broken = _broken(step.state, real)
         defect = 0.0 if step.attention is None else _row_sum_defect(step.attention, real)
-        readings = list(_read_plainly(step, real, broken, chosen, unit_of(net.dtype)))
+        readings = list(_read_plainly(step, net.weights.layers, real, broken, chosen, unit_of(net.dtype)))
         yield _Layer(step.layer, readings, defect, finite=not bool(broken.any()))
 
 
 def _read_plainly(
-    step: Step, real: Tensor, broken: Tensor, chosen: list[Metric], unit: float
+    step: Step, layers: Sequence[Layer], real: Tensor, broken: Tensor, chosen: list[Metric], unit: float
 ) -> Iterator[tuple[Metric, Reading]]:
     """Every metric of one step; a sample that is no longer finite has NaN."""
     ready = tokens(step.state.masked_fill(broken[:, None, None], 0.0), ~real)
     for each in chosen:
         if each.of == "tokens":
             yield each, _with_holes(each.read(ready, unit=unit), broken)
-        elif step.attention is not None:
+        elif each.of == "heads" and step.heads is not None:
+            added = contributions(layers[step.layer - 1], step.heads)
+            unsaid = _broken(added, real[:, None])
+            added = added.masked_fill(unsaid[:, None, None, None], 0.0)
+            yield each, _with_holes(each.read(added, ~real, unit=unit), unsaid)
+        elif each.of == "attention" and step.attention is not None:
             unseen = _broken(step.attention, real[:, None])
             P = step.attention.masked_fill(unseen[:, None, None, None], 0.0)
             yield each, _with_holes(each.read(P, ~real, unit=unit), unseen)

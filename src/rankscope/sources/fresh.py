@@ -1,9 +1,56 @@
 """`fresh`: a network of a usual size with random weights, nothing downloaded."""
 
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from rankscope.nets import Transformer
+import torch
+from torch import Tensor
+
+from rankscope.errors import TokensError
+from rankscope.nets import Architecture, Encoded, Inputs, Transformer
 from rankscope.sources.presets import preset
+from rankscope.sources.words import split, word_tokens
+
+
+@dataclass(frozen=True)
+class Untrained:
+    """The origin of a network that was drawn at random: text under a random embedding (`words.py`)."""
+
+    name: str
+    width: int
+    seed: int
+    init: str
+
+    def encode(self, inputs: Inputs, length: int, padding: Tensor | None = None) -> Encoded:
+        """The texts' words under an embedding drawn from the network's seed."""
+        if isinstance(inputs, Tensor):
+            raise TokensError(
+                f"an untrained network has no vocabulary: encode takes texts; got a {inputs.dtype} tensor"
+            )
+        texts = [inputs] if isinstance(inputs, str) else inputs
+        return Encoded(*word_tokens(texts, self.width, length, self.seed))
+
+    def words(self, texts: Sequence[str], length: int) -> list[list[str]]:
+        """The words of each text."""
+        return [split(text)[:length] for text in texts]
+
+    def described(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {"name": self.name, "weights": "random", "seed": self.seed, "init": self.init}
+
+
+def untrained(
+    arch: Architecture,
+    name: str,
+    seed: int = 0,
+    init: str = "bert",
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+) -> Transformer:
+    """A network of this architecture with random weights, and an embedding for text."""
+    net = Transformer.random(arch, seed=seed, init=init, dtype=dtype, device=device)
+    return replace(net, origin=Untrained(name, arch.width, seed, init))
 
 
 def fresh(
@@ -18,4 +65,4 @@ def fresh(
     >>> fresh("bert-tiny").arch.layers
     2
     """
-    return Transformer.random(preset(name), seed=seed, init=init, dtype=dtype, device=device)
+    return untrained(preset(name), name, seed, init, dtype, device)

@@ -1,0 +1,37 @@
+"""Where a network came from, and with it how text becomes its tokens.
+
+A network takes tokens `[batch, token, width]`. What turns text (or images) into them is not part of it, but
+comes along from where it was loaded: the tokenizer and the embedding.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+Inputs = str | Sequence[str] | Tensor
+"""Texts; or token ids `[batch, token]`; or, for a network that sees, images `[batch, channel, y, x]`."""
+
+
+class Encoded(NamedTuple):
+    """Tokens of layer 0, ready for `measure(net, *net.encode(texts))`."""
+
+    X: Float[Tensor, "batch token width"]
+    padding: Bool[Tensor, "batch token"]
+    """True at padded tokens."""
+
+
+@runtime_checkable
+class Origin(Protocol):
+    """What a network remembers of where it came from."""
+
+    def encode(self, inputs: Inputs, length: int, padding: Tensor | None) -> Encoded:
+        """Tokenised, cut to `length` tokens, embedded and padded at the end, in float64 on the CPU.
+        `padding` comes with token ids, True at padded ones."""
+
+    def words(self, texts: Sequence[str], length: int) -> list[list[str]]:
+        """The tokens of each text, readable."""
+
+    def described(self) -> dict[str, Any]:
+        """For the manifest: plain Python."""
