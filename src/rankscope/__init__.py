@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rankscope.nets import Architecture, Transformer
     from rankscope.profiles import Profile, measure
-    from rankscope.sources import fresh
+    from rankscope.sources import fresh, load
 
 # Where each public name lives. Resolved on first use, so that `import rankscope` does not import torch.
 _HOME = {
@@ -15,8 +15,9 @@ _HOME = {
     "Profile": "profiles",
     "measure": "profiles",
     "fresh": "sources",
+    "load": "sources",
 }
-__all__ = ["Architecture", "Profile", "Transformer", "fresh", "measure"]
+__all__ = ["Architecture", "Profile", "Transformer", "fresh", "load", "measure"]
 
 
 def __getattr__(name: str) -> Any:

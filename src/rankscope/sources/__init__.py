@@ -1,7 +1,8 @@
 """Where networks and tokens come from."""
 
-from rankscope.sources.fresh import fresh
+from rankscope.sources.fresh import fresh, untrained
+from rankscope.sources.load import load
 from rankscope.sources.presets import PRESETS, preset
 from rankscope.sources.words import bundled_excerpts, word_tokens
 
-__all__ = ["PRESETS", "bundled_excerpts", "fresh", "preset", "word_tokens"]
+__all__ = ["PRESETS", "bundled_excerpts", "fresh", "load", "preset", "untrained", "word_tokens"]
