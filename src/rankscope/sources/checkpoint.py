@@ -92,12 +92,16 @@ def tokenizer(found: Place) -> Any:
 
     with quiet():
         try:
-            return AutoTokenizer.from_pretrained(found.where, **found.options)
+            read: Any = AutoTokenizer.from_pretrained(found.where, **found.options)
+            # Where there are no files, transformers may answer with a tokenizer that knows no word.
+            if len(read.get_vocab()) <= len(read.all_special_tokens):
+                raise ValueError("it has no vocabulary")
         except Exception as error:
             raise SourceError(
                 f"{found.name} has no tokenizer that can be read ({first_line(error)}): pass token ids to "
                 "encode, or load(..., tokenizer=)"
             ) from error
+        return read
 
 
 def family_of(model_type: str | None, asked: str | None = None) -> Family:
@@ -117,13 +121,16 @@ def _config(found: Place, family: str | None) -> Any:
     """The config; one that lacks its model type is read as the family's own."""
     from transformers import AutoConfig
 
-    if family is None and not (found.local and "model_type" not in _plain_config(found)):
-        return AutoConfig.from_pretrained(found.where, **found.options)
     if family is None:
-        raise SourceError(
-            f"the config of {found.name} must say its model_type; it does not: name the family, "
-            f"load({found.name!r}, family='bert')"
-        )
+        fields = _plain_config(found) if found.local else {}
+        if found.local and "model_type" not in fields:
+            raise SourceError(
+                f"the config of {found.name} must say its model_type; it does not: name the family, "
+                f"load({found.name!r}, family='bert')"
+            )
+        if found.local and "auto_map" not in fields:
+            family_of(fields["model_type"])
+        return AutoConfig.from_pretrained(found.where, **found.options)
     configs = list(family_of(None, family).tiny().values())
     own = {config.model_type: type(config) for config in configs}
     named = _plain_config(found).get("model_type") if found.local else None

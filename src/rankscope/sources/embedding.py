@@ -8,7 +8,7 @@ position i counts real tokens, wherever padding stands.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +21,7 @@ from rankscope.nets.origin import Encoded
 from rankscope.nets.weights import Linear, NormWeights
 
 
+@runtime_checkable
 class Embedding(Protocol):
     """Turns what a model is given into tokens."""
 
