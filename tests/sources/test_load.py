@@ -152,7 +152,7 @@ def test_an_id_on_the_hub_from_the_cache_with_its_revision(saved: Path, tmp_path
     (home / "refs").mkdir()
     (home / "refs" / "main").write_text("a" * 40)
     (home / "refs" / "other").write_text("b" * 40)
-    cached = {"cache_dir": str(tmp_path), "local_files_only": True}
+    cached: Any = {"cache_dir": str(tmp_path), "local_files_only": True}
     assert same(load("someone/small", **cached), load(saved))
     assert same(load("someone/small", revision="other", **cached), load(other))
     with pytest.raises(

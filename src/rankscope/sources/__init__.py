@@ -2,7 +2,17 @@
 
 from rankscope.sources.fresh import fresh, untrained
 from rankscope.sources.load import load
+from rankscope.sources.named import named_network
 from rankscope.sources.presets import PRESETS, preset
 from rankscope.sources.words import bundled_excerpts, word_tokens
 
-__all__ = ["PRESETS", "bundled_excerpts", "fresh", "load", "preset", "untrained", "word_tokens"]
+__all__ = [
+    "PRESETS",
+    "bundled_excerpts",
+    "fresh",
+    "load",
+    "named_network",
+    "preset",
+    "untrained",
+    "word_tokens",
+]

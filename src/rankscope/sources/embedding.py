@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import TokensError
@@ -45,7 +45,7 @@ class TextEmbedding:
     after: Linear | None = None
     """B."""
 
-    def embed(self, inputs: Int[Tensor, "batch token"], padding: Tensor | None = None) -> Encoded:
+    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0, zero at padding."""
         ids = inputs
         if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
