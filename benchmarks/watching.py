@@ -1,0 +1,55 @@
+"""What watching a live model costs: transformers' GPT-2 at its size, 4 x 128 tokens, float32."""
+
+import sys
+from typing import Any
+
+import torch
+
+from benchmarks.peers import IDS, gpt2
+from benchmarks.timing import least_seconds, report_rise, rise_of_memory
+
+
+def cases() -> dict[str, Any]:
+    """The plain pass, and each way of looking at it."""
+    from rankscope import watch
+
+    model = gpt2()
+    eager = gpt2()
+    eager.set_attn_implementation("eager")
+
+    def watched(metrics: Any) -> Any:
+        with watch(model, *([] if metrics is None else [metrics])) as w:
+            model(IDS)
+        return w
+
+    return {
+        "plain": lambda: model(IDS),
+        "plain, eager attention": lambda: eager(IDS),
+        "watch, 4 metrics of tokens": lambda: watched(None),
+        "watch, and entropy of attention": lambda: watched(
+            ["relative_residual", "residual", "relative_mu", "mu", "entropy"]
+        ),
+        "output_hidden_states": lambda: model(IDS, output_hidden_states=True).hidden_states,
+    }
+
+
+def rows() -> list[tuple[str, str, float]]:
+    """(what, against what, ratio of times)."""
+    with torch.no_grad():
+        seconds = least_seconds(cases(), rounds=7)
+    plain = seconds["plain"]
+    return [
+        (name, f"plain forward, {plain:.2f} s", seconds[name] / plain) for name in seconds if name != "plain"
+    ]
+
+
+def memory() -> list[tuple[str, float]]:
+    """(what, MB above the peak of a plain pass)."""
+    names = [name for name in cases() if name != "plain"]
+    return [(name, rise_of_memory("benchmarks.watching", name)) for name in names]
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        found = cases()
+        report_rise(found["plain"], found[sys.argv[1]])
