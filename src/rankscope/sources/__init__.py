@@ -2,6 +2,7 @@
 
 from rankscope.sources.fresh import fresh
 from rankscope.sources.presets import PRESETS, preset
+from rankscope.sources.texts import Excerpts, excerpts
 from rankscope.sources.words import bundled_excerpts, word_tokens
 
-__all__ = ["PRESETS", "bundled_excerpts", "fresh", "preset", "word_tokens"]
+__all__ = ["PRESETS", "Excerpts", "bundled_excerpts", "excerpts", "fresh", "preset", "word_tokens"]
