@@ -87,7 +87,9 @@ def test_an_endless_pipe_is_read_as_far_as_it_is_asked(tmp_path: Path) -> None:
         assert (next(corpus), next(corpus), corpus.bytes_total) == ("one", "two", None)
     code = "from rankscope.sources import excerpts; e = excerpts('-'); print(next(e), next(e))"
     with subprocess.Popen(["yes", "call me"], stdout=subprocess.PIPE) as endless:
-        done = subprocess.run([sys.executable, "-c", code], stdin=endless.stdout, capture_output=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdin=endless.stdout, capture_output=True, check=True
+        )
         endless.kill()
     assert done.stdout == b"call me call me\n"
 

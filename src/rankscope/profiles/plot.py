@@ -41,11 +41,17 @@ def draw_profile(axes: Axes, profile: Profile, metric: str, log: bool | None = N
         _line(axes, drawn, noise, number, label)
     if log:
         _floors(axes, profile, metric)
+    dress(axes, metric, span if log else None)
+
+
+def dress(axes: Axes, metric: str, span: float | None) -> None:
+    """Name the axes. `span` is how many decades a log axis shows, None for a linear one."""
+    if span is None:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    else:
         if span > DEEP:
             axes.set_yscale("symlog", linthresh=1.0)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"$10^{{{k:.12g}}}$"))
-    else:
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.set_xlabel("layer")
     axes.set_ylabel(f"${metric_named(metric).tex}$")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -87,9 +93,15 @@ def _line(
     label: str,
     middle: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
+    trace(axes, (middle or _mean)(curve), noise, number, label)
+    if len(curve) > 1:
+        band(axes, *_range(curve), number, 0.15)
+
+
+def trace(axes: Axes, centre: np.ndarray, noise: np.ndarray, number: int, label: str) -> None:
+    """A line by layer; where it is only noise it is hollow."""
     colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
-    centre = (middle or _mean)(curve)
-    layers = np.arange(curve.shape[1])
+    layers = np.arange(len(centre))
     axes.plot(layers, np.where(noise, np.nan, centre), color=colour, linewidth=1.8, label=label,
               marker=marker, markersize=5)  # fmt: skip
     # Into the noise, and within it: thin and dotted, with hollow marks.
@@ -97,8 +109,12 @@ def _line(
     axes.plot(layers, np.where(tail, centre, np.nan), color=colour, linewidth=0.9, linestyle=":")
     axes.plot(layers[noise], centre[noise], linestyle="none", color=colour, marker=marker, markersize=4,
               markerfacecolor="white", zorder=3)  # fmt: skip
-    if len(curve) > 1:
-        axes.fill_between(layers, *_range(curve), color=colour, alpha=0.15, linewidth=0)
+
+
+def band(axes: Axes, low: np.ndarray, high: np.ndarray, number: int, strength: float) -> None:
+    """What lies about a line, in its colour."""
+    colour = PALETTE[number % len(PALETTE)]
+    axes.fill_between(np.arange(len(low)), low, high, color=colour, alpha=strength, linewidth=0)
 
 
 def _floors(axes: Axes, profile: Profile, metric: str) -> None:

@@ -1,8 +1,17 @@
 """Where networks and tokens come from."""
 
-from rankscope.sources.fresh import fresh
+from rankscope.sources.fresh import fresh, untrained
 from rankscope.sources.presets import PRESETS, preset
 from rankscope.sources.texts import Excerpts, excerpts
 from rankscope.sources.words import bundled_excerpts, word_tokens
 
-__all__ = ["PRESETS", "Excerpts", "bundled_excerpts", "excerpts", "fresh", "preset", "word_tokens"]
+__all__ = [
+    "PRESETS",
+    "Excerpts",
+    "bundled_excerpts",
+    "excerpts",
+    "fresh",
+    "preset",
+    "untrained",
+    "word_tokens",
+]

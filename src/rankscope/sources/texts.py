@@ -110,7 +110,9 @@ class Excerpts(Iterator[str]):
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
             reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            raise FileError(f"{where}: each line must be a JSON object; this one is not ({reason})") from error
+            raise FileError(
+                f"{where}: each line must be a JSON object; this one is not ({reason})"
+            ) from error
         if not isinstance(record, dict):
             raise FileError(f"{where}: each line must be a JSON object; this one is {_kind(record)}")
         if self.field not in record:
