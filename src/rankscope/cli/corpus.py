@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankscope.cli.show import console, drawn, machine, progress, say, say_report, sparkline
+from rankscope.files import writable_folder
 
 if TYPE_CHECKING:
     from rankscope.nets import Transformer
@@ -55,7 +56,10 @@ def measure_text(
         corpus.path, corpus.split, corpus.field, longest=max(LONGEST, CHARACTERS * corpus.tokens)
     )
     nets = {name: named_variant(net, name) for name in variants}
-    checkpoint = None if output is None else output / "checkpoint.npz"
+    checkpoint = None
+    if output is not None:
+        writable_folder(output)
+        checkpoint = output / "checkpoint.npz"
     gathered, whole = _gathered(nets, texts, corpus, metrics, arithmetics, checkpoint, quiet or as_json)
     if gathered is None or not gathered.excerpts:
         _aside("rankscope: stopped before anything was measured")
@@ -132,8 +136,9 @@ def summary_table(summary: "Summary", metric: str) -> Table:
 
     each, several = metric_named(metric), len(summary.arithmetics) > 1
     first = 0 if each.of == "tokens" else 1  # there is no attention at layer 0
-    title = f"{metric}: {each.symbol}, median and quartiles of {summary.excerpts} excerpts"
-    table = Table(title=title, title_justify="left", box=None)
+    title = f"{metric}: {each.symbol}, median of {summary.excerpts} excerpts"
+    beneath = "Beneath each median the quartiles."
+    table = Table(title=title, title_justify="left", caption=beneath, caption_justify="left", box=None)
     table.add_column("variant", overflow="fold")
     if several:
         table.add_column("arithmetic", no_wrap=True)

@@ -4,8 +4,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankscope.figures import FAINT, panels
-from rankscope.profiles.plot import band, dress, trace
+from rankscope.figures import panels
+from rankscope.profiles.plot import band, draw_floors, dress, trace
 from rankscope.profiles.summary import QUANTILES, Summary
 
 
@@ -26,20 +26,16 @@ def draw_summary(axes: Axes, summary: Summary, metric: str, log: bool | None = N
     known = known[np.isfinite(known)]
     span = float(np.ptp(known)) if len(known) else 0.0
     log = span > 2 if log is None else log
-    drawn_floors: set[str] = set()
+    strength = min(1.0, 4 / len(logs))  # many bands upon each other would hide the lines
     for number, (line, of_log) in enumerate(logs.items()):
         drawn = of_log if log else {name: _curve(summary, metric, name, line) for name in QUANTILES}
-        band(axes, drawn["q05"], drawn["q95"], number, 0.12)
-        band(axes, drawn["q25"], drawn["q75"], number, 0.25)
+        band(axes, drawn["q05"], drawn["q95"], number, 0.12 * strength)
+        band(axes, drawn["q25"], drawn["q75"], number, 0.25 * strength)
         noise = summary.at_floor(metric, variant=line[0], arithmetic=line[1]).numpy()
         label = line[0] if len(summary.arithmetics) == 1 else f"{line[0]}, {line[1]}"
         trace(axes, np.where(np.isfinite(drawn["q50"]), drawn["q50"], np.nan), noise, number, label)
-    for line in logs if log else {}:
-        floor = _log_floor(summary, metric, line)
-        if np.isfinite(floor).any():
-            name = None if line[1] in drawn_floors else f"floor of {line[1]}"
-            axes.plot(floor, color=FAINT, linestyle=":", linewidth=1.2, label=name, zorder=1)
-            drawn_floors.add(line[1])
+    if log:
+        draw_floors(axes, {line: _log_floor(summary, metric, line) for line in logs})
     dress(axes, metric, span if log else None)
 
 

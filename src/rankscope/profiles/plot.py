@@ -1,6 +1,6 @@
 """A profile as a figure: one line per variant, its floor, and hollow marks where it is only noise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from jaxtyping import Float
@@ -40,7 +40,7 @@ def draw_profile(axes: Axes, profile: Profile, metric: str, log: bool | None = N
         label = line[0] if len(profile.arithmetics) == 1 else f"{line[0]}, {line[1]}"
         _line(axes, drawn, noise, number, label)
     if log:
-        _floors(axes, profile, metric)
+        draw_floors(axes, {line: _floor(profile, metric, line) for line in logs})
     dress(axes, metric, span if log else None)
 
 
@@ -117,19 +117,22 @@ def band(axes: Axes, low: np.ndarray, high: np.ndarray, number: int, strength: f
     axes.fill_between(np.arange(len(low)), low, high, color=colour, alpha=strength, linewidth=0)
 
 
-def _floors(axes: Axes, profile: Profile, metric: str) -> None:
-    """Each floor once: ratios have one per arithmetic, absolute values one per variant."""
+def draw_floors(axes: Axes, floors: Mapping[tuple[str, str], np.ndarray]) -> None:
+    """log10 of each floor by layer, once: ratios have one per arithmetic, absolute values one per variant."""
     drawn: set[tuple[str, bytes]] = set()
     named: set[str] = set()
-    for line in profile.lines(metric):
-        floor = _by_sample(profile, metric, "floor", line)
-        mean = _mean(np.log10(np.where(floor > 0, floor, np.nan)))
-        key = (line[1], mean.round(6).tobytes())
-        if np.isfinite(mean).any() and key not in drawn:
-            name = None if line[1] in named else f"floor of {line[1]}"
-            axes.plot(mean, color=FAINT, linestyle=":", linewidth=1.2, label=name, zorder=1)
+    for (_, arithmetic), floor in floors.items():
+        key = (arithmetic, floor.round(6).tobytes())
+        if np.isfinite(floor).any() and key not in drawn:
+            name = None if arithmetic in named else f"floor of {arithmetic}"
+            axes.plot(floor, color=FAINT, linestyle=":", linewidth=1.2, label=name, zorder=1)
             drawn.add(key)
-            named.add(line[1])
+            named.add(arithmetic)
+
+
+def _floor(profile: Profile, metric: str, line: tuple[str, str]) -> np.ndarray:
+    floor = _by_sample(profile, metric, "floor", line)
+    return _mean(np.log10(np.where(floor > 0, floor, np.nan)))
 
 
 def _by_sample(profile: Profile, metric: str, column: str, line: tuple[str, str]) -> Curve:

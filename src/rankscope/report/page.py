@@ -23,8 +23,8 @@ READING = (
 )
 READING_OF_A_CORPUS = (
     "Lines: median over {} excerpts; bands: the middle half of them, and fainter nine tenths. Quantiles: {}. "
-    "Marks are hollow where at least half of the excerpts lie at or below the dotted floor, the least that the "
-    "arithmetic can resolve: there a value is rounding noise."
+    "Marks are hollow where at least half of the excerpts lie at or below the dotted floor, the least that "
+    "the arithmetic can resolve: there a value is rounding noise."
 )
 
 
