@@ -76,7 +76,7 @@ def test_stdin_folders_and_json_lines_give_the_same(corpus: Path) -> None:
         (["--text", "corpus.txt", "--arithmetic", "float8"], "arithmetic must be one of"),
         (
             ["--text", "corpus.txt", "-o", "corpus.txt"],
-            "corpus.txt must be a place that can be written; File exists",
+            "corpus.txt must be a place that can be written",
         ),
     ],
 )
@@ -106,3 +106,15 @@ def test_ctrl_c_leaves_what_was_done_and_the_command_goes_on(corpus: Path) -> No
     again = rankscope("--text", "-", "-o", "out", "--json", cwd=corpus, text="\n".join(LINES))
     once = rankscope("--text", "-", "--json", cwd=corpus, text="\n".join(LINES))
     assert json.loads(again.stdout)["table"] == json.loads(once.stdout)["table"]
+
+
+def test_a_bad_line_far_down_is_said_after_what_was_done(corpus: Path) -> None:
+    (corpus / "bad.txt").write_bytes("\n".join(LINES[:20]).encode() + b"\n\xff\n")
+    done = rankscope("--text", "bad.txt", "--split", "line", "-o", "out", cwd=corpus)
+    assert done.returncode == 2 and "median of 16 excerpts" in done.stdout
+    assert done.stderr.splitlines() == [
+        "rankscope: stopped after 16 excerpts; the same command goes on from here",
+        "rankscope: bad.txt, line 21: text must be UTF-8; byte 0xff is not: save it as UTF-8, or leave out "
+        "what is no text",
+    ]
+    assert Summary.read(corpus / "out" / "summary.parquet").excerpts == 16

@@ -1,6 +1,5 @@
 """`rankscope measure --text`: a corpus, streamed, with what has been done kept whatever happens."""
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rankscope.cli.show import console, drawn, machine, progress, say, say_report, sparkline
+from rankscope.errors import RankscopeError, TokensError
 from rankscope.files import writable_folder
 
 if TYPE_CHECKING:
@@ -46,7 +46,8 @@ def measure_text(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Stream the corpus, then print and write its summary; interrupted, those of what was done."""
+    """Stream the corpus, then print and write its summary. What ends it early, Ctrl-C or a bad line, is said
+    after that of what was done."""
     from rankscope.cli.measure import fallbacks, title_of, write_run
     from rankscope.nets import named_variant
     from rankscope.sources import excerpts
@@ -60,14 +61,14 @@ def measure_text(
     if output is not None:
         writable_folder(output)
         checkpoint = output / "checkpoint.npz"
-    gathered, whole = _gathered(nets, texts, corpus, metrics, arithmetics, checkpoint, quiet or as_json)
+    gathered, end = _gathered(nets, texts, corpus, metrics, arithmetics, checkpoint, quiet or as_json)
     if gathered is None or not gathered.excerpts:
-        _aside("rankscope: stopped before anything was measured")
-        sys.exit(130)
+        raise end or TokensError(f"{corpus.path} must hold an excerpt with a token; it holds none")
     summary = gathered.summary()
     text = {
         "path": corpus.path, "split": corpus.split, "field": corpus.field, "limit": corpus.limit,
-        "tokens": corpus.tokens, "batch": corpus.batch, "read_to_the_end": whole, "excerpts_cut": texts.cut,
+        "tokens": corpus.tokens, "batch": corpus.batch, "read_to_the_end": end is None,
+        "excerpts_cut": texts.cut,
     }  # fmt: skip
     summary.manifest.update(**about, text=text)
     written = None if output is None else write_run(summary, output, title_of(str(about["model"])))
@@ -80,10 +81,11 @@ def measure_text(
             say(f"Quantiles: {summary.quantiles}.")
         if written and not quiet:
             say_report(written)
-    if not whole:
-        again = "nothing is kept without -o" if output is None else "the same command goes on from here"
-        _aside(f"rankscope: stopped after {summary.excerpts} excerpts; {again}")
-        sys.exit(130)
+    if end is not None:
+        again = "no checkpoint without -o" if output is None else "the same command goes on from here"
+        stopped = f"rankscope: stopped after {summary.excerpts} excerpts; {again}"
+        Console(stderr=True, highlight=False, soft_wrap=True).print(stopped, markup=False)
+        raise end
 
 
 def _gathered(
@@ -94,8 +96,8 @@ def _gathered(
     arithmetics: list[str],
     checkpoint: Path | None,
     quiet: bool,
-) -> tuple["Gatherer | None", bool]:
-    """What was gathered, and whether that is all of it."""
+) -> tuple["Gatherer | None", BaseException | None]:
+    """What was gathered, and what ended it early, if anything did."""
     from rankscope.profiles.corpus import gathering
 
     gathered = None
@@ -106,9 +108,9 @@ def _gathered(
                 length=corpus.tokens, batch=corpus.batch, checkpoint=checkpoint,
             ):  # fmt: skip
                 tell(gathered.excerpts)
-    except KeyboardInterrupt:
-        return gathered, False
-    return gathered, True
+    except (KeyboardInterrupt, RankscopeError) as end:
+        return gathered, end
+    return gathered, None
 
 
 @contextmanager
@@ -167,8 +169,3 @@ def summary_table(summary: "Summary", metric: str) -> Table:
 def _range(low: str, high: str) -> str:
     """One line where it is short, two where it is not."""
     return f"{low}–{high}" if len(low) + len(high) < 13 else f"{low}–\n{high}"
-
-
-def _aside(sentence: str) -> None:
-    """A sentence that is no result."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(sentence, markup=False)
