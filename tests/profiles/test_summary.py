@@ -27,8 +27,8 @@ ALIKE = torch.ones(1, 7, 16, dtype=torch.float64)
 """An excerpt whose tokens are all the same: its residual is zero."""
 
 
-def both(X: torch.Tensor, arithmetic: str = "float64") -> Profile:
-    nets = {name: named_variant(NET, name) for name in ("san", "transformer")}
+def both(X: torch.Tensor, arithmetic: str = "float64", layers: int = 3) -> Profile:
+    nets = {name: named_variant(NET.variant(layers=layers), name) for name in ("san", "transformer")}
     metrics = ["mu", "relative_residual", "entropy"]
     return Profile.join(
         [measure(net, X, variant=name, metrics=metrics, arithmetic=arithmetic) for name, net in nets.items()]
@@ -238,7 +238,7 @@ def test_mistakes_are_sentences() -> None:
 
 def test_the_figure_draws_the_median_its_bands_and_the_floor() -> None:
     gathered = Gatherer()
-    gathered.add(both(X, "float32"))
+    gathered.add(both(X, "float32", layers=6))
     summary = gathered.summary()
     (axes,) = summary.plot("relative_residual").axes
     line = next(line for line in axes.lines if line.get_label() == "transformer")
