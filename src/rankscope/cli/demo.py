@@ -30,7 +30,7 @@ def demo(
             "builds them, and pure attention (san). In deviation arithmetic, which has no floor.\n"
         )
     net = network("bert-base", seed, "bert")
-    X, padding = prose(net, samples=4, tokens=128, seed=seed)
+    X, padding = prose(net, samples=4, tokens=128)
     variants = ["san", *PUBLISHED.values()]
     profile = measured(net, X, padding, variants, list(DEFAULT_METRICS), ["deviation"], quiet or as_json)
     profile.manifest.update(model="bert-base", seed=seed, init="bert", command=command())

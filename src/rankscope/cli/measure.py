@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.cli.options import Json, Output, Quiet, Samples, Seed, Tokens
+from rankscope.cli.options import Batch, Field, Json, Limit, Output, Quiet, Samples, Seed, Split, Text, Tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rankscope.nets import Transformer
-    from rankscope.profiles import Profile
+    from rankscope.profiles import Profile, Summary
 
 
 def measure(
@@ -36,6 +36,11 @@ def measure(
     ] = "bert",
     tokens: Tokens = 128,
     samples: Samples = 4,
+    text: Text = None,
+    split: Split = "auto",
+    field: Field = "text",
+    limit: Limit = None,
+    batch: Batch = 16,
     seed: Seed = 0,
     output: Output = None,
     as_json: Json = False,
@@ -44,6 +49,9 @@ def measure(
     """Measure how uniform the tokens become with depth, for a network and its variants.
 
     The weights are random, and the tokens have the shape of the bundled prose under a random embedding.
+
+    With [bold]--text[/bold] it is your text, of any size: means, deviations and quantiles over its excerpts,
+    one a line, a paragraph or a JSON line. With [bold]-o[/bold] an interrupted run goes on where it stopped.
     """
     from rankscope.cli.show import console, machine, profile_table, say, say_report
     from rankscope.profiles import ARITHMETICS
@@ -51,10 +59,17 @@ def measure(
     net = network(model, seed, init)
     if mask is not None or layers is not None:
         net = net.variant(mask=mask, layers=layers)
-    X, padding = prose(net, samples, tokens, seed)
     names, numbers = _split("variants", variants), _split("metrics", metrics)
     arithmetics = _split("arithmetic", arithmetic)
     arithmetics = list(ARITHMETICS) if "all" in arithmetics else arithmetics
+    if text is not None:
+        from rankscope.cli.corpus import Corpus, measure_text
+
+        corpus = Corpus(text, split, field, limit, batch, tokens)
+        about = {"model": model, "seed": seed, "init": init, "command": command()}
+        measure_text(net, corpus, names, numbers, arithmetics, output, about, as_json, quiet)
+        return
+    X, padding = prose(net, samples, tokens)
     profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json)
     profile.manifest.update(model=model, seed=seed, init=init, command=command())
     written = None if output is None else write_run(profile, output, title_of(model))
@@ -80,18 +95,18 @@ def title_of(model: str) -> str:
 
 def network(model: str, seed: int, init: str) -> "Transformer":
     """A usual size by name, or an architecture from a JSON file, with random weights."""
-    from rankscope.nets import Architecture, Transformer
-    from rankscope.sources import fresh
+    from rankscope.nets import Architecture
+    from rankscope.sources import fresh, untrained
 
     if model.endswith(".json") or Path(model).is_file():
-        return Transformer.random(Architecture.read(model), seed=seed, init=init)
+        return untrained(Architecture.read(model), Path(model).stem, seed=seed, init=init)
     return fresh(model, seed=seed, init=init)
 
 
-def prose(net: "Transformer", samples: int, tokens: int, seed: int) -> tuple["Tensor", "Tensor"]:
+def prose(net: "Transformer", samples: int, tokens: int) -> tuple["Tensor", "Tensor"]:
     """Excerpts of the bundled text as tokens for this network."""
     from rankscope.errors import TokensError
-    from rankscope.sources import bundled_excerpts, word_tokens
+    from rankscope.sources import bundled_excerpts
 
     excerpts = bundled_excerpts(tokens)
     if len(excerpts) < samples:
@@ -99,7 +114,7 @@ def prose(net: "Transformer", samples: int, tokens: int, seed: int) -> tuple["Te
             f"the bundled prose must have {samples} excerpts of {tokens} tokens; it has {len(excerpts)}: "
             "ask for fewer samples or tokens"
         )
-    return word_tokens(excerpts[:samples], net.arch.width, tokens, seed)
+    return net.encode(excerpts[:samples], tokens)
 
 
 def measured(
@@ -130,7 +145,7 @@ def measured(
     return Profile.join(profiles)
 
 
-def fallbacks(profile: "Profile") -> list[str]:
+def fallbacks(profile: "Profile | Summary") -> list[str]:
     """A line for each network that ran in another arithmetic than was asked for."""
     return [
         f"{network['variant']} ran in {network['arithmetic']}: {network['checks']['arithmetic_asked']} "
@@ -140,7 +155,7 @@ def fallbacks(profile: "Profile") -> list[str]:
     ]
 
 
-def write_run(profile: "Profile", folder: Path, title: str) -> Path:
+def write_run(profile: "Profile | Summary", folder: Path, title: str) -> Path:
     """The run directory: table, manifest, figures and report. Answers with the report's path."""
     from rankscope.report import write_run_directory
 

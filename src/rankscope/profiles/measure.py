@@ -175,13 +175,14 @@ def _with_holes(reading: Reading, broken: Tensor) -> Reading:
 def _frame(each: Metric, reading: Reading, layer: int, start: int) -> pl.DataFrame:
     shape = reading.value.shape
     sample = start + torch.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
-    head = torch.arange(shape[-1]).expand(shape).flatten().tolist() if len(shape) > 1 else None
+    rows = reading.value.numel()
+    head = torch.arange(shape[-1]).expand(shape).flatten().tolist() if len(shape) > 1 else [None] * rows
     return pl.DataFrame(
         {
             "sample": sample.flatten().tolist(),
-            "layer": layer,
+            "layer": [layer] * rows,  # polars repeats a single value by a query of its own
             "head": head,
-            "metric": each.name,
+            "metric": [each.name] * rows,
             "value": reading.value.flatten().tolist(),
             "log10": reading.log10.flatten().tolist(),
             "floor": reading.floor.flatten().tolist(),
