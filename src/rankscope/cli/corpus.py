@@ -71,7 +71,7 @@ def measure_text(
         "excerpts_cut": texts.cut,
     }  # fmt: skip
     summary.manifest.update(**about, text=text)
-    written = None if output is None else write_run(summary, output, title_of(str(about["model"])))
+    written = None if output is None else write_run(summary, output, title_of(net))
     if as_json:
         machine({"manifest": summary.manifest, "table": summary.table.to_dicts()})
     else:

@@ -3,7 +3,7 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
 
 def measure(
     model: Annotated[
-        str, typer.Argument(help="A usual size (bert-base, gpt2, ...) or a JSON file of an architecture.")
-    ] = "bert-base",
+        str,
+        typer.Argument(
+            help="minilm (trained), a directory or hub id of a model, a usual size with random weights "
+            "(bert-base, gpt2, ...), or a JSON file of an architecture."
+        ),
+    ] = "minilm",
     variants: Annotated[
         str, typer.Option(help="Comma-separated: transformer, san, san+skip, san+norm+skip, san+mlp, ...")
     ] = "san,san+mlp,san+skip,transformer",
@@ -32,7 +36,7 @@ def measure(
     mask: Annotated[str | None, typer.Option(help="A mask in place of the model's own.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Repeat the layers to this depth.")] = None,
     init: Annotated[
-        str, typer.Option(help="bert, xavier, kaiming, orthogonal, or one with /sqrt(L).")
+        str, typer.Option(help="Of random weights: bert, xavier, kaiming, orthogonal, or one with /sqrt(L).")
     ] = "bert",
     tokens: Tokens = 128,
     samples: Samples = 4,
@@ -48,15 +52,17 @@ def measure(
 ) -> None:
     """Measure how uniform the tokens become with depth, for a network and its variants.
 
-    The weights are random, and the tokens have the shape of the bundled prose under a random embedding.
+    A loaded model reads excerpts of Moby Dick with its own tokenizer and embedding; a network with random
+    weights, under a random embedding of words.
 
     With [bold]--text[/bold] it is your text, of any size: means, deviations and quantiles over its excerpts,
     one a line, a paragraph or a JSON line. With [bold]-o[/bold] an interrupted run goes on where it stopped.
     """
     from rankscope.cli.show import console, machine, profile_table, say, say_report
     from rankscope.profiles import ARITHMETICS
+    from rankscope.sources import named_network
 
-    net = network(model, seed, init)
+    net = named_network(model, seed, init)
     if mask is not None or layers is not None:
         net = net.variant(mask=mask, layers=layers)
     names, numbers = _split("variants", variants), _split("metrics", metrics)
@@ -66,13 +72,12 @@ def measure(
         from rankscope.cli.corpus import Corpus, measure_text
 
         corpus = Corpus(text, split, field, limit, batch, tokens)
-        about = {"model": model, "seed": seed, "init": init, "command": command()}
-        measure_text(net, corpus, names, numbers, arithmetics, output, about, as_json, quiet)
+        measure_text(net, corpus, names, numbers, arithmetics, output, about(net, model), as_json, quiet)
         return
     X, padding = prose(net, samples, tokens)
     profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json)
-    profile.manifest.update(model=model, seed=seed, init=init, command=command())
-    written = None if output is None else write_run(profile, output, title_of(model))
+    profile.manifest.update(about(net, model))
+    written = None if output is None else write_run(profile, output, title_of(net))
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts()})
         return
@@ -88,19 +93,17 @@ def command() -> str:
     return shlex.join(["rankscope", *sys.argv[1:]])
 
 
-def title_of(model: str) -> str:
-    """The heading of a run on a network that was drawn at random."""
-    return f"{Path(model).stem if model.endswith('.json') else model}, random weights"
+def about(net: "Transformer", model: str) -> dict[str, Any]:
+    """For the manifest: what was asked for, and what it was."""
+    origin = {} if net.origin is None else net.origin.described()
+    drawn = {key: origin[key] for key in ("seed", "init") if key in origin}
+    return {"model": model, **drawn, "origin": origin, "command": command()}
 
 
-def network(model: str, seed: int, init: str) -> "Transformer":
-    """A usual size by name, or an architecture from a JSON file, with random weights."""
-    from rankscope.nets import Architecture
-    from rankscope.sources import fresh, untrained
-
-    if model.endswith(".json") or Path(model).is_file():
-        return untrained(Architecture.read(model), Path(model).stem, seed=seed, init=init)
-    return fresh(model, seed=seed, init=init)
+def title_of(net: "Transformer") -> str:
+    """The heading of a run."""
+    origin = {} if net.origin is None else net.origin.described()
+    return f"{Path(origin.get('name', 'network')).name}, {origin.get('weights', 'given')} weights"
 
 
 def prose(net: "Transformer", samples: int, tokens: int) -> tuple["Tensor", "Tensor"]:

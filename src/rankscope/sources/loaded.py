@@ -64,7 +64,7 @@ class Loaded:
         """For the manifest."""
         return {
             "name": self.name,
-            "weights": "loaded",
+            "weights": "trained",
             "family": self.family,
             "parity": self.parity.described(),
             **self.details,
