@@ -34,7 +34,8 @@ def lens() -> dict[str, Any]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    whole = GPT2LMHeadModel(GPT2Config()).eval()
+    kind: Any = GPT2LMHeadModel
+    whole = kind(GPT2Config()).eval()
     with TemporaryDirectory() as folder:
         whole.config.save_pretrained(folder)
         whole.config.architectures = ["GPT2LMHeadModel"]

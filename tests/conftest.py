@@ -2,6 +2,8 @@
 
 import os
 
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: no test waits for a network
+
 import pytest
 import torch
 from hypothesis import HealthCheck, settings

@@ -77,7 +77,7 @@ def test_masks_as_a_table_a_picture_and_json() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["measure", "bert-bse"], "model must be one of"),
+        (["measure", "bert-bse"], "fresh('bert-base') builds one with random weights"),
         (["measure", "absent.json"], "there is none at absent.json"),
         (["measure", *SMALL, "--variants", "sam"], "a variant must be 'transformer', or 'san' and parts"),
         (["measure", *SMALL, "--metrics", "mew"], "metric must be one of"),

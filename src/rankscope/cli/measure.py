@@ -96,7 +96,7 @@ def command() -> str:
 def about(net: "Transformer", model: str) -> dict[str, Any]:
     """For the manifest: what was asked for, and what it was."""
     origin = {} if net.origin is None else net.origin.described()
-    drawn = {key: origin[key] for key in ("seed", "init") if key in origin}
+    drawn: dict[str, Any] = {key: origin[key] for key in ("seed", "init") if key in origin}
     return {"model": model, **drawn, "origin": origin, "command": command()}
 
 

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,8 @@ def _sentence(found: Place, error: Exception) -> str:
         return f"the weights of {found.name} must fit its config; they do not ({said})"
     if found.local:
         return f"the model in {found.name} cannot be read ({said}): it must hold config.json and its weights"
-    near = f" (fresh({found.name!r}) builds one with random weights)" if found.name in PRESETS else ""
+    close = get_close_matches(found.name, PRESETS, n=1)
+    near = f" (fresh({close[0]!r}) builds one with random weights)" if close else ""
     return (
         "a model must be 'minilm', a local directory or an id on the hub that can be reached or is in the "
         f"cache; {found.name!r} is none of these ({said}){near}"
@@ -192,16 +194,19 @@ def first_line(error: BaseException) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No log lines and no progress bars of transformers inside."""
+    """No log lines and no progress bars of transformers and of the hub's client inside."""
+    from huggingface_hub.utils import logging as hub
     from transformers.utils import logging as theirs
 
-    logger: Any = theirs
-    level, bars = logger.get_verbosity(), logger.is_progress_bar_enabled()
-    logger.set_verbosity(logging.CRITICAL)
-    logger.disable_progress_bar()
+    loggers: list[Any] = [theirs, hub]
+    levels, bars = [logger.get_verbosity() for logger in loggers], loggers[0].is_progress_bar_enabled()
+    for logger in loggers:
+        logger.set_verbosity(logging.CRITICAL)
+    loggers[0].disable_progress_bar()
     try:
         yield
     finally:
-        logger.set_verbosity(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.set_verbosity(level)
         if bars:
-            logger.enable_progress_bar()
+            loggers[0].enable_progress_bar()
