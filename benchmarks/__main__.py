@@ -23,7 +23,7 @@ def main() -> None:
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     _show("BERT-base, 4 x 128 tokens", measuring.rows())
     _show("BERT-base, 4 x 128 tokens, float64", deviations.rows())
-    _show("Peak memory of measure --text, bert-tiny, 4 variants, 16 tokens", streaming.rows())
+    _show("Peak memory of measure --text, bert-tiny, 2 variants, 16 tokens", streaming.rows())
 
 
 def _show(title: str, rows: list[tuple[str, str, float]]) -> None:

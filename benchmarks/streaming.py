@@ -4,6 +4,7 @@ Each size runs the whole command in a process of its own, checkpoints and report
 Linux's VmHWM (a child's `ru_maxrss` would begin at its parent's).
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -18,8 +19,8 @@ from pathlib import Path
 from rankscope.cli import app
 
 text, folder = sys.argv[1:]
-app(["measure", "bert-tiny", "--text", text, "--split", "line", "--tokens", "16", "-o", folder, "-q"],
-    standalone_mode=False)
+app(["measure", "bert-tiny", "--variants", "san,transformer", "--text", text, "--split", "line",
+     "--tokens", "16", "--batch", "32", "-o", folder, "-q"], standalone_mode=False)
 status = Path("/proc/self/status").read_text()
 print(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")))
 """
@@ -51,5 +52,6 @@ def peak(excerpts: int) -> float:
                 start = number * WORDS % (len(words) - WORDS)
                 file.write(f"{number} {' '.join(words[start : start + WORDS])}\n")
         command = [sys.executable, "-c", CODE, str(path), str(Path(folder) / "run")]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # short excerpts give a second nothing to do
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=one_thread)
     return int(done.stdout.split()[-1]) / 1024
