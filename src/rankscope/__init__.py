@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankscope.live import watch
     from rankscope.nets import Architecture, Transformer
     from rankscope.profiles import Profile, measure
     from rankscope.sources import fresh
@@ -15,8 +16,9 @@ _HOME = {
     "Profile": "profiles",
     "measure": "profiles",
     "fresh": "sources",
+    "watch": "live",
 }
-__all__ = ["Architecture", "Profile", "Transformer", "fresh", "measure"]
+__all__ = ["Architecture", "Profile", "Transformer", "fresh", "measure", "watch"]
 
 
 def __getattr__(name: str) -> Any:

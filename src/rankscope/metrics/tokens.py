@@ -77,6 +77,26 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
     return Tokens(X, real, real.sum(-1), unit)
 
 
+def tokens_of(
+    X: Float[Tensor, "*batch token width"], real: Bool[Tensor, "*batch token"]
+) -> tuple[Tokens, Bool[Tensor, "*batch"]]:
+    """Tokens ready to be measured, and the samples that hold NaN or infinity, which are taken as zero.
+
+    For states that a network has just made: nothing is refused, and off the CPU nothing is waited for.
+    """
+    everywhere = X.device.type == "cpu" and bool(real.all())
+    kept = X if everywhere else X.masked_fill(~real[..., None], 0.0)
+    if X.numel():
+        # The least and the largest entry are NaN or infinite when any is.
+        least, largest = kept.flatten(-2).aminmax(dim=-1)
+        broken = ~(least.isfinite() & largest.isfinite())
+    else:
+        broken = torch.zeros(X.shape[:-2], dtype=torch.bool, device=X.device)
+    if X.device.type != "cpu" or bool(broken.any()):
+        kept = kept.masked_fill(broken[..., None, None], 0.0)
+    return Tokens(kept.to(torch.float64), real, real.sum(-1), unit_of(X.dtype)), broken
+
+
 def real_tokens(
     shape: torch.Size, padding: Tensor | None, device: torch.device
 ) -> Bool[Tensor, "*batch token"]:

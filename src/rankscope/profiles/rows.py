@@ -1,0 +1,86 @@
+"""From tensors to rows: what reads a layer, whoever ran the network.
+
+`measure` runs a reference network and `watch` looks on while somebody else's runs; both hand what they see
+of one layer to `readings`, and its answers to `frame`. A sample that holds NaN or infinity at a real token
+is **broken**: its values are NaN, the other samples of the batch are read as usual.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rankscope.metrics import Metric, Reading
+from rankscope.metrics.tokens import tokens_of
+from rankscope.profiles.profile import SCHEMA
+
+Found = list[tuple[Metric, Reading]]
+
+
+def readings(
+    of: Literal["tokens", "attention", "heads"], x: Tensor, real: Tensor, chosen: Sequence[Metric], unit: float
+) -> tuple[Found, Tensor]:
+    """Those of the chosen metrics that are read off x, and which samples of x are broken.
+
+    x is tokens `[batch, token, width]`, attention `[batch, head, token, token]` or what each head adds
+    `[batch, head, token, width]`; real is `[batch, token]`; unit the eps of the arithmetic that made x.
+    """
+    asked = [each for each in chosen if each.of == of]
+    if of == "tokens":
+        ready, broken = tokens_of(x, real)
+        return [(each, _with_holes(each.read(ready, unit=unit), broken)) for each in asked], broken
+    broken = broken_samples(x, real[:, None])
+    if not asked:
+        return [], broken
+    x = x.masked_fill(broken[:, None, None, None], 0.0)
+    return [(each, _with_holes(each.read(x, ~real, unit=unit), broken)) for each in asked], broken
+
+
+def broken_samples(x: Tensor, real: Tensor) -> Tensor:
+    """The samples that hold NaN or infinity at a real token: their largest entry is one."""
+    largest = x.abs().amax(-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
+    return ~largest.masked_fill(~real, 0.0).flatten(1).isfinite().all(1)
+
+
+def row_sum_defect(P: Tensor, real: Tensor) -> Tensor:
+    """The largest |row sum - 1| of real rows, of what is finite."""
+    if not P.numel():
+        return torch.zeros((), dtype=torch.float64, device=P.device)
+    defect = (P.sum(-1, dtype=torch.float64) - 1).abs() * real[:, None]
+    return defect.nan_to_num(0.0).max()
+
+
+def frame(each: Metric, reading: Reading, layer: int, start: int) -> pl.DataFrame:
+    """The rows of one metric at one layer; `start` is the number of the batch's first sample."""
+    shape = reading.value.shape
+    sample = start + torch.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
+    head = torch.arange(shape[-1]).expand(shape).flatten().tolist() if len(shape) > 1 else None
+    return pl.DataFrame(
+        {
+            "sample": sample.flatten().tolist(),
+            "layer": layer,
+            "head": head,
+            "metric": each.name,
+            "value": reading.value.flatten().tolist(),
+            "log10": reading.log10.flatten().tolist(),
+            "floor": reading.floor.flatten().tolist(),
+            "below_floor": reading.below_floor.flatten().tolist(),
+        },
+        schema={name: kind for name, kind in SCHEMA.items() if name not in ("variant", "arithmetic")},
+    )
+
+
+def table(frames: Sequence[pl.DataFrame], variant: str, arithmetic: str) -> pl.DataFrame:
+    """All rows of one network in one arithmetic, as a profile holds them."""
+    columns = [pl.lit(variant).alias("variant"), pl.lit(arithmetic).alias("arithmetic")]
+    rows = pl.concat(frames).with_columns(columns) if frames else pl.DataFrame(schema=SCHEMA)
+    return rows.select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
+
+
+def _with_holes(reading: Reading, broken: Tensor) -> Reading:
+    hole = broken.reshape(-1, *[1] * (reading.value.ndim - 1))
+    return Reading(
+        *(part.masked_fill(hole, torch.nan) for part in (reading.value, reading.log10, reading.floor))
+    )
