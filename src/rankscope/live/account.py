@@ -36,7 +36,7 @@ def checks(seen: Recorder) -> dict[str, Any]:
     """What the run found about itself."""
     layers = range(1, max([len(seen.blocks), *seen.fired, *(seen.plan.layers or ())]) + 1)
     defect = max((float(each) for each in seen.defects), default=None)
-    unit = unit_of(seen.arithmetic or torch.float64)
+    unit = unit_of(torch.float32 if seen.narrow else seen.arithmetic or torch.float64)
     overflown = [layer for layer, broken in seen.broken if bool(broken)]
     return {
         "arithmetic_asked": dtype_name(seen.arithmetic or torch.float64),
@@ -98,6 +98,8 @@ def _rows(found: dict[str, Any], seen: Recorder) -> list[str]:
     else:
         why = ", as dropout makes them" if seen.dropout else ""
         said.append(f"Attention rows miss one by up to {by:.2g}{why}: theorems on averaging do not apply.")
+    if seen.narrow:
+        said.append("The model computes attention in float32 inside: float64's floors are too low for it.")
     without = sorted(set(seen.fired) - set(seen.attended))
     if without:
         said.append(f"Layers without attention of their tokens to themselves: {', '.join(map(str, without))}.")

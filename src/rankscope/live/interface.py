@@ -3,7 +3,7 @@
 While such a model is watched, its configs name an attention function of ours. It looks up the
 `eager_attention_forward` of the modeling file that the attention module comes from, calls it, shows weights
 and output to the watcher and returns both unchanged. transformers keeps a second registry, of functions that
-make the mask: `eager_mask` is registered there under the same name, or the causal and the padding mask would
+make the mask: theirs for eager attention is registered there under the same name, or the causal and the padding mask would
 vanish without a word.
 """
 
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
@@ -56,7 +57,6 @@ def refusal(owner: Any) -> str:
 def through_interface(model: nn.Module, seen: Seen) -> Iterator[None]:
     """The model's attention goes through a function that calls `seen`; afterwards all is as it was."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import eager_mask
 
     def attend(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         return _attend(seen, module, *args, **kwargs)
@@ -64,7 +64,7 @@ def through_interface(model: nn.Module, seen: Seen) -> Iterator[None]:
     name = f"{NAME}_{next(_numbers)}"
     before = [(config, config._attn_implementation_internal) for config in _configs(model)]
     AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, eager_mask)
+    AttentionMaskInterface.register(name, _mask)
     try:
         for config, _ in before:
             # The attribute behind the property: setting the property would reach into sub-configs as well.
@@ -75,6 +75,17 @@ def through_interface(model: nn.Module, seen: Seen) -> Iterator[None]:
             config._attn_implementation_internal = implementation
         AttentionInterface._global_mapping.pop(name, None)
         AttentionMaskInterface._global_mapping.pop(name, None)
+
+
+def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
+    """`eager_mask`, within float32's range: models in float64 that take softmax in float32 would see minus
+    infinity in it, and NaN where a padded token sees padding alone."""
+    from transformers.masking_utils import eager_mask
+
+    mask = eager_mask(*args, **kwargs)
+    if mask is None or mask.dtype != torch.float64:
+        return mask
+    return mask.clamp(min=torch.finfo(torch.float32).min)
 
 
 def _configs(model: nn.Module) -> list[Any]:

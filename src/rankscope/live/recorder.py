@@ -63,6 +63,8 @@ class Call:
     """[batch, token], once a block was entered."""
     real: dict[torch.device, Tensor] = field(default_factory=dict)
     unit: float = 0.0
+    attention_unit: float = 0.0
+    """The eps of the softmax, where it is coarser."""
     found: list[tuple[int, Found]] = field(default_factory=list)
     broken: list[tuple[int, Tensor]] = field(default_factory=list)
     defects: list[Tensor] = field(default_factory=list)
@@ -102,6 +104,8 @@ class Recorder:
         self.modes: set[str] = set()
         self.dropout = 0.0
         self.arithmetic: torch.dtype | None = None
+        self.narrow = False
+        """Whether a model in float64 computed attention in float32."""
         self.kept: dict[str, dict[int, list[Tensor]]] = {"states": defaultdict(list), "attention": defaultdict(list)}
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -301,14 +305,19 @@ class Recorder:
         with _aside(P.device):
             real = self._real(call, P)
             call.defects.append(row_sum_defect(_near(P), real))
+            if P.dtype == torch.float64 and bool((P == P.float()).all()):
+                call.attention_unit = unit_of(torch.float32)  # many models take softmax in float32 always
+                self.narrow = True
             if any(each.of == "attention" for each in self.plan.metrics):
-                found, _ = readings("attention", _near(P), real, self.plan.metrics, call.unit)
+                unit = max(call.unit, call.attention_unit)
+                found, _ = readings("attention", _near(P), real, self.plan.metrics, unit)
                 call.found.append((layer, found))
         if "attention" in self.plan.keep:
             call.kept.append(("attention", layer, P.to("cpu", copy=True)))
 
     def _read_heads(self, call: Call, layer: int, added: Tensor) -> None:
-        found, _ = readings("heads", added, self._real(call, added), self.plan.metrics, call.unit)
+        unit = max(call.unit, call.attention_unit)
+        found, _ = readings("heads", added, self._real(call, added), self.plan.metrics, unit)
         call.found.append((layer, found))
 
     def _real(self, call: Call, x: Tensor) -> Tensor:
