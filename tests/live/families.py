@@ -10,7 +10,7 @@ import transformers as hf
 from torch import Tensor, nn
 
 WIDTH, HEADS, LAYERS, WORDS = 16, 4, 3, 40
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": WORDS,
     "hidden_size": WIDTH,
     "num_hidden_layers": LAYERS,
@@ -71,12 +71,18 @@ def _llama(**kw: Any) -> Any:
 
 
 def _t5(**kw: Any) -> Any:
-    sizes = {"d_model": WIDTH, "d_kv": 4, "d_ff": 24, "num_layers": LAYERS, "num_heads": HEADS}
+    sizes: dict[str, Any] = {
+        "d_model": WIDTH,
+        "d_kv": 4,
+        "d_ff": 24,
+        "num_layers": LAYERS,
+        "num_heads": HEADS,
+    }
     return hf.T5EncoderModel(hf.T5Config(vocab_size=WORDS, **sizes, **kw))
 
 
 def _vit(**kw: Any) -> Any:
-    sizes = {name: size for name, size in SIZES.items() if name != "vocab_size"}
+    sizes: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "vocab_size"}
     return hf.ViTModel(hf.ViTConfig(**sizes, image_size=8, patch_size=4, **kw))
 
 
@@ -85,17 +91,17 @@ def _albert(**kw: Any) -> Any:
 
 
 def _xlnet(**kw: Any) -> Any:
-    sizes = {"d_model": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "d_inner": 24}
+    sizes: dict[str, Any] = {"d_model": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "d_inner": 24}
     return hf.XLNetModel(hf.XLNetConfig(vocab_size=WORDS, **sizes, **kw))
 
 
 def _distilbert(**kw: Any) -> Any:
-    sizes = {"dim": WIDTH, "hidden_dim": 24, "n_layers": LAYERS, "n_heads": HEADS}
+    sizes: dict[str, Any] = {"dim": WIDTH, "hidden_dim": 24, "n_layers": LAYERS, "n_heads": HEADS}
     return hf.DistilBertModel(hf.DistilBertConfig(vocab_size=WORDS, **sizes, **kw))
 
 
 def _opt(**kw: Any) -> Any:
-    sizes = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
+    sizes: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
     return hf.OPTModel(hf.OPTConfig(**sizes, ffn_dim=24, word_embed_proj_dim=WIDTH, **kw))
 
 
@@ -110,12 +116,20 @@ def _gemma3(**kw: Any) -> Any:
 
 
 def _modernbert(**kw: Any) -> Any:
-    special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    special: dict[str, Any] = {
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+    }
     return hf.ModernBertModel(hf.ModernBertConfig(**SIZES, **special, **kw))
 
 
 def _bloom(**kw: Any) -> Any:
-    return hf.BloomModel(hf.BloomConfig(vocab_size=WORDS, hidden_size=WIDTH, n_layer=LAYERS, n_head=HEADS, **kw))
+    return hf.BloomModel(
+        hf.BloomConfig(vocab_size=WORDS, hidden_size=WIDTH, n_layer=LAYERS, n_head=HEADS, **kw)
+    )
 
 
 FAMILIES = {

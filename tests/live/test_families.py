@@ -14,11 +14,13 @@ from tests.live.families import FAMILIES, HEADS, LAYERS, attending, every
 
 NARROW = ("llama", "opt", "gpt_neox", "gemma3", "modernbert", "vit")
 """Families whose eager attention takes softmax in float32 whatever their dtype."""
-EXACT = {"rtol": 1e-12, "atol": 1e-13}
+EXACT: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-13}
 
 
 def real_of(batch: dict[str, Tensor], shape: torch.Size) -> Tensor:
-    return batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones(shape, dtype=torch.bool)
+    return (
+        batch["attention_mask"].bool() if "attention_mask" in batch else torch.ones(shape, dtype=torch.bool)
+    )
 
 
 def own_states(name: str, model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
@@ -110,13 +112,9 @@ def test_heads_are_slices_of_the_output_projection(name: str) -> None:
             torch.testing.assert_close(got[:, layer, head].tolist(), expected, rtol=1e-11, atol=1e-13)
 
 
-@every
+@pytest.mark.parametrize("name", [name for name, each in FAMILIES.items() if each.pads])
 def test_padded_and_unpadded_samples_agree(name: str) -> None:
     family = FAMILIES[name]
-    if not family.pads:
-        pytest.skip("images have no padding")
-    if name == "xlnet":
-        pytest.skip("XLNet's relative positions depend on the padded length")
     model, batch = family.model(), family.batch()
     metrics = ["mu", "relative_residual"] + (["entropy", "head_mu"] if family.projection else [])
     with torch.no_grad(), rankscope.watch(model, metrics) as w:
@@ -138,7 +136,9 @@ def test_the_stack_is_found(name: str) -> None:
 def test_attention_outside_the_interface_is_refused_at_once(name: str, metric: str) -> None:
     model = FAMILIES[name].model()
     before = model.config._attn_implementation
-    with pytest.raises(WatchError, match=f"{name} .* does not: watch metrics of tokens, or .* load and measure"):
+    with pytest.raises(
+        WatchError, match=f"{name} .* does not: watch metrics of tokens, or .* load and measure"
+    ):
         rankscope.watch(model, metric).__enter__()
     assert model.config._attn_implementation == before
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
@@ -158,7 +158,7 @@ class TestEncoderAndDecoder:
     def model(self) -> Any:
         import transformers as hf
 
-        sizes = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 3, "num_heads": 4}
+        sizes: dict[str, Any] = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 3, "num_heads": 4}
         return hf.T5ForConditionalGeneration(hf.T5Config(vocab_size=40, num_decoder_layers=2, **sizes)).eval()
 
     def batch(self) -> dict[str, Tensor]:
@@ -169,7 +169,9 @@ class TestEncoderAndDecoder:
         return {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": answer}
 
     def test_one_must_be_named(self) -> None:
-        with pytest.raises(WatchError, match=r"holds 2: encoder.block \(3 blocks\), decoder.block \(2 blocks\)"):
+        with pytest.raises(
+            WatchError, match=r"holds 2: encoder.block \(3 blocks\), decoder.block \(2 blocks\)"
+        ):
             rankscope.watch(self.model())
 
     def test_the_encoder(self) -> None:
@@ -191,7 +193,9 @@ class TestEncoderAndDecoder:
             model(**batch, decoder_attention_mask=mask)
         for layer, P in enumerate(native, start=1):
             expected = torch.tensor(reference.dobrushin(P, mask.bool()), dtype=torch.float64)
-            torch.testing.assert_close(w.profile().curve("dobrushin")[:, layer], expected, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                w.profile().curve("dobrushin")[:, layer], expected, rtol=1e-5, atol=1e-6
+            )
         assert w.profile().manifest["networks"][0]["checks"]["padded_tokens"] == 1
         assert any("2 later ones (cross-attention) were left out" in note for note in w.notes)
 
@@ -206,7 +210,9 @@ def test_generation_measures_the_prompt_and_leaves_out_what_the_cache_goes_on_fr
     ).eval()
     ids = torch.randint(3, 40, (2, 5))
     with rankscope.watch(model, ["mu", "entropy"]) as w:
-        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, min_new_tokens=4, pad_token_id=0)
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, min_new_tokens=4, pad_token_id=0
+        )
     checks = w.profile().manifest["networks"][0]["checks"]
     assert checks["calls"] == 4
     assert checks["calls_left_out"] == {"it went on from a cache": 3}
@@ -218,7 +224,9 @@ def test_a_single_token_is_left_out() -> None:
     model = FAMILIES["bert"].model()
     with rankscope.watch(model) as w:
         model(torch.tensor([[5]]))
-    with pytest.raises(WatchError, match="of 1 calls .* none was measured: 1 left out: it had a single token"):
+    with pytest.raises(
+        WatchError, match="of 1 calls .* none was measured: 1 left out: it had a single token"
+    ):
         w.profile()
 
 

@@ -83,8 +83,8 @@ def _layers(found: dict[str, Any], seen: Recorder) -> list[str]:
         said.append(f"Layers that never fired, and have no values: {names}.")
     if seen.outside:
         said.append(
-            f"{seen.outside} calls of blocks outside a call of the model (recomputation for gradients, or a part "
-            "of the model called by itself) were not measured."
+            f"{seen.outside} calls of blocks outside a call of the model (recomputation for gradients, or a "
+            "part of the model called by itself) were not measured."
         )
     return said
 
@@ -102,10 +102,13 @@ def _rows(found: dict[str, Any], seen: Recorder) -> list[str]:
         said.append("The model computes attention in float32 inside: float64's floors are too low for it.")
     without = sorted(set(seen.fired) - set(seen.attended))
     if without:
-        said.append(f"Layers without attention of their tokens to themselves: {', '.join(map(str, without))}.")
+        said.append(
+            f"Layers without attention of their tokens to themselves: {', '.join(map(str, without))}."
+        )
     if seen.others:
         said.append(
-            f"Only the first attention of a block counts: {seen.others} later ones (cross-attention) were left out."
+            f"Only the first attention of a block counts: {seen.others} later ones (cross-attention) were "
+            "left out."
         )
     return said
 

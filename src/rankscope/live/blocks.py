@@ -36,13 +36,16 @@ def blocks_of(model: nn.Module, blocks: Blocks | None = None) -> tuple[str, list
     what = type(model).__name__
     if not found:
         raise WatchError(
-            f"{what} must hold its blocks in a ModuleList or Sequential for watch to find them; it holds none: "
-            "name them, as in blocks=['block1', 'block2']"
+            f"{what} must hold its blocks in a ModuleList or Sequential for watch to find them; it holds "
+            "none: name them, as in blocks=['block1', 'block2']"
         )
-    sizes = ", ".join(f"{name or '(the model itself)'} ({len(inside)} blocks)" for name, inside in found.items())
+    sizes = ", ".join(
+        f"{name or '(the model itself)'} ({len(inside)} blocks)" for name, inside in found.items()
+    )
     name = next(iter(found))
     raise WatchError(
-        f"watch measures one stack of blocks; {what} holds {len(found)}: {sizes}: name one, as in blocks={name!r}"
+        f"watch measures one stack of blocks; {what} holds {len(found)}: {sizes}: name one, as in "
+        f"blocks={name!r}"
     )
 
 
@@ -89,8 +92,8 @@ def _named(model: nn.Module, name: str) -> tuple[str, list[nn.Module]]:
     found = stacks(part)
     if len(found) != 1:
         raise WatchError(
-            f"blocks={name!r} must name a ModuleList or Sequential of blocks, or a part of the model with one "
-            f"such in it; it is a {type(part).__name__} with {len(found)}: give the blocks as a list"
+            f"blocks={name!r} must name a ModuleList or Sequential of blocks, or a part of the model with "
+            f"one such in it; it is a {type(part).__name__} with {len(found)}: give the blocks as a list"
         )
     inner, members = next(iter(found.items()))
     return f"{name}.{inner}", members
@@ -108,7 +111,9 @@ def _listed(model: nn.Module, blocks: Sequence[str | nn.Module]) -> list[nn.Modu
                 f"received a {type(block).__name__} that is not"
             )
         if isinstance(block, nn.ModuleList):
-            raise WatchError("a ModuleList is never called itself: name it alone, as in blocks='encoder.layer'")
+            raise WatchError(
+                "a ModuleList is never called itself: name it alone, as in blocks='encoder.layer'"
+            )
     return found
 
 

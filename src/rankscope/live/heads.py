@@ -30,8 +30,8 @@ def weight_of(projection: nn.Module) -> Tensor:
 
 
 def contributions(spoken: Tensor, weight: Tensor) -> Tensor:
-    """`[batch, head, token, width]` from the heads' outputs `[batch, token, head, head_width]`, in float64."""
-    W = weight.to(torch.float64).unflatten(0, spoken.shape[-2:])  # [head, head_width, width]
+    """`[batch, head, token, width]`, in float64, from the heads' outputs `[batch, token, head, d]`."""
+    W = weight.to(torch.float64).reshape(*spoken.shape[-2:], -1)  # [head, d, width]
     return spoken.to(torch.float64).transpose(1, 2) @ W
 
 
@@ -43,8 +43,8 @@ def check_closure(added: Tensor, bias: Tensor | None, output: Tensor, where: str
     miss = (whole - output).norm() / output.norm().clamp(min=1e-300)
     if bool(miss > allowed):  # never where there is NaN: a broken sample is marked elsewhere
         raise WatchError(
-            f"what the heads of {where} add must sum to its output; it misses by {float(miss):.1e} of its size: "
-            "its output projection is not a plain linear map, watch metrics of tokens or attention"
+            f"what the heads of {where} add must sum to its output; it misses by {float(miss):.1e} of its "
+            "size: its output projection is not a plain linear map, watch metrics of tokens or attention"
         )
 
 
@@ -59,7 +59,9 @@ def projections(
             called(module, args[0].detach(), output.detach())
 
     parts = (part for block in blocks for part in block.modules())
-    linear = {id(part): part for part in parts if isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"}
+    linear = {
+        id(part): part for part in parts if isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+    }
     handles: list[RemovableHandle] = []
     try:
         handles += [part.register_forward_hook(after) for part in linear.values()]

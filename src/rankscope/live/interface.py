@@ -3,8 +3,8 @@
 While such a model is watched, its configs name an attention function of ours. It looks up the
 `eager_attention_forward` of the modeling file that the attention module comes from, calls it, shows weights
 and output to the watcher and returns both unchanged. transformers keeps a second registry, of functions that
-make the mask: theirs for eager attention is registered there under the same name, or the causal and the padding mask would
-vanish without a word.
+make the mask: theirs for eager attention is registered there under the same name, or the causal and the
+padding mask would vanish without a word.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 
 Seen = Callable[[Tensor, Tensor], None]
-"""Called with the weights `[batch, head, token, token]` and the heads' outputs `[batch, token, head, width]`."""
+"""Called with the weights `[batch, head, token, token]` and the heads' outputs `[batch, token, head, d]`."""
 
 NAME = "rankscope_watch"
 _numbers = itertools.count(1)
@@ -47,9 +47,9 @@ def is_outside(owner: Any) -> bool:
 def refusal(owner: Any) -> str:
     """What to say where attention is asked of a model outside the interface."""
     return (
-        f"attention can be watched in models that use transformers' attention interface; {owner.config.model_type} "
-        f"({type(owner).__name__}) does not: watch metrics of tokens, or measure attention through "
-        "load and measure where its family can be loaded"
+        "attention can be watched in models that use transformers' attention interface; "
+        f"{owner.config.model_type} ({type(owner).__name__}) does not: watch metrics of tokens, or measure "
+        "attention through load and measure where its family can be loaded"
     )
 
 
@@ -135,12 +135,13 @@ def _attend(
 
 
 def _eager(module: nn.Module) -> Callable[..., Any]:
-    """`eager_attention_forward` of the file that the module's class, or one it derives from, is written in."""
+    """`eager_attention_forward` of the file where the module's class, or one it derives from, is written."""
     for each in type(module).__mro__:
         found = getattr(sys.modules.get(each.__module__), "eager_attention_forward", None)
         if callable(found):
             return found
     raise WatchError(
-        f"attention is watched through eager_attention_forward of the modeling file; {type(module).__module__}, "
-        f"where {type(module).__name__} is written, has none: watch metrics of tokens"
+        "attention is watched through eager_attention_forward of the modeling file; "
+        f"{type(module).__module__}, where {type(module).__name__} is written, has none: watch "
+        "metrics of tokens"
     )

@@ -88,5 +88,5 @@ def head_outputs(module: nn.MultiheadAttention, P: Tensor, value: Tensor) -> Ten
     V = value.to(wide) @ weight.mT
     if module.in_proj_bias is not None:
         V = V + module.in_proj_bias.chunk(3)[2].to(wide)
-    V = V.unflatten(-1, (module.num_heads, -1)).transpose(1, 2)
+    V = V.reshape(*V.shape[:-1], module.num_heads, -1).transpose(1, 2)
     return (P.to(wide) @ V).transpose(1, 2)

@@ -8,75 +8,24 @@ is kept.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
+from rankscope.live.aside import aside, near, near_device
+from rankscope.live.call import Call, Plan
 from rankscope.live.heads import check_closure, contributions, weight_of
 from rankscope.live.mask import arguments_of, goes_on, padding_in
 from rankscope.live.multihead import head_outputs
-from rankscope.live.states import Layout, state_in
-from rankscope.metrics import Metric
+from rankscope.live.states import state_in
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.profiles.rows import Found, readings, row_sum_defect
 
 ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """From the finest to the coarsest."""
-
-
-@dataclass
-class Plan:
-    """What to look for."""
-
-    metrics: Sequence[Metric]
-    layers: frozenset[int] | None
-    """None for all."""
-    keep: frozenset[str]
-    layout: Layout
-    padding: Tensor | None
-    """Given by the user; else the model's own."""
-    own_padding: bool
-    """Whether to take the padding from the model's call."""
-    decoder: bool
-    """Whether the blocks are the decoder's of a model that has an encoder as well."""
-
-    def wants(self, of: str) -> bool:
-        """Whether anything of this kind is asked for."""
-        return of in self.keep or any(each.of == of for each in self.metrics)
-
-
-@dataclass
-class Call:
-    """One call of the model, while it runs."""
-
-    arguments: dict[str, Any]
-    layer: int = 0
-    """The layer entered last."""
-    inside: list[int] = field(default_factory=list)
-    """Layers entered and not yet left."""
-    shape: torch.Size | None = None
-    """[batch, token], once a block was entered."""
-    real: dict[torch.device, Tensor] = field(default_factory=dict)
-    unit: float = 0.0
-    attention_unit: float = 0.0
-    """The eps of the softmax, where it is coarser."""
-    found: list[tuple[int, Found]] = field(default_factory=list)
-    broken: list[tuple[int, Tensor]] = field(default_factory=list)
-    defects: list[Tensor] = field(default_factory=list)
-    fired: list[int] = field(default_factory=list)
-    attended: set[int] = field(default_factory=set)
-    others: int = 0
-    """Attention after the first of a block: cross-attention, as a rule."""
-    unfit: list[tuple[int, ...]] = field(default_factory=list)
-    """Shapes of attention that is not of the block's tokens to themselves."""
-    spoken: Tensor | None = None
-    """The heads' outputs, until the output projection is called."""
-    kept: list[tuple[str, int, Tensor]] = field(default_factory=list)
 
 
 class Recorder:
@@ -106,7 +55,10 @@ class Recorder:
         self.arithmetic: torch.dtype | None = None
         self.narrow = False
         """Whether a model in float64 computed attention in float32."""
-        self.kept: dict[str, dict[int, list[Tensor]]] = {"states": defaultdict(list), "attention": defaultdict(list)}
+        self.kept: dict[str, dict[int, list[Tensor]]] = {
+            "states": defaultdict(list),
+            "attention": defaultdict(list),
+        }
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call of the model begins; a call inside a call belongs to it."""
@@ -165,8 +117,9 @@ class Recorder:
         call.fired.append(layer)
         if call.spoken is not None:
             raise WatchError(
-                f"what each head adds needs the output projection; no Linear or Conv1D of {type(block).__name__} "
-                "was called on the heads' outputs as they are: watch metrics of tokens or attention"
+                f"what each head adds needs the output projection; no Linear or Conv1D of "
+                f"{type(block).__name__} was called on the heads' outputs as they are: watch metrics of "
+                "tokens or attention"
             )
         if self._measures(layer):
             state = state_in(output, self.plan.layout, f"what {type(block).__name__} returns")
@@ -190,7 +143,7 @@ class Recorder:
         if x.shape[-1] != spoken.shape[-2] * spoken.shape[-1]:
             return
         beside = spoken.flatten(-2).reshape(x.shape)
-        with _aside(x.device):
+        with aside(x.device):
             if not bool(torch.isclose(x, beside.to(x.dtype), equal_nan=True).all()):
                 return
             call.spoken = None
@@ -205,7 +158,7 @@ class Recorder:
             return
         self._read_attention(self.call, layer, P)
         if self.plan.wants("heads"):
-            with _aside(P.device):
+            with aside(P.device):
                 added = contributions(head_outputs(module, P, value), weight_of(module.out_proj))
                 check_closure(added, module.out_proj.bias, output, type(module).__name__)
                 self._read_heads(self.call, layer, added)
@@ -221,14 +174,15 @@ class Recorder:
             if padding is not None and padding.shape != call.shape:
                 raise WatchError(
                     f"the model's mask must have the shape of its tokens {tuple(call.shape)}; it has "
-                    f"{tuple(padding.shape)}: give padding= (True at padded tokens), padding='none', or layout="
+                    f"{tuple(padding.shape)}: give padding= (True at padded tokens), padding='none', or "
+                    "layout="
                 )
         call.real[state.device] = real_tokens(call.shape, padding, state.device)
         arithmetic = self._arithmetic(state)
         if self.arithmetic not in (None, arithmetic):
             raise WatchError(
-                f"a watch measures in one arithmetic; the model ran in {self.arithmetic} and now in {arithmetic}: "
-                "use a second watch"
+                f"a watch measures in one arithmetic; the model ran in {self.arithmetic} and now in "
+                f"{arithmetic}: use a second watch"
             )
         self.arithmetic = arithmetic
         call.unit = unit_of(arithmetic)
@@ -252,8 +206,8 @@ class Recorder:
         if (self.plan.wants("attention") or self.plan.wants("heads")) and not call.attended:
             came = f"attention of shape {call.unfit[0]}" if call.unfit else "none"
             raise WatchError(
-                f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came} came "
-                "through: watch metrics of tokens"
+                f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came} "
+                "came through: watch metrics of tokens"
             )
         self.found += [(layer, self.samples, found) for layer, found in call.found]
         self.broken += call.broken
@@ -292,25 +246,28 @@ class Recorder:
         if state.shape[:2] != call.shape:
             raise WatchError(
                 f"every layer must have the tokens of the first {tuple(call.shape or ())}; layer {layer} has "
-                f"{tuple(state.shape[:2])}: watch a part of the model where tokens are neither merged nor split"
+                f"{tuple(state.shape[:2])}: watch a part of the model where tokens are neither merged nor "
+                "split"
             )
-        with _aside(state.device):
-            found, broken = readings("tokens", _near(state), self._real(call, state), self.plan.metrics, call.unit)
+        with aside(state.device):
+            found, broken = readings(
+                "tokens", near(state), self._real(call, state), self.plan.metrics, call.unit
+            )
         call.found.append((layer, found))
         call.broken.append((layer, broken.any()))
         if "states" in self.plan.keep:
             call.kept.append(("states", layer, state.to("cpu", copy=True)))
 
     def _read_attention(self, call: Call, layer: int, P: Tensor) -> None:
-        with _aside(P.device):
+        with aside(P.device):
             real = self._real(call, P)
-            call.defects.append(row_sum_defect(_near(P), real))
-            if P.dtype == torch.float64 and bool((P == P.float()).all()):
+            call.defects.append(row_sum_defect(near(P), real))
+            if P.dtype == torch.float64 and bool((P.float() == P).all()):
                 call.attention_unit = unit_of(torch.float32)  # many models take softmax in float32 always
                 self.narrow = True
             if any(each.of == "attention" for each in self.plan.metrics):
                 unit = max(call.unit, call.attention_unit)
-                found, _ = readings("attention", _near(P), real, self.plan.metrics, unit)
+                found, _ = readings("attention", near(P), real, self.plan.metrics, unit)
                 call.found.append((layer, found))
         if "attention" in self.plan.keep:
             call.kept.append(("attention", layer, P.to("cpu", copy=True)))
@@ -322,30 +279,10 @@ class Recorder:
 
     def _real(self, call: Call, x: Tensor) -> Tensor:
         """Which tokens count, on the device of x."""
-        device = _near_device(x.device)
+        device = near_device(x.device)
         if device not in call.real:
             call.real[device] = next(iter(call.real.values())).to(device)
         return call.real[device]
-
-
-@contextmanager
-def _aside(device: torch.device) -> Iterator[None]:
-    """Outside the user's autograd and autocast."""
-    with torch.no_grad():
-        if torch.is_autocast_enabled(device.type):
-            with torch.autocast(device.type, enabled=False):
-                yield
-        else:
-            yield
-
-
-def _near_device(device: torch.device) -> torch.device:
-    """Where float64 is: on the device itself, or on the CPU for those that have none."""
-    return torch.device("cpu") if device.type == "mps" else device
-
-
-def _near(x: Tensor) -> Tensor:
-    return x.to(_near_device(x.device))
 
 
 def _dropout(block: nn.Module) -> float:

@@ -17,6 +17,7 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from rankscope.errors import WatchError, one_of
 from rankscope.live.account import checks, described, dtype_name, notes
@@ -187,7 +188,7 @@ class Watch:
 
         # The model's own hooks are the outer ones, also where the model is itself a block.
         handles = [self.model.register_forward_pre_hook(begin, with_kwargs=True)]
-        stack.callback(lambda: [handle.remove() for handle in handles])
+        stack.callback(_remove, handles)
         for block in self._blocks:
             handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
             handles.append(block.register_forward_hook(leave, always_call=True))
@@ -195,18 +196,20 @@ class Watch:
 
     def _watch_attention(self, stack: ExitStack) -> None:
         if any(block in _attended for block in self._blocks):
-            raise WatchError("the attention of this model is already being watched: leave the other watch first")
+            raise WatchError(
+                "the attention of this model is already being watched: leave the other watch first"
+            )
         own = multiheads(self._blocks)
         owner = owner_of(self.model, self._blocks)
         if owner is None and not own:
             raise WatchError(
-                f"attention can be watched in Hugging Face models and in nn.MultiheadAttention; the blocks of "
-                f"{type(self.model).__name__} hold neither: watch metrics of tokens"
+                "attention can be watched in Hugging Face models and in nn.MultiheadAttention; the blocks "
+                f"of {type(self.model).__name__} hold neither: watch metrics of tokens"
             )
         if owner is not None and is_outside(owner) and not own:
             raise WatchError(refusal(owner))
         _attended.update(self._blocks)
-        stack.callback(lambda: [_attended.discard(block) for block in self._blocks])
+        stack.callback(_attended.difference_update, self._blocks)
         if own:
             stack.enter_context(through_hooks(own, self._seen.multihead))
         else:
@@ -221,6 +224,11 @@ class Watch:
 def _failed(output: Any) -> bool:
     """torch calls these hooks also while an exception passes, with no output."""
     return output is None and sys.exc_info()[0] is not None
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _at_home(reading: Reading) -> Reading:
@@ -245,12 +253,16 @@ def _refuse_compiled(model: nn.Module) -> None:
         what = f"its part {name!r}" if name else "this model"
         if type(part).__name__ == "OptimizedModule" or hasattr(part, "_orig_mod"):
             raise WatchError(
-                f"{what} is compiled, and hooks do not see into compiled code: watch the original, model._orig_mod"
+                f"{what} is compiled, and hooks do not see into compiled code: watch the original, "
+                "model._orig_mod"
             )
         compiled = getattr(part, "_compiled_call_impl", None) is not None
         if compiled or hasattr(vars(part).get("forward"), "_torchdynamo_orig_callable"):
             raise WatchError(
-                f"{what} is compiled in place, and hooks do not see into compiled code: watch a copy made before"
+                f"{what} is compiled in place, and hooks do not see into compiled code: watch a copy "
+                "made before"
             )
         if isinstance(part, torch.jit.ScriptModule):
-            raise WatchError(f"{what} is a TorchScript module, which hooks do not see into: watch the original")
+            raise WatchError(
+                f"{what} is a TorchScript module, which hooks do not see into: watch the original"
+            )

@@ -20,7 +20,11 @@ Found = list[tuple[Metric, Reading]]
 
 
 def readings(
-    of: Literal["tokens", "attention", "heads"], x: Tensor, real: Tensor, chosen: Sequence[Metric], unit: float
+    of: Literal["tokens", "attention", "heads"],
+    x: Tensor,
+    real: Tensor,
+    chosen: Sequence[Metric],
+    unit: float,
 ) -> tuple[Found, Tensor]:
     """Those of the chosen metrics that are read off x, and which samples of x are broken.
 
