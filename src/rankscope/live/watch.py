@@ -22,17 +22,17 @@ from torch.utils.hooks import RemovableHandle
 from rankscope.errors import WatchError, one_of
 from rankscope.live.account import checks, described, dtype_name, notes
 from rankscope.live.blocks import Blocks, blocks_of
+from rankscope.live.call import Plan
 from rankscope.live.heads import projections
 from rankscope.live.interface import is_outside, owner_of, refusal, through_interface
 from rankscope.live.mask import is_decoder
 from rankscope.live.multihead import multiheads, through_hooks, unfused
-from rankscope.live.recorder import Plan, Recorder
+from rankscope.live.recorder import Recorder
 from rankscope.live.states import layout_of
-from rankscope.metrics import Reading
 from rankscope.profiles import DEFAULT_METRICS, Profile
 from rankscope.profiles.manifest import manifest_of
 from rankscope.profiles.measure import chosen_metrics
-from rankscope.profiles.rows import frame, table
+from rankscope.profiles.rows import Entry, table
 
 _attended: WeakSet[nn.Module] = WeakSet()
 """Blocks whose attention is being watched."""
@@ -137,13 +137,12 @@ class Watch:
         assert seen.arithmetic is not None
         arithmetic = dtype_name(seen.arithmetic)
         order = {each.name: k for k, each in enumerate(self._plan.metrics)}
-        rows = [(start, layer, *pair) for layer, start, found in seen.found for pair in found]
-        rows.sort(key=lambda row: (row[0], row[1], order[row[2].name]))
-        frames = [frame(each, _at_home(reading), layer, start) for start, layer, each, reading in rows]
+        entries = [Entry(layer, start, *pair) for layer, start, found in seen.found for pair in found]
+        entries.sort(key=lambda entry: (entry.start, entry.layer, order[entry.metric.name]))
         said = described(self.model)
         device = ", ".join(said["model"]["devices"])
         return Profile(
-            table(frames, self.variant, arithmetic),
+            table(entries, self.variant, arithmetic),
             manifest_of(said, device, self.variant, arithmetic, list(order), checks(seen)),
         )
 
@@ -229,10 +228,6 @@ def _failed(output: Any) -> bool:
 def _remove(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
-
-
-def _at_home(reading: Reading) -> Reading:
-    return Reading(reading.value.cpu(), reading.log10.cpu(), reading.floor.cpu())
 
 
 def _layers(model: nn.Module, blocks: list[nn.Module], asked: Sequence[int] | None) -> frozenset[int] | None:

@@ -17,7 +17,7 @@ from rankscope.nets.block import contributions
 from rankscope.nets.weights import Layer
 from rankscope.profiles.manifest import manifest_of
 from rankscope.profiles.profile import Profile
-from rankscope.profiles.rows import Found, frame, readings, row_sum_defect, table
+from rankscope.profiles.rows import Entry, Found, readings, row_sum_defect, table
 
 ARITHMETICS: dict[str, torch.dtype] = {
     "deviation": torch.float64,
@@ -90,14 +90,14 @@ def measure(
         "first_layer_not_finite": None,
     }
     rounding = ROUNDING * unit_of(cast.dtype)
-    frames = []
+    entries: list[Entry] = []
     starts = range(0, len(X), batch)
     run = _in_deviations if arithmetic == "deviation" else _plainly
     with torch.no_grad():
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
             for found in run(cast, part, kept, chosen):
-                frames += [frame(each, reading, found.layer, start) for each, reading in found.readings]
+                entries += [Entry(found.layer, start, *pair) for pair in found.readings]
                 defect = max(checks["largest_row_sum_defect"], found.row_sum_defect)
                 checks["largest_row_sum_defect"] = defect
                 if not found.finite and checks["first_layer_not_finite"] is None:
@@ -108,7 +108,7 @@ def measure(
     described = {"fingerprint": net.fingerprint, "architecture": net.arch.to_dict()}
     names = [each.name for each in chosen]
     return Profile(
-        table(frames, variant, arithmetic),
+        table(entries, variant, arithmetic),
         manifest_of(described, str(net.device), variant, arithmetic, names, checks),
     )
 

@@ -1,12 +1,13 @@
 """From tensors to rows: what reads a layer, whoever ran the network.
 
 `measure` runs a reference network and `watch` looks on while somebody else's runs; both hand what they see
-of one layer to `readings`, and its answers to `frame`. A sample that holds NaN or infinity at a real token
+of one layer to `readings`, and its answers to `table`. A sample that holds NaN or infinity at a real token
 is **broken**: its values are NaN, the other samples of the batch are read as usual.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
 
 import polars as pl
 import torch
@@ -56,31 +57,41 @@ def row_sum_defect(P: Tensor, real: Tensor) -> Tensor:
     return defect.nan_to_num(0.0).max()
 
 
-def frame(each: Metric, reading: Reading, layer: int, start: int) -> pl.DataFrame:
-    """The rows of one metric at one layer; `start` is the number of the batch's first sample."""
-    shape = reading.value.shape
-    sample = start + torch.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
-    head = torch.arange(shape[-1]).expand(shape).flatten().tolist() if len(shape) > 1 else None
-    return pl.DataFrame(
-        {
-            "sample": sample.flatten().tolist(),
-            "layer": layer,
-            "head": head,
-            "metric": each.name,
-            "value": reading.value.flatten().tolist(),
-            "log10": reading.log10.flatten().tolist(),
-            "floor": reading.floor.flatten().tolist(),
-            "below_floor": reading.below_floor.flatten().tolist(),
-        },
-        schema={name: kind for name, kind in SCHEMA.items() if name not in ("variant", "arithmetic")},
-    )
+class Entry(NamedTuple):
+    """One metric of one layer, for a batch of samples."""
+
+    layer: int
+    start: int
+    """The number of the batch's first sample."""
+    metric: Metric
+    reading: Reading
 
 
-def table(frames: Sequence[pl.DataFrame], variant: str, arithmetic: str) -> pl.DataFrame:
+def table(entries: Sequence[Entry], variant: str, arithmetic: str) -> pl.DataFrame:
     """All rows of one network in one arithmetic, as a profile holds them."""
-    columns = [pl.lit(variant).alias("variant"), pl.lit(arithmetic).alias("arithmetic")]
-    rows = pl.concat(frames).with_columns(columns) if frames else pl.DataFrame(schema=SCHEMA)
-    return rows.select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
+    columns: dict[str, list[Any]] = {name: [] for name in ("sample", "layer", "head", "metric")}
+    for layer, start, metric, reading in entries:
+        batch, *heads = reading.value.shape
+        each = heads[0] if heads else 1
+        columns["sample"] += [start + k for k in range(batch) for _ in range(each)]
+        columns["head"] += [head if heads else None for _ in range(batch) for head in range(each)]
+        columns["layer"] += [layer] * (batch * each)
+        columns["metric"] += [metric.name] * (batch * each)
+    whole = Reading(
+        _together([entry.reading.value for entry in entries]),
+        _together([entry.reading.log10 for entry in entries]),
+        _together([entry.reading.floor for entry in entries]),
+    )
+    numbers = {name: getattr(whole, name).numpy() for name in ("value", "log10", "floor", "below_floor")}
+    rows = pl.DataFrame({**columns, **numbers}, schema_overrides={"head": pl.Int64})
+    names = [pl.lit(variant).alias("variant"), pl.lit(arithmetic).alias("arithmetic")]
+    return rows.with_columns(names).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
+
+
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    """All numbers in one row on the CPU, brought over at once from each device."""
+    runs = groupby((part.flatten() for part in parts), key=lambda part: part.device)
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *(torch.cat(list(run)).cpu() for _, run in runs)])
 
 
 def _with_holes(reading: Reading, broken: Tensor) -> Reading:
