@@ -10,7 +10,7 @@ import rankscope
 from rankscope.errors import WatchError
 from rankscope.live.blocks import stacks
 from tests.live import reference
-from tests.live.families import FAMILIES, HEADS, LAYERS, attending, every
+from tests.live.families import FAMILIES, HEADS, LAYERS, SIZES, attending, every
 
 NARROW = ("llama", "opt", "gpt_neox", "gemma3", "modernbert", "vit")
 """Families whose eager attention takes softmax in float32 whatever their dtype."""
@@ -150,6 +150,24 @@ def test_a_shared_layer_is_as_many_layers_as_it_is_called() -> None:
         model(**batch)
     assert w.profile().table["layer"].unique().to_list() == [0, LAYERS]
     assert w.profile().manifest["networks"][0]["checks"]["calls_per_layer"] == {"1": 1, "2": 1, "3": 1}
+
+
+def test_rows_with_a_sink_do_not_sum_to_one_and_it_is_said() -> None:
+    import transformers as hf
+
+    sizes: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 2}
+    model = hf.GptOssModel(hf.GptOssConfig(**SIZES, **sizes, num_experts_per_tok=1, pad_token_id=0)).eval()
+    for name, weight in model.named_parameters():
+        if name.endswith("sinks"):
+            nn.init.ones_(weight)
+    with torch.no_grad(), rankscope.watch(model, ["row_sum_defect"]) as w:
+        model(**FAMILIES["bert"].batch(padded=False))
+    checks = w.profile().manifest["networks"][0]["checks"]
+    assert checks["rows_sum_to_one"] is False
+    assert checks["largest_row_sum_defect"] == pytest.approx(
+        float(w.profile().curve("row_sum_defect").nan_to_num().max())
+    )
+    assert any("theorems on averaging do not apply" in note for note in w.notes)
 
 
 class TestEncoderAndDecoder:

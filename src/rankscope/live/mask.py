@@ -65,6 +65,9 @@ def goes_on(arguments: Mapping[str, Any]) -> bool:
     """Whether the call continues from a cache: its tokens attend to others that are not among its states."""
     cache = arguments.get("past_key_values")
     length = getattr(cache, "get_seq_length", None)
-    if callable(length):
+    if not callable(length):
+        return bool(cache)
+    try:
         return int(length()) > 0
-    return bool(cache)
+    except ValueError:  # a cache of states without a length, as of mamba
+        return False

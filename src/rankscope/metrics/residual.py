@@ -83,7 +83,7 @@ def token_norm(X: TokensLike, padding: Tensor | None = None, *, norm: Norm) -> V
 
 
 def _narrow(ready: Tokens) -> bool:
-    """Whether X came in a dtype of smaller range than float64: squares stay in range, nothing need be asked."""
+    """Whether X came in a dtype of smaller range than float64: its squares stay in range."""
     return ready.unit > torch.finfo(torch.float64).eps
 
 

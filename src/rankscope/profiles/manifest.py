@@ -2,6 +2,7 @@
 
 import platform
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -24,10 +25,7 @@ def manifest_of(
     """
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("rankscope", "torch", "polars")},
-        },
+        "versions": dict(_versions()),
         "machine": f"{platform.system()} {platform.machine()}",
         "device": device,
         "networks": [
@@ -40,6 +38,13 @@ def manifest_of(
             }
         ],
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Read once: packages are looked up on disk."""
+    found = {name: version(name) for name in ("rankscope", "torch", "polars")}
+    return {"python": platform.python_version(), **found}
 
 
 def joined(manifests: list[Manifest]) -> Manifest:
