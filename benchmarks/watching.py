@@ -1,41 +1,55 @@
-"""What watching a live model costs over running it."""
+"""What watching a live model costs: transformers' GPT-2 at its size, 4 x 128 tokens, float32."""
 
+import sys
 from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2Model
 
-from benchmarks.timing import least_seconds
-from rankscope import watch
-from rankscope.profiles import DEFAULT_METRICS
+from benchmarks.peers import IDS, gpt2
+from benchmarks.timing import least_seconds, report_rise, rise_of_memory
 
 
-def rows(device: str = "cpu", batch: int = 4, rounds: int = 9) -> list[tuple[str, str, float]]:
-    """(what, against what, ratio) at GPT-2's size, batch x 128 tokens, float32."""
-    build: Any = GPT2Model
-    model = build(GPT2Config()).eval().to(device)
-    ids = torch.randint(0, model.config.vocab_size, (batch, 128), device=device)
+def cases() -> dict[str, Any]:
+    """The plain pass, and each way of looking at it."""
+    from rankscope import watch
 
-    def plain() -> None:
-        with torch.no_grad():
-            model(ids)
-        if device != "cpu":
-            torch.cuda.synchronize()
+    model = gpt2()
+    eager = gpt2()
+    eager.set_attn_implementation("eager")
 
-    def watched(metrics: tuple[str, ...]) -> None:
-        with torch.no_grad(), watch(model, metrics) as w:
-            model(ids)
-        w.profile()
+    def watched(metrics: Any) -> Any:
+        with watch(model, *([] if metrics is None else [metrics])) as w:
+            model(IDS)
+        return w
 
-    seconds = least_seconds(
-        {
-            "plain": plain,
-            "tokens": lambda: watched(DEFAULT_METRICS),
-            "attention": lambda: watched((*DEFAULT_METRICS, "dobrushin", "entropy")),
-        },
-        rounds,
-    )
+    return {
+        "plain": lambda: model(IDS),
+        "plain, eager attention": lambda: eager(IDS),
+        "watch, 4 metrics of tokens": lambda: watched(None),
+        "watch, and entropy of attention": lambda: watched(
+            ["relative_residual", "residual", "relative_mu", "mu", "entropy"]
+        ),
+        "output_hidden_states": lambda: model(IDS, output_hidden_states=True).hidden_states,
+    }
+
+
+def rows() -> list[tuple[str, str, float]]:
+    """(what, against what, ratio of times)."""
+    with torch.no_grad():
+        seconds = least_seconds(cases(), rounds=7)
+    plain = seconds["plain"]
     return [
-        ("watch, 4 metrics of tokens", "forward, float32", seconds["tokens"] / seconds["plain"]),
-        ("watch, and 2 of attention", "forward, float32", seconds["attention"] / seconds["plain"]),
+        (name, f"plain forward, {plain:.2f} s", seconds[name] / plain) for name in seconds if name != "plain"
     ]
+
+
+def memory() -> list[tuple[str, float]]:
+    """(what, MB above the peak of a plain pass)."""
+    names = [name for name in cases() if name != "plain"]
+    return [(name, rise_of_memory("benchmarks.watching", name)) for name in names]
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        found = cases()
+        report_rise(found["plain"], found[sys.argv[1]])

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from rankscope.live import watch
     from rankscope.nets import Architecture, Transformer
     from rankscope.profiles import Profile, measure
-    from rankscope.sources import fresh
+    from rankscope.sources import fresh, load
 
 # Where each public name lives. Resolved on first use, so that `import rankscope` does not import torch.
 _HOME = {
@@ -16,9 +16,10 @@ _HOME = {
     "Profile": "profiles",
     "measure": "profiles",
     "fresh": "sources",
+    "load": "sources",
     "watch": "live",
 }
-__all__ = ["Architecture", "Profile", "Transformer", "fresh", "measure", "watch"]
+__all__ = ["Architecture", "Profile", "Transformer", "fresh", "load", "measure", "watch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,9 @@
     ├── MetricError                a metric that does not exist or does not apply
     ├── WatchError                 a live model that cannot be watched so
     ├── FileError                  a file that is missing, damaged or of another kind
+    ├── SourceError                a model that cannot be loaded, or is not what its family says
+    │   ├── ParityError            the canonical network does not compute what the original does
+    │   └── MissingExtraError      an optional package that is not installed
     └── ConvergenceError           a numerical search that did not reach its tolerance
 
 Each message names what was expected, what came, and what to do about it.
@@ -47,6 +50,18 @@ class WatchError(RankscopeError, RuntimeError):
 
 class FileError(RankscopeError, OSError):
     """A file that is missing, damaged or of another kind."""
+
+
+class SourceError(RankscopeError, ValueError):
+    """A model that cannot be loaded, or is not what its family says."""
+
+
+class ParityError(SourceError):
+    """The canonical network does not compute what the original does."""
+
+
+class MissingExtraError(SourceError, ImportError):
+    """An optional package that is not installed; the message has the line that installs it."""
 
 
 class ConvergenceError(RankscopeError, ArithmeticError):

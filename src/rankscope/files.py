@@ -36,3 +36,15 @@ def write_text(path: str | Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def writable_folder(path: str | Path) -> None:
+    """Make the folder, or say that it cannot be written, before hours go into what it is to hold."""
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise FileError(
+            f"{path} must be a place that can be written; {error.strerror}: choose another"
+        ) from error

@@ -77,7 +77,8 @@ class Network:
             return self.norm(f"layers.{here}.{name}", Y)
 
         def branch(kind: str, Y: Rows) -> Rows:
-            inside = norm(f"{kind}_norm", Y) if pre or sandwich else Y
+            bare = kind == "attention" and index in arch.bare_layers
+            inside = norm(f"{kind}_norm", Y) if (pre or sandwich) and not bare else Y
             out = self.attention(index, here, inside) if kind == "attention" else self.mlp(here, inside)
             return norm(f"{kind}_after", out) if sandwich else out
 
@@ -145,6 +146,11 @@ class Network:
     def attention(self, index: int, here: int, X: Rows) -> Rows:
         arch, n = self.arch, len(X)
         q, k, v = (self.heads(here, name, X) for name in ("query", "key", "value"))
+        if arch.query_norm:
+            q, k = (
+                self.scaled(f"layers.{here}.attention.query_norm", q),
+                self.scaled(f"layers.{here}.attention.key_norm", k),
+            )
         mask = mask_matrix(arch.mask_of(index), n).tolist()
         output = self.tensors[f"layers.{here}.attention.output.weight"]
         bias = self.tensors.get(f"layers.{here}.attention.output.bias")
@@ -153,7 +159,7 @@ class Network:
             g = h // (arch.heads // arch.key_heads)
             for i in range(n):
                 seen = [j for j in range(n) if mask[i][j]]
-                scores = [self.score(here, h, i, j, q[h][i], k[g][j]) for j in seen]
+                scores = [self.score(index, here, h, i, j, q[h][i], k[g][j]) for j in seen]
                 top = max(scores)
                 weights = [mp.exp(score - top) for score in scores]
                 average = [
@@ -164,7 +170,18 @@ class Network:
                     total[i][j] += mp.fsum(average[c] * output[h][c][j] for c in range(arch.head_width))
         return total
 
-    def score(self, here: int, h: int, i: int, j: int, q: list[Any], k: list[Any]) -> Any:
+    def scaled(self, name: str, parts: list[Rows]) -> list[Rows]:
+        """Every query or key divided by its root mean square, times a gain."""
+        gain, eps = self.tensors[f"{name}.gain"], mp.mpf(self.arch.norm_eps)
+        return [
+            [
+                [u * g / mp.sqrt(dot(row, row) / len(row) + eps) for u, g in zip(row, gain, strict=True)]
+                for row in part
+            ]
+            for part in parts
+        ]
+
+    def score(self, index: int, here: int, h: int, i: int, j: int, q: list[Any], k: list[Any]) -> Any:
         arch, name = self.arch, f"layers.{here}.attention"
         divisor = mp.mpf(arch.divisor)
         if arch.kernel == "uniform":
@@ -178,7 +195,7 @@ class Network:
             added = dot([a + b for a, b in zip(q, v, strict=True)], r) / divisor
             q = [a + b for a, b in zip(q, self.tensors[f"{name}.content_bias"][h], strict=True)]
         elif arch.positions == "rotary":
-            q, k = self.turned(q, i), self.turned(k, j)
+            q, k = self.turned(index, q, i), self.turned(index, k, j)
         elif arch.positions == "bias":
             added = self.tensors["bias_table"][bucket(j - i, arch.bias_buckets, arch.bias_reach)][h]
         elif arch.positions == "alibi":
@@ -199,12 +216,13 @@ class Network:
         table = sinusoids(self.arch, n, torch.zeros((), dtype=torch.float64))
         return list(exact(table[n - 1 - offset]))
 
-    def turned(self, u: list[Any], position: int) -> list[Any]:
+    def turned(self, index: int, u: list[Any], position: int) -> list[Any]:
         import torch
 
         from rankscope.nets.positions import rotary_tables
 
-        cos, sin = rotary_tables(self.arch, position + 1, torch.zeros((), dtype=torch.float64))
+        tables = rotary_tables(self.arch, position + 1, torch.zeros((), dtype=torch.float64))
+        cos, sin = tables[index % len(tables)]
         half = self.arch.rotary_width // 2
         out = list(u)
         for f in range(half):

@@ -100,11 +100,29 @@ def test_every_combination(norm: Any, place: Any, mask: str, positions: Any) -> 
         "biases": st.sampled_from([True, False]),
         "shared": st.booleans(),
         "rotary_pairs": st.sampled_from(["half", "adjacent"]),
+        "rotary_frequencies": st.sampled_from([(), ((0.7,),), ((1.0,), (0.01,))]),
+        "query_norm": st.booleans(),
     }),
     st.integers(0, 10**6),
 )  # fmt: skip
 def test_random_networks(fields: dict[str, Any], seed: int) -> None:
     compare(Architecture(**SMALL, **fields), seed)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("kernel", ["softmax", "gaussian"])
+@pytest.mark.parametrize("skip", [0.0, 1.0])
+def test_normed_queries_and_layers_without_a_norm(positions: Any, kernel: str, skip: float) -> None:
+    """A norm on queries and keys, angles by layer, and a first layer that reads its input as it is."""
+    before = len(doubts)
+    for seed, mask in enumerate(MASKS):
+        arch = Architecture(
+            **SMALL, norm="rms", norm_place="pre", mask=mask, positions=positions, kernel=kernel,
+            attention_skip=skip, query_norm=True, norm_eps=1e-6, bare_layers=(0, 2),
+            rotary_frequencies=((1.0,), (0.01,)),
+        )  # fmt: skip
+        compare(arch, seed)
+    assert len(doubts) == before
 
 
 @pytest.mark.parametrize("norm", ["none", "layer", "rms", "scale"])

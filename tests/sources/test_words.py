@@ -52,3 +52,26 @@ def test_usual_sizes_run_and_an_unknown_one_is_a_sentence() -> None:
         assert bool(out.isfinite().all())
     with pytest.raises(ArchitectureError, match=r"model must be one of .*did you mean 'bert-base'"):
         fresh("bert-bse")
+
+
+def test_a_texts_tokens_do_not_depend_on_the_texts_beside_it() -> None:
+    texts = ["call me ishmael .", "some years ago", "never mind how long precisely"]
+    together, padding = word_tokens(texts, width=16, length=8, seed=2)
+    for row, text in enumerate(texts):
+        alone, _ = word_tokens([text], width=16, length=8, seed=2)
+        assert torch.equal(together[row][~padding[row]], alone[0])
+    other, _ = word_tokens(texts, width=16, length=8, seed=3)
+    assert not torch.isclose(other, together)[~padding].any()
+
+
+def test_word_vectors_are_normal_with_the_spread_of_bert() -> None:
+    """Mean, variance and fourth moment within five standard errors of N(0, 0.02), and words independent."""
+    from rankscope.sources.words import _vector
+
+    drawn = torch.stack([torch.from_numpy(_vector(f"w{k}", 256, 0).copy()) for k in range(400)]) / 0.02
+    n = drawn.numel()
+    assert abs(float(drawn.mean())) < 5 / n**0.5
+    assert abs(float(drawn.square().mean()) - 1) < 5 * (2 / n) ** 0.5
+    assert abs(float(drawn.pow(4).mean()) - 3) < 5 * (96 / n) ** 0.5
+    cosines = torch.nn.functional.normalize(drawn, dim=-1) @ torch.nn.functional.normalize(drawn, dim=-1).T
+    assert float(cosines.triu(1).abs().max()) < 6 / 256**0.5

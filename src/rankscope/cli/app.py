@@ -9,6 +9,7 @@ from rich.console import Console
 from rankscope.cli.demo import demo
 from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
+from rankscope.cli.models import models
 from rankscope.errors import RankscopeError
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(measure)
 app.command()(masks)
+app.command()(models)
 
 
 def _version(asked: bool) -> None:

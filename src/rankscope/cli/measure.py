@@ -3,23 +3,27 @@
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.cli.options import Json, Output, Quiet, Samples, Seed, Tokens
+from rankscope.cli.options import Batch, Field, Json, Limit, Output, Quiet, Samples, Seed, Split, Text, Tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from rankscope.nets import Transformer
-    from rankscope.profiles import Profile
+    from rankscope.profiles import Profile, Summary
 
 
 def measure(
     model: Annotated[
-        str, typer.Argument(help="A usual size (bert-base, gpt2, ...) or a JSON file of an architecture.")
-    ] = "bert-base",
+        str,
+        typer.Argument(
+            help="minilm (trained), a directory or hub id of a model, a usual size with random weights "
+            "(bert-base, gpt2, ...), or a JSON file of an architecture."
+        ),
+    ] = "minilm",
     variants: Annotated[
         str, typer.Option(help="Comma-separated: transformer, san, san+skip, san+norm+skip, san+mlp, ...")
     ] = "san,san+mlp,san+skip,transformer",
@@ -32,10 +36,15 @@ def measure(
     mask: Annotated[str | None, typer.Option(help="A mask in place of the model's own.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Repeat the layers to this depth.")] = None,
     init: Annotated[
-        str, typer.Option(help="bert, xavier, kaiming, orthogonal, or one with /sqrt(L).")
+        str, typer.Option(help="Of random weights: bert, xavier, kaiming, orthogonal, or one with /sqrt(L).")
     ] = "bert",
     tokens: Tokens = 128,
     samples: Samples = 4,
+    text: Text = None,
+    split: Split = "auto",
+    field: Field = "text",
+    limit: Limit = None,
+    batch: Batch = 16,
     seed: Seed = 0,
     output: Output = None,
     as_json: Json = False,
@@ -43,21 +52,32 @@ def measure(
 ) -> None:
     """Measure how uniform the tokens become with depth, for a network and its variants.
 
-    The weights are random, and the tokens have the shape of the bundled prose under a random embedding.
+    A loaded model reads excerpts of Moby Dick with its own tokenizer and embedding; a network with random
+    weights, under a random embedding of words.
+
+    With [bold]--text[/bold] it is your text, of any size: means, deviations and quantiles over its excerpts,
+    one a line, a paragraph or a JSON line. With [bold]-o[/bold] an interrupted run goes on where it stopped.
     """
     from rankscope.cli.show import console, machine, profile_table, say, say_report
     from rankscope.profiles import ARITHMETICS
+    from rankscope.sources import named_network
 
-    net = network(model, seed, init)
+    net = named_network(model, seed, init)
     if mask is not None or layers is not None:
         net = net.variant(mask=mask, layers=layers)
-    X, padding = prose(net, samples, tokens, seed)
     names, numbers = _split("variants", variants), _split("metrics", metrics)
     arithmetics = _split("arithmetic", arithmetic)
     arithmetics = list(ARITHMETICS) if "all" in arithmetics else arithmetics
+    if text is not None:
+        from rankscope.cli.corpus import Corpus, measure_text
+
+        corpus = Corpus(text, split, field, limit, batch, tokens)
+        measure_text(net, corpus, names, numbers, arithmetics, output, about(net, model), as_json, quiet)
+        return
+    X, padding = prose(net, samples, tokens)
     profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json)
-    profile.manifest.update(model=model, seed=seed, init=init, command=command())
-    written = None if output is None else write_run(profile, output, title_of(model))
+    profile.manifest.update(about(net, model))
+    written = None if output is None else write_run(profile, output, title_of(net))
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts()})
         return
@@ -73,25 +93,23 @@ def command() -> str:
     return shlex.join(["rankscope", *sys.argv[1:]])
 
 
-def title_of(model: str) -> str:
-    """The heading of a run on a network that was drawn at random."""
-    return f"{Path(model).stem if model.endswith('.json') else model}, random weights"
+def about(net: "Transformer", model: str) -> dict[str, Any]:
+    """For the manifest: what was asked for, and what it was."""
+    origin = {} if net.origin is None else net.origin.described()
+    drawn = {key: origin[key] for key in ("seed", "init") if key in origin}
+    return {"model": model, **drawn, "origin": origin, "command": command()}
 
 
-def network(model: str, seed: int, init: str) -> "Transformer":
-    """A usual size by name, or an architecture from a JSON file, with random weights."""
-    from rankscope.nets import Architecture, Transformer
-    from rankscope.sources import fresh
-
-    if model.endswith(".json") or Path(model).is_file():
-        return Transformer.random(Architecture.read(model), seed=seed, init=init)
-    return fresh(model, seed=seed, init=init)
+def title_of(net: "Transformer") -> str:
+    """The heading of a run."""
+    origin = {} if net.origin is None else net.origin.described()
+    return f"{Path(origin.get('name', 'network')).name}, {origin.get('weights', 'given')} weights"
 
 
-def prose(net: "Transformer", samples: int, tokens: int, seed: int) -> tuple["Tensor", "Tensor"]:
+def prose(net: "Transformer", samples: int, tokens: int) -> tuple["Tensor", "Tensor"]:
     """Excerpts of the bundled text as tokens for this network."""
     from rankscope.errors import TokensError
-    from rankscope.sources import bundled_excerpts, word_tokens
+    from rankscope.sources import bundled_excerpts
 
     excerpts = bundled_excerpts(tokens)
     if len(excerpts) < samples:
@@ -99,7 +117,7 @@ def prose(net: "Transformer", samples: int, tokens: int, seed: int) -> tuple["Te
             f"the bundled prose must have {samples} excerpts of {tokens} tokens; it has {len(excerpts)}: "
             "ask for fewer samples or tokens"
         )
-    return word_tokens(excerpts[:samples], net.arch.width, tokens, seed)
+    return net.encode(excerpts[:samples], tokens)
 
 
 def measured(
@@ -130,7 +148,7 @@ def measured(
     return Profile.join(profiles)
 
 
-def fallbacks(profile: "Profile") -> list[str]:
+def fallbacks(profile: "Profile | Summary") -> list[str]:
     """A line for each network that ran in another arithmetic than was asked for."""
     return [
         f"{network['variant']} ran in {network['arithmetic']}: {network['checks']['arithmetic_asked']} "
@@ -140,7 +158,7 @@ def fallbacks(profile: "Profile") -> list[str]:
     ]
 
 
-def write_run(profile: "Profile", folder: Path, title: str) -> Path:
+def write_run(profile: "Profile | Summary", folder: Path, title: str) -> Path:
     """The run directory: table, manifest, figures and report. Answers with the report's path."""
     from rankscope.report import write_run_directory
 

@@ -14,3 +14,14 @@ Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", help="Folder for the table, figures, manifest and report."),
 ]
+Text = Annotated[
+    str | None,
+    typer.Option("--text", help="Your text: a file, a folder of .txt, .md, .jsonl, or - for stdin."),
+]
+Split = Annotated[
+    str,
+    typer.Option(help="What an excerpt is: paragraph, line or jsonl; auto: lines of stdin, else paragraphs."),
+]
+Field = Annotated[str, typer.Option(help="The field of each JSON line that holds the text.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Excerpts at most.")]
+Batch = Annotated[int, typer.Option(min=1, help="Excerpts run together.")]

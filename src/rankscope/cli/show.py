@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -50,17 +50,28 @@ def _plain(value: Any) -> Any:
 
 
 @contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[str], Callable[[int, int], None]]]:
+def progress(quiet: bool) -> Iterator[Callable[[str], "Bar"]]:
     """A factory of progress callbacks: `bar = start("bert-base, san")`, then `bar(done, total)`."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     out = Console(stderr=True)
     with Progress(*columns, console=out, transient=True, disable=quiet or not out.is_terminal) as bars:
 
-        def start(description: str) -> Callable[[int, int], None]:
+        def start(description: str) -> Bar:
             task = bars.add_task(description, total=None)
-            return lambda done, total: bars.update(task, completed=done, total=total)
+
+            def bar(done: int, total: int | None, description: str | None = None) -> None:
+                bars.update(task, completed=done, total=total, description=description)
+
+            return bar
 
         yield start
+
+
+class Bar(Protocol):
+    """Moves a progress bar."""
+
+    def __call__(self, done: int, total: int | None, description: str | None = None, /) -> None:
+        """So much is done of so much (None where that is not known), and what it is called now."""
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -104,14 +115,14 @@ def profile_table(profile: "Profile", metric: str) -> Table:
         table.add_row(
             variant,
             *([arithmetic] if several else []),
-            sparkline(_drawn(mean)),
+            sparkline(drawn(mean)),
             *map(power, ends),
             "" if floor is None else f"from {floor}",
         )
     return table
 
 
-def _drawn(logs: Sequence[float], most: int = 13) -> list[float]:
+def drawn(logs: Sequence[float], most: int = 13) -> list[float]:
     """Curves as a sparkline draws them: values; over two decades their log; over fifty its log."""
     if len(logs) > most:
         logs = [logs[k * (len(logs) - 1) // (most - 1)] for k in range(most)]

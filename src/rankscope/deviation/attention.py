@@ -25,13 +25,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.deviation.mlp import affine
+from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import LOWEST, STEEPEST, WIDEST, Logs, Scaled, saves_a_pass, spread
 from rankscope.deviation.state import Real, State, doubtful
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.block import Setting
 from rankscope.nets.positions import by_offset, rotate
 from rankscope.nets.weights import Attention as AttentionWeights
-from rankscope.nets.weights import Layer, Linear
+from rankscope.nets.weights import Layer, Linear, NormWeights
 
 Visible = Bool[Tensor, "batch 1 token token"]
 
@@ -87,7 +88,7 @@ def attention(
     """The attention branch of a state, its attention, and what its heads say."""
     w = layer.attention
     v, dv = heads(state.x, w.value, arch), deviations(state.R, w.value, arch)
-    ref, D, size = scores(arch, w, state, setting)
+    ref, D, size = scores(arch, index, w, state, setting)
     visible = setting.visible[arch.mask_of(index)].expand(len(state.real.rows), -1, -1, -1)
     P = split(ref, D, visible, state.real)
     # Rows of P sum to one: the common value passes, the deviation is averaged and differenced, both about
@@ -146,7 +147,7 @@ def _grouped(t: Tensor, count: int) -> Tensor:
 
 
 def scores(
-    arch: Architecture, w: AttentionWeights, state: State, setting: Setting
+    arch: Architecture, index: int, w: AttentionWeights, state: State, setting: Setting
 ) -> tuple[Float[Tensor, "batch head token"], Scaled, Logs]:
     """(ref_j, D_ij, log of the largest score) after the divisor; what is constant along a row is left out."""
     n = state.real.rows.shape[1]
@@ -156,18 +157,23 @@ def scores(
         return zero, D, D.log
     q, dq = heads(state.x, w.query, arch), deviations(state.R, w.query, arch)
     k, dk = heads(state.x, w.key, arch), deviations(state.R, w.key, arch)
+    unsure = torch.zeros_like(state.doubt)
+    if arch.query_norm:
+        q, dq, of_queries = _normed(q, dq, w.query_norm, state, arch.norm_eps)
+        k, dk, of_keys = _normed(k, dk, w.key_norm, state, arch.norm_eps)
+        unsure = torch.maximum(of_queries, of_keys)
     ref = Scaled.plain(zero)
     if arch.kernel == "gaussian":
         # -|k_j|^2 / 2 is the same in every row.
         ref = ref + Scaled(-(dk.value @ k.value[..., None])[..., 0], dk.log + k.log)
         ref = ref + Scaled(-dk.value.square().sum(-1) / 2, 2 * dk.log)
     content = q if w.content_bias is None else q + Scaled.plain(w.content_bias.expand_as(q.value))
-    if setting.rotary is None:
+    if not setting.rotary:
         ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
         D = Scaled(dq.value @ dk.value.mT, dq.log + dk.log)
     else:
         turned = [
-            part.mapped(lambda t: rotate(t, setting.rotary, arch.rotary_pairs))  # type: ignore[arg-type]
+            part.mapped(lambda t: rotate(t, setting.rotary_of(index), arch.rotary_pairs))
             for part in (_rows(content, n), dq, _rows(k, n), dk)
         ]
         D = _rotary_scores(*turned)
@@ -184,7 +190,30 @@ def scores(
     ref = ref.normalised()
     # Beyond e^600 only which score is largest matters: cut both alike.
     cut = (torch.maximum(ref.log, D.log) - STEEPEST).clamp(min=0.0)
-    return ref.at(cut), Scaled(D.value, D.log - cut), size
+    return ref.at(cut), Scaled(D.value, D.log - cut), size + unsure
+
+
+def _normed(
+    common: Scaled, deviation: Scaled, weights: NormWeights, state: State, eps: float
+) -> tuple[Scaled, Scaled, Logs]:
+    """Queries or keys through their own norm, head by head, and by how much it adds to the doubt."""
+    number = common.value.shape[1]
+
+    def apart(part: Scaled) -> Scaled:
+        return Scaled(part.value.flatten(0, 1), part.log.repeat_interleave(number))
+
+    def together(part: Scaled) -> Scaled:
+        logs = part.log.view(-1, number)
+        log = logs.amax(1)
+        value = part.value.view(*logs.shape, *part.value.shape[1:])
+        shrink = (logs - log[:, None]).exp()
+        return Scaled(value * shrink.reshape(*shrink.shape, *[1] * (value.ndim - 2)), log)
+
+    real = Real(state.real.rows.repeat_interleave(number, 0))
+    doubt = state.doubt.repeat_interleave(number)
+    done = normalise(State(apart(common), apart(deviation), real, doubt).tidy(), "rms", weights, eps)
+    unsure = (done.doubt - doubt).clamp(min=0.0).view(-1, number).amax(1)
+    return together(done.x), together(done.R), unsure
 
 
 def _rows(x: Scaled, n: int) -> Scaled:

@@ -18,7 +18,8 @@ def block(
     norm_a, norm_m = layer.attention_norm, layer.mlp_norm
     post, has_mlp = arch.norm_place == "post", arch.mlp != "none"
 
-    branch, P, spoken = attention(arch, index, layer, _before(arch, norm_a, state), setting)
+    inside = state if index in arch.bare_layers else _before(arch, norm_a, state)
+    branch, P, spoken = attention(arch, index, layer, inside, setting)
     branch = _after(arch, layer.attention_after, branch)
     if arch.parallel and has_mlp:
         second = _after(arch, layer.mlp_after, mlp(arch, layer, _before(arch, norm_m, state)))

@@ -62,6 +62,12 @@ class Architecture:
     """The share of each head that is rotated."""
     rotary_pairs: Literal["half", "adjacent"] = "half"
     """Entry k is rotated with entry k + half (Llama) or with its neighbour (GPT-J)."""
+    rotary_frequencies: tuple[tuple[float, ...], ...] = ()
+    """The angle per position of each rotated pair, by layer; given by layer they repeat, as masks do.
+    Empty: `rotary_base^(-2k / rotated width)` in every layer."""
+    query_norm: bool = False
+    """Every query and key goes through an RMSNorm of its own before positions (Qwen 3, Gemma 3). It belongs
+    to the scores: a variant without norms keeps it."""
     bias_buckets: int = 32
     bias_reach: int = 128
     """Distance from which the `bias` positions share one bucket (T5)."""
@@ -77,6 +83,8 @@ class Architecture:
     norm_eps: float = 1e-12
     final_norm: bool = False
     """One more norm after the last layer, as pre-norm networks have."""
+    bare_layers: tuple[int, ...] = ()
+    """Layers (0-based) whose attention reads its input without a norm (ModernBERT: the first)."""
 
     attention_skip: float = 1.0
     """Weight of the skip around attention (lambda); 0 takes it out. The only skip of a parallel block."""
@@ -97,7 +105,7 @@ class Architecture:
         """Whole numbers, numbers, words and yes-or-no where each belongs."""
         for field in dataclasses.fields(self):
             value, usual = getattr(self, field.name), field.default
-            if field.name in ("kept_heads", "biases", "mask"):
+            if field.name in ("kept_heads", "biases", "mask", "rotary_frequencies", "bare_layers"):
                 continue
             kind = int if usual is dataclasses.MISSING else type(usual)
             fits = isinstance(value, int | float if kind is float else kind)
@@ -170,6 +178,7 @@ class Architecture:
         self._check_positions()
         self._check_linformer()
         self._check_kept_heads()
+        self._check_bare_layers()
 
     def _check_positions(self) -> None:
         if self.positions == "rotary" and (
@@ -179,6 +188,14 @@ class Architecture:
                 "rotary positions need an even rotated width: rotary_share * head_width must be an even "
                 f"number >= 2; got {self.rotary_share} * {self.head_width}"
             )
+        for frequencies in self.rotary_frequencies:
+            if not isinstance(frequencies, tuple) or len(frequencies) != self.rotary_width // 2:
+                raise ArchitectureError(
+                    f"rotary_frequencies must be tuples of {self.rotary_width // 2} numbers, half the "
+                    f"rotated width; got {frequencies!r}"
+                )
+            if not all(isinstance(number, int | float) and math.isfinite(number) for number in frequencies):
+                raise ArchitectureError(f"rotary_frequencies must be finite numbers; got {frequencies!r}")
         if self.positions == "relative" and self.width % 2:
             raise ArchitectureError(f"relative positions need an even width; got {self.width}")
         if self.kernel == "linear" and self.positions in ("relative", "bias", "alibi"):
@@ -222,6 +239,18 @@ class Architecture:
             for head in kept:
                 if not (isinstance(head, int) and 0 <= head < self.heads):
                     raise ArchitectureError(f"heads are numbered 0..{self.heads - 1}; got {head!r}")
+
+    def _check_bare_layers(self) -> None:
+        if not self.bare_layers:
+            return
+        if self.norm_place == "post" or self.shared:
+            raise ArchitectureError(
+                "bare_layers are layers of a pre-norm or sandwich network that do not share their weights; "
+                f"got norm_place {self.norm_place!r}, shared {self.shared}"
+            )
+        for layer in self.bare_layers:
+            if not (type(layer) is int and 0 <= layer < self.layers):
+                raise ArchitectureError(f"bare_layers are numbered 0..{self.layers - 1}; got {layer!r}")
 
     def has_bias(self, part: str) -> bool:
         """Whether query, key, value, output, mlp or norm has a bias."""

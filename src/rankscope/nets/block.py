@@ -27,7 +27,8 @@ class Setting:
 
     visible: dict[str, Bool[Tensor, "#batch 1 token token"]]
     """By mask spec, padding taken out."""
-    rotary: tuple[Tensor, Tensor] | None
+    rotary: tuple[tuple[Tensor, Tensor], ...]
+    """Cosines and sines by layer, repeating; empty where nothing is rotated."""
     sinusoids: Tensor | None
     bias: Tensor | None
 
@@ -50,10 +51,14 @@ class Setting:
                 )
         return cls(
             visible=visible,
-            rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else None,
+            rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else (),
             sinusoids=sinusoids(arch, n, X) if arch.positions == "relative" else None,
             bias=score_bias(arch, weights, n, X),
         )
+
+    def rotary_of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of a layer (0-based)."""
+        return self.rotary[layer % len(self.rotary)]
 
 
 def block(
@@ -63,7 +68,8 @@ def block(
     norm_a, norm_m = layer.attention_norm, layer.mlp_norm
     post, has_mlp = arch.norm_place == "post", arch.mlp != "none"
 
-    branch, P, spoken = attention(arch, index, layer, _before(arch, norm_a, X), setting)
+    inside = X if index in arch.bare_layers else _before(arch, norm_a, X)
+    branch, P, spoken = attention(arch, index, layer, inside, setting)
     branch = _after(arch, layer.attention_after, branch)
     if arch.parallel and has_mlp:
         branch = branch + _after(arch, layer.mlp_after, mlp(arch, layer, _before(arch, norm_m, X)))
@@ -85,8 +91,11 @@ def attention(
     w = layer.attention
     q = project(X, w.query)  # [batch, head, token, head_width]
     k, v = project(X, w.key), project(X, w.value)  # [batch, key_head, token, head_width]
-    if setting.rotary is not None:
-        q, k = rotate(q, setting.rotary, arch.rotary_pairs), rotate(k, setting.rotary, arch.rotary_pairs)
+    if arch.query_norm:
+        q = normalise(q, "rms", w.query_norm, arch.norm_eps)
+        k = normalise(k, "rms", w.key_norm, arch.norm_eps)
+    if setting.rotary:
+        q, k = (rotate(part, setting.rotary_of(index), arch.rotary_pairs) for part in (q, k))
     group = arch.heads // arch.key_heads
     if group > 1:
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)

@@ -23,12 +23,17 @@ Scores = Float[Tensor, "head token token"]
 Table = Float[Tensor, "token half"]
 
 
-def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[Table, Table]:
-    """Cosine and sine of every angle `position * base^(-2k/width)`, computed in float64."""
+def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[tuple[Table, Table], ...]:
+    """Cosine and sine of every angle `position * frequency`, computed in float64; by layer, repeating."""
     half = arch.rotary_width // 2
-    power = torch.arange(half, dtype=torch.float64, device=like.device) / half
-    angle = torch.arange(n, dtype=torch.float64, device=like.device)[:, None] * arch.rotary_base**-power
-    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+    usual = arch.rotary_base ** -(torch.arange(half, dtype=torch.float64) / half)
+    position = torch.arange(n, dtype=torch.float64, device=like.device)[:, None]
+    distinct = {}
+    for frequencies in arch.rotary_frequencies or ((),):
+        frequency = torch.tensor(frequencies, dtype=torch.float64) if frequencies else usual
+        angle = position * frequency.to(like.device)
+        distinct[frequencies] = angle.cos().to(like.dtype), angle.sin().to(like.dtype)
+    return tuple(distinct[frequencies] for frequencies in arch.rotary_frequencies or ((),))
 
 
 def rotate(x: Heads, tables: tuple[Table, Table], pairs: str) -> Heads:

@@ -41,6 +41,9 @@ class Attention:
     key: Linear  # [width, key_head, head_width]
     value: Linear  # [width, key_head, head_width]
     output: Linear  # [head, head_width, width]
+    query_norm: NormWeights = NormWeights()
+    """Of each query, before positions (architecture's `query_norm`)."""
+    key_norm: NormWeights = NormWeights()
     position: Float[Tensor, "width head head_width"] | None = None
     """Projects the sinusoid of `i - j` to a relative key (positions 'relative')."""
     content_bias: Float[Tensor, "head head_width"] | None = None
@@ -87,8 +90,8 @@ class Weights:
     final_norm: NormWeights = NormWeights()
 
 
-def layer_shapes(arch: Architecture) -> dict[str, Shape]:
-    """Names and shapes of the tensors of one layer."""
+def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
+    """Names and shapes of the tensors of layer `index`."""
     d, h, g, c, m = arch.width, arch.heads, arch.key_heads, arch.head_width, arch.mlp_width
     shapes: dict[str, Shape] = {
         **_linear("attention.query", (d, h, c), (h, c), arch.has_bias("query")),
@@ -96,6 +99,8 @@ def layer_shapes(arch: Architecture) -> dict[str, Shape]:
         **_linear("attention.value", (d, g, c), (g, c), arch.has_bias("value")),
         **_linear("attention.output", (h, c, d), (d,), arch.has_bias("output")),
     }
+    if arch.query_norm:
+        shapes |= {"attention.query_norm.gain": (c,), "attention.key_norm.gain": (c,)}
     if arch.positions == "relative":
         shapes |= {
             "attention.position": (d, h, c),
@@ -110,7 +115,8 @@ def layer_shapes(arch: Architecture) -> dict[str, Shape]:
             shapes |= _linear(f"mlp.{name}", (d, m), (m,), arch.has_bias("mlp"))
         shapes |= _linear("mlp.down", (m, d), (d,), arch.has_bias("mlp"))
     for branch in ("attention",) if arch.mlp == "none" else ("attention", "mlp"):
-        shapes |= _norm(f"{branch}_norm", arch)
+        if branch == "mlp" or index not in arch.bare_layers:
+            shapes |= _norm(f"{branch}_norm", arch)
         if arch.norm_place == "sandwich":
             shapes |= _norm(f"{branch}_after", arch)
     return shapes
@@ -122,7 +128,7 @@ def shapes(arch: Architecture) -> dict[str, Shape]:
     result = {
         f"layers.{index}.{name}": shape
         for index in range(stored)
-        for name, shape in layer_shapes(arch).items()
+        for name, shape in layer_shapes(arch, index).items()
     }
     if arch.positions == "absolute":
         result["positions"] = (arch.length, arch.width)
@@ -175,7 +181,16 @@ PARTS: dict[str, type] = {
     "mlp": MLPWeights,
     **dict.fromkeys(("query", "key", "value", "output", "up", "down", "gate"), Linear),
     **dict.fromkeys(
-        ("attention_norm", "mlp_norm", "attention_after", "mlp_after", "final_norm"), NormWeights
+        (
+            "attention_norm",
+            "mlp_norm",
+            "attention_after",
+            "mlp_after",
+            "final_norm",
+            "query_norm",
+            "key_norm",
+        ),
+        NormWeights,
     ),
 }
 

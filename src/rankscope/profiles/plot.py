@@ -1,6 +1,6 @@
 """A profile as a figure: one line per variant, its floor, and hollow marks where it is only noise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from jaxtyping import Float
@@ -40,12 +40,18 @@ def draw_profile(axes: Axes, profile: Profile, metric: str, log: bool | None = N
         label = line[0] if len(profile.arithmetics) == 1 else f"{line[0]}, {line[1]}"
         _line(axes, drawn, noise, number, label)
     if log:
-        _floors(axes, profile, metric)
+        draw_floors(axes, {line: _floor(profile, metric, line) for line in logs})
+    dress(axes, metric, span if log else None)
+
+
+def dress(axes: Axes, metric: str, span: float | None) -> None:
+    """Name the axes. `span` is how many decades a log axis shows, None for a linear one."""
+    if span is None:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+    else:
         if span > DEEP:
             axes.set_yscale("symlog", linthresh=1.0)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"$10^{{{k:.12g}}}$"))
-    else:
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
     axes.set_xlabel("layer")
     axes.set_ylabel(f"${metric_named(metric).tex}$")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -87,9 +93,15 @@ def _line(
     label: str,
     middle: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
+    trace(axes, (middle or _mean)(curve), noise, number, label)
+    if len(curve) > 1:
+        band(axes, *_range(curve), number, 0.15)
+
+
+def trace(axes: Axes, centre: np.ndarray, noise: np.ndarray, number: int, label: str) -> None:
+    """A line by layer; where it is only noise it is hollow."""
     colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
-    centre = (middle or _mean)(curve)
-    layers = np.arange(curve.shape[1])
+    layers = np.arange(len(centre))
     axes.plot(layers, np.where(noise, np.nan, centre), color=colour, linewidth=1.8, label=label,
               marker=marker, markersize=5)  # fmt: skip
     # Into the noise, and within it: thin and dotted, with hollow marks.
@@ -97,23 +109,30 @@ def _line(
     axes.plot(layers, np.where(tail, centre, np.nan), color=colour, linewidth=0.9, linestyle=":")
     axes.plot(layers[noise], centre[noise], linestyle="none", color=colour, marker=marker, markersize=4,
               markerfacecolor="white", zorder=3)  # fmt: skip
-    if len(curve) > 1:
-        axes.fill_between(layers, *_range(curve), color=colour, alpha=0.15, linewidth=0)
 
 
-def _floors(axes: Axes, profile: Profile, metric: str) -> None:
-    """Each floor once: ratios have one per arithmetic, absolute values one per variant."""
+def band(axes: Axes, low: np.ndarray, high: np.ndarray, number: int, strength: float) -> None:
+    """What lies about a line, in its colour."""
+    colour = PALETTE[number % len(PALETTE)]
+    axes.fill_between(np.arange(len(low)), low, high, color=colour, alpha=strength, linewidth=0)
+
+
+def draw_floors(axes: Axes, floors: Mapping[tuple[str, str], np.ndarray]) -> None:
+    """log10 of each floor by layer, once: ratios have one per arithmetic, absolute values one per variant."""
     drawn: set[tuple[str, bytes]] = set()
     named: set[str] = set()
-    for line in profile.lines(metric):
-        floor = _by_sample(profile, metric, "floor", line)
-        mean = _mean(np.log10(np.where(floor > 0, floor, np.nan)))
-        key = (line[1], mean.round(6).tobytes())
-        if np.isfinite(mean).any() and key not in drawn:
-            name = None if line[1] in named else f"floor of {line[1]}"
-            axes.plot(mean, color=FAINT, linestyle=":", linewidth=1.2, label=name, zorder=1)
+    for (_, arithmetic), floor in floors.items():
+        key = (arithmetic, floor.round(6).tobytes())
+        if np.isfinite(floor).any() and key not in drawn:
+            name = None if arithmetic in named else f"floor of {arithmetic}"
+            axes.plot(floor, color=FAINT, linestyle=":", linewidth=1.2, label=name, zorder=1)
             drawn.add(key)
-            named.add(line[1])
+            named.add(arithmetic)
+
+
+def _floor(profile: Profile, metric: str, line: tuple[str, str]) -> np.ndarray:
+    floor = _by_sample(profile, metric, "floor", line)
+    return _mean(np.log10(np.where(floor > 0, floor, np.nan)))
 
 
 def _by_sample(profile: Profile, metric: str, column: str, line: tuple[str, str]) -> Curve:

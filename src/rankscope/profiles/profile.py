@@ -84,9 +84,9 @@ class Profile:
     def rows(self, metric: str, *, variant: str | None = None, arithmetic: str | None = None) -> pl.DataFrame:
         """One metric of one variant in one arithmetic; each must be named where there are several."""
         chosen = {
-            "metric": _only("metric", metric, self.metrics),
-            "variant": _only("variant", variant, self.variants),
-            "arithmetic": _only("arithmetic", arithmetic, self.arithmetics),
+            "metric": only("metric", metric, self.metrics),
+            "variant": only("variant", variant, self.variants),
+            "arithmetic": only("arithmetic", arithmetic, self.arithmetics),
         }
         return self.table.filter(*(pl.col(column) == value for column, value in chosen.items()))
 
@@ -110,7 +110,7 @@ class Profile:
 
     def lines(self, metric: str) -> list[tuple[str, str]]:
         """The (variant, arithmetic) pairs that have this metric, in order."""
-        rows = self.table.filter(metric=_only("metric", metric, self.metrics))
+        rows = self.table.filter(metric=only("metric", metric, self.metrics))
         return rows.select("variant", "arithmetic").unique(maintain_order=True).rows()
 
     def at_floor(
@@ -127,7 +127,7 @@ class Profile:
         """The metric (the first, if left out) by layer, floors drawn; `log=None` decides by range."""
         from rankscope.profiles.plot import plot_profile
 
-        return plot_profile(self, _only("metric", metric or self.metrics[0], self.metrics), log)
+        return plot_profile(self, only("metric", metric or self.metrics[0], self.metrics), log)
 
     def save(self, path: str | Path) -> Path:
         """Write one Parquet file, manifest inside, atomically."""
@@ -157,7 +157,8 @@ def _size(column: pl.Series) -> int:
     return int(largest) + 1 if isinstance(largest, int) else 0
 
 
-def _only(what: str, asked: str | None, known: list[str]) -> str:
+def only(what: str, asked: str | None, known: list[str]) -> str:
+    """The one asked for, which may go unnamed where there is no other."""
     if not known:
         raise MetricError("this profile has no rows: it was measured on no sample")
     if asked is None and len(known) == 1:

@@ -10,18 +10,31 @@ from matplotlib.figure import Figure
 
 from rankscope.figures import STYLE, panels, power, save
 from rankscope.files import write_text
-from rankscope.profiles import Profile
+from rankscope.profiles import Profile, Summary
+from rankscope.profiles.bands import draw_summary
 from rankscope.profiles.plot import draw_arithmetics, draw_profile
-from rankscope.report.verdict import verdict
+from rankscope.report.statistics import last_layer
+from rankscope.report.verdict import middle, verdict
+
+READING = (
+    "Lines: mean over samples (on the logarithmic side the geometric mean); bands: their range. Hollow marks "
+    "lie at or below the dotted floor, the least that the arithmetic can resolve: there a value is rounding "
+    "noise."
+)
+READING_OF_A_CORPUS = (
+    "Lines: median over {} excerpts; bands: the middle half of them, and fainter nine tenths. Quantiles: {}. "
+    "Marks are hollow where at least half of the excerpts lie at or below the dotted floor, the least that "
+    "the arithmetic can resolve: there a value is rounding noise."
+)
 
 
-def write_run_directory(profile: Profile, folder: str | Path, title: str) -> Path:
+def write_run_directory(profile: Profile | Summary, folder: str | Path, title: str) -> Path:
     """Table, manifest, figures and report; answers with the path of the report."""
     folder = Path(folder)
-    profile.save(folder / "profile.parquet")
+    profile.save(folder / ("profile.parquet" if isinstance(profile, Profile) else "summary.parquet"))
     write_text(folder / "manifest.json", json.dumps(profile.manifest, indent=1, ensure_ascii=False) + "\n")
     figures: dict[str, Figure] = {metric: _figure(profile, metric) for metric in profile.metrics}
-    if len(profile.arithmetics) > 1:
+    if isinstance(profile, Profile) and len(profile.arithmetics) > 1:
         figures = {**_arithmetics(profile), **figures}
     for name, figure in figures.items():
         save(figure, folder / name)
@@ -30,7 +43,7 @@ def write_run_directory(profile: Profile, folder: str | Path, title: str) -> Pat
     return page
 
 
-def render(profile: Profile, title: str, figures: dict[str, str]) -> str:
+def render(profile: Profile | Summary, title: str, figures: dict[str, str]) -> str:
     """The page; everything that came from a run is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -38,23 +51,29 @@ def render(profile: Profile, title: str, figures: dict[str, str]) -> str:
         loader=PackageLoader("rankscope.report", ""), autoescape=True, undefined=StrictUndefined
     )
     lead = profile.metrics[0]
+    corpus = profile if isinstance(profile, Summary) else None
     return environment.get_template("page.html").render(
         title=title,
         verdict=verdict(profile),
         lead=lead,
         table=_table(profile, lead),
         figures=figures,
+        reading=READING if corpus is None else READING_OF_A_CORPUS.format(corpus.excerpts, corpus.quantiles),
+        statistics=None if corpus is None else last_layer(corpus, lead),
         checks=[_checks(network) for network in profile.manifest["networks"]],
         manifest=json.dumps(profile.manifest, indent=1, ensure_ascii=False),
         created=profile.manifest["created"],
     )
 
 
-def _figure(profile: Profile, metric: str) -> Figure:
+def _figure(profile: Profile | Summary, metric: str) -> Figure:
     """Linear beside logarithmic: what a person sees, and what is really there."""
     figure, (left, right) = panels(2, width=5.0)
-    draw_profile(left, profile, metric, log=False)
-    draw_profile(right, profile, metric, log=True)
+    for axes, log in ((left, False), (right, True)):
+        if isinstance(profile, Summary):
+            draw_summary(axes, profile, metric, log)
+        else:
+            draw_profile(axes, profile, metric, log)
     left.get_legend().remove()  # type: ignore[union-attr]
     right.get_legend().remove()  # type: ignore[union-attr]
     handles, labels = right.get_legend_handles_labels()
@@ -80,14 +99,13 @@ def _svg(figure: Figure) -> str:
     return buffer.getvalue()[buffer.getvalue().index("<svg") :]
 
 
-def _table(profile: Profile, metric: str) -> dict[str, Any]:
-    """Geometric mean over samples (and heads) by layer; values at the floor are marked."""
+def _table(profile: Profile | Summary, metric: str) -> dict[str, Any]:
+    """Geometric mean over samples (and heads), or of a corpus the median, by layer; values at the floor are
+    marked."""
     lines = []
     for variant, arithmetic in profile.lines(metric):
-        curve = profile.curve(metric, "log10", variant=variant, arithmetic=arithmetic)
-        mean = curve.transpose(0, 1).flatten(1).nanmean(1).tolist()
-        noise = profile.at_floor(metric, variant=variant, arithmetic=arithmetic).tolist()
-        cells = [{"text": power(k), "noise": part} for k, part in zip(mean, noise, strict=True)]
+        curve, noise = middle(profile, metric, variant, arithmetic)
+        cells = [{"text": power(k), "noise": part} for k, part in zip(curve, noise, strict=True)]
         lines.append({"variant": variant, "arithmetic": arithmetic, "cells": cells})
     return {"layers": list(range(max(len(line["cells"]) for line in lines))), "lines": lines}
 

@@ -3,13 +3,25 @@
 import math
 
 from rankscope.figures import power
-from rankscope.profiles import Profile
+from rankscope.profiles import Profile, Summary
 
 APART, UNIFORM = 0.05, 1e-3
 """Relative residual at the last layer above which tokens stay apart, and below which they are the same."""
 
 
-def verdict(profile: Profile, metric: str = "relative_residual") -> str:
+def middle(
+    measured: Profile | Summary, metric: str, variant: str, arithmetic: str
+) -> tuple[list[float], list[bool]]:
+    """By layer: log10 of the geometric mean over samples and heads, or of a corpus the median; and whether
+    it is only noise."""
+    noise = measured.at_floor(metric, variant=variant, arithmetic=arithmetic).tolist()
+    if isinstance(measured, Summary):
+        return measured.curve(metric, "log10_q50", variant=variant, arithmetic=arithmetic).tolist(), noise
+    curve = measured.curve(metric, "log10", variant=variant, arithmetic=arithmetic)
+    return curve.transpose(0, 1).flatten(1).nanmean(1).tolist(), noise
+
+
+def verdict(profile: Profile | Summary, metric: str = "relative_residual") -> str:
     """Which networks keep their tokens apart, which make them the same, and by which layer."""
     if metric not in profile.metrics:
         return f"Measured: {', '.join(profile.metrics)}."
@@ -17,8 +29,7 @@ def verdict(profile: Profile, metric: str = "relative_residual") -> str:
     depth = 0
     for variant, arithmetic in profile.lines(metric):
         name = variant if len(profile.arithmetics) == 1 else f"{variant} in {arithmetic}"
-        curve = profile.curve(metric, "log10", variant=variant, arithmetic=arithmetic).nanmean(0).tolist()
-        noise = profile.at_floor(metric, variant=variant, arithmetic=arithmetic).tolist()
+        curve, noise = middle(profile, metric, variant, arithmetic)
         group, detail = _judged(curve, noise, arithmetic)
         groups[group].setdefault(detail, []).append(name)
         depth = max(depth, len(curve) - 1)

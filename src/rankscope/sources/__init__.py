@@ -1,7 +1,21 @@
 """Where networks and tokens come from."""
 
-from rankscope.sources.fresh import fresh
+from rankscope.sources.fresh import fresh, untrained
+from rankscope.sources.load import load
+from rankscope.sources.named import named_network
 from rankscope.sources.presets import PRESETS, preset
+from rankscope.sources.texts import Excerpts, excerpts
 from rankscope.sources.words import bundled_excerpts, word_tokens
 
-__all__ = ["PRESETS", "bundled_excerpts", "fresh", "preset", "word_tokens"]
+__all__ = [
+    "PRESETS",
+    "Excerpts",
+    "bundled_excerpts",
+    "excerpts",
+    "fresh",
+    "load",
+    "named_network",
+    "preset",
+    "untrained",
+    "word_tokens",
+]

@@ -2,13 +2,18 @@
 
 A freshly initialised BERT gives each word of its vocabulary a random vector and adds a random vector for
 the position and one for the segment, the same for all tokens, then normalises. What text contributes is
-its shape: which words repeat, and where. `word_tokens` does just this, with words as the vocabulary.
+its shape: which words repeat, and where. `word_tokens` does just this, with words as the vocabulary. The
+vocabulary has no end, so a word's vector is drawn from the word itself and the seed: it is the same in every
+text and every call.
 """
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
+from hashlib import blake2b
 from importlib.resources import files
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -18,6 +23,8 @@ from rankscope.errors import TokensError
 STREAM = 0x5EED_0F_70
 """Added to the seed, so that the embedding is not drawn from the numbers that a network of that seed is.
 (torch's generator reads the lower 32 bits alone.)"""
+SPREAD = 0.02
+"""The standard deviation of BERT's embedding at initialisation."""
 
 
 def bundled_excerpts(words: int = 128) -> list[str]:
@@ -40,24 +47,35 @@ def word_tokens(
 ) -> tuple[Float[Tensor, "batch token width"], Bool[Tensor, "batch token"]]:
     """(X, padding): the texts' words, cut to `length`, under a random embedding.
 
-    word + position + segment, each N(0, 0.02), then LayerNorm: BERT's embedding at initialisation.
+    word + position + segment, each N(0, 0.02), then LayerNorm: BERT's embedding at initialisation. A text's
+    tokens do not depend on the texts beside it.
     """
     lists = [split(text)[:length] for text in texts]
     if not any(lists):
         raise TokensError(f"at least one text must hold a word; received {len(lists)} texts without any")
-    vocabulary = {word: index for index, word in enumerate(dict.fromkeys(w for ws in lists for w in ws))}
     generator = torch.Generator().manual_seed((STREAM + seed) % 2**32)
 
     def draw(rows: int) -> Tensor:
-        return 0.02 * torch.randn(rows, width, generator=generator, dtype=torch.float64)
+        return SPREAD * torch.randn(rows, width, generator=generator, dtype=torch.float64)
 
-    position, segment, word = draw(length), draw(1), draw(len(vocabulary))
+    position, segment = draw(length), draw(1)
     longest = max(map(len, lists))
     X = torch.zeros(len(lists), longest, width, dtype=torch.float64)
     padding = torch.ones(len(lists), longest, dtype=torch.bool)
     for row, words in enumerate(lists):
-        ids = torch.tensor([vocabulary[w] for w in words], dtype=torch.long)
-        X[row, : len(ids)] = word[ids] + position[: len(ids)] + segment
-        padding[row, : len(ids)] = False
+        if words:
+            drawn = torch.from_numpy(np.stack([_vector(word, width, seed) for word in words]))
+            X[row, : len(words)] = drawn + position[: len(words)] + segment
+            padding[row, : len(words)] = False
     normalised = torch.nn.functional.layer_norm(X, (width,), eps=1e-12)
     return normalised.masked_fill(padding[..., None], 0.0), padding
+
+
+@lru_cache(maxsize=4096)
+def _vector(word: str, width: int, seed: int) -> Float[np.ndarray, " width"]:
+    """N(0, 0.02), drawn from a 128-bit hash of the word and the seed; the usual words are kept."""
+    digest = blake2b(word.encode("utf-8", "surrogatepass"), digest_size=16, key=f"{STREAM}:{seed}".encode())
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest.digest(), "little")))
+    vector = SPREAD * generator.standard_normal(width)
+    vector.flags.writeable = False
+    return vector

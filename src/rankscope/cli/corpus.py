@@ -1,0 +1,171 @@
+"""`rankscope measure --text`: a corpus, streamed, with what has been done kept whatever happens."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rankscope.cli.show import console, drawn, machine, progress, say, say_report, sparkline
+from rankscope.errors import RankscopeError, TokensError
+from rankscope.files import writable_folder
+
+if TYPE_CHECKING:
+    from rankscope.nets import Transformer
+    from rankscope.profiles import Gatherer, Summary
+    from rankscope.sources import Excerpts
+
+CHARACTERS = 64
+"""An excerpt is read up to so many characters a token: no vocabulary has words as long on the average."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What is to be read, and how."""
+
+    path: str
+    split: str
+    field: str
+    limit: int | None
+    batch: int
+    tokens: int
+
+
+def measure_text(
+    net: "Transformer",
+    corpus: Corpus,
+    variants: list[str],
+    metrics: list[str],
+    arithmetics: list[str],
+    output: Path | None,
+    about: dict[str, Any],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Stream the corpus, then print and write its summary. What ends it early, Ctrl-C or a bad line, is said
+    after that of what was done."""
+    from rankscope.cli.measure import fallbacks, title_of, write_run
+    from rankscope.nets import named_variant
+    from rankscope.sources import excerpts
+    from rankscope.sources.texts import LONGEST
+
+    texts = excerpts(
+        corpus.path, corpus.split, corpus.field, longest=max(LONGEST, CHARACTERS * corpus.tokens)
+    )
+    nets = {name: named_variant(net, name) for name in variants}
+    checkpoint = None
+    if output is not None:
+        writable_folder(output)
+        checkpoint = output / "checkpoint.npz"
+    gathered, end = _gathered(nets, texts, corpus, metrics, arithmetics, checkpoint, quiet or as_json)
+    if gathered is None or not gathered.excerpts:
+        raise end or TokensError(f"{corpus.path} must hold an excerpt with a token; it holds none")
+    summary = gathered.summary()
+    text = {
+        "path": corpus.path, "split": corpus.split, "field": corpus.field, "limit": corpus.limit,
+        "tokens": corpus.tokens, "batch": corpus.batch, "read_to_the_end": end is None,
+        "excerpts_cut": texts.cut,
+    }  # fmt: skip
+    summary.manifest.update(**about, text=text)
+    written = None if output is None else write_run(summary, output, title_of(net))
+    if as_json:
+        machine({"manifest": summary.manifest, "table": summary.table.to_dicts()})
+    else:
+        console().print(summary_table(summary, metrics[0]))
+        say(*fallbacks(summary))
+        if summary.quantiles != "exact":
+            say(f"Quantiles: {summary.quantiles}.")
+        if written and not quiet:
+            say_report(written)
+    if end is not None:
+        again = "no checkpoint without -o" if output is None else "the same command goes on from here"
+        stopped = f"rankscope: stopped after {summary.excerpts} excerpts; {again}"
+        Console(stderr=True, highlight=False, soft_wrap=True).print(stopped, markup=False)
+        raise end
+
+
+def _gathered(
+    nets: dict[str, "Transformer"],
+    texts: "Excerpts",
+    corpus: Corpus,
+    metrics: list[str],
+    arithmetics: list[str],
+    checkpoint: Path | None,
+    quiet: bool,
+) -> tuple["Gatherer | None", BaseException | None]:
+    """What was gathered, and what ended it early, if anything did."""
+    from rankscope.profiles.corpus import gathering
+
+    gathered = None
+    try:
+        with _bar(texts, corpus.limit, quiet) as tell:
+            for gathered in gathering(
+                nets, islice(texts, corpus.limit), metrics=metrics, arithmetic=arithmetics,
+                length=corpus.tokens, batch=corpus.batch, checkpoint=checkpoint,
+            ):  # fmt: skip
+                tell(gathered.excerpts)
+    except (KeyboardInterrupt, RankscopeError) as end:
+        return gathered, end
+    return gathered, None
+
+
+@contextmanager
+def _bar(texts: "Excerpts", limit: int | None, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Progress by what has been read, or by the limit where that will be met first."""
+    with progress(quiet) as start:
+        bar = start("excerpts")
+
+        def tell(done: int) -> None:
+            shares = [(done, limit), (texts.bytes_read, texts.bytes_total)]
+            known = [(part, whole) for part, whole in shares if whole]
+            if known:
+                bar(*max(known, key=lambda share: share[0] / share[1]), f"{done} excerpts")
+            else:
+                bar(done, None, f"{done} excerpts")
+
+        yield tell
+
+
+def summary_table(summary: "Summary", metric: str) -> Table:
+    """A line per variant and arithmetic: the medians as a curve, its ends with their quartiles, and the share
+    of values at the last layer that are only noise."""
+    from rankscope.figures import power
+    from rankscope.metrics import metric as metric_named
+
+    each, several = metric_named(metric), len(summary.arithmetics) > 1
+    first = 0 if each.of == "tokens" else 1  # there is no attention at layer 0
+    title = f"{metric}: {each.symbol}, median of {summary.excerpts} excerpts"
+    beneath = "Beneath each median the quartiles."
+    table = Table(title=title, title_justify="left", caption=beneath, caption_justify="left", box=None)
+    table.add_column("variant", overflow="fold")
+    if several:
+        table.add_column("arithmetic", no_wrap=True)
+    table.add_column(f"layers {first} →", no_wrap=True)
+    for heading in ("first", "last") if several else ("first", "middle", "last"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("at floor", justify="right", no_wrap=True)
+    for variant, arithmetic in summary.lines(metric):
+        low, median, high = (
+            summary.curve(metric, f"log10_{name}", variant=variant, arithmetic=arithmetic)[first:].tolist()
+            for name in ("q25", "q50", "q75")
+        )
+        noise = summary.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic)
+        places = [0, -1] if several else [0, len(median) // 2, -1]
+        cells = [f"{power(median[k])}\n[dim]{_range(power(low[k]), power(high[k]))}[/dim]" for k in places]
+        table.add_row(
+            variant,
+            *([arithmetic] if several else []),
+            sparkline(drawn(median)),
+            *cells,
+            f"{float(noise[-1]):.0%}" if float(noise[-1]) else "",
+        )
+    return table
+
+
+def _range(low: str, high: str) -> str:
+    """One line where it is short, two where it is not."""
+    return f"{low}–{high}" if len(low) + len(high) < 13 else f"{low}–\n{high}"

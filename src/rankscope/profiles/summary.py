@@ -1,0 +1,144 @@
+"""`Summary`: what many excerpts have in common, kept in a memory that does not grow with their number.
+
+One row per variant, arithmetic, layer, head and metric, with the statistics over excerpts:
+
+    count · mean · deviation · least · q05 · q25 · q50 · q75 · q95 · most      of the value
+    the same, named log10_...                                                 of its log10
+    zeros · not_finite · below_floor · floor
+
+A log10 does not underflow where its value does. An excerpt whose value is exactly zero has no finite log10:
+`zeros` counts these, and they stay out of `log10_mean`, though not out of quantiles. An excerpt that
+overflowed has no value at all: `not_finite` counts these. `below_floor` is the share of values that are
+rounding noise, `floor` the mean floor beneath them.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import polars as pl
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope.errors import FileError, MetricError, one_of
+from rankscope.files import atomic
+from rankscope.profiles.manifest import Manifest
+from rankscope.profiles.profile import only
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROW = ["variant", "arithmetic", "layer", "head", "metric"]
+QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
+STATISTICS = ["count", "mean", "deviation", "least", *QUANTILES, "most"]
+LOGS = [f"log10_{name}" for name in STATISTICS]
+SCHEMA: dict[str, type[pl.DataType]] = {
+    "variant": pl.String,
+    "arithmetic": pl.String,
+    "layer": pl.Int64,
+    "head": pl.Int64,
+    "metric": pl.String,
+    **{name: pl.Int64 if name.endswith("count") else pl.Float64 for name in [*STATISTICS, *LOGS]},
+    "zeros": pl.Int64,
+    "not_finite": pl.Int64,
+    "below_floor": pl.Float64,
+    "floor": pl.Float64,
+}
+KEY = "rankscope-summary"
+"""Where the manifest lies in the Parquet file's metadata."""
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """Statistics over excerpts of one or more networks, layer by layer."""
+
+    table: pl.DataFrame
+    manifest: Manifest
+
+    @property
+    def excerpts(self) -> int:
+        """How many were measured."""
+        return int(self.manifest["excerpts"])
+
+    @property
+    def quantiles(self) -> str:
+        """What the quantiles are of, in words."""
+        return str(self.manifest["quantiles"])
+
+    @property
+    def variants(self) -> list[str]:
+        """The networks in the table, in order."""
+        return self.table["variant"].unique(maintain_order=True).to_list()
+
+    @property
+    def arithmetics(self) -> list[str]:
+        """The arithmetics in the table, in order."""
+        return self.table["arithmetic"].unique(maintain_order=True).to_list()
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics in the table, in the order they were asked for."""
+        found = self.table["metric"].unique(maintain_order=True).to_list()
+        asked = self.manifest["networks"][0]["metrics"]
+        return sorted(found, key=lambda name: asked.index(name) if name in asked else len(asked))
+
+    def lines(self, metric: str) -> list[tuple[str, str]]:
+        """The (variant, arithmetic) pairs that have this metric, in order."""
+        rows = self.table.filter(metric=only("metric", metric, self.metrics))
+        return rows.select("variant", "arithmetic").unique(maintain_order=True).rows()
+
+    def curve(
+        self, metric: str, column: str = "q50", *, variant: str | None = None, arithmetic: str | None = None
+    ) -> Float[Tensor, " layer"]:
+        """A statistic by layer, the median if none is named; of attention and heads its mean over heads, NaN
+        at layer 0."""
+        if column not in SCHEMA or column in ROW:
+            raise MetricError(one_of("column", column, [name for name in SCHEMA if name not in ROW]))
+        rows = self.table.filter(
+            metric=only("metric", metric, self.metrics),
+            variant=only("variant", variant, self.variants),
+            arithmetic=only("arithmetic", arithmetic, self.arithmetics),
+        )
+        means = rows.group_by("layer", maintain_order=True).agg(pl.col(column).cast(pl.Float64).mean())
+        curve = torch.full((1 + max(means["layer"].to_list()),), torch.nan, dtype=torch.float64)
+        curve[means["layer"].to_list()] = torch.tensor(
+            means[column].fill_null(torch.nan).to_list(), dtype=torch.float64
+        )
+        return curve
+
+    def at_floor(
+        self, metric: str, *, variant: str | None = None, arithmetic: str | None = None
+    ) -> Bool[Tensor, " layer"]:
+        """By layer: whether the median is noise, as at least half of the values lie at their floor."""
+        return self.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic) >= 0.5
+
+    def plot(self, metric: str | None = None, *, log: bool | None = None) -> "Figure":
+        """The median by layer (of the first metric, if left out), with bands of a half and of nine tenths of
+        the excerpts, floors drawn; `log=None` decides by range."""
+        from rankscope.profiles.bands import plot_summary
+
+        return plot_summary(self, only("metric", metric or self.metrics[0], self.metrics), log)
+
+    def save(self, path: str | Path) -> Path:
+        """Write one Parquet file, manifest inside, atomically."""
+        with atomic(path) as temporary:
+            self.table.write_parquet(temporary, metadata={KEY: json.dumps(self.manifest)})
+        return Path(path)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Summary":
+        """The summary that `save` wrote."""
+        if not Path(path).is_file():
+            raise FileError(f"a summary is read from a Parquet file; there is none at {path}")
+        try:
+            metadata = pl.read_parquet_metadata(path)
+            table = pl.read_parquet(path, glob=False)
+        except (pl.exceptions.PolarsError, OSError) as error:
+            raise FileError(
+                f"{path} must be a Parquet file written by Summary.save; it cannot be read ({error})"
+            ) from error
+        if KEY not in metadata or table.schema != pl.Schema(SCHEMA):
+            raise FileError(f"{path} must be a summary written by Summary.save; it is another kind of table")
+        return cls(table, json.loads(metadata[KEY]))

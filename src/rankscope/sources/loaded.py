@@ -1,0 +1,80 @@
+"""The origin of a network that was loaded: its tokenizer, its embedding, its parity."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope.errors import RankscopeError, TokensError
+from rankscope.nets import Encoded, Inputs
+from rankscope.sources.embedding import Embedding, ImageEmbedding
+from rankscope.sources.parity import Parity
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """What a loaded network remembers."""
+
+    name: str
+    """What was given to `load`, or the class of an in-memory model."""
+    family: str
+    embedding: Embedding
+    parity: Parity
+    find_tokenizer: Callable[[], Any]
+    """Reads the tokenizer; called once, when text is first encoded."""
+    details: dict[str, Any]
+    """Model type, revision and the like, for the manifest."""
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The model's own."""
+        return self.find_tokenizer()
+
+    def encode(self, inputs: Inputs, length: int, padding: Tensor | None = None) -> Encoded:
+        """Tokenised as the model does, special tokens and all."""
+        if isinstance(inputs, Tensor):
+            cut = inputs if isinstance(self.embedding, ImageEmbedding) else inputs[:, :length]
+            return self.embedding.embed(cut, None if padding is None else padding[:, :length])
+        if isinstance(self.embedding, ImageEmbedding):
+            raise TokensError(
+                f"{self.name} sees images: encode takes a floating tensor [batch, channel, y, x]; got text"
+            )
+        lists = self.ids([inputs] if isinstance(inputs, str) else inputs, length)
+        if not any(lists):
+            raise TokensError(f"at least one text must hold a token; received {len(lists)} texts without any")
+        longest = max(map(len, lists))
+        ids = torch.tensor([each + [0] * (longest - len(each)) for each in lists])
+        number = torch.tensor([len(each) for each in lists])
+        return self.embedding.embed(ids, torch.arange(longest)[None] >= number[:, None])
+
+    def ids(self, texts: Sequence[str], length: int) -> list[list[int]]:
+        """Token ids of each text, cut to `length`."""
+        if not texts:
+            return []
+        return list(self.tokenizer(list(texts), truncation=True, max_length=length)["input_ids"])
+
+    def words(self, texts: Sequence[str], length: int) -> list[list[str]]:
+        """The tokens of each text, readable: subwords as the tokenizer writes them."""
+        return [list(self.tokenizer.convert_ids_to_tokens(ids)) for ids in self.ids(texts, length)]
+
+    def described(self) -> dict[str, Any]:
+        """For the manifest."""
+        return {
+            "name": self.name,
+            "weights": "trained",
+            "family": self.family,
+            "parity": self.parity.described(),
+            **self.details,
+        }
+
+
+def no_tokenizer(error: RankscopeError) -> Callable[[], Any]:
+    """For a model that came without: says so when text is first encoded."""
+
+    def find() -> Any:
+        raise error
+
+    return find

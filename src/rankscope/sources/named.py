@@ -1,0 +1,18 @@
+"""A network by what a command line calls it."""
+
+from pathlib import Path
+
+from rankscope.nets import Architecture, Transformer
+from rankscope.sources.fresh import fresh, untrained
+from rankscope.sources.load import load
+from rankscope.sources.presets import PRESETS
+
+
+def named_network(model: str, seed: int = 0, init: str = "bert") -> Transformer:
+    """A usual size (`bert-base`: random weights), a JSON file of an architecture (random weights), or what
+    `load` takes: `minilm`, a directory, an id on the hub."""
+    if model in PRESETS:
+        return fresh(model, seed=seed, init=init)
+    if model.endswith(".json") or Path(model).is_file():
+        return untrained(Architecture.read(model), Path(model).stem, seed, init)
+    return load(model)

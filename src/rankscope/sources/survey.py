@@ -1,0 +1,49 @@
+"""Parity of every family, measured: small random models, each loaded and held against itself."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from rankscope.sources.families import FAMILIES
+from rankscope.sources.load import load
+from rankscope.sources.parity import Parity
+
+
+class Surveyed(NamedTuple):
+    """One config of one family."""
+
+    family: str
+    config: str
+    """What sets it apart within the family."""
+    types: tuple[str, ...]
+    parity: Parity
+
+
+def survey(progress: Callable[[int, int], None] | None = None) -> list[Surveyed]:
+    """Every config of every family."""
+    cases = [(family, label) for family in FAMILIES.values() for label in family.tiny()]
+    found = []
+    for done, (family, label) in enumerate(cases, 1):
+        net: Any = load(random_model(family.name, label))
+        found.append(Surveyed(family.name, label, family.types, net.origin.parity))
+        if progress is not None:
+            progress(done, len(cases))
+    return found
+
+
+def random_model(name: str, label: str, seed: int = 0) -> Any:
+    """A small model of a family in float64, with every parameter moved off its initial zero or one."""
+    import transformers
+
+    family = FAMILIES[name]
+    kind: Any = getattr(transformers, family.loader)
+    config = family.tiny()[label]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+        model = model.double().eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.1 * torch.randn_like(parameter)
+    return model

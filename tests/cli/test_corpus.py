@@ -1,0 +1,120 @@
+"""`rankscope measure --text` as a person or a program meets it."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.profiles import Summary
+from rankscope.sources import bundled_excerpts
+
+COMMAND = [sys.executable, "-c", "from rankscope.cli import main; main()", "measure", "bert-tiny"]
+SHORT = ["--tokens", "8", "--variants", "san,transformer", "--batch", "8"]
+LINES = [" ".join(text.split()[:12]) for text in bundled_excerpts(12)[:60]]
+
+
+def rankscope(*arguments: str, cwd: Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*COMMAND, *SHORT, *arguments], capture_output=True, text=True, cwd=cwd, input=text, timeout=300,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    (tmp_path / "corpus.txt").write_text("\n".join(LINES))
+    return tmp_path
+
+
+def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
+    here = ["--text", "corpus.txt", "--split", "line", "-o", "out"]
+    done = rankscope(*here, "--limit", "20", cwd=corpus)
+    assert done.returncode == 0, done.stderr
+    assert "median of 20 excerpts" in done.stdout and done.stderr == ""
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    for variant in ("san", "transformer"):
+        assert f" {variant} " in done.stdout
+    assert done.stdout.splitlines()[-1] == "Report: out/report.html"
+    names = {path.name for path in (corpus / "out").iterdir()}
+    assert {"summary.parquet", "manifest.json", "report.html", "checkpoint.npz", "mu.png"} <= names
+    assert Summary.read(corpus / "out" / "summary.parquet").excerpts == 20
+    manifest = json.loads((corpus / "out" / "manifest.json").read_text())
+    assert manifest["text"]["limit"] == 20 and manifest["text"]["read_to_the_end"]
+    html = (corpus / "out" / "report.html").read_text()
+    assert "median over 20 excerpts" in html and "over excerpts, at the last layer" in html
+
+    longer = rankscope(*here, "--json", cwd=corpus)
+    anew = rankscope("--text", "corpus.txt", "--split", "line", "--json", cwd=corpus)
+    assert json.loads(longer.stdout)["table"] == json.loads(anew.stdout)["table"]
+    assert json.loads(anew.stdout)["manifest"]["excerpts"] == len(LINES)
+
+    other = rankscope(*here, "--seed", "1", cwd=corpus)
+    assert other.returncode == 2 and len(other.stderr.splitlines()) == 1
+    assert "must be the checkpoint of this run; it is of one with other variants, embedding" in other.stderr
+
+
+def test_stdin_folders_and_json_lines_give_the_same(corpus: Path) -> None:
+    (corpus / "folder").mkdir()
+    records = [json.dumps({"body": line}) for line in LINES[:10]]
+    (corpus / "folder" / "a.jsonl").write_text("\n".join(records[:4]))
+    (corpus / "folder" / "b.jsonl").write_text("\n".join(records[4:]))
+    folder = rankscope("--text", "folder", "--field", "body", "--json", cwd=corpus)
+    piped = rankscope("--text", "-", "--json", cwd=corpus, text="\n".join(LINES[:10]))
+    assert json.loads(folder.stdout)["table"] == json.loads(piped.stdout)["table"] != []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--text", "absent.txt"], "there is none at absent.txt"),
+        (["--text", "corpus.txt", "--split", "lines"], "split must be one of auto, paragraph, line, jsonl"),
+        (["--text", "-", "--split", "jsonl"], "stdin, line 1: each line must be a JSON object"),
+        (["--text", "corpus.txt", "--metrics", "mew"], "metric must be one of"),
+        (["--text", "corpus.txt", "--arithmetic", "float8"], "arithmetic must be one of"),
+        (
+            ["--text", "corpus.txt", "-o", "corpus.txt"],
+            "corpus.txt must be a place that can be written",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(corpus: Path, arguments: list[str], sentence: str) -> None:
+    done = rankscope(*arguments, cwd=corpus, text="no json")
+    assert done.returncode == 2 and sentence in done.stderr, done.stderr
+    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+
+
+def test_ctrl_c_leaves_what_was_done_and_the_command_goes_on(corpus: Path) -> None:
+    """The last line is longer than a pipe holds: once it is written, the run has come to it and waits there
+    for its end, with two chunks of eight behind it."""
+    # As from a shell: what runs in the background may have been told to ignore Ctrl-C.
+    run = subprocess.Popen(
+        [*COMMAND, *SHORT, "--text", "-", "-o", "out"], cwd=corpus, text=True, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert run.stdin is not None
+    run.stdin.write("\n".join(LINES[:16]) + "\n" + "endless " * 2**18)
+    run.stdin.flush()
+    run.send_signal(signal.SIGINT)
+    out, said = run.communicate(timeout=120)
+    assert run.returncode == 130, said
+    assert "median of 16 excerpts" in out
+    assert "stopped after 16 excerpts; the same command goes on from here" in said
+    again = rankscope("--text", "-", "-o", "out", "--json", cwd=corpus, text="\n".join(LINES))
+    once = rankscope("--text", "-", "--json", cwd=corpus, text="\n".join(LINES))
+    assert json.loads(again.stdout)["table"] == json.loads(once.stdout)["table"]
+
+
+def test_a_bad_line_far_down_is_said_after_what_was_done(corpus: Path) -> None:
+    (corpus / "bad.txt").write_bytes("\n".join(LINES[:20]).encode() + b"\n\xff\n")
+    done = rankscope("--text", "bad.txt", "--split", "line", "-o", "out", cwd=corpus)
+    assert done.returncode == 2 and "median of 16 excerpts" in done.stdout
+    assert done.stderr.splitlines() == [
+        "rankscope: stopped after 16 excerpts; the same command goes on from here",
+        "rankscope: bad.txt, line 21: text must be UTF-8; byte 0xff is not: save it as UTF-8, or leave out "
+        "what is no text",
+    ]
+    assert Summary.read(corpus / "out" / "summary.parquet").excerpts == 16

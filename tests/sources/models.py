@@ -1,0 +1,15 @@
+"""Small real models of every family."""
+
+from typing import Any
+
+from rankscope.sources.families import FAMILIES
+from rankscope.sources.survey import random_model
+
+CASES = [(name, label) for name, family in FAMILIES.items() for label in family.tiny()]
+
+
+def model_of(name: str, label: str, seed: int = 5) -> Any:
+    """In float64, with eager attention."""
+    model = random_model(name, label, seed)
+    model.set_attn_implementation("eager")
+    return model

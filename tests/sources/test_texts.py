@@ -1,0 +1,155 @@
+"""Corpora as they come: long, broken, nested, endless."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.errors import FileError
+from rankscope.sources import excerpts
+from rankscope.sources.texts import LONGEST, PIECE
+
+PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="\0\ufeff"), max_size=60)
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=20))
+def test_paragraphs_and_lines_are_those_of_a_whole_reading(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
+) -> None:
+    text = "\n".join([*parts, "end"])
+    path = tmp_path_factory.mktemp("t") / "a.txt"
+    path.write_bytes(text.encode())
+    lines = text.split("\n")
+    assert list(excerpts(path, "line")) == [line.strip() for line in lines if line.strip()]
+    paragraphs = "\n".join(line if line.strip() else "\0" for line in lines).split("\0")
+    assert list(excerpts(path)) == [part.strip() for part in paragraphs if part.strip()]
+
+
+@given(st.lists(PLAIN, max_size=10))
+def test_fields_of_json_lines(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
+    path = tmp_path_factory.mktemp("t") / "a.jsonl"
+    path.write_text("".join(json.dumps({"id": 1, "body": text}) + "\n" for text in [*texts, "end"]))
+    assert list(excerpts(path, field="body")) == [text.strip() for text in [*texts, "end"] if text.strip()]
+
+
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/z.md", "a/b/c.jsonl", "c.TXT", ".hidden/x.txt", "a/.y.txt", "d.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"text": name}) if name.endswith("jsonl") else name
+        (tmp_path / name).write_text(text)
+    assert list(excerpts(tmp_path)) == ["a/b/c.jsonl", "a/z.md", "b.txt", "c.TXT"]
+
+
+def test_how_far_the_reading_has_come_is_known(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "b.txt").write_text("three")
+    corpus = excerpts(tmp_path)
+    assert corpus.bytes_total == 14 and corpus.bytes_read == 0
+    assert next(corpus) == "one" and 0 < corpus.bytes_read < 14
+    assert list(corpus) == ["two", "three"] and corpus.bytes_read == 14
+
+
+def test_windows_text_and_its_mark_are_understood(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes("\ufeffone\r\nhalf\r\n\r\ntwo\r\n".encode())
+    assert list(excerpts(path)) == ["one\r\nhalf", "two"]
+
+
+@pytest.mark.parametrize("split", ["line", "paragraph"])
+def test_what_is_too_long_is_cut_and_the_next_is_found(tmp_path: Path, split: str) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\n".join([b" " * 3 * PIECE, b"ab" * PIECE * 2, b"", b"next", b""]))
+    corpus = excerpts(path, split)
+    assert list(corpus) == [("ab" * LONGEST)[:LONGEST], "next"]
+    assert corpus.cut == 1
+    assert list(excerpts(path, split, longest=3)) == ["aba", "nex"]
+
+
+def test_a_character_across_two_pieces_survives(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"x" * (PIECE - 1) + "é".encode() + b"y")
+    assert next(excerpts(path, longest=2 * PIECE))[-3:] == "xéy"
+
+
+def test_an_endless_pipe_is_read_as_far_as_it_is_asked(tmp_path: Path) -> None:
+    """`yes` never ends: neither reading its excerpts nor one endless line may wait for it to."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pipe.open("r+b", buffering=0) as end:  # both ends open: no one waits
+        end.write(b"one\n\ntwo\n")
+        corpus = excerpts(pipe, "line")
+        assert (next(corpus), next(corpus), corpus.bytes_total) == ("one", "two", None)
+    code = "from rankscope.sources import excerpts; e = excerpts('-'); print(next(e), next(e))"
+    with subprocess.Popen(["yes", "call me"], stdout=subprocess.PIPE) as endless:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdin=endless.stdout, capture_output=True, check=True
+        )
+        endless.kill()
+    assert done.stdout == b"call me call me\n"
+
+
+def test_lines_come_from_stdin_and_json_if_asked() -> None:
+    code = "import sys; from rankscope.sources import excerpts; print([*excerpts('-', *sys.argv[1:])])"
+
+    def read(text: str, *arguments: str) -> str:
+        command = [sys.executable, "-c", code, *arguments]
+        return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+    assert read("one\ntwo\n\nthree") == "['one', 'two', 'three']\n"
+    assert read("one\ntwo\n\nthree", "paragraph") == "['one\\ntwo', 'three']\n"
+    assert read('{"a": "b"}\n', "jsonl", "a") == "['b']\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("a.txt", b"good\n\nb\xe9d", r"a.txt, line 3: text must be UTF-8; byte 0xe9 is not"),
+        ("a.txt", "cut short é".encode()[:-1], r"a.txt, line 1: text must be UTF-8; byte 0xc3 is not"),
+        ("a.txt", "utf-16".encode("utf-16-le"), r"a.txt, line 1: .* zero bytes, as binary files"),
+        ("a.txt", b" \n\t\n", r"must hold at least one excerpt; there is no text in it"),
+        ("a.jsonl", b'{"text": "a"}\n{"text', r"a.jsonl, line 2: each line must be a JSON object"),
+        ("a.jsonl", b"[1]", r"a.jsonl, line 1: each line must be a JSON object; this one is a list"),
+        ("a.jsonl", b'{"a": 1, "b": 2}', r"must have the field 'text'; it has 'a', 'b': name the one"),
+        ("a.jsonl", b"{}", r"must have the field 'text'; it has none"),
+        ("a.jsonl", b'{"text": 3}', r"line 1: the field 'text' must hold text; it holds a number"),
+        ("a.jsonl", b"[" * 100_000, r"line 1: each line must be a JSON object"),
+        ("a.jsonl", b"\n\n", r"must hold at least one excerpt"),
+        ("a.py", b"text", r"the folder .* must hold .txt, .jsonl, .md files; it holds none"),
+    ],
+)
+def test_a_corpus_that_is_none_is_a_sentence(
+    tmp_path: Path, name: str, content: bytes, sentence: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(FileError, match=sentence) as said:
+        list(excerpts(tmp_path))
+    assert len(str(said.value).splitlines()) == 1
+
+
+def test_what_came_before_a_mistake_is_given(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"good\n\nb\xe9d")
+    corpus = excerpts(tmp_path)
+    assert next(corpus) == "good"
+    with pytest.raises(FileError):
+        next(corpus)
+
+
+def test_asking_for_what_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match=re.escape(f"there is none at {tmp_path / 'absent'}")):
+        excerpts(tmp_path / "absent")
+    with pytest.raises(FileError, match="split must be one of auto, .*did you mean 'line'"):
+        excerpts(tmp_path, "lines")
+    with pytest.raises(FileError, match="longest must be at least 1 character; got 0"):
+        excerpts(tmp_path, longest=0)
+
+
+def test_half_a_character_in_json_becomes_a_mark(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b \\ud83d\\ude00"}')
+    (text,) = excerpts(tmp_path / "a.jsonl")
+    assert text.encode().decode() == text and text.endswith("b 😀")
