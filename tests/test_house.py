@@ -15,6 +15,7 @@ FLOORS = [
     "deviation",
     "profiles",
     "sources",
+    "live",
     "report",
     "cli",
 ]
@@ -46,7 +47,8 @@ def test_imports_go_one_way() -> None:
 
 
 def test_the_public_names_are_exactly_these() -> None:
-    assert set(rankscope.__all__) == {"Architecture", "Profile", "Transformer", "fresh", "load", "measure"}
+    names = {"Architecture", "Profile", "Transformer", "fresh", "load", "measure", "watch"}
+    assert set(rankscope.__all__) == names
     for name in rankscope.__all__:
         assert getattr(rankscope, name).__module__.startswith("rankscope.")
     assert dir(rankscope) == sorted(rankscope.__all__)

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankscope.live import watch
     from rankscope.nets import Architecture, Transformer
     from rankscope.profiles import Profile, measure
     from rankscope.sources import fresh, load
@@ -16,8 +17,9 @@ _HOME = {
     "measure": "profiles",
     "fresh": "sources",
     "load": "sources",
+    "watch": "live",
 }
-__all__ = ["Architecture", "Profile", "Transformer", "fresh", "load", "measure"]
+__all__ = ["Architecture", "Profile", "Transformer", "fresh", "load", "measure", "watch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@
     ├── WeightsError               tensors that do not fit their architecture
     ├── TokensError                tokens or padding of the wrong shape, dtype or content
     ├── MetricError                a metric that does not exist or does not apply
+    ├── WatchError                 a live model that cannot be watched so
     ├── FileError                  a file that is missing, damaged or of another kind
     ├── SourceError                a model that cannot be loaded, or is not what its family says
     │   ├── ParityError            the canonical network does not compute what the original does
@@ -41,6 +42,10 @@ class TokensError(RankscopeError, ValueError):
 
 class MetricError(RankscopeError, ValueError):
     """A metric that does not exist or does not apply."""
+
+
+class WatchError(RankscopeError, RuntimeError):
+    """A live model that cannot be watched so."""
 
 
 class FileError(RankscopeError, OSError):

@@ -31,13 +31,20 @@ def centred(
     """res(X) about the chosen centre; padded rows are zero."""
     if centre not in get_args(Centre):
         raise MetricError(one_of("centre", centre, get_args(Centre)))
-    x = centre_of(tokens, MINIMISER.get(norm, centre) if centre == "argmin" else centre)
-    return (tokens.X - x[..., None, :]).masked_fill(~tokens.real[..., None], 0.0)
+    about = MINIMISER.get(norm, centre) if centre == "argmin" else centre
+    if about == "mean":
+        return tokens.once("about the mean", lambda: _about(tokens, centre_of(tokens, "mean")))
+    return _about(tokens, centre_of(tokens, about))
+
+
+def _about(tokens: Tokens, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch token width"]:
+    deviation = tokens.X - x[..., None, :]
+    return deviation if tokens.whole else deviation.masked_fill(~tokens.real[..., None], 0.0)
 
 
 def centre_of(tokens: Tokens, centre: Centre) -> Float[Tensor, "*batch width"]:
     """The common token x; zero for a sample without tokens."""
-    X, real, number, _ = tokens
+    X, real, number = tokens.X, tokens.real, tokens.number
     if centre == "mean":
         return X.sum(-2) / number.clamp(min=1)[..., None]
     if centre == "midrange" and X.shape[-2]:

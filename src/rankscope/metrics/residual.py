@@ -17,7 +17,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.metrics.centre import Centre, Norm, centred
-from rankscope.metrics.tokens import TokensLike, Values, nan_where_empty, ratio, tokens
+from rankscope.metrics.tokens import (
+    Tokens,
+    TokensLike,
+    Values,
+    nan_where_empty,
+    norm_in_range,
+    ratio,
+    tokens,
+)
 
 Matrix = Float[Tensor, "*batch token width"]
 
@@ -68,12 +76,28 @@ NORMS = {
 def token_norm(X: TokensLike, padding: Tensor | None = None, *, norm: Norm) -> Values:
     """The norm of X itself: the scale against which the relative forms are taken."""
     ready = tokens(X, padding)
-    return nan_where_empty(NORMS[norm](ready.X), ready.number)
+    if norm == "frobenius" and _narrow(ready):
+        return nan_where_empty(norm_in_range(ready), ready.number)
+    size = ready.once(f"{norm} norm", lambda: NORMS[norm](ready.X))
+    return nan_where_empty(size, ready.number)
+
+
+def _narrow(ready: Tokens) -> bool:
+    """Whether X came in a dtype of smaller range than float64: its squares stay in range."""
+    return ready.unit > torch.finfo(torch.float64).eps
 
 
 def _residual(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:
     ready = tokens(X, padding)
-    return nan_where_empty(NORMS[norm](centred(ready, centre, norm)), ready.number)
+    what = f"{norm} norm of the residual about the {centre}"
+    size = ready.once(what, lambda: _of_deviation(ready, centred(ready, centre, norm), norm))
+    return nan_where_empty(size, ready.number)
+
+
+def _of_deviation(ready: Tokens, R: Matrix, norm: Norm) -> Values:
+    if norm == "frobenius" and _narrow(ready):
+        return torch.linalg.vector_norm(R, dim=(-2, -1))
+    return NORMS[norm](R)
 
 
 def _relative(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm) -> Values:

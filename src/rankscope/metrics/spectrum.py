@@ -18,6 +18,8 @@ Every rank of the zero matrix is 0; without tokens there is none: NaN. `eps` is 
 arithmetic that made X: its dtype's own unless `unit` says otherwise.
 """
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -112,7 +114,7 @@ def residual_singular_ratio(X: TokensLike, padding: Tensor | None = None) -> Val
 
 def _residual(X: TokensLike, padding: Tensor | None) -> Tokens:
     ready = tokens(X, padding)
-    return ready._replace(X=centred(ready))
+    return replace(ready, X=centred(ready), memo={})
 
 
 def _values(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tensor]:

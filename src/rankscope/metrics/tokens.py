@@ -5,7 +5,8 @@ is padding (Hugging Face's `attention_mask == 0`). Padded rows are set to zero h
 counted afterwards, so a padded batch gives what each sequence gives alone.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,8 +17,9 @@ from rankscope.errors import TokensError
 Values = Float[Tensor, "*batch"]
 
 
-class Tokens(NamedTuple):
-    """Tokens ready to be measured."""
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """Tokens ready to be measured, once or by many metrics: what several of them need is computed once."""
 
     X: Float[Tensor, "*batch token width"]
     """float64, zero at padded tokens."""
@@ -27,6 +29,15 @@ class Tokens(NamedTuple):
     """Real tokens of each sample."""
     unit: float
     """The eps of the dtype they came in."""
+    whole: bool = False
+    """Whether every token is known to count."""
+    memo: dict[str, Tensor] = field(default_factory=dict)
+
+    def once(self, what: str, compute: Callable[[], Tensor]) -> Tensor:
+        """The tensor of this name, computed at the first call; not to be changed in place."""
+        if what not in self.memo:
+            self.memo[what] = compute()
+        return self.memo[what]
 
 
 TokensLike = Tensor | Tokens
@@ -74,7 +85,34 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
             f"tokens must be finite; {where} holds NaN or infinity: "
             "measure an earlier layer, or compute in a wider dtype"
         )
-    return Tokens(X, real, real.sum(-1), unit)
+    return Tokens(X, real, real.sum(-1), unit, whole=padding is None)
+
+
+def tokens_of(
+    X: Float[Tensor, "*batch token width"], real: Bool[Tensor, "*batch token"]
+) -> tuple[Tokens, Bool[Tensor, "*batch"]]:
+    """Tokens ready to be measured, and the samples that hold NaN or infinity, which are taken as zero.
+
+    For states that a network has just made: nothing is refused, and off the CPU nothing is waited for.
+    """
+    near = X.device.type == "cpu"  # where looking costs nothing
+    whole = near and bool(real.all())
+    unit, X = unit_of(X.dtype), X.to(torch.float64)
+    if not whole:
+        X = X.masked_fill(~real[..., None], 0.0)
+    fine = torch.zeros(X.shape[:-2], dtype=torch.bool, device=X.device)
+    ready = Tokens(X, real, real.sum(-1), unit, whole)
+    if not X.numel() or (near and bool(norm_in_range(ready).isfinite().all())):
+        return ready, fine
+    # The least and the largest entry are NaN or infinite when any is.
+    least, largest = X.flatten(-2).aminmax(dim=-1)
+    broken = ~(least.isfinite() & largest.isfinite())
+    return Tokens(X.masked_fill(broken[..., None, None], 0.0), real, ready.number, unit, whole), broken
+
+
+def norm_in_range(ready: Tokens) -> Values:
+    """`||X||_F`, where its squares stay in range; infinite or NaN when an entry is."""
+    return ready.once("vector norm", lambda: torch.linalg.vector_norm(ready.X, dim=(-2, -1)))
 
 
 def real_tokens(

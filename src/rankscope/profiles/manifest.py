@@ -2,37 +2,49 @@
 
 import platform
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from typing import Any
-
-from rankscope.nets import Transformer
 
 Manifest = dict[str, Any]
 
 
 def manifest_of(
-    net: Transformer, variant: str, arithmetic: str, metrics: list[str], checks: dict[str, Any]
+    described: dict[str, Any],
+    device: str,
+    variant: str,
+    arithmetic: str,
+    metrics: list[str],
+    checks: dict[str, Any],
 ) -> Manifest:
-    """The manifest of one measured network; `checks` is what the run found about itself."""
+    """The manifest of one measured network.
+
+    `described` says which network it was: its `architecture` and `fingerprint`, both None where a live model
+    was looked at, which says its class, size and dtypes under `model` instead. `checks` is what the run found
+    about itself.
+    """
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("rankscope", "torch", "polars")},
-        },
+        "versions": dict(_versions()),
         "machine": f"{platform.system()} {platform.machine()}",
-        "device": str(net.device),
+        "device": device,
         "networks": [
             {
                 "variant": variant,
                 "arithmetic": arithmetic,
                 "metrics": metrics,
-                "fingerprint": net.fingerprint,
-                "architecture": net.arch.to_dict(),
+                **described,
                 "checks": checks,
             }
         ],
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Read once: packages are looked up on disk."""
+    found = {name: version(name) for name in ("rankscope", "torch", "polars")}
+    return {"python": platform.python_version(), **found}
 
 
 def joined(manifests: list[Manifest]) -> Manifest:

@@ -3,21 +3,21 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import polars as pl
 import torch
 from torch import Tensor
 
 from rankscope.deviation import applies, propagate
 from rankscope.deviation.readings import read
 from rankscope.errors import MetricError, TokensError, one_of
-from rankscope.metrics import Metric, Reading, metric
+from rankscope.metrics import Metric, metric
 from rankscope.metrics.catalogue import ROUNDING
-from rankscope.metrics.tokens import real_tokens, tokens, unit_of
+from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.block import contributions
 from rankscope.nets.weights import Layer
 from rankscope.profiles.manifest import manifest_of
-from rankscope.profiles.profile import SCHEMA, Profile
+from rankscope.profiles.profile import Profile
+from rankscope.profiles.rows import Entry, Found, readings, row_sum_defect, table
 
 ARITHMETICS: dict[str, torch.dtype] = {
     "deviation": torch.float64,
@@ -35,7 +35,7 @@ class _Layer(NamedTuple):
     """What was read at one layer, and what the reader must know of it."""
 
     layer: int
-    readings: list[tuple[Metric, Reading]]
+    readings: Found
     row_sum_defect: float
     finite: bool
 
@@ -68,9 +68,7 @@ def measure(
     """
     if arithmetic not in ARITHMETICS:
         raise MetricError(one_of("arithmetic", arithmetic, ARITHMETICS))
-    if not metrics:
-        raise MetricError("measure must be given at least one metric; received none")
-    chosen = [metric(name) for name in dict.fromkeys([metrics] if isinstance(metrics, str) else metrics)]
+    chosen = chosen_metrics("measure", metrics)
     if batch < 1:
         raise TokensError(f"batch must be at least 1 sample; got {batch}")
     if not isinstance(X, Tensor) or not X.is_floating_point():
@@ -92,14 +90,14 @@ def measure(
         "first_layer_not_finite": None,
     }
     rounding = ROUNDING * unit_of(cast.dtype)
-    frames = []
+    entries: list[Entry] = []
     starts = range(0, len(X), batch)
     run = _in_deviations if arithmetic == "deviation" else _plainly
     with torch.no_grad():
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
             for found in run(cast, part, kept, chosen):
-                frames += [_frame(each, reading, found.layer, start) for each, reading in found.readings]
+                entries += [Entry(found.layer, start, *pair) for pair in found.readings]
                 defect = max(checks["largest_row_sum_defect"], found.row_sum_defect)
                 checks["largest_row_sum_defect"] = defect
                 if not found.finite and checks["first_layer_not_finite"] is None:
@@ -107,86 +105,45 @@ def measure(
                 if progress is not None:
                     progress(number * net.arch.layers + found.layer, len(starts) * net.arch.layers)
     checks["rows_sum_to_one"] = checks["largest_row_sum_defect"] <= rounding
-    columns = [pl.lit(variant).alias("variant"), pl.lit(arithmetic).alias("arithmetic")]
-    table = pl.concat(frames).with_columns(columns) if frames else pl.DataFrame(schema=SCHEMA)
+    described = {"fingerprint": net.fingerprint, "architecture": net.arch.to_dict()}
+    names = [each.name for each in chosen]
     return Profile(
-        table.select(list(SCHEMA)).cast(pl.Schema(SCHEMA)),
-        manifest_of(net, variant, arithmetic, [each.name for each in chosen], checks),
+        table(entries, variant, arithmetic),
+        manifest_of(described, str(net.device), variant, arithmetic, names, checks),
     )
+
+
+def chosen_metrics(who: str, metrics: str | Sequence[str]) -> list[Metric]:
+    """The metrics of these names, each once; at least one."""
+    if not metrics:
+        raise MetricError(f"{who} must be given at least one metric; received none")
+    return [metric(name) for name in dict.fromkeys([metrics] if isinstance(metrics, str) else metrics)]
 
 
 def _in_deviations(net: Transformer, X: Tensor, real: Tensor, chosen: list[Metric]) -> Iterator[_Layer]:
     for step in propagate(net, X, ~real):
         found = [(each, read(each, step)) for each in chosen]
-        defect = 0.0 if step.attention is None else _row_sum_defect(step.attention.matrix(), real)
-        readings = [(each, reading) for each, reading in found if reading is not None]
+        defect = 0.0 if step.attention is None else float(row_sum_defect(step.attention.matrix(), real))
+        there = [(each, reading) for each, reading in found if reading is not None]
         finite = all(bool(part.value.isfinite().all()) for part in (step.state.x, step.state.R))
-        yield _Layer(step.layer, readings, defect, finite)
+        yield _Layer(step.layer, there, defect, finite)
 
 
 def _plainly(net: Transformer, X: Tensor, real: Tensor, chosen: list[Metric]) -> Iterator[_Layer]:
     for step in net.steps(X, ~real):
-        broken = _broken(step.state, real)
-        defect = 0.0 if step.attention is None else _row_sum_defect(step.attention, real)
-        readings = list(_read_plainly(step, net.weights.layers, real, broken, chosen, unit_of(net.dtype)))
-        yield _Layer(step.layer, readings, defect, finite=not bool(broken.any()))
+        found, broken = _read_plainly(step, net.weights.layers, real, chosen, unit_of(net.dtype))
+        defect = 0.0 if step.attention is None else float(row_sum_defect(step.attention, real))
+        yield _Layer(step.layer, found, defect, finite=not bool(broken.any()))
 
 
 def _read_plainly(
-    step: Step, layers: Sequence[Layer], real: Tensor, broken: Tensor, chosen: list[Metric], unit: float
-) -> Iterator[tuple[Metric, Reading]]:
-    """Every metric of one step; a sample that is no longer finite has NaN."""
-    ready = tokens(step.state.masked_fill(broken[:, None, None], 0.0), ~real)
-    for each in chosen:
-        if each.of == "tokens":
-            yield each, _with_holes(each.read(ready, unit=unit), broken)
-        elif each.of == "heads" and step.heads is not None:
-            added = contributions(layers[step.layer - 1], step.heads)
-            unsaid = _broken(added, real[:, None])
-            added = added.masked_fill(unsaid[:, None, None, None], 0.0)
-            yield each, _with_holes(each.read(added, ~real, unit=unit), unsaid)
-        elif each.of == "attention" and step.attention is not None:
-            unseen = _broken(step.attention, real[:, None])
-            P = step.attention.masked_fill(unseen[:, None, None, None], 0.0)
-            yield each, _with_holes(each.read(P, ~real, unit=unit), unseen)
-
-
-def _row_sum_defect(P: Tensor, real: Tensor) -> float:
-    """The largest |row sum - 1| of real rows, of what is finite."""
-    if not P.numel():
-        return 0.0
-    defect = (P.sum(-1, dtype=torch.float64) - 1).abs() * real[:, None]
-    return float(defect.nan_to_num(0.0).max())
-
-
-def _broken(x: Tensor, real: Tensor) -> Tensor:
-    """The samples that hold NaN or infinity at a real token: their largest entry is one."""
-    largest = x.abs().amax(-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
-    return ~largest.masked_fill(~real, 0.0).flatten(1).isfinite().all(1)
-
-
-def _with_holes(reading: Reading, broken: Tensor) -> Reading:
-    hole = broken.reshape(-1, *[1] * (reading.value.ndim - 1))
-    return Reading(
-        *(part.masked_fill(hole, torch.nan) for part in (reading.value, reading.log10, reading.floor))
-    )
-
-
-def _frame(each: Metric, reading: Reading, layer: int, start: int) -> pl.DataFrame:
-    shape = reading.value.shape
-    sample = start + torch.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1)).expand(shape)
-    rows = reading.value.numel()
-    head = torch.arange(shape[-1]).expand(shape).flatten().tolist() if len(shape) > 1 else [None] * rows
-    return pl.DataFrame(
-        {
-            "sample": sample.flatten().tolist(),
-            "layer": [layer] * rows,  # polars repeats a single value by a query of its own
-            "head": head,
-            "metric": [each.name] * rows,
-            "value": reading.value.flatten().tolist(),
-            "log10": reading.log10.flatten().tolist(),
-            "floor": reading.floor.flatten().tolist(),
-            "below_floor": reading.below_floor.flatten().tolist(),
-        },
-        schema={name: kind for name, kind in SCHEMA.items() if name not in ("variant", "arithmetic")},
-    )
+    step: Step, layers: Sequence[Layer], real: Tensor, chosen: list[Metric], unit: float
+) -> tuple[Found, Tensor]:
+    """Every metric of one step, in the order asked, and the samples that are no longer finite."""
+    found, broken = readings("tokens", step.state, real, chosen, unit)
+    if step.attention is not None:
+        found += readings("attention", step.attention, real, chosen, unit)[0]
+    if step.heads is not None and any(each.of == "heads" for each in chosen):
+        added = contributions(layers[step.layer - 1], step.heads)
+        found += readings("heads", added, real, chosen, unit)[0]
+    return sorted(found, key=lambda pair: chosen.index(pair[0])), broken

@@ -113,7 +113,6 @@ def _table(profile: Profile | Summary, metric: str) -> dict[str, Any]:
 def _checks(network: dict[str, Any]) -> dict[str, Any]:
     """What the run found about itself, in words."""
     found = network["checks"]
-    sums = found["largest_row_sum_defect"]
     overflow = found["first_layer_not_finite"]
     asked = found["arithmetic_asked"]
     instead = (
@@ -125,12 +124,19 @@ def _checks(network: dict[str, Any]) -> dict[str, Any]:
         "variant": network["variant"],
         "arithmetic": network["arithmetic"],
         "said": [
-            f"attention rows sum to one within {sums:.1e}"
-            if found["rows_sum_to_one"]
-            else f"attention rows miss one by up to {sums:.2g}: theorems on averaging do not apply",
+            _rows(found),
             f"{found['padded_tokens']} padded tokens left out",
             f"dropout {found['dropout']:g}",
             "all layers finite" if overflow is None else f"numbers overflow from layer {overflow}",
             *instead,
         ],
     }
+
+
+def _rows(found: dict[str, Any]) -> str:
+    if found["rows_sum_to_one"] is None:
+        return "attention was not looked at"
+    sums = found["largest_row_sum_defect"]
+    if found["rows_sum_to_one"]:
+        return f"attention rows sum to one within {sums:.1e}"
+    return f"attention rows miss one by up to {sums:.2g}: theorems on averaging do not apply"

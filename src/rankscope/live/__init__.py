@@ -1,0 +1,5 @@
+"""Live models, measured as they run: hooks read each layer and keep only the numbers."""
+
+from rankscope.live.watch import Watch, watch
+
+__all__ = ["Watch", "watch"]

@@ -1,0 +1,130 @@
+"""What a watch says it did: as checks for the manifest, and as sentences for people."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankscope.live.recorder import Recorder
+from rankscope.metrics.catalogue import ROUNDING
+from rankscope.metrics.tokens import unit_of
+
+
+def described(model: nn.Module) -> dict[str, Any]:
+    """Which model it was, for the manifest."""
+    weights = list(model.parameters())
+    config = getattr(model, "config", None)
+    return {
+        "fingerprint": None,
+        "architecture": None,
+        "model": {
+            "class": f"{type(model).__module__}.{type(model).__qualname__}",
+            "model_type": getattr(config, "model_type", None),
+            "parameters": sum(weight.numel() for weight in weights),
+            "dtypes": sorted({dtype_name(weight.dtype) for weight in weights}),
+            "devices": sorted({str(weight.device) for weight in weights}),
+        },
+    }
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` and its like."""
+    return str(dtype).removeprefix("torch.")
+
+
+def checks(seen: Recorder) -> dict[str, Any]:
+    """What the run found about itself."""
+    layers = range(1, max([len(seen.blocks), *seen.fired, *(seen.plan.layers or ())]) + 1)
+    defect = max((float(each) for each in seen.defects), default=None)
+    unit = unit_of(torch.float32 if seen.narrow else seen.arithmetic or torch.float64)
+    overflown = [layer for layer, broken in seen.broken if bool(broken)]
+    return {
+        "arithmetic_asked": dtype_name(seen.arithmetic or torch.float64),
+        "calls": seen.calls,
+        "calls_left_out": dict(seen.left_out),
+        "calls_per_layer": {str(layer): seen.fired[layer] for layer in layers},
+        "never_fired": [layer for layer in layers if not seen.fired[layer]],
+        "mode": " and ".join(sorted(seen.modes)),
+        "dropout": seen.dropout,
+        "padded_tokens": sum(int(each) for each in seen.padded),
+        "rows_sum_to_one": None if defect is None else defect <= ROUNDING * unit,
+        "largest_row_sum_defect": defect,
+        "first_layer_not_finite": min(overflown, default=None),
+    }
+
+
+def notes(seen: Recorder, asides: list[str]) -> list[str]:
+    """The same, in plain sentences; `asides` are what was done to the model while it ran."""
+    found = checks(seen)
+    return [
+        f"The model was called {_times(seen.calls)}; {seen.samples} samples were measured.",
+        *(f"{_calls(number)} left out: {why}." for why, number in seen.left_out.items()),
+        *_layers(found, seen),
+        *([f"The model was in {found['mode']} mode{_dropout(seen)}."] if seen.modes else []),
+        *_rows(found, seen),
+        f"{found['padded_tokens']} padded tokens were left out.",
+        f"It ran in {found['arithmetic_asked']}: a relative residual below "
+        f"{ROUNDING * unit_of(seen.arithmetic or torch.float64):.1e} is rounding noise.",
+        *_finite(found),
+        *asides,
+    ]
+
+
+def _layers(found: dict[str, Any], seen: Recorder) -> list[str]:
+    said = []
+    numbers = {number for number in found["calls_per_layer"].values() if number}
+    if len(numbers) == 1 and not found["never_fired"]:
+        said.append(f"Each of the {len(found['calls_per_layer'])} layers fired {_times(numbers.pop())}.")
+    elif numbers:
+        each = ", ".join(f"{layer}: {number}" for layer, number in found["calls_per_layer"].items())
+        said.append(f"Calls per layer: {each}.")
+    if found["never_fired"]:
+        names = ", ".join(map(str, found["never_fired"]))
+        said.append(f"Layers that never fired, and have no values: {names}.")
+    if seen.outside:
+        said.append(
+            f"{seen.outside} calls of blocks outside a call of the model (recomputation for gradients, or a "
+            "part of the model called by itself) were not measured."
+        )
+    return said
+
+
+def _rows(found: dict[str, Any], seen: Recorder) -> list[str]:
+    if found["rows_sum_to_one"] is None:
+        return ["Attention was not looked at."]
+    said, by = [], found["largest_row_sum_defect"]
+    if found["rows_sum_to_one"]:
+        said.append(f"Attention rows sum to one within {by:.1e}.")
+    else:
+        why = ", as dropout makes them" if seen.dropout else ""
+        said.append(f"Attention rows miss one by up to {by:.2g}{why}: theorems on averaging do not apply.")
+    if seen.narrow:
+        said.append("The model computes attention in float32 inside: float64's floors are too low for it.")
+    without = sorted(set(seen.fired) - set(seen.attended))
+    if without:
+        said.append(
+            f"Layers without attention of their tokens to themselves: {', '.join(map(str, without))}."
+        )
+    if seen.others:
+        said.append(
+            f"Only the first attention of a block counts: {seen.others} later ones (cross-attention) were "
+            "left out."
+        )
+    return said
+
+
+def _finite(found: dict[str, Any]) -> list[str]:
+    layer = found["first_layer_not_finite"]
+    return [] if layer is None else [f"Numbers overflow from layer {layer} on: those samples have NaN."]
+
+
+def _dropout(seen: Recorder) -> str:
+    return f", with dropout of up to {seen.dropout:g}" if "train" in seen.modes else ""
+
+
+def _times(number: int) -> str:
+    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+
+
+def _calls(number: int) -> str:
+    return "1 call was" if number == 1 else f"{number} calls were"

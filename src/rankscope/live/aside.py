@@ -1,0 +1,28 @@
+"""A place to compute in that the running model does not notice."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """Outside the user's autograd and autocast."""
+    with torch.no_grad():
+        if torch.is_autocast_enabled(device.type):
+            with torch.autocast(device.type, enabled=False):
+                yield
+        else:
+            yield
+
+
+def near_device(device: torch.device) -> torch.device:
+    """Where float64 is: on the device itself, or on the CPU for those that have none."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def near(x: Tensor) -> Tensor:
+    """x where float64 is."""
+    return x.to(near_device(x.device))

@@ -1,0 +1,62 @@
+"""What to look for in a model, and what is known of one call of it while it runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope.live.states import Layout
+from rankscope.metrics import Metric
+from rankscope.profiles.rows import Found
+
+
+@dataclass
+class Plan:
+    """What to look for."""
+
+    metrics: Sequence[Metric]
+    layers: frozenset[int] | None
+    """None for all."""
+    keep: frozenset[str]
+    layout: Layout
+    padding: Tensor | None
+    """Given by the user; else the model's own."""
+    own_padding: bool
+    """Whether to take the padding from the model's call."""
+    decoder: bool
+    """Whether the blocks are the decoder's of a model that has an encoder as well."""
+
+    def wants(self, of: str) -> bool:
+        """Whether anything of this kind is asked for."""
+        return of in self.keep or any(each.of == of for each in self.metrics)
+
+
+@dataclass
+class Call:
+    """One call of the model, while it runs."""
+
+    arguments: dict[str, Any]
+    layer: int = 0
+    """The layer entered last."""
+    inside: list[int] = field(default_factory=list)
+    """Layers entered and not yet left."""
+    shape: torch.Size | None = None
+    """[batch, token], once a block was entered."""
+    real: dict[torch.device, Tensor] = field(default_factory=dict)
+    unit: float = 0.0
+    attention_unit: float = 0.0
+    """The eps of the softmax, where it is coarser."""
+    found: list[tuple[int, Found]] = field(default_factory=list)
+    broken: list[tuple[int, Tensor]] = field(default_factory=list)
+    defects: list[Tensor] = field(default_factory=list)
+    fired: list[int] = field(default_factory=list)
+    attended: set[int] = field(default_factory=set)
+    others: int = 0
+    """Attention after the first of a block: cross-attention, as a rule."""
+    unfit: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes of attention that is not of the block's tokens to themselves."""
+    spoken: Tensor | None = None
+    """The heads' outputs, until the output projection is called."""
+    kept: list[tuple[str, int, Tensor]] = field(default_factory=list)

@@ -1,0 +1,293 @@
+"""What is seen of a running model, reduced to numbers where it is seen.
+
+The hooks tell the recorder what happens, in order: a call of the model begins; a block is entered and left;
+inside it attention happens; the call ends. The recorder numbers layers and samples, reads the metrics on the
+device where the tensors are, and keeps only the readings. Layers are numbered by the order of calls within
+one call of the model, so that one module called twelve times is twelve layers. Nothing of a call that failed
+is kept.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.errors import WatchError
+from rankscope.live.aside import aside, near, near_device
+from rankscope.live.call import Call, Plan
+from rankscope.live.heads import check_closure, contributions, weight_of
+from rankscope.live.mask import arguments_of, goes_on, padding_in
+from rankscope.live.multihead import head_outputs
+from rankscope.live.states import state_in
+from rankscope.metrics.tokens import real_tokens, unit_of
+from rankscope.profiles.rows import Found, readings, row_sum_defect
+
+ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""From the finest to the coarsest."""
+
+
+class Recorder:
+    """Follows a model through its calls."""
+
+    def __init__(self, plan: Plan, blocks: Sequence[nn.Module]) -> None:
+        self.plan = plan
+        self.blocks = blocks
+        self.position = {id(block): k for k, block in reversed(list(enumerate(blocks)))}
+        self.call: Call | None = None
+        self.depth = 0
+        self.calls = 0
+        self.samples = 0
+        self.found: list[tuple[int, int, Found]] = []
+        """(layer, first sample, readings)"""
+        self.broken: list[tuple[int, Tensor]] = []
+        self.defects: list[Tensor] = []
+        self.padded: list[Tensor] = []
+        self.fired: Counter[int] = Counter()
+        self.attended: Counter[int] = Counter()
+        self.left_out: Counter[str] = Counter()
+        self.others = 0
+        self.unfit: Counter[tuple[int, ...]] = Counter()
+        self.outside = 0
+        self.modes: set[str] = set()
+        self.dropout = 0.0
+        self.arithmetic: torch.dtype | None = None
+        self.narrow = False
+        """Whether a model in float64 computed attention in float32."""
+        self.kept: dict[str, dict[int, list[Tensor]]] = {
+            "states": defaultdict(list),
+            "attention": defaultdict(list),
+        }
+
+    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A call of the model begins; a call inside a call belongs to it."""
+        self.depth += 1
+        if self.depth > 1:
+            return
+        self.calls += 1
+        arguments = arguments_of(model, args, kwargs)
+        if goes_on(arguments):
+            self.left_out["it went on from a cache"] += 1
+        else:
+            self.call = Call(arguments)
+
+    def end(self, failed: bool) -> None:
+        """A call of the model ended: what was read of it counts."""
+        self.depth -= 1
+        if self.depth:
+            return
+        call, self.call = self.call, None
+        if failed:
+            self.left_out["it failed"] += 1
+        elif call is not None:
+            self._take(call)
+
+    def reset(self) -> None:
+        """Forget a call that was interrupted."""
+        self.depth, self.call = 0, None
+
+    def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A block is called: the first block's input is layer 0."""
+        if self.call is None:
+            self.outside += not self.depth
+            return
+        call = self.call
+        call.layer = max(call.layer + 1, self.position[id(block)] + 1)
+        call.inside.append(call.layer)
+        if call.shape is not None:
+            return
+        given = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
+        state = state_in(given, self.plan.layout, f"what {type(block).__name__} takes")
+        if state.shape[1] == 1:
+            self.left_out["it had a single token"] += 1
+            self.call = None
+            return
+        self._start(call, state, arguments_of(block, args, kwargs))
+        self._read_state(call, 0, state)
+
+    def leave(self, block: nn.Module, output: Any, failed: bool) -> None:
+        """A block has returned: its output is its layer's state."""
+        if self.call is None or not self.call.inside:
+            return
+        call = self.call
+        layer = call.inside.pop()
+        if failed:
+            return
+        call.fired.append(layer)
+        if call.spoken is not None:
+            raise WatchError(
+                f"what each head adds needs the output projection; no Linear or Conv1D of "
+                f"{type(block).__name__} was called on the heads' outputs as they are: watch metrics of "
+                "tokens or attention"
+            )
+        if self._measures(layer):
+            state = state_in(output, self.plan.layout, f"what {type(block).__name__} returns")
+            self._read_state(call, layer, state)
+
+    def attention(self, P: Tensor, spoken: Tensor) -> None:
+        """Attention through the interface, inside a block: its weights, and its heads' outputs."""
+        layer = self._attending(P)
+        if layer is None or self.call is None:
+            return
+        self._read_attention(self.call, layer, P.detach())
+        if self.plan.wants("heads"):
+            self.call.spoken = spoken.detach()
+
+    def projected(self, projection: nn.Module, x: Tensor, y: Tensor) -> None:
+        """A linear map inside a block was called; if on the heads' outputs, it is their projection."""
+        call = self.call
+        if call is None or call.spoken is None or x.numel() != call.spoken.numel():
+            return
+        spoken = call.spoken
+        if x.shape[-1] != spoken.shape[-2] * spoken.shape[-1]:
+            return
+        beside = spoken.flatten(-2).reshape(x.shape)
+        with aside(x.device):
+            if not bool(torch.isclose(x, beside.to(x.dtype), equal_nan=True).all()):
+                return
+            call.spoken = None
+            added = contributions(spoken, weight_of(projection))
+            check_closure(added, projection.bias, y, type(projection).__name__)  # type: ignore[arg-type]
+            self._read_heads(call, call.inside[-1], added)
+
+    def multihead(self, module: nn.MultiheadAttention, P: Tensor, value: Tensor, output: Tensor) -> None:
+        """Attention of torch's own module, inside a block."""
+        layer = self._attending(P)
+        if layer is None or self.call is None:
+            return
+        self._read_attention(self.call, layer, P)
+        if self.plan.wants("heads"):
+            with aside(P.device):
+                added = contributions(head_outputs(module, P, value), weight_of(module.out_proj))
+                check_closure(added, module.out_proj.bias, output, type(module).__name__)
+                self._read_heads(self.call, layer, added)
+
+    def _start(self, call: Call, state: Tensor, block_arguments: dict[str, Any]) -> None:
+        """The first state of a call says its samples, its padding and its arithmetic."""
+        call.shape = state.shape[:2]
+        padding = self.plan.padding
+        if padding is None and self.plan.own_padding:
+            padding = padding_in(call.arguments, self.plan.decoder)
+            if padding is None and not self.plan.decoder:
+                padding = padding_in({k: v for k, v in block_arguments.items() if "padding" in k})
+            if padding is not None and padding.shape != call.shape:
+                raise WatchError(
+                    f"the model's mask must have the shape of its tokens {tuple(call.shape)}; it has "
+                    f"{tuple(padding.shape)}: give padding= (True at padded tokens), padding='none', or "
+                    "layout="
+                )
+        call.real[state.device] = real_tokens(call.shape, padding, state.device)
+        arithmetic = self._arithmetic(state)
+        if self.arithmetic not in (None, arithmetic):
+            raise WatchError(
+                f"a watch measures in one arithmetic; the model ran in {self.arithmetic} and now in "
+                f"{arithmetic}: use a second watch"
+            )
+        self.arithmetic = arithmetic
+        call.unit = unit_of(arithmetic)
+        training = any(block.training for block in self.blocks)
+        self.modes.add("train" if training else "eval")
+        if training:
+            self.dropout = max(self.dropout, *map(_dropout, self.blocks))
+
+    def _arithmetic(self, state: Tensor) -> torch.dtype:
+        """The coarsest of the dtypes at work: the state's, the weights', autocast's."""
+        kind = state.device.type
+        dtypes = {state.dtype} | {weight.dtype for block in self.blocks for weight in block.parameters()}
+        if torch.is_autocast_enabled(kind):
+            dtypes.add(torch.get_autocast_dtype(kind))
+        return max(dtypes & set(ARITHMETICS), key=ARITHMETICS.index)
+
+    def _take(self, call: Call) -> None:
+        """Count a call that ended well."""
+        if call.shape is None:
+            return
+        if (self.plan.wants("attention") or self.plan.wants("heads")) and not call.attended:
+            came = f"attention of shape {call.unfit[0]}" if call.unfit else "none"
+            raise WatchError(
+                f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came} "
+                "came through: watch metrics of tokens"
+            )
+        self.found += [(layer, self.samples, found) for layer, found in call.found]
+        self.broken += call.broken
+        self.defects += call.defects
+        self.fired.update(call.fired)
+        self.attended.update(call.attended)
+        self.unfit.update(call.unfit)
+        self.others += call.others
+        self.samples += call.shape[0]
+        self.padded.append((~next(iter(call.real.values()))).sum())
+        for what, layer, x in call.kept:
+            self.kept[what][layer].append(x)
+
+    def _measures(self, layer: int) -> bool:
+        return self.plan.layers is None or layer in self.plan.layers
+
+    def _attending(self, P: Tensor) -> int | None:
+        """The layer whose attention this is; None where it is not the tokens' own, or comes after that."""
+        call = self.call
+        if call is None or not call.inside or call.shape is None:
+            return None
+        layer = call.inside[-1]
+        batch, token = call.shape
+        if layer in call.attended:
+            call.others += 1
+            return None
+        if P.ndim != 4 or (P.shape[0], *P.shape[2:]) != (batch, token, token):
+            call.unfit.append(tuple(P.shape))
+            return None
+        call.attended.add(layer)
+        return layer if self._measures(layer) else None
+
+    def _read_state(self, call: Call, layer: int, state: Tensor) -> None:
+        if not self._measures(layer):
+            return
+        if state.shape[:2] != call.shape:
+            raise WatchError(
+                f"every layer must have the tokens of the first {tuple(call.shape or ())}; layer {layer} has "
+                f"{tuple(state.shape[:2])}: watch a part of the model where tokens are neither merged nor "
+                "split"
+            )
+        with aside(state.device):
+            found, broken = readings(
+                "tokens", near(state), self._real(call, state), self.plan.metrics, call.unit
+            )
+        call.found.append((layer, found))
+        call.broken.append((layer, broken.any()))
+        if "states" in self.plan.keep:
+            call.kept.append(("states", layer, state.to("cpu", copy=True)))
+
+    def _read_attention(self, call: Call, layer: int, P: Tensor) -> None:
+        with aside(P.device):
+            real = self._real(call, P)
+            call.defects.append(row_sum_defect(near(P), real))
+            if P.dtype == torch.float64 and bool((P.float() == P).all()):
+                call.attention_unit = unit_of(torch.float32)  # many models take softmax in float32 always
+                self.narrow = True
+            if any(each.of == "attention" for each in self.plan.metrics):
+                unit = max(call.unit, call.attention_unit)
+                found, _ = readings("attention", near(P), real, self.plan.metrics, unit)
+                call.found.append((layer, found))
+        if "attention" in self.plan.keep:
+            call.kept.append(("attention", layer, P.to("cpu", copy=True)))
+
+    def _read_heads(self, call: Call, layer: int, added: Tensor) -> None:
+        unit = max(call.unit, call.attention_unit)
+        found, _ = readings("heads", added, self._real(call, added), self.plan.metrics, unit)
+        call.found.append((layer, found))
+
+    def _real(self, call: Call, x: Tensor) -> Tensor:
+        """Which tokens count, on the device of x."""
+        device = near_device(x.device)
+        if device not in call.real:
+            call.real[device] = next(iter(call.real.values())).to(device)
+        return call.real[device]
+
+
+def _dropout(block: nn.Module) -> float:
+    """The largest probability of dropping something, among modules in train mode."""
+    names = ("p", "dropout", "attention_dropout", "dropout_prob", "drop_prob")
+    parts = (part for part in block.modules() if part.training)
+    found = [getattr(part, name, 0.0) for part in parts for name in names]
+    return max([p for p in found if isinstance(p, float)], default=0.0)

@@ -1,0 +1,63 @@
+"""The tokens in what a block was given and in what it gave back.
+
+Blocks take and return a tensor, a tuple, a dictionary or an object like one: the first floating tensor of
+three dims is the state. Most put the batch first, `[batch, token, width]`; torch's own with
+`batch_first=False` and XLNet put the token first.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+from rankscope.errors import WatchError, one_of
+
+Layout = Literal["batch first", "token first"]
+TOKEN_FIRST = ("XLNetLayer",)
+"""Classes of blocks that take the token first, beside those that say so with `batch_first=False`."""
+
+
+def layout_of(blocks: Sequence[nn.Module], asked: str | None) -> Layout:
+    """What the blocks say of themselves, or what was asked.
+
+    >>> layout_of([nn.TransformerEncoderLayer(8, 2)], None)
+    'token first'
+    """
+    if asked is not None:
+        if asked not in get_args(Layout):
+            raise WatchError(one_of("layout", asked, get_args(Layout)))
+        return asked  # type: ignore[return-value]
+    if any(type(block).__name__ in TOKEN_FIRST for block in blocks):
+        return "token first"
+    said = [getattr(part, "batch_first", None) for block in blocks for part in block.modules()]
+    return "token first" if False in said else "batch first"
+
+
+def state_in(found: object, layout: Layout, where: str) -> Tensor:
+    """The state, as `[batch, token, width]`, detached; a single sequence `[token, width]` is a batch of one.
+
+    `found` is what a block returned, or its arguments in order.
+    """
+    tensors = [x for x in _tensors(found) if x.is_floating_point()]
+    if any(x.is_nested for x in tensors):
+        raise WatchError(f"{where} holds nested tensors: watch the model with padded ones")
+    for dims in (3, 2):
+        for x in tensors:
+            if x.ndim == dims:
+                x = x.detach()
+                return x[None] if dims == 2 else x if layout == "batch first" else x.transpose(0, 1)
+    shapes = ", ".join(str(tuple(x.shape)) for x in tensors) or "no floating tensor"
+    raise WatchError(
+        f"{where} must be tokens [batch, token, width]; it holds {shapes}: name other blocks with blocks="
+    )
+
+
+def _tensors(found: object) -> Iterable[Tensor]:
+    if isinstance(found, Tensor):
+        return [found]
+    parts: Iterable[Any] = ()
+    if isinstance(found, Mapping):
+        parts = found.values()
+    elif isinstance(found, tuple | list):
+        parts = found
+    return [x for x in parts if isinstance(x, Tensor)]

@@ -1,0 +1,263 @@
+"""`watch`: measure any torch model while it runs, and leave it as it was.
+
+    with watch(model) as w:
+        model(**batch)
+    w.profile()
+
+Layer 0 is what the first block takes, layer l what block l returns. Metrics are computed in float64 on the
+device where the tensors are; only the numbers are kept.
+"""
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Literal
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from rankscope.errors import WatchError, one_of
+from rankscope.live.account import checks, described, dtype_name, notes
+from rankscope.live.blocks import Blocks, blocks_of
+from rankscope.live.call import Plan
+from rankscope.live.heads import projections
+from rankscope.live.interface import is_outside, owner_of, refusal, through_interface
+from rankscope.live.mask import is_decoder
+from rankscope.live.multihead import multiheads, through_hooks, unfused
+from rankscope.live.recorder import Recorder
+from rankscope.live.states import layout_of
+from rankscope.profiles import DEFAULT_METRICS, Profile
+from rankscope.profiles.manifest import manifest_of
+from rankscope.profiles.measure import chosen_metrics
+from rankscope.profiles.rows import Entry, table
+
+_attended: WeakSet[nn.Module] = WeakSet()
+"""Blocks whose attention is being watched."""
+
+
+def watch(
+    model: nn.Module,
+    metrics: str | Sequence[str] = DEFAULT_METRICS,
+    layers: Sequence[int] | None = None,
+    *,
+    blocks: Blocks | None = None,
+    padding: Tensor | Literal["model", "none"] = "model",
+    layout: str | None = None,
+    keep: str | Sequence[str] = (),
+    variant: str = "as given",
+) -> "Watch":
+    """A context manager in which every call of the model is measured.
+
+    `metrics` may be of tokens, of attention, or of what each head adds (`head_mu`); `layers` says which of
+    0..L to measure, all if left out. `blocks` names the stack of blocks where it is not found by itself: a
+    dotted name, or a list of names or modules. `padding` is the model's own mask, or `[batch, token]`, True
+    at padded tokens, or "none"; `layout` is "batch first" or "token first" where blocks do not say.
+    `keep` may hold "states" and "attention": whole tensors, brought to the CPU. `variant` names the model in
+    the table.
+
+    Metrics of tokens leave the model's attention as it is. Those of attention and heads make it compute its
+    weights: Hugging Face models through their attention interface, others through `nn.MultiheadAttention`.
+
+    >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, norm_first=True)
+    >>> model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
+    >>> with watch(model, ["mu", "dobrushin"]) as w:
+    ...     _ = model(torch.randn(2, 5, 8))
+    >>> w.profile().curve("mu").shape
+    torch.Size([2, 4])
+    """
+    if not isinstance(model, nn.Module):
+        raise WatchError(f"watch takes a torch module; received a {type(model).__name__}")
+    _refuse_compiled(model)
+    chosen = chosen_metrics("watch", metrics)
+    kept = frozenset([keep] if isinstance(keep, str) else keep)
+    for each in kept - {"states", "attention"}:
+        raise WatchError(one_of("keep", each, ("states", "attention")))
+    if not isinstance(padding, Tensor) and padding not in ("model", "none"):
+        raise WatchError(f"padding must be a boolean tensor, 'model' or 'none'; got {padding!r}")
+    name, found = blocks_of(model, blocks)
+    plan = Plan(
+        metrics=chosen,
+        layers=_layers(model, found, layers),
+        keep=kept,
+        layout=layout_of(found, layout),
+        padding=padding if isinstance(padding, Tensor) else None,
+        own_padding=isinstance(padding, str) and padding == "model",
+        decoder=is_decoder(model, name),
+    )
+    return Watch(model, plan, found, variant)
+
+
+class Watch:
+    """A model being measured: see `watch`. It may be entered again, and goes on counting."""
+
+    def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module], variant: str) -> None:
+        self.model = model
+        self.variant = variant
+        self._plan = plan
+        self._blocks = list(dict.fromkeys(blocks))
+        self._seen = Recorder(plan, blocks)
+        self._asides: list[str] = []
+        self._stack: ExitStack | None = None
+
+    def __enter__(self) -> "Watch":
+        if self._stack is not None:
+            raise WatchError("this watch is already inside its with: use a second watch")
+        _refuse_compiled(self.model)
+        with ExitStack() as stack:
+            if stack.enter_context(unfused(self.model)):
+                self._aside("While watched, torch's fused encoder and its nested tensors were off.")
+            if self._plan.wants("attention") or self._plan.wants("heads"):
+                self._watch_attention(stack)
+            self._watch_blocks(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._stack is not None
+        stack, self._stack = self._stack, None
+        self._seen.reset()
+        stack.close()
+
+    def profile(self) -> Profile:
+        """What was measured so far, as `measure` gives it; samples are numbered on from call to call."""
+        seen = self._seen
+        if not seen.calls:
+            raise WatchError("the model was not called inside watch: call model(...), not model.forward(...)")
+        if not seen.samples:
+            why = "; ".join(f"{number} left out: {why}" for why, number in seen.left_out.items())
+            raise WatchError(
+                f"of {seen.calls} calls of the model none was measured: "
+                + (why or "none of its blocks was called; name those that are with blocks=")
+            )
+        assert seen.arithmetic is not None
+        arithmetic = dtype_name(seen.arithmetic)
+        order = {each.name: k for k, each in enumerate(self._plan.metrics)}
+        entries = [Entry(layer, start, *pair) for layer, start, found in seen.found for pair in found]
+        entries.sort(key=lambda entry: (entry.start, entry.layer, order[entry.metric.name]))
+        said = described(self.model)
+        device = ", ".join(said["model"]["devices"])
+        return Profile(
+            table(entries, self.variant, arithmetic),
+            manifest_of(said, device, self.variant, arithmetic, list(order), checks(seen)),
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        """What was done and found so far, in sentences."""
+        return notes(self._seen, self._asides)
+
+    @property
+    def states(self) -> dict[int, list[Tensor]]:
+        """With `keep="states"`: by layer, the state `[batch, token, width]` of each call, on the CPU."""
+        return self._kept("states")
+
+    @property
+    def attention(self) -> dict[int, list[Tensor]]:
+        """With `keep="attention"`: by layer, the weights `[batch, head, token, token]` of each call."""
+        return self._kept("attention")
+
+    def _kept(self, what: str) -> dict[int, list[Tensor]]:
+        if what not in self._plan.keep:
+            raise WatchError(f"{what} are kept when asked for: watch(model, keep={what!r})")
+        return dict(sorted(self._seen.kept[what].items()))
+
+    def _aside(self, said: str) -> None:
+        if said not in self._asides:  # entered again
+            self._asides.append(said)
+
+    def _watch_blocks(self, stack: ExitStack) -> None:
+        seen = self._seen
+
+        def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+            seen.begin(module, args, kwargs)
+
+        def end(module: nn.Module, args: Any, output: Any) -> None:
+            seen.end(_failed(output))
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+            seen.enter(module, args, kwargs)
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            seen.leave(module, output, _failed(output))
+
+        # The model's own hooks are the outer ones, also where the model is itself a block.
+        handles = [self.model.register_forward_pre_hook(begin, with_kwargs=True)]
+        stack.callback(_remove, handles)
+        for block in self._blocks:
+            handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(block.register_forward_hook(leave, always_call=True))
+        handles.append(self.model.register_forward_hook(end, always_call=True))
+
+    def _watch_attention(self, stack: ExitStack) -> None:
+        if any(block in _attended for block in self._blocks):
+            raise WatchError(
+                "the attention of this model is already being watched: leave the other watch first"
+            )
+        own = multiheads(self._blocks)
+        owner = owner_of(self.model, self._blocks)
+        if owner is None and not own:
+            raise WatchError(
+                "attention can be watched in Hugging Face models and in nn.MultiheadAttention; the blocks "
+                f"of {type(self.model).__name__} hold neither: watch metrics of tokens"
+            )
+        if owner is not None and is_outside(owner) and not own:
+            raise WatchError(refusal(owner))
+        _attended.update(self._blocks)
+        stack.callback(_attended.difference_update, self._blocks)
+        if own:
+            stack.enter_context(through_hooks(own, self._seen.multihead))
+        else:
+            before = owner.config._attn_implementation  # type: ignore[union-attr]
+            if before != "eager":
+                self._aside(f"While watched, attention ran eagerly instead of with {before}.")
+            stack.enter_context(through_interface(self.model, self._seen.attention))
+            if self._plan.wants("heads"):
+                stack.enter_context(projections(self._blocks, self._seen.projected))
+
+
+def _failed(output: Any) -> bool:
+    """torch calls these hooks also while an exception passes, with no output."""
+    return output is None and sys.exc_info()[0] is not None
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+def _layers(model: nn.Module, blocks: list[nn.Module], asked: Sequence[int] | None) -> frozenset[int] | None:
+    """Which layers to measure; a block that is called many times makes as many layers as the config says."""
+    if asked is None:
+        return None
+    said = getattr(getattr(model, "config", None), "num_hidden_layers", 0)
+    last = max(len(blocks), said if isinstance(said, int) else 0)
+    wrong = [layer for layer in asked if not isinstance(layer, int) or not 0 <= layer <= last]
+    if wrong or not asked:
+        raise WatchError(f"layers must name layers 0..{last}; got {wrong or 'none'}")
+    return frozenset(asked)
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    """Hooks inside compiled code fire once, while it is traced, or never."""
+    for name, part in model.named_modules():
+        what = f"its part {name!r}" if name else "this model"
+        if type(part).__name__ == "OptimizedModule" or hasattr(part, "_orig_mod"):
+            raise WatchError(
+                f"{what} is compiled, and hooks do not see into compiled code: watch the original, "
+                "model._orig_mod"
+            )
+        compiled = getattr(part, "_compiled_call_impl", None) is not None
+        if compiled or hasattr(vars(part).get("forward"), "_torchdynamo_orig_callable"):
+            raise WatchError(
+                f"{what} is compiled in place, and hooks do not see into compiled code: watch a copy "
+                "made before"
+            )
+        if isinstance(part, torch.jit.ScriptModule):
+            raise WatchError(
+                f"{what} is a TorchScript module, which hooks do not see into: watch the original"
+            )

@@ -1,0 +1,101 @@
+"""From tensors to rows: what reads a layer, whoever ran the network.
+
+`measure` runs a reference network and `watch` looks on while somebody else's runs; both hand what they see
+of one layer to `readings`, and its answers to `table`. A sample that holds NaN or infinity at a real token
+is **broken**: its values are NaN, the other samples of the batch are read as usual.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, Literal, NamedTuple
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rankscope.metrics import Metric, Reading
+from rankscope.metrics.tokens import tokens_of
+from rankscope.profiles.profile import SCHEMA
+
+Found = list[tuple[Metric, Reading]]
+
+
+def readings(
+    of: Literal["tokens", "attention", "heads"],
+    x: Tensor,
+    real: Tensor,
+    chosen: Sequence[Metric],
+    unit: float,
+) -> tuple[Found, Tensor]:
+    """Those of the chosen metrics that are read off x, and which samples of x are broken.
+
+    x is tokens `[batch, token, width]`, attention `[batch, head, token, token]` or what each head adds
+    `[batch, head, token, width]`; real is `[batch, token]`; unit the eps of the arithmetic that made x.
+    """
+    asked = [each for each in chosen if each.of == of]
+    if of == "tokens":
+        ready, broken = tokens_of(x, real)
+        return [(each, _with_holes(each.read(ready, unit=unit), broken)) for each in asked], broken
+    broken = broken_samples(x, real[:, None])
+    if not asked:
+        return [], broken
+    x = x.masked_fill(broken[:, None, None, None], 0.0)
+    return [(each, _with_holes(each.read(x, ~real, unit=unit), broken)) for each in asked], broken
+
+
+def broken_samples(x: Tensor, real: Tensor) -> Tensor:
+    """The samples that hold NaN or infinity at a real token: their largest entry is one."""
+    largest = x.abs().amax(-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
+    return ~largest.masked_fill(~real, 0.0).flatten(1).isfinite().all(1)
+
+
+def row_sum_defect(P: Tensor, real: Tensor) -> Tensor:
+    """The largest |row sum - 1| of real rows, of what is finite."""
+    if not P.numel():
+        return torch.zeros((), dtype=torch.float64, device=P.device)
+    defect = (P.sum(-1, dtype=torch.float64) - 1).abs() * real[:, None]
+    return defect.nan_to_num(0.0).max()
+
+
+class Entry(NamedTuple):
+    """One metric of one layer, for a batch of samples."""
+
+    layer: int
+    start: int
+    """The number of the batch's first sample."""
+    metric: Metric
+    reading: Reading
+
+
+def table(entries: Sequence[Entry], variant: str, arithmetic: str) -> pl.DataFrame:
+    """All rows of one network in one arithmetic, as a profile holds them."""
+    columns: dict[str, list[Any]] = {name: [] for name in ("sample", "layer", "head", "metric")}
+    for layer, start, metric, reading in entries:
+        batch, *heads = reading.value.shape
+        each = heads[0] if heads else 1
+        columns["sample"] += [start + k for k in range(batch) for _ in range(each)]
+        columns["head"] += [head if heads else None for _ in range(batch) for head in range(each)]
+        columns["layer"] += [layer] * (batch * each)
+        columns["metric"] += [metric.name] * (batch * each)
+    whole = Reading(
+        _together([entry.reading.value for entry in entries]),
+        _together([entry.reading.log10 for entry in entries]),
+        _together([entry.reading.floor for entry in entries]),
+    )
+    numbers = {name: getattr(whole, name).numpy() for name in ("value", "log10", "floor", "below_floor")}
+    rows = pl.DataFrame({**columns, **numbers}, schema_overrides={"head": pl.Int64})
+    names = [pl.lit(variant).alias("variant"), pl.lit(arithmetic).alias("arithmetic")]
+    return rows.with_columns(names).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
+
+
+def _together(parts: Sequence[Tensor]) -> Tensor:
+    """All numbers in one row on the CPU, brought over at once from each device."""
+    runs = groupby((part.flatten() for part in parts), key=lambda part: part.device)
+    return torch.cat([torch.zeros(0, dtype=torch.float64), *(torch.cat(list(run)).cpu() for _, run in runs)])
+
+
+def _with_holes(reading: Reading, broken: Tensor) -> Reading:
+    hole = broken.reshape(-1, *[1] * (reading.value.ndim - 1))
+    return Reading(
+        *(part.masked_fill(hole, torch.nan) for part in (reading.value, reading.log10, reading.floor))
+    )
