@@ -23,7 +23,8 @@ def gpt2() -> Any:
     from transformers import GPT2Config, GPT2Model
 
     torch.manual_seed(0)
-    return GPT2Model(GPT2Config()).eval()
+    kind: Any = GPT2Model
+    return kind(GPT2Config()).eval()
 
 
 def lens() -> dict[str, Any]:

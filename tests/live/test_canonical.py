@@ -1,0 +1,41 @@
+"""Two routes to one number: `watch` on the original and `measure` on its canonical network."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope.live import watch
+from rankscope.profiles import measure
+from rankscope.sources import load
+from rankscope.sources.families import FAMILIES
+from rankscope.sources.parity import lifted
+from tests.sources.models import CASES, model_of
+from tests.sources.test_families import inputs_of
+
+TOKENS = ["relative_residual", "residual", "mu", "effective_rank", "mean_cosine", "residual@midrange"]
+HEADS = ["dobrushin", "entropy", "first_token_mass", "head_mu", "head_relative_residual"]
+UNSEEN = {"xlnet": HEADS, "dinov2": HEADS[3:]}
+
+
+@pytest.mark.parametrize(("name", "label"), CASES)
+@torch.no_grad()
+def test_watch_equals_measure(name: str, label: str) -> None:
+    """1e-9 in float64, padding included; the original's float32 parts lifted, as in the parity check."""
+    model: Any = model_of(name, label)
+    inputs, padding = inputs_of(name, model)
+    net = load(model)
+    sees = FAMILIES[name].sees
+    X, _ = net.encode(inputs["pixel_values"]) if sees else net.encode(inputs["input_ids"], padding=padding)
+    # XLNet is outside the attention interface; the canonical DINOv2 has its scales in the output projection.
+    metrics = [metric for metric in TOKENS + HEADS if metric not in UNSEEN.get(name, [])]
+    blocks = FAMILIES[name].blocks(FAMILIES[name].core(model))
+    stack = list(dict.fromkeys(blocks)) if label == "groups" else None  # found by itself: the groups
+    with lifted(), watch(model, metrics, blocks=stack) as w:
+        model(**inputs)
+    seen, expected = w.profile(), measure(net, X, padding, metrics, "float64")
+    for metric in metrics:
+        mine, theirs = seen.curve(metric), expected.curve(metric)
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
+    checks: Any = seen.manifest["networks"][0]["checks"]
+    assert checks["padded_tokens"] == expected.manifest["networks"][0]["checks"]["padded_tokens"]
