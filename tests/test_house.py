@@ -14,6 +14,7 @@ FLOORS = [
     "nets",
     "deviation",
     "profiles",
+    "paths",
     "sources",
     "live",
     "report",

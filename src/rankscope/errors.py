@@ -11,6 +11,8 @@
     ├── SourceError                a model that cannot be loaded, or is not what its family says
     │   ├── ParityError            the canonical network does not compute what the original does
     │   └── MissingExtraError      an optional package that is not installed
+    ├── PathError                  a path, length or head that the network does not have
+    ├── ClosureError               parts that do not add up to the whole
     └── ConvergenceError           a numerical search that did not reach its tolerance
 
 Each message names what was expected, what came, and what to do about it.
@@ -62,6 +64,14 @@ class ParityError(SourceError):
 
 class MissingExtraError(SourceError, ImportError):
     """An optional package that is not installed; the message has the line that installs it."""
+
+
+class PathError(RankscopeError, ValueError):
+    """A path, length or head that the network does not have."""
+
+
+class ClosureError(RankscopeError, ArithmeticError):
+    """Parts that do not add up to the whole."""
 
 
 class ConvergenceError(RankscopeError, ArithmeticError):

@@ -69,7 +69,7 @@ def with_changes(
     given = {"divisor": divisor, "kernel": kernel, "activation": activation}
     changes |= {name: value for name, value in given.items() if value is not None}
     if heads is not None:
-        changes["kept_heads"] = _kept(arch, heads)
+        changes["kept_heads"] = kept_heads(arch, heads)
     changed = arch.replace(**changes)
     if changed.linformer_rank != arch.linformer_rank:
         raise ArchitectureError(
@@ -85,7 +85,8 @@ def _weight(name: str, weight: Any) -> float:
     return float(weight)
 
 
-def _kept(arch: Architecture, heads: Heads) -> tuple[tuple[int, ...], ...]:
+def kept_heads(arch: Architecture, heads: Heads) -> tuple[tuple[int, ...], ...]:
+    """The heads that speak in each layer, of a list for all or lists by layer."""
     if not isinstance(heads, Mapping | Sequence) or isinstance(heads, str):
         raise ArchitectureError(
             f"heads must be a list of heads, or lists by layer {{3: [0, 5]}}; got {heads!r}"

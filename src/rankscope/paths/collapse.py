@@ -1,0 +1,114 @@
+"""How fast single paths collapse: the residual of a path's term against its length.
+
+A product of attention matrices makes rows alike, and soon to more digits than floating point has: by length
+12 the residual of a path through pure attention may be 1e-300 of its size. Where the network has no norms and
+no MLPs, terms are carried in deviation arithmetic, `Y = 1 y^T + e^s R`, with the attention matrices that it
+splits into `1 p^T + Delta`; elsewhere in float64, and what lies below its floor is marked.
+"""
+
+import math
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rankscope.deviation import Scaled, State, applies, propagate
+from rankscope.deviation.attention import Attention
+from rankscope.deviation.propagate import DeviationStep
+from rankscope.deviation.readings import read
+from rankscope.metrics.catalogue import Reading, metric
+from rankscope.metrics.tokens import tokens
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.weights import Layer
+from rankscope.paths.counts import Path, length_of
+from rankscope.paths.frozen import Frozen
+from rankscope.paths.walk import shared_step
+
+RELATIVE = metric("relative_residual")
+
+
+def exactly(arch: Architecture) -> bool:
+    """Whether paths of such a network can be carried in deviation arithmetic."""
+    return arch.norm == "none" and arch.mlp == "none"
+
+
+@torch.no_grad()
+def path_residuals(frozen: Frozen, paths: list[Path]) -> pl.DataFrame:
+    """One row per path and sample:
+
+    path · length · sample · relative_residual · log10 · below_floor · arithmetic
+    """
+    deviation = exactly(frozen.net.arch) and applies(frozen.net)
+    attention = _attention(frozen) if deviation else []
+    frames = []
+    for path in paths:
+        reading = _carried(frozen, attention, path) if deviation else _plain(frozen, path)
+        number = len(frozen.X)
+        frames.append(
+            pl.DataFrame(
+                {
+                    "path": [" ".join("·" if head is None else str(head) for head in path)] * number,
+                    "length": [length_of(path)] * number,
+                    "sample": list(range(number)),
+                    "relative_residual": reading.value.tolist(),
+                    "log10": reading.log10.tolist(),
+                    "below_floor": reading.below_floor.tolist(),
+                    "arithmetic": ["deviation" if deviation else "float64"] * number,
+                }
+            )
+        )
+    return pl.concat(frames)
+
+
+def _plain(frozen: Frozen, path: Path) -> Reading:
+    step, Y = shared_step(frozen), frozen.X
+    for index, head in enumerate(path):
+        Y = step(index, Y, head)
+    return RELATIVE.read(tokens(frozen.end(Y[None])[0], ~frozen.real))
+
+
+def _attention(frozen: Frozen) -> list[Attention]:
+    """Attention of every layer of the full network, split into what all rows share and what they do not."""
+    steps = propagate(frozen.net, _unpositioned(frozen), ~frozen.real)
+    return [step.attention for step in steps if step.attention is not None]
+
+
+def _unpositioned(frozen: Frozen) -> Tensor:
+    """Layer 0 before its positions were added: `propagate` adds them again."""
+    table = frozen.net.weights.positions
+    return frozen.X if table is None else (frozen.X - table[: frozen.X.shape[1]]) * frozen.real[..., None]
+
+
+def _carried(frozen: Frozen, attention: list[Attention], path: Path) -> Reading:
+    state = State.of(frozen.X.double(), frozen.real)
+    for layer, P, head in zip(frozen.net.weights.layers, attention, path, strict=True):
+        if head is None:
+            weight = frozen.net.arch.attention_skip
+            state = State(state.x * weight, state.R * weight, state.real, state.doubt).tidy()
+        else:
+            state = _through(frozen.net.arch, layer, P, head, state)
+    found = read(RELATIVE, DeviationStep(len(path), state, None))
+    assert found is not None
+    return found
+
+
+def _through(arch: Architecture, layer: Layer, P: Attention, head: int, state: State) -> State:
+    """`P_h Y W_h` of a state: P_h = 1 p^T + Delta, about the token that most attend to."""
+    w = layer.attention
+    key = head // (arch.heads // arch.key_heads)
+    W = (w.value.weight[:, key] @ w.output.weight[head]).double()
+    top = P.top[:, head, 0]
+    most = state.R.value[torch.arange(len(top), device=top.device), top][:, None]  # [batch, 1, width]
+    about = state.R.value - most
+    mean = Scaled((most + P.p[:, head, None] @ about)[:, 0], state.R.log)
+    spoken = Scaled(P.others.value[:, head] @ about, P.others.log + state.R.log)
+    x = (state.x + mean).mapped(lambda t: t @ W)
+    return State(x, spoken.mapped(lambda t: t @ W), state.real, state.doubt).tidy()
+
+
+def rate(table: pl.DataFrame) -> float:
+    """Digits lost per head: the slope of log10 of the relative residual against length, by least squares."""
+    seen = table.filter(~pl.col("below_floor") & pl.col("log10").is_finite())
+    length, digits = seen["length"].to_numpy(), seen["log10"].to_numpy()
+    spread = float(((length - length.mean()) ** 2).sum()) if len(length) else 0.0
+    return float(((length - length.mean()) * digits).sum()) / spread if spread else math.nan

@@ -1,0 +1,202 @@
+"""`decompose`: a network on its input as the exact sum of its paths."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import polars as pl
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope.errors import PathError, one_of
+from rankscope.nets import Transformer
+from rankscope.nets.changes import kept_heads
+from rankscope.paths.collapse import path_residuals
+from rankscope.paths.counts import Path, all_paths, checked, path_counts, sampled_paths
+from rankscope.paths.frozen import Frozen, freeze
+from rankscope.paths.heaviest import By, Heaviest, heaviest
+from rankscope.paths.lengths import ByLength, by_length
+from rankscope.paths.parts import by_head, by_layer
+from rankscope.paths.walk import own_step, shared_step, total
+
+MOST = 10**6
+"""Paths that are enumerated one by one at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class PathTerm:
+    """One path: `term = P X W` where the network has no norms and no MLPs (Dong et al. 2021, Thm 2.1)."""
+
+    path: Path
+    term: Float[Tensor, "batch token width"]
+    P: Float[Tensor, "batch token token"]
+    """`P_path`: the product of its attention matrices."""
+    W: Float[Tensor, "width width"]
+    """`W_path`: the product of its value and output weights, and of the skip weights it took."""
+
+
+def decompose(net: Transformer, X: Tensor, padding: Tensor | None = None) -> "Decomposition":
+    """The paths of a network on these tokens, with all that depends on the tokens frozen as measured.
+
+    >>> from rankscope.nets import Architecture
+    >>> net = Transformer.random(Architecture(layers=12, width=24, heads=12))
+    >>> d = decompose(net, torch.randn(1, 5, 24, dtype=torch.float64))
+    >>> sum(d.by_length().counts) == 13**12, d.closure < 1e-12
+    (True, True)
+    """
+    return Decomposition(freeze(net, X.to(dtype=net.dtype, device=net.device), padding))
+
+
+@dataclass(frozen=True, eq=False)
+class Decomposition:
+    """A network taken apart into paths: see `decompose`."""
+
+    frozen: Frozen
+
+    @property
+    def layers(self) -> int:
+        """Layers of the network."""
+        return self.frozen.net.arch.layers
+
+    @property
+    def heads(self) -> int:
+        """Heads of a layer."""
+        return self.frozen.net.arch.heads
+
+    @property
+    def output(self) -> Float[Tensor, "batch token width"]:
+        """What the network gives: the last state through the final norm, where there is one."""
+        return self.frozen.restored(self.frozen.output)
+
+    @property
+    def closure(self) -> float:
+        """How far all terms are from adding up to the output, relative to it."""
+        return self._lengths.closure
+
+    @cached_property
+    def _lengths(self) -> ByLength:
+        return by_length(self.frozen)
+
+    def by_length(self) -> ByLength:
+        """For every length: how many paths, and what the sum of their terms is."""
+        return self._lengths
+
+    def by_layer(self) -> pl.DataFrame:
+        """Everything that passes through the heads, and through the MLP, of each layer (`parts.py`)."""
+        return by_layer(self.frozen)
+
+    def by_head(self) -> pl.DataFrame:
+        """Everything that passes through each head, and how it contracts (`parts.py`)."""
+        return by_head(self.frozen)
+
+    def path(self, path: Iterable[int | None], attention: str = "shared") -> PathTerm:
+        """One path's term: a head, or None to go past the heads, in every layer."""
+        spec = checked(tuple(path), self.layers, self.heads)
+        frozen = self.frozen
+        term = self._ended(total(frozen, [spec], self._step(attention)), attention)
+        n, width = frozen.X.shape[1:]
+        P = torch.eye(n, dtype=frozen.X.dtype, device=frozen.X.device).expand(len(frozen.X), n, n)
+        W = torch.eye(width, dtype=frozen.X.dtype, device=frozen.X.device)
+        for layer, head in zip(frozen.layers, spec, strict=True):
+            if head is None:
+                W = W * layer.arch.attention_skip
+            else:
+                w, key = layer.weights.attention, head // (layer.arch.heads // layer.arch.key_heads)
+                P = layer.P[:, head] @ P
+                W = W @ (w.value.weight[:, key] @ w.output.weight[head])
+        if frozen.order is not None:
+            P = frozen.order.restored_square(P[:, None])[:, 0]
+        return PathTerm(spec, frozen.restored(term), P, W)
+
+    def sample(self, length: int, count: int, seed: int = 0) -> list[Path]:
+        """Paths of one length, drawn uniformly without repetition."""
+        return sampled_paths(self.layers, self.heads, length, count, seed)
+
+    def top(self, count: int = 10, by: By = "norm", budget: int = 20000) -> Heaviest:
+        """The heaviest single paths by norm or residual, proved as far as the budget goes."""
+        return heaviest(self.frozen, count, by, budget)
+
+    def residuals(self, lengths: Sequence[int] | None = None, count: int = 20, seed: int = 0) -> pl.DataFrame:
+        """Relative residuals of single paths, `count` drawn of each length, at any scale (`collapse.py`)."""
+        wanted = range(self.layers + 1) if lengths is None else lengths
+        known = path_counts(self.layers, self.heads)
+        paths = [
+            path
+            for length in wanted
+            for path in self.sample(
+                length, min(count, known[length]) if 0 <= length <= self.layers else 1, seed
+            )
+        ]
+        return path_residuals(self.frozen, paths)
+
+    def keep(
+        self,
+        *,
+        lengths: Sequence[int] | None = None,
+        paths: Iterable[Iterable[int | None]] | None = None,
+        heads: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
+        attention: str = "shared",
+        biases: bool = True,
+    ) -> Float[Tensor, "batch token width"]:
+        """The output with only those paths, to be fed to the model's own head.
+
+        One of: `lengths`, every path of these lengths; `paths`, these and no other; `heads`, every path that
+        passes through these heads alone, in every layer or by layer {3: [0, 5]} (0-based). `attention` is
+        `shared`, of the full network, or `own`, recomputed along each path. `biases` adds what starts at a
+        bias: of the same lengths, or through the same heads; single paths start at the embedding.
+        """
+        given = [
+            name
+            for name, value in (("lengths", lengths), ("paths", paths), ("heads", heads))
+            if value is not None
+        ]
+        if len(given) != 1:
+            raise PathError(
+                f"keep takes one of lengths, paths and heads; received {' and '.join(given) or 'none'}"
+            )
+        if heads is not None:
+            if attention != "shared":
+                raise PathError(
+                    "with heads, attention is shared; for attention of their own, net.variant(heads=)"
+                )
+            return self.frozen.restored(self._through_heads(heads, biases))
+        if lengths is not None:
+            for length in lengths:
+                if not 0 <= length <= self.layers:
+                    raise PathError(f"lengths run from 0 to {self.layers}; got {length}")
+            if attention == "shared":
+                kept = self._lengths.embedding[list(lengths)].sum(0)
+                kept = kept + self._lengths.bias[list(lengths)].sum(0) if biases else kept
+                return self.frozen.restored(kept)
+            number = sum(path_counts(self.layers, self.heads)[length] for length in set(lengths))
+            if number > MOST:
+                raise PathError(
+                    f"paths with attention of their own are computed one by one, at most {MOST}; these "
+                    f"lengths have {number}: sample some, and keep(paths=...)"
+                )
+            paths = (path for length in set(lengths) for path in all_paths(self.layers, self.heads, length))
+        assert paths is not None
+        specs = [checked(tuple(path), self.layers, self.heads) for path in paths]
+        term = total(self.frozen, specs, self._step(attention))
+        return self.frozen.restored(self._ended(term, attention))
+
+    def _step(self, attention: str):  # type: ignore[no-untyped-def]
+        steps = {"shared": shared_step, "own": own_step}
+        if attention not in steps:
+            raise PathError(one_of("attention", attention, steps))
+        return steps[attention](self.frozen)
+
+    def _ended(self, term: Tensor, attention: str) -> Tensor:
+        """Through the final norm: frozen, or for paths of their own computed on what they add up to."""
+        if attention == "shared":
+            return self.frozen.end(term[None])[0]
+        return self.frozen.net.finish(term) * self.frozen.real[..., None]
+
+    @torch.no_grad()
+    def _through_heads(self, heads: Sequence[int] | Mapping[int, Sequence[int]], biases: bool) -> Tensor:
+        kept = kept_heads(self.frozen.net.arch, heads)
+        Y, start = self.frozen.X[None], 0 if biases else None
+        for layer in self.frozen.layers:
+            Y = layer.close(layer.past(Y, start) + layer.through(Y, kept[layer.index], start), start)
+        return self.frozen.end(Y, start)[0]

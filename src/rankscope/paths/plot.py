@@ -1,0 +1,114 @@
+"""Figures of a decomposition: which lengths carry the output, and what each head does."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rankscope.figures import FAINT, INK, PALETTE, panels
+
+if TYPE_CHECKING:
+    from rankscope.paths.lengths import ByLength
+
+SHOWN = {"embedding": PALETTE[0], "bias": PALETTE[4]}
+
+
+def plot_lengths(found: "ByLength") -> Figure:
+    """Left: the share of the output by length, apart by where paths start, with the number of paths. Right:
+    the relative residual of the sum of each length's terms; dots are samples, hollow where they are noise."""
+    figure, (left, right) = panels(2)
+    table = found.table
+    _shares(left, table, found)
+    _residuals(right, table)
+    return figure
+
+
+def plot_heads(by_head: pl.DataFrame) -> Figure:
+    """Layer by head: what share of the output passes through each, and by how much each contracts."""
+    figure, axes = panels(2, width=5.4)
+    titles = {"share": "share of the output", "contraction": r"contraction, $\mu(P_h Z W_h)\,/\,\mu(Z)$"}
+    for each, (column, title) in zip(axes, titles.items(), strict=True):
+        mean = by_head.group_by("layer", "head").agg(pl.col(column).mean()).sort("layer", "head")
+        layers, heads = by_head["layer"].n_unique(), by_head["head"].n_unique()
+        grid = mean[column].to_numpy().reshape(layers, heads)
+        signed = column == "share"
+        limit = float(np.abs(grid).max()) or 1.0
+        image = each.imshow(
+            grid, aspect="auto", origin="lower", cmap="RdBu_r" if signed else "viridis",
+            vmin=-limit if signed else 0.0, vmax=limit,
+        )  # fmt: skip
+        each.set(title=title, xlabel="head", ylabel="layer")
+        each.set_xticks(range(0, heads, max(1, heads // 12)))
+        each.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)])
+        each.grid(False)
+        figure.colorbar(image, ax=each, shrink=0.9)
+    return figure
+
+
+def _shares(axes: Axes, table: pl.DataFrame, found: "ByLength") -> None:
+    lengths = np.arange(len(found.counts))
+    biased = any(found.bias_counts) and bool(found.bias.any())
+    starts = ["embedding", "bias"] if biased else ["embedding"]
+    width = 0.8 / len(starts)
+    for place, start in enumerate(starts):
+        mean = _mean(table, start, "share")
+        middle = lengths + (place - (len(starts) - 1) / 2) * width
+        axes.bar(
+            middle, mean, width, color=SHOWN[start], label=f"from the {start}" if biased else None, zorder=2
+        )
+    axes.axhline(0, color=FAINT, linewidth=0.8)
+    axes.set(xlabel="length of the path (heads in it)", ylabel="share of the output")
+    axes.set_xticks(_thinned(lengths))
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high + 0.16 * (high - low))
+    for length in _thinned(lengths):
+        axes.annotate(
+            _count(found.counts[length]), (float(length), 1.0), xycoords=("data", "axes fraction"),
+            ha="center", va="top", fontsize=7, color=INK, rotation=0,
+        )  # fmt: skip
+    axes.set_title("number of paths above each length", fontsize=9, color=FAINT)
+    if biased:
+        axes.legend(loc="center right")
+
+
+def _residuals(axes: Axes, table: pl.DataFrame) -> None:
+    rows = table.filter((pl.col("start") == "embedding") & (pl.col("norm") > 0))
+    for noise in (False, True):
+        part = rows.filter(below_floor=noise)
+        axes.scatter(
+            part["length"], part["relative_residual"], s=22, zorder=2, edgecolors=PALETTE[0],
+            facecolors="none" if noise else PALETTE[0], alpha=0.8,
+        )  # fmt: skip
+    middle = rows.group_by("length").agg(pl.col("relative_residual").median()).sort("length")
+    axes.plot(middle["length"], middle["relative_residual"], color=PALETTE[0], linewidth=1.4)
+    axes.set_yscale("log")
+    axes.set(
+        xlabel="length of the path (heads in it)",
+        ylabel=r"$\|\mathrm{res}\,T\|_{1,\infty}\,/\,\|T\|_{1,\infty}$",
+    )
+    axes.set_title("relative residual of each length's sum T", fontsize=9, color=FAINT)
+    axes.set_xticks(_thinned(np.arange(table["length"].n_unique())))
+
+
+def _mean(table: pl.DataFrame, start: str, column: str) -> np.ndarray:
+    rows = table.filter(start=start).group_by("length").agg(pl.col(column).mean()).sort("length")
+    return rows[column].to_numpy()
+
+
+def _thinned(lengths: np.ndarray) -> list[int]:
+    step = max(1, len(lengths) // 13)
+    return [int(length) for length in lengths[::step]]
+
+
+def _count(number: int) -> str:
+    """A whole number in little room.
+
+    >>> _count(144), _count(23298085122481)
+    ('144', '2.3e13')
+    """
+    if number < 10**4:
+        return str(number)
+    digits = str(number)
+    return f"{digits[0]}.{digits[1]}e{len(digits) - 1}"
