@@ -55,11 +55,8 @@ class FrozenNorm:
 
     def apply(self, Y: Parts, start: int | None) -> Parts:
         """Linear in Y; the bias goes into part `start`."""
-        if self.centred:
-            Y = Y - Y.mean(-1, keepdim=True)
-        Y = Y * self.scale
-        if self.weights.gain is not None:
-            Y = Y * self.weights.gain
+        scale = self.scale if self.weights.gain is None else self.scale * self.weights.gain
+        Y = (Y - Y.mean(-1, keepdim=True)).mul_(scale) if self.centred else Y * scale
         return _with(Y, start, self.weights.bias)
 
 
@@ -151,7 +148,7 @@ class FrozenLayer:
         """The norm after the MLP step, where there is one; padding stays zero."""
         if self.arch.norm_place == "post" and self.serial:
             Y = _normed(self.mlp_norm, Y, start)
-        return Y * self.real[..., None]
+        return Y if bool(self.real.all()) else Y * self.real[..., None]
 
     def close(self, Y: Parts, start: int | None = None) -> Parts:
         """From what the attention step left to the layer's end: the MLP step and the norms after both."""

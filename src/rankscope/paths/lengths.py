@@ -9,6 +9,7 @@ starts at the embedding: a value bias, or the bias of a norm before the heads, p
 layer; an output bias does not.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Terms = Float[Tensor, "length batch token width"]
-STARTS = ("embedding", "bias", "all")
+PIECE = 2**20
+"""Numbers that go through a layer together on a CPU."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,15 +95,28 @@ def length_terms(frozen: Frozen) -> tuple[Terms, Terms]:
         Y = torch.cat([Y, torch.zeros_like(Y)])
     for number, layer in enumerate(frozen.layers, 1):  # Y holds lengths 0..number-1, once or twice
         start = number if biased else None
-        through, past = layer.through(Y, start=start), layer.past(Y, start=start)
-        longer = Y.new_zeros((number + 1) * (2 if biased else 1), *Y.shape[1:])
-        for first, after in ((0, 0), (number, number + 1)) if biased else ((0, 0),):
-            longer[after : after + number] += past[first : first + number]
-            longer[after + 1 : after + 1 + number] += through[first : first + number]
-        Y = layer.close(longer, start=number + 1 if biased else None)
+        longer = Y.new_zeros(len(Y) + (2 if biased else 1), *Y.shape[1:])
+        for piece, here in _pieces(Y, start):
+            after = piece.start + (1 if biased and piece.start >= number else 0)
+            stop = after + piece.stop - piece.start
+            longer[after:stop] += layer.past(Y[piece], start=here)
+            longer[after + 1 : stop + 1] += layer.through(Y[piece], start=here)
+        for piece, here in _pieces(longer, number + 1 if biased else None):
+            longer[piece] = layer.close(longer[piece], start=here)
+        Y = longer
     lengths = len(frozen.layers) + 1
     Y = frozen.end(Y, lengths if biased else None)
     return Y[:lengths], Y[lengths:] if biased else torch.zeros_like(Y)
+
+
+def _pieces(Y: Terms, start: int | None) -> Iterator[tuple[slice, int | None]]:
+    """(parts, where `start` is among them): few enough at a time to stay in the processor's cache; a piece
+    lies on one side of `start`, the first part that begins at a bias."""
+    most = max(1, PIECE // max(Y[0].numel(), 1)) if Y.device.type == "cpu" else len(Y)
+    halves = [(0, len(Y))] if start is None else [(0, start), (start, len(Y))]
+    for low, high in halves:
+        for first in range(low, high, most):
+            yield slice(first, min(first + most, high)), 0 if first == start else None
 
 
 def length_counts(frozen: Frozen) -> tuple[list[int], list[int]]:

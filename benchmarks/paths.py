@@ -1,0 +1,83 @@
+"""What the exact sum over all paths costs, beside a plain pass and beside one pass per path.
+
+BERT-base size, 4 x 128 tokens, float64: `by_length` over 13^12 paths. And the way of the 2021 code, one
+forward pass for each path, on 6 layers of 2 heads: all 729 of them.
+"""
+
+import torch
+
+from benchmarks.timing import least_seconds
+from rankscope.nets import Architecture, Transformer
+from rankscope.paths import all_paths, decompose
+from rankscope.paths.frozen import freeze
+from rankscope.paths.lengths import length_terms
+from rankscope.sources import preset
+
+
+def rows() -> list[tuple[str, str, float]]:
+    """(what, against what, ratio)."""
+    return [*_sums(), *_one_by_one()]
+
+
+def _sums() -> list[tuple[str, str, float]]:
+    arch = preset("bert-base")
+    fresh = Transformer.random(arch)
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        name: tensor + 0.02 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        if name.endswith(".bias")
+        else tensor
+        for name, tensor in fresh.state().items()
+    }
+    biased = Transformer.from_weights(arch, tensors)
+    X = torch.randn(4, 128, arch.width, generator=generator, dtype=torch.float64)
+
+    def plain() -> object:
+        with torch.no_grad():
+            return [step.layer for step in biased.steps(X)]
+
+    seconds = least_seconds(
+        {
+            "plain": plain,
+            "by_length, biases zero": lambda: length_terms(freeze(fresh, X)),
+            "by_length, biases": lambda: length_terms(freeze(biased, X)),
+            "by_head": lambda: decompose(biased, X).by_head(),
+        },
+        rounds=2,
+    )
+    against = f"float64 forward, {seconds['plain']:.2f} s"
+    return [(name, against, seconds[name] / seconds["plain"]) for name in seconds if name != "plain"]
+
+
+def _one_by_one() -> list[tuple[str, str, float]]:
+    arch = Architecture(layers=6, width=32, heads=2, mlp="none", norm="none", biases=False)
+    net = Transformer.random(arch, init="xavier")
+    X = torch.randn(4, 32, arch.width, dtype=torch.float64)
+    paths = list(all_paths(6, 2))
+
+    def each() -> torch.Tensor:
+        d = decompose(net, X)
+        return torch.stack([d.path(path, "own").term for path in paths]).sum(0)
+
+    def prefixes() -> torch.Tensor:
+        return decompose(net, X).keep(paths=paths, attention="own")
+
+    def summed() -> torch.Tensor:
+        return decompose(net, X).by_length().embedding.sum(0)
+
+    torch.testing.assert_close(each(), prefixes(), rtol=1e-9, atol=1e-9)
+    shared = decompose(net, X).keep(paths=paths)
+    torch.testing.assert_close(shared, summed(), rtol=1e-9, atol=1e-9)
+    seconds = least_seconds({"each": each, "prefixes": prefixes, "summed": summed}, rounds=3)
+    return [
+        (
+            "729 paths, each from the start",
+            "own attention, prefixes shared",
+            seconds["each"] / seconds["prefixes"],
+        ),
+        (
+            "729 paths, each from the start",
+            "by_length, shared attention",
+            seconds["each"] / seconds["summed"],
+        ),
+    ]

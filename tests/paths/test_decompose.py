@@ -1,0 +1,219 @@
+"""Decompositions as a user meets them: padding, attention of their own, collapse of single paths, "
+"mistakes."""
+
+import math
+from typing import Any
+
+import mpmath as mp
+import pytest
+import torch
+
+from rankscope.deviation.readings import UNIT
+from rankscope.errors import ClosureError, PathError
+from rankscope.nets import Architecture, Transformer
+from rankscope.paths import all_paths, decompose, length_of, rate
+from tests.deviation.reference import exact, log10_residual, times
+from tests.paths.test_enumeration import CASES, network, tokens
+
+SMALL = Architecture(layers=3, width=6, heads=2, head_width=4, mlp="none", norm="none", biases=False)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_padding_anywhere_changes_nothing(case: str) -> None:
+    net, X = network(CASES[case]), tokens(samples=2)
+    if CASES[case].get("kernel", "").startswith("linformer"):
+        pytest.skip("linformer mixes by position")
+    padding = torch.tensor([[False, False, False, True], [True, False, False, False]])
+    d = decompose(net, X, padding)
+    found = d.by_length()
+    for sample, real in enumerate(~padding):
+        alone = decompose(net, X[sample : sample + 1, real])
+        torch.testing.assert_close(d.output[sample, real], alone.output[0], rtol=1e-9, atol=1e-11)
+        mine = [d.keep(lengths=[k])[sample, real] for k in range(4)]
+        theirs = [alone.keep(lengths=[k])[0] for k in range(4)]
+        torch.testing.assert_close(torch.stack(mine), torch.stack(theirs), rtol=1e-8, atol=1e-10)
+        table = found.table.filter(sample=sample)
+        for column in ("norm", "residual", "share"):
+            expected = torch.tensor(alone.by_length().table[column].to_list())
+            torch.testing.assert_close(torch.tensor(table[column].to_list()), expected, rtol=1e-7, atol=1e-9)
+        path = (0, 1, 0)
+        torch.testing.assert_close(
+            d.path(path).P[sample][real][:, real], alone.path(path).P[0], rtol=1e-9, atol=1e-12
+        )
+    assert not d.output[padding].any()
+
+
+@pytest.mark.parametrize(
+    "case", ["post-norm", "pre-norm with a last norm", "sandwich", "parallel", "no norm"]
+)
+def test_a_path_of_its_own_is_the_network_with_one_head(case: str) -> None:
+    """Where every layer takes head h, the path with its own attention is the variant without attention skips
+    in which only that head speaks."""
+    net, X = network({**CASES[case]}), tokens(samples=2)
+    d = decompose(net, X)
+    for head in range(2):
+        alone = net.variant(attention_skip=0.0, heads=[head])
+        if net.arch.parallel:  # a parallel block's MLP goes past the heads
+            alone = alone.variant(mlp=False)
+        expected = alone.run(X).output
+        torch.testing.assert_close(d.path((head,) * 3, "own").term, expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(d.keep(paths=[(head,) * 3], attention="own"), expected)
+
+
+def test_own_sums_share_prefixes_and_are_the_sum() -> None:
+    net, X = network(CASES["no norm"]), tokens(samples=2)
+    d = decompose(net, X)
+    for length in range(4):
+        paths = list(all_paths(3, 2, length))
+        one_by_one = torch.stack([d.path(path, "own").term for path in paths]).sum(0)
+        torch.testing.assert_close(
+            d.keep(lengths=[length], attention="own"), one_by_one, rtol=1e-10, atol=1e-11
+        )
+    # The first layer has the embedding itself before it: there own and shared attention are one.
+    for path in ((1, None, None), (None, None, None)):
+        bare = decompose(network(CASES["attention and skips"] | {"biases": False}), X)
+        torch.testing.assert_close(bare.path(path).term, bare.path(path, "own").term, rtol=1e-12, atol=1e-13)
+
+
+def test_heads_kept_with_all_heads_are_the_output() -> None:
+    for case, fields in CASES.items():
+        net, X = network(fields), tokens()
+        d = decompose(net, X)
+        torch.testing.assert_close(d.keep(heads=[0, 1]), d.output, rtol=1e-9, atol=1e-11, msg=case)
+        torch.testing.assert_close(d.keep(lengths=range(4)), d.output, rtol=1e-9, atol=1e-11, msg=case)
+
+
+def test_contraction_is_at_most_what_dobrushin_allows() -> None:
+    """`mu(P Z) <= sqrt(n) delta(P) mu(Z)`: rows of P differ by at most 2 delta in their sums of entries."""
+    d = decompose(network(CASES["post-norm"]), tokens(samples=3))
+    heads = d.by_head()
+    assert len(heads) == 3 * 3 * 2
+    assert all(
+        row["averaging"] <= 2 * math.sqrt(4) * row["dobrushin"] + 1e-12 for row in heads.iter_rows(named=True)
+    )
+
+
+@pytest.mark.parametrize("skip", [0.0, 0.5])
+def test_single_paths_against_400_digits(skip: float) -> None:
+    """Residuals of P_path X W_path down to 1e-300 and below, with attention from the full network."""
+    arch = SMALL.replace(layers=5, attention_skip=skip, divisor=40.0)
+    net = Transformer.random(arch, seed=3, init="xavier")
+    X = tokens()
+    d = decompose(net, X)
+    paths = [(0, 1, 0, 1, 1), (1, 1, 1, 1, 1)] + ([(None, 0, None, 1, 1)] if skip else [])
+    from rankscope.paths.collapse import path_residuals
+
+    table = path_residuals(d.frozen, list(paths))
+    with mp.workdps(400):
+        reference = _Exact(net)
+        attention = reference.attention_of(exact(X[0]))
+        for path, row in zip(paths, table.iter_rows(named=True), strict=True):
+            Y = exact(X[0])
+            for layer, head in enumerate(path):
+                Y = reference.step(layer, attention[layer], head, Y)
+            residual = log10_residual(Y)
+            size = mp.log10(_composite(Y))
+            assert row["log10"] == pytest.approx(
+                float(residual - size), abs=1e-9 * abs(float(residual)) + 1e-10
+            )
+            assert row["arithmetic"] == "deviation" and not row["below_floor"]
+    if not skip:
+        assert table["log10"].min() < -20  # type: ignore[operator]
+
+
+class _Exact:
+    """Attention and single heads in mpmath, from the network's own float64 weights."""
+
+    def __init__(self, net: Transformer) -> None:
+        from tests.deviation.reference import Network
+
+        self.net, self.reference = net, Network(net)
+
+    def attention_of(self, X: Any) -> list[list[Any]]:
+        """By layer and head: P."""
+        found = []
+        for layer in range(self.net.arch.layers):
+            heads = []
+            q, k = (self.reference.heads(layer, name, X) for name in ("query", "key"))
+            for h in range(self.net.arch.heads):
+                rows = []
+                for i in range(len(X)):
+                    scores = [
+                        self.reference.score(layer, layer, h, i, j, q[h][i], k[h][j]) for j in range(len(X))
+                    ]
+                    weights = [mp.exp(score) for score in scores]
+                    rows.append([weight / mp.fsum(weights) for weight in weights])
+                heads.append(rows)
+            found.append(heads)
+            X = self.reference.layer(layer, X)
+        return found
+
+    def step(self, layer: int, P: list[Any], head: int | None, Y: Any) -> Any:
+        if head is None:
+            return [[mp.mpf(self.net.arch.attention_skip) * u for u in row] for row in Y]
+        value = self.reference.tensors[f"layers.{layer}.attention.value.weight"]
+        output = self.reference.tensors[f"layers.{layer}.attention.output.weight"]
+        V = times(Y, [row[head] for row in value])
+        return times(times(P[head], V), output[head])
+
+
+def _composite(Y: Any) -> Any:
+    rows = max(mp.fsum(abs(u) for u in row) for row in Y)
+    columns = max(mp.fsum(abs(row[j]) for row in Y) for j in range(len(Y[0])))
+    return mp.sqrt(rows * columns)
+
+
+def test_single_paths_lose_digits_at_a_steady_rate() -> None:
+    """With attention from a network that keeps its tokens apart, each head in a path averages once more."""
+    arch = Architecture(layers=8, width=16, heads=4, mlp="none", norm="none", biases=False)
+    d = decompose(Transformer.random(arch, init="xavier"), torch.randn(2, 12, 16, dtype=torch.float64))
+    table = d.residuals(count=6)
+    assert table.group_by("length").len().sort("length")["len"].to_list() == [2] + [12] * 8
+    assert -3 < rate(table) < -0.1
+    whole = decompose(network(CASES["post-norm"]), tokens())
+    plain = whole.residuals([0, 2], count=3)
+    assert set(plain["arithmetic"]) == {"float64"} and set(plain["length"]) == {0, 2}
+
+
+def test_closure_is_an_error_where_it_fails() -> None:
+    """Tokens of 1e200 overflow the squares of a norm: the frozen network is not the network."""
+    net = network({})
+    with pytest.raises(ClosureError, match="must add up to the output within"):
+        decompose(net, tokens() * 1e200).by_length()
+
+
+def test_float32_networks_close_within_their_own_rounding() -> None:
+    d = decompose(network({}).to(torch.float32), tokens().float())
+    assert 1e-9 < d.closure < 1e-5 and d.output.dtype == torch.float32
+    assert d.by_length().table["share"].is_finite().all()
+    assert d.closure > UNIT
+
+
+def test_mistakes_are_sentences() -> None:
+    d = decompose(network({}), tokens())
+    for wrong, sentence in [
+        (lambda: d.path((0, 1)), "a path names a head or None for each of 3 layers; got 2"),
+        (lambda: d.path((0, 1, 2)), r"heads are numbered 0\.\.1, None goes past them; got 2"),
+        (lambda: d.path((0, 1, 1), attention="mine"), "attention must be one of shared, own; got 'mine'"),
+        (lambda: d.keep(), "keep takes one of lengths, paths and heads; received none"),
+        (lambda: d.keep(lengths=[1], heads=[0]), "received lengths and heads"),
+        (lambda: d.keep(lengths=[4]), "lengths run from 0 to 3; got 4"),
+        (lambda: d.keep(heads=[0], attention="own"), "with heads, attention is shared"),
+        (lambda: d.sample(2, 100), "there are 12 paths of length 2; 100 were asked for"),
+        (lambda: d.top(0), "a count and a budget of at least 1"),
+        (lambda: d.top(3, by="size"), "by must be one of norm, residual"),  # type: ignore[arg-type]
+        (lambda: d.residuals([9]), "lengths run from 0 to 3; got 9"),
+    ]:
+        with pytest.raises(PathError, match=sentence):
+            wrong()
+    deep = Transformer.random(Architecture(layers=12, width=24, heads=12))
+    with pytest.raises(PathError, match="computed one by one, at most 1000000; these lengths have"):
+        decompose(deep, torch.randn(1, 4, 24)).keep(lengths=[6], attention="own")
+
+
+def test_sampled_paths_can_be_kept() -> None:
+    d = decompose(network(CASES["attention and skips"]), tokens())
+    drawn = d.sample(2, 5, seed=1)
+    assert {length_of(path) for path in drawn} == {2}
+    total = torch.stack([d.path(path).term for path in drawn]).sum(0)
+    torch.testing.assert_close(d.keep(paths=drawn), total, rtol=1e-12, atol=1e-13)
