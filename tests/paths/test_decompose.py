@@ -1,5 +1,5 @@
-"""Decompositions as a user meets them: padding, attention of their own, collapse of single paths, "
-"mistakes."""
+"""Decompositions as a user meets them: padding, attention of their own, collapse of single paths,
+mistakes."""
 
 import math
 from typing import Any
@@ -201,7 +201,7 @@ def test_mistakes_are_sentences() -> None:
         (lambda: d.keep(heads=[0], attention="own"), "with heads, attention is shared"),
         (lambda: d.sample(2, 100), "there are 12 paths of length 2; 100 were asked for"),
         (lambda: d.top(0), "a count and a budget of at least 1"),
-        (lambda: d.top(3, by="size"), "by must be one of norm, residual"),  # type: ignore[arg-type]
+        (lambda: d.top(3, by="size"), "by must be one of norm, residual"),
         (lambda: d.residuals([9]), "lengths run from 0 to 3; got 9"),
     ]:
         with pytest.raises(PathError, match=sentence):

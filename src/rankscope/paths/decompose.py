@@ -15,7 +15,7 @@ from rankscope.nets.changes import kept_heads
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import Path, all_paths, checked, path_counts, sampled_paths
 from rankscope.paths.frozen import Frozen, freeze
-from rankscope.paths.heaviest import By, Heaviest, heaviest
+from rankscope.paths.heaviest import Heaviest, heaviest
 from rankscope.paths.lengths import ByLength, by_length
 from rankscope.paths.parts import by_head, by_layer
 from rankscope.paths.walk import own_step, shared_step, total
@@ -113,7 +113,7 @@ class Decomposition:
         """Paths of one length, drawn uniformly without repetition."""
         return sampled_paths(self.layers, self.heads, length, count, seed)
 
-    def top(self, count: int = 10, by: By = "norm", budget: int = 20000) -> Heaviest:
+    def top(self, count: int = 10, by: str = "norm", budget: int = 20000) -> Heaviest:
         """The heaviest single paths by norm or residual, proved as far as the budget goes."""
         return heaviest(self.frozen, count, by, budget)
 

@@ -13,7 +13,6 @@ norm.
 
 import heapq
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +23,6 @@ from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import goes_past
 from rankscope.paths.walk import shared_step
-
-By = Literal["norm", "residual"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Heaviest:
 
 
 @torch.no_grad()
-def heaviest(frozen: Frozen, count: int, by: By = "norm", budget: int = 20000) -> Heaviest:
+def heaviest(frozen: Frozen, count: int, by: str = "norm", budget: int = 20000) -> Heaviest:
     """The `count` heaviest paths; with a budget of beginnings to compute."""
     if by not in ("norm", "residual"):
         raise PathError(one_of("by", by, ("norm", "residual")))
@@ -85,7 +82,7 @@ def _ways(layer: FrozenLayer) -> list[int | None]:
     return [*([None] if goes_past(layer) else []), *heads]
 
 
-def _weight(frozen: Frozen, Y: Tensor, by: By) -> float:
+def _weight(frozen: Frozen, Y: Tensor, by: str) -> float:
     term = frozen.end(Y[None])[0]
     sizes = mu(term, ~frozen.real) if by == "residual" else torch.linalg.vector_norm(term, dim=(1, 2))
     return float(torch.linalg.vector_norm(sizes))

@@ -151,8 +151,8 @@ def goes_past(layer: FrozenLayer) -> int:
 
 
 def _constants(layer: FrozenLayer) -> tuple[int, int, int]:
-    """Biases of a layer: (of the norm before its heads, of their values, and those that pass through "
-    "none)."""
+    """Biases of a layer: (of the norm before its heads, of their values, and those that pass through
+    none)."""
     arch, w = layer.arch, layer.weights
     post, sandwich, serial = arch.norm_place == "post", arch.norm_place == "sandwich", not arch.parallel
     has_mlp = arch.mlp != "none"
