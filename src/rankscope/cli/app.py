@@ -10,6 +10,7 @@ from rankscope.cli.demo import demo
 from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
 from rankscope.cli.models import models
+from rankscope.cli.paths import paths
 from rankscope.errors import RankscopeError
 
 app = typer.Typer(
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(measure)
+app.command()(paths)
 app.command()(masks)
 app.command()(models)
 
