@@ -32,6 +32,7 @@ cases = [
     lambda: rankscope.fresh("bert-tiny").encode(torch.ones(1, 2).long(), padding=[[True, False]]),
     lambda: net.to("float32"),
     lambda: net.to(device="nowhere"),
+    lambda: rankscope.watch(torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(4, 1), 2), layers=2),
 ]
 for case in cases:
     try:
@@ -66,6 +67,7 @@ def test_wrong_python_types_are_sentences() -> None:
         ("TokensError", "padding must be a boolean tensor", "received list"),
         ("ArchitectureError", "dtype must be a floating torch.dtype", "got 'float32'"),
         ("ArchitectureError", "device must be one that torch has on this machine", "got 'nowhere'"),
+        ("WatchError", "layers must be a list of layers", "got 2: write layers=[2]"),
     ]
     assert len(said) == len(expected), done.stdout + done.stderr
     for line, words in zip(said, expected, strict=True):
