@@ -26,6 +26,13 @@ cases = [
     lambda: net.variant(skip="a"),
     lambda: net.variant(mask=3),
     lambda: rankscope.measure(net, torch.ones(1, 2, 4), [[True, False]]),
+    lambda: rankscope.fresh("bert-tiny").encode([b"a whale"]),
+    lambda: rankscope.fresh("bert-tiny").encode(None),
+    lambda: rankscope.fresh("bert-tiny").encode("a whale", length=2.5),
+    lambda: rankscope.fresh("bert-tiny").encode(torch.ones(1, 2).long(), padding=[[True, False]]),
+    lambda: net.to("float32"),
+    lambda: net.to(device="nowhere"),
+    lambda: rankscope.watch(torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(4, 1), 2), layers=2),
 ]
 for case in cases:
     try:
@@ -54,6 +61,13 @@ def test_wrong_python_types_are_sentences() -> None:
         ("ArchitectureError", "skip must be a number, True or False", "got 'a'"),
         ("MaskError", "a mask must be a string", "got 3"),
         ("TokensError", "padding must be a boolean tensor", "received list"),
+        ("TokensError", "encode takes texts, or token ids as a tensor", "got a bytes"),
+        ("TokensError", "encode takes texts, or token ids as a tensor", "got a NoneType"),
+        ("TokensError", "length must be at least 1 token, a whole number", "got 2.5"),
+        ("TokensError", "padding must be a boolean tensor", "received list"),
+        ("ArchitectureError", "dtype must be a floating torch.dtype", "got 'float32'"),
+        ("ArchitectureError", "device must be one that torch has on this machine", "got 'nowhere'"),
+        ("WatchError", "layers must be a list of layers", "got 2: write layers=[2]"),
     ]
     assert len(said) == len(expected), done.stdout + done.stderr
     for line, words in zip(said, expected, strict=True):

@@ -199,6 +199,96 @@ def test_layers_can_be_chosen() -> None:
         torch.testing.assert_close(w.profile().curve(metric)[:, 2], every.profile().curve(metric)[:, 2])
 
 
+class Adapted(nn.Module):
+    """A linear map with a low-rank addition, as LoRA wraps it."""
+
+    def __init__(self, base: nn.Module, width: int, in_place: bool) -> None:
+        super().__init__()
+        self.base, self.in_place = base, in_place
+        self.down, self.up = nn.Linear(width, 2, bias=False), nn.Linear(2, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.in_place:
+            y = self.base(x)
+            return y.add_(self.up(self.down(x)))
+        return self.up(self.down(x)) + self.base(x)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_heads_are_refused_where_an_adapter_adds_to_their_projection(in_place: bool) -> None:
+    """The linear map inside would be found, and what the adapter adds be left out without a word."""
+    family = FAMILIES["bert"]
+    model, batch = family.model(), family.batch()
+    for block in model.encoder.layer:
+        output = block.attention.output
+        output.dense = Adapted(output.dense, output.dense.out_features, in_place).to(output.dense.weight)
+    with torch.no_grad():
+        with (
+            pytest.raises(
+                WatchError, match="Adapted adds to what a Linear in it returns, as LoRA does: merge it"
+            ),
+            rankscope.watch(model, "head_mu"),
+        ):
+            model(**batch)
+        with rankscope.watch(model, ["mu", "entropy"]) as w:
+            model(**batch)
+        assert len(w.profile().table)
+
+
+def test_an_adapter_that_adds_nothing_is_no_obstacle() -> None:
+    family = FAMILIES["bert"]
+    model, batch = family.model(), family.batch()
+    with torch.no_grad():
+        with rankscope.watch(model, "head_mu") as plain:
+            model(**batch)
+        for block in model.encoder.layer:
+            dense = block.attention.output.dense
+            adapted = Adapted(dense, dense.out_features, in_place=True).to(dense.weight)
+            adapted.up.weight.zero_()
+            block.attention.output.dense = adapted
+        with rankscope.watch(model, "head_mu") as w:
+            model(**batch)
+    expected = plain.profile().curve("head_mu")[:, 1:]
+    assert torch.equal(w.profile().curve("head_mu")[:, 1:], expected)
+
+
+def test_an_interrupted_call_is_said() -> None:
+    """torch runs no hooks while KeyboardInterrupt passes."""
+
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    family = FAMILIES["bert"]
+    model = family.model()
+    model.encoder.layer[1].register_forward_hook(stop)
+    w = rankscope.watch(model)
+    with pytest.raises(KeyboardInterrupt), w:
+        model(**family.batch())
+    assert "1 call was left out: it was interrupted." in w.notes
+    with pytest.raises(WatchError, match="none was measured: 1 left out: it was interrupted"):
+        w.profile()
+
+
+def test_nothing_is_said_of_what_did_not_run() -> None:
+    model = encoder()
+    w = rankscope.watch(model)
+    assert not any("ran in" in note for note in w.notes)
+    with torch.no_grad(), w:
+        model(torch.zeros(0, 5, WIDTH, dtype=torch.float64))
+    with pytest.raises(WatchError, match="none was measured: 1 left out: it had no samples"):
+        w.profile()
+
+
+def test_weights_without_numbers_are_refused() -> None:
+    with pytest.raises(WatchError, match="its weights are on the meta device"):
+        rankscope.watch(FAMILIES["bert"].model().to("meta"))
+
+
+def test_layer_0_has_no_attention() -> None:
+    with pytest.raises(WatchError, match="entropy is of attention, from layer 1 on: name more layers"):
+        rankscope.watch(FAMILIES["bert"].model(), ["mu", "entropy"], layers=[0])
+
+
 def test_tensors_are_kept_when_asked() -> None:
     model, (X, _) = encoder(), padded()
     with torch.no_grad(), rankscope.watch(model, "mu", keep=["states", "attention"]) as w:

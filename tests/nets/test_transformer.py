@@ -213,7 +213,7 @@ def test_weights_that_do_not_fit_are_a_sentence() -> None:
         Transformer.from_weights(arch, {**good, name: good[name].flatten(1)})
     with pytest.raises(WeightsError, match="one floating dtype and one device; received .*float32.*float64"):
         Transformer.from_weights(arch, {**good, name: good[name].float()})
-    with pytest.raises(ArchitectureError, match="dtype must be floating; got torch.int64"):
+    with pytest.raises(ArchitectureError, match="dtype must be a floating torch.dtype; got torch.int64"):
         Transformer.random(arch).to(torch.int64)
     with pytest.raises(ArchitectureError, match=r"init must be one of .*got 'xavir' \(did you mean"):
         Transformer.random(arch, init="xavir")

@@ -87,7 +87,9 @@ def test_weights_that_do_not_fit_their_config(copied: Path) -> None:
     with pytest.raises(SourceError, match=r"are missing, encoder\.layer\.3.*do not belong together"):
         load(copied)
     (copied / "config.json").write_text(json.dumps({**fields, "hidden_size": 32}))
-    with pytest.raises(SourceError, match="the weights of .* must fit its config"):
+    with pytest.raises(
+        SourceError, match=r"must fit its config; .*\(16,\) where the config asks for \(32,\)"
+    ):
         load(copied)
     (copied / "config.json").write_text(json.dumps(fields))
     # What the network does not read may be missing: a pooler never trained.
@@ -233,3 +235,105 @@ def test_minilm_is_a_trained_english_bert() -> None:
     assert parity.words(texts[:1], 128) == [["[CLS]", "a", "man", "is", "eating", "food", ".", "[SEP]"]]
     assert net.encode(bundled_excerpts(128)[0], length=100).X.shape == (1, 100, 384)
     assert net.variant(skip=False).origin is net.origin
+
+
+def test_models_that_only_look_like_one_of_a_family() -> None:
+    bert = model_of("bert", "encoder")
+    with pytest.raises(
+        SourceError, match="a BertEncoder wraps one or is a part of one: give the model itself"
+    ):
+        load(bert.encoder)
+    with pytest.raises(SourceError, match="must be in memory; they are on the meta device"):
+        load(model_of("bert", "encoder").to("meta"))
+    with pytest.raises(SourceError, match="family is for a config that does not say its model type.*'bert'"):
+        load(bert, family="roberta")
+    with pytest.raises(SourceError, match="tokenizer must be a tokenizer of transformers; got a str"):
+        load(bert, tokenizer="bert")
+
+
+def test_parts_and_kinds_of_a_family_that_are_not_mapped() -> None:
+    from transformers import Dinov2Backbone, T5Model
+
+    from rankscope.sources.families import FAMILIES
+
+    with pytest.raises(SourceError, match="t5 is mapped with is_decoder=False; this config has True: watch"):
+        load(T5Model(FAMILIES["t5"].tiny()["plain"]).decoder)
+    config = next(iter(FAMILIES["dinov2"].tiny().values()))
+    with pytest.raises(
+        SourceError, match="Dinov2Backbone must be built like transformers' own dinov2.*watch"
+    ):
+        load(Dinov2Backbone(config))
+
+
+def test_another_family_than_the_config_says(saved: Path) -> None:
+    with pytest.raises(SourceError, match=r"this one says 'bert'.*'roberta' was asked for: leave family out"):
+        load(saved, family="roberta")
+
+
+def test_weights_that_are_no_numbers(copied: Path) -> None:
+    """Parity cannot judge them: NaN differs from NaN."""
+    weights = load_file(copied / "model.safetensors")
+    for key, bad in (
+        ("embeddings.word_embeddings.weight", "nan"),
+        ("encoder.layer.1.output.dense.bias", "inf"),
+    ):
+        damaged = {**weights, key: weights[key].clone()}
+        damaged[key][3] = float(bad)
+        save_file(damaged, copied / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(SourceError, match="must be finite numbers; some are NaN or infinite"):
+            load(copied)
+
+
+def test_a_sharded_checkpoint(saved: Path, tmp_path: Path) -> None:
+    from transformers import BertModel
+
+    model: Any = BertModel.from_pretrained(saved)
+    model.save_pretrained(tmp_path, max_shard_size="4KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 2 and same(load(tmp_path), load(saved))
+    shards[1].unlink()
+    with pytest.raises(SourceError, match="cannot be read"):
+        load(tmp_path)
+
+
+def test_a_revision_is_recorded_only_where_there_are_revisions(saved: Path) -> None:
+    origin: Any = load(saved, revision="v7").origin
+    assert "revision" not in origin.described()
+
+
+def test_a_length_without_room_for_special_tokens() -> None:
+    """Tokenizers cut nothing where the special tokens alone are longer; the text would come whole."""
+    net = load("minilm")
+    assert net.encode("the whale " * 50, length=2).X.shape[1] == 2
+    with pytest.raises(
+        TokensError, match="room for the special tokens that the tokenizer of minilm adds; got 1"
+    ):
+        net.encode("the whale " * 50, length=1)
+
+
+def test_texts_that_cannot_be_tokenised(saved: Path) -> None:
+    net = load("minilm")
+    with pytest.raises(TokensError, match="half a character .* at 2: leave it out"):
+        net.encode(["a", "a \ud800"])
+    with pytest.raises(TokensError, match="padding comes with token ids"):
+        net.encode(["a"], padding=torch.zeros(1, 3, dtype=torch.bool))
+    with pytest.raises(TokensError, match=r"token ids must be whole numbers \[batch, token\].*\(3,\)"):
+        load(saved).encode(torch.tensor([4, 5, 6]))
+
+
+def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
+    """Stanford's GPT-2 models. transformers' upcast cannot run in float64; in float32 it says what we say."""
+    from transformers import GPT2Config, GPT2Model
+
+    torch.manual_seed(0)
+    small: dict[str, Any] = {"vocab_size": 60, "n_embd": 16, "n_layer": 3, "n_head": 4, "n_positions": 32}
+    config = GPT2Config(
+        **small, bos_token_id=0, eos_token_id=0, scale_attn_by_inverse_layer_idx=True,
+        reorder_and_upcast_attn=True,
+    )  # fmt: skip
+    model: Any = GPT2Model._from_config(config, attn_implementation="eager").eval()
+    net, ids = load(model), torch.randint(1, 60, (2, 9))
+    assert all(block.attn.reorder_and_upcast_attn for block in model.h)  # the user's own is left as it is
+    with torch.no_grad():
+        theirs = model(ids).last_hidden_state.double()
+    assert torch.allclose(net.run(*net.encode(ids)).output, theirs, atol=1e-5)

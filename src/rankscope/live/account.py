@@ -63,8 +63,7 @@ def notes(seen: Recorder, asides: list[str]) -> list[str]:
         *([f"The model was in {found['mode']} mode{_dropout(seen)}."] if seen.modes else []),
         *_rows(found, seen),
         f"{found['padded_tokens']} padded tokens were left out.",
-        f"It ran in {found['arithmetic_asked']}: a relative residual below "
-        f"{ROUNDING * unit_of(seen.arithmetic or torch.float64):.1e} is rounding noise.",
+        *_floor(seen),
         *_finite(found),
         *asides,
     ]
@@ -111,6 +110,14 @@ def _rows(found: dict[str, Any], seen: Recorder) -> list[str]:
             "left out."
         )
     return said
+
+
+def _floor(seen: Recorder) -> list[str]:
+    if seen.arithmetic is None:  # nothing has run
+        return []
+    floor = ROUNDING * unit_of(seen.arithmetic)
+    ran = dtype_name(seen.arithmetic)
+    return [f"It ran in {ran}: a relative residual below {floor:.1e} is rounding noise."]
 
 
 def _finite(found: dict[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rankscope.live.states import Layout
 from rankscope.metrics import Metric
@@ -59,4 +59,6 @@ class Call:
     """Shapes of attention that is not of the block's tokens to themselves."""
     spoken: Tensor | None = None
     """The heads' outputs, until the output projection is called."""
+    projection: tuple[nn.Module, Tensor, Tensor] | None = None
+    """The output projection that was found in this layer, its input and its output."""
     kept: list[tuple[str, int, Tensor]] = field(default_factory=list)

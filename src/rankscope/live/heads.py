@@ -3,7 +3,8 @@
 Where the projection is a module of its own (every Hugging Face model), nobody says which it is: `o_proj`,
 `c_proj`, `dense`, `out_lin` ... It is the first Linear or Conv1D in the block that is called, after
 attention, on exactly the heads' outputs side by side. That the parts add up to the projection's own output is
-checked every time.
+checked every time. Where the projection stands in a module with weights of its own (LoRA), that module's
+output is the one that counts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,10 @@ from rankscope.metrics.tokens import unit_of
 CLOSURE = 1e-3
 """How far, relative to its size, the parts may be from the projection's output; more in half precision."""
 ROUNDINGS = 8.0
+
+
+Called = Callable[[nn.Module, Tensor, Tensor], None]
+"""Takes a module, its input and its output."""
 
 
 def weight_of(projection: nn.Module) -> Tensor:
@@ -49,23 +54,39 @@ def check_closure(added: Tensor, bias: Tensor | None, output: Tensor, where: str
 
 
 @contextmanager
-def projections(
-    blocks: Sequence[nn.Module], called: Callable[[nn.Module, Tensor, Tensor], None]
-) -> Iterator[None]:
-    """Every Linear or Conv1D in the blocks shows its input and output to `called`."""
+def projections(blocks: Sequence[nn.Module], called: Called, wrapped: Called) -> Iterator[None]:
+    """Every Linear or Conv1D in the blocks shows its input and output to `called`, and every module with
+    weights beside those of a Linear in it shows them to `wrapped`."""
 
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-            called(module, args[0].detach(), output.detach())
+    def shown(to: Called) -> Callable[[nn.Module, Any, Any], None]:
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            # With a second argument it is more than a projection: BERT's also takes the residual.
+            if len(args) == 1 and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+                to(module, args[0].detach(), output.detach())
 
-    parts = (part for block in blocks for part in block.modules())
-    linear = {
-        id(part): part for part in parts if isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
-    }
+        return after
+
+    parts = list(dict.fromkeys(part for block in blocks for part in block.modules() if part is not block))
     handles: list[RemovableHandle] = []
     try:
-        handles += [part.register_forward_hook(after) for part in linear.values()]
+        for part in parts:
+            if _is_linear(part):
+                handles.append(part.register_forward_hook(shown(called)))
+            elif _wraps(part):
+                handles.append(part.register_forward_hook(shown(wrapped)))
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _is_linear(part: nn.Module) -> bool:
+    return isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D"
+
+
+def _wraps(part: nn.Module) -> bool:
+    """Whether there are linear maps in it and weights beside one of them, other than those of norms."""
+    inside = list(part.modules())
+    own = [each for each in inside if "norm" not in type(each).__name__.lower()]
+    weighted = [each for each in own if next(each.parameters(recurse=False), None) is not None]
+    return any(map(_is_linear, inside)) and len(weighted) > 1

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live.aside import aside, near, near_device
 from rankscope.live.call import Call, Plan
-from rankscope.live.heads import check_closure, contributions, weight_of
+from rankscope.live.heads import CLOSURE, check_closure, contributions, weight_of
 from rankscope.live.mask import arguments_of, goes_on, padding_in
 from rankscope.live.multihead import head_outputs
 from rankscope.live.states import state_in
@@ -84,7 +84,9 @@ class Recorder:
             self._take(call)
 
     def reset(self) -> None:
-        """Forget a call that was interrupted."""
+        """Forget a call that was interrupted: torch calls no hook while KeyboardInterrupt passes."""
+        if self.depth:
+            self.left_out["it was interrupted"] += 1
         self.depth, self.call = 0, None
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -99,8 +101,8 @@ class Recorder:
             return
         given = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
         state = state_in(given, self.plan.layout, f"what {type(block).__name__} takes")
-        if state.shape[1] == 1:
-            self.left_out["it had a single token"] += 1
+        if not len(state) or state.shape[1] == 1:
+            self.left_out["it had a single token" if len(state) else "it had no samples"] += 1
             self.call = None
             return
         self._start(call, state, arguments_of(block, args, kwargs))
@@ -115,6 +117,7 @@ class Recorder:
         if failed:
             return
         call.fired.append(layer)
+        call.projection = None
         if call.spoken is not None:
             raise WatchError(
                 f"what each head adds needs the output projection; no Linear or Conv1D of "
@@ -150,6 +153,23 @@ class Recorder:
             added = contributions(spoken, weight_of(projection))
             check_closure(added, projection.bias, y, type(projection).__name__)  # type: ignore[arg-type]
             self._read_heads(call, call.inside[-1], added)
+            call.projection = (projection, x, y.clone())  # a wrapper may add to y in place
+
+    def wrapped(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
+        """A module with several weights was called; if around the heads' projection, both must agree."""
+        if self.call is None or self.call.projection is None:
+            return
+        projection, given, output = self.call.projection
+        if x.shape != given.shape or projection not in set(module.modules()):
+            return
+        with aside(x.device):
+            same = y.shape == output.shape and torch.allclose(y.to(output), output, CLOSURE, 1e-12, True)
+            if torch.equal(x, given) and not same:
+                raise WatchError(
+                    f"what each head adds needs a plain output projection; {type(module).__name__} adds to "
+                    f"what a {type(projection).__name__} in it returns, as LoRA does: merge it into the "
+                    "weights, or watch metrics of tokens or attention"
+                )
 
     def multihead(self, module: nn.MultiheadAttention, P: Tensor, value: Tensor, output: Tensor) -> None:
         """Attention of torch's own module, inside a block."""

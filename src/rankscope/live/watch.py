@@ -71,6 +71,11 @@ def watch(
     if not isinstance(model, nn.Module):
         raise WatchError(f"watch takes a torch module; received a {type(model).__name__}")
     _refuse_compiled(model)
+    if any(weight.is_meta for weight in model.parameters()):
+        raise WatchError(
+            f"{type(model).__name__} must hold numbers to measure; its weights are on the meta device: load "
+            "them first"
+        )
     chosen = chosen_metrics("watch", metrics)
     kept = frozenset([keep] if isinstance(keep, str) else keep)
     for each in kept - {"states", "attention"}:
@@ -78,9 +83,16 @@ def watch(
     if not isinstance(padding, Tensor) and padding not in ("model", "none"):
         raise WatchError(f"padding must be a boolean tensor, 'model' or 'none'; got {padding!r}")
     name, found = blocks_of(model, blocks)
+    measured = _layers(model, found, layers)
+    beyond = [metric for metric in chosen if metric.of != "tokens"]
+    if beyond and measured == frozenset([0]):
+        raise WatchError(
+            "at layer 0, what enters the first block, metrics of tokens alone have a value; "
+            f"{beyond[0].name} is of {beyond[0].of}, from layer 1 on: name more layers"
+        )
     plan = Plan(
         metrics=chosen,
-        layers=_layers(model, found, layers),
+        layers=measured,
         keep=kept,
         layout=layout_of(found, layout),
         padding=padding if isinstance(padding, Tensor) else None,
@@ -217,7 +229,7 @@ class Watch:
                 self._aside(f"While watched, attention ran eagerly instead of with {before}.")
             stack.enter_context(through_interface(self.model, self._seen.attention))
             if self._plan.wants("heads"):
-                stack.enter_context(projections(self._blocks, self._seen.projected))
+                stack.enter_context(projections(self._blocks, self._seen.projected, self._seen.wrapped))
 
 
 def _failed(output: Any) -> bool:
@@ -234,9 +246,11 @@ def _layers(model: nn.Module, blocks: list[nn.Module], asked: Sequence[int] | No
     """Which layers to measure; a block that is called many times makes as many layers as the config says."""
     if asked is None:
         return None
+    if isinstance(asked, int):
+        raise WatchError(f"layers must be a list of layers; got {asked!r}: write layers=[{asked!r}]")
     said = getattr(getattr(model, "config", None), "num_hidden_layers", 0)
     last = max(len(blocks), said if isinstance(said, int) else 0)
-    wrong = [layer for layer in asked if not isinstance(layer, int) or not 0 <= layer <= last]
+    wrong = [layer for layer in asked if type(layer) is not int or not 0 <= layer <= last]
     if wrong or not asked:
         raise WatchError(f"layers must name layers 0..{last}; got {wrong or 'none'}")
     return frozenset(asked)

@@ -4,11 +4,13 @@ A network takes tokens `[batch, token, width]`. What turns text (or images) into
 comes along from where it was loaded: the tokenizer and the embedding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
 from torch import Tensor
+
+from rankscope.errors import TokensError
 
 Inputs = str | Sequence[str] | Tensor
 """Texts; or token ids `[batch, token]`; or, for a network that sees, images `[batch, channel, y, x]`."""
@@ -35,3 +37,27 @@ class Origin(Protocol):
 
     def described(self) -> dict[str, Any]:
         """For the manifest: plain Python."""
+
+
+def texts_of(inputs: object) -> list[str]:
+    """One text or several, as a list; a sentence for anything else.
+
+    >>> texts_of("Call me Ishmael.")
+    ['Call me Ishmael.']
+    """
+    alone = isinstance(inputs, str) or not isinstance(inputs, Iterable)
+    texts: list[Any] = [inputs] if alone else list(inputs)  # type: ignore[call-overload]
+    for text in texts:
+        if not isinstance(text, str):
+            raise TokensError(
+                "encode takes texts, or token ids as a tensor [batch, token] of whole numbers; got a "
+                f"{type(text).__name__} in the place of a text"
+            )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokensError(
+                "a text must be whole characters; got one with half a character (a lone surrogate) at "
+                f"{error.start}: leave it out"
+            ) from error
+    return texts

@@ -20,7 +20,7 @@ from rankscope.nets.initial import random_tensors
 from rankscope.nets.masks import MaskLike
 from rankscope.nets.norms import normalise
 from rankscope.nets.order import Order
-from rankscope.nets.origin import Encoded, Inputs, Origin
+from rankscope.nets.origin import Encoded, Inputs, Origin, texts_of
 from rankscope.nets.weights import Weights, assemble, converted, named, shapes
 
 
@@ -102,8 +102,10 @@ class Transformer:
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Transformer":
         """The network in another dtype or on another device; itself where nothing changes."""
-        if dtype is not None and not dtype.is_floating_point:
-            raise ArchitectureError(f"a network's dtype must be floating; got {dtype}")
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ArchitectureError(f"a network's dtype must be a floating torch.dtype; got {dtype!r}")
+        if device is not None:
+            _refuse_absent(device)
         if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
             return self
         moved = converted(self.weights, lambda tensor: tensor.to(device=device, dtype=dtype))
@@ -128,8 +130,16 @@ class Transformer:
                 "a network built from an architecture alone has no tokenizer and no embedding; got a text to "
                 "encode: load or fresh give networks that do, or pass tokens X [batch, token, width]"
             )
-        if length < 1:
-            raise TokensError(f"length must be at least 1 token; got {length}")
+        if not isinstance(length, int) or length < 1:
+            raise TokensError(f"length must be at least 1 token, a whole number; got {length}")
+        if not isinstance(inputs, Tensor):
+            inputs = texts_of(inputs)
+            if padding is not None:
+                raise TokensError("padding comes with token ids; got some with texts, which are padded here")
+        elif padding is not None and not isinstance(padding, Tensor):
+            raise TokensError(
+                f"padding must be a boolean tensor, True at padded tokens; received {type(padding).__name__}"
+            )
         X, padding = self.origin.encode(inputs, length, padding)
         return Encoded(X.to(dtype=self.dtype, device=self.device), padding.to(self.device))
 
@@ -232,3 +242,14 @@ class Transformer:
         )  # fmt: skip
         stored = tuple(self.weights.layers[index] for index in chosen)
         return replace(self, arch=arch, weights=replace(self.weights, layers=stored))
+
+
+def _refuse_absent(device: torch.device | str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, TypeError) as error:
+        said = (str(error).splitlines() or [""])[0]
+        raise ArchitectureError(
+            f"device must be one that torch has on this machine; got {str(device)!r} ({said}): 'cpu' is "
+            "always there"
+        ) from error

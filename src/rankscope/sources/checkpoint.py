@@ -61,6 +61,8 @@ def place(source: str, options: dict[str, Any]) -> Place:
                 "pip install 'rankscope[demo]'"
             )
         return Place(str(Path(spec.submodule_search_locations[0]) / "model"), "minilm", options)
+    if not source:
+        raise FileError("a model is 'minilm', a directory or an id on the hub; got an empty name")
     if Path(source).is_file():
         raise FileError(
             f"a model is loaded from a directory with config.json and its weights; {source} is a file"
@@ -82,9 +84,20 @@ def read(found: Place, family: str | None) -> Checkpoint:
         loader = getattr(transformers, kind.loader)
         model, report = loader.from_pretrained(
             found.where, config=config, dtype=torch.float64, attn_implementation="eager", weights_only=True,
-            output_loading_info=True, **found.options,
+            output_loading_info=True, ignore_mismatched_sizes=True, **found.options,
         )  # fmt: skip
+        _refuse_mismatched(report["mismatched_keys"], found.name)
     return Checkpoint(model.eval(), kind, tuple(sorted(report["missing_keys"])))
+
+
+def _refuse_mismatched(keys: Any, name: str) -> None:
+    """transformers would draw weights of another shape anew; by itself it only says that there are some."""
+    for key, stored, expected in sorted(keys):
+        raise SourceError(
+            f"the weights of {name} must fit its config; {len(keys)} do not, {key} among them, of shape "
+            f"{tuple(stored)} where the config asks for {tuple(expected)}: config and weights do not belong "
+            "together"
+        )
 
 
 def tokenizer(found: Place) -> Any:
@@ -110,6 +123,12 @@ def family_of(model_type: str | None, asked: str | None = None) -> Family:
     if asked is not None:
         if asked not in FAMILIES:
             raise SourceError(one_of("family", asked, FAMILIES))
+        for family in FAMILIES.values():
+            if model_type in family.types and family.name != asked:
+                raise SourceError(
+                    "family is for a config that does not say its model type; this one says "
+                    f"{model_type!r}, of family {family.name}, and {asked!r} was asked for: leave family out"
+                )
         return FAMILIES[asked]
     for family in FAMILIES.values():
         if model_type in family.types:
@@ -132,9 +151,9 @@ def _config(found: Place, family: str | None) -> Any:
         if found.local and "auto_map" not in fields:
             family_of(fields["model_type"])
         return AutoConfig.from_pretrained(found.where, **found.options)
-    configs = list(family_of(None, family).tiny().values())
-    own = {config.model_type: type(config) for config in configs}
     named = _plain_config(found).get("model_type") if found.local else None
+    configs = list(family_of(named, family).tiny().values())
+    own = {config.model_type: type(config) for config in configs}
     return own.get(named, type(configs[0])).from_pretrained(found.where, **found.options)
 
 
@@ -174,7 +193,7 @@ def _sentence(found: Place, error: Exception) -> str:
             f"{found.name} comes with code of its own, which is not run: load(..., remote_code=True) "
             "runs it, if you trust it"
         )
-    if "size mismatch" in str(error) or "mismatched" in str(error) or "shape" in said:
+    if "shape" in said:
         return f"the weights of {found.name} must fit its config; they do not ({said})"
     if found.local:
         return f"the model in {found.name} cannot be read ({said}): it must hold config.json and its weights"
@@ -187,9 +206,10 @@ def _sentence(found: Place, error: Exception) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error, shortened."""
-    line = str(error).strip().splitlines()
-    return (line[0] if line else type(error).__name__)[:160]
+    """The first line of an error, shortened; with the second, where the first only announces it."""
+    lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
+    said = f"{lines[0]} {lines[1]}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
+    return said[:160]
 
 
 @contextmanager

@@ -1,18 +1,21 @@
 """`load`: a model of Hugging Face's kind as a canonical network, checked against the original."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import SourceError
+from rankscope.errors import RankscopeError, SourceError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.architecture import BIASES
-from rankscope.sources.checkpoint import Checkpoint, family_of, place, quiet, read
+from rankscope.sources.checkpoint import Checkpoint, family_of, first_line, place, quiet, read
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import Embedding
+from rankscope.sources.families import Family
 from rankscope.sources.loaded import Loaded, no_tokenizer
 from rankscope.sources.parity import check
 
@@ -60,15 +63,18 @@ def load(
         def find() -> Any:
             return read_tokenizer(found)
 
-        details = {} if revision is None else {"revision": revision}
+        details = {} if revision is None or found.local else {"revision": revision}
     else:
         raise SourceError(
             "load takes a model of transformers, a directory, an id on the hub or 'minilm'; got a "
             f"{type(source).__name__}"
         )
-    net, embedding = canonical(checkpoint, name)
-    core = checkpoint.family.core(checkpoint.model)
-    parity = check(net, checkpoint.family, core, embedding, name)
+    if tokenizer is not None and not callable(tokenizer):
+        raise SourceError(f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}")
+    with _built_as(checkpoint.family, name):
+        net, embedding = canonical(checkpoint, name)
+        core = checkpoint.family.core(checkpoint.model)
+        parity = check(net, checkpoint.family, core, embedding, name)
     details["model_type"] = core.config.model_type
     if tokenizer is not None:
         find = lambda: tokenizer  # noqa: E731
@@ -84,6 +90,18 @@ def _in_memory(model: nn.Module, family: str | None) -> Checkpoint:
             f"load takes a model of transformers; a {type(model).__name__} has no config: watch measures any "
             "module as it is"
         )
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise SourceError(
+            f"load takes a model of transformers; a {type(model).__name__} wraps one or is a part of one: "
+            "give the model itself, or watch it as it is"
+        )
+    if any(weight.is_meta for weight in model.parameters()):
+        raise SourceError(
+            f"the weights of {type(model).__name__} must be in memory; they are on the meta device, which "
+            "holds no numbers: load the model from its files"
+        )
     kind = family_of(config.model_type, family)
     core = copy.deepcopy(kind.core(model)).to("cpu", torch.float64).eval()
     with quiet():
@@ -91,10 +109,26 @@ def _in_memory(model: nn.Module, family: str | None) -> Checkpoint:
     return Checkpoint(core, kind, ())
 
 
+@contextmanager
+def _built_as(family: Family, name: str) -> Iterator[None]:
+    """A model that goes by a family's name and is built otherwise fails in ways of its own: one sentence."""
+    try:
+        yield
+    except RankscopeError:
+        raise
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        if "allocate" in str(error):  # too little memory says nothing of the model
+            raise
+        raise SourceError(
+            f"{name} must be built like transformers' own {family.name}; it is not ({first_line(error)}): "
+            "watch measures it as it is"
+        ) from error
+
+
 def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding]:
     """The canonical network of a model in float64, and its embedding."""
     family = checkpoint.family
-    core = family.core(checkpoint.model)
+    core = family.widen(family.core(checkpoint.model))
     core.requires_grad_(False)
     arch = family.architecture(core.config)
     blocks = family.blocks(core)
@@ -111,6 +145,11 @@ def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding
         tensors |= {f"layers.{index}.{part}": tensor for part, tensor in layer.items()}
     embedding = family.embedding(core)
     _refuse_missing(checkpoint, tensors, embedding, name)
+    if not all(bool(tensor.isfinite().all()) for tensor in [*tensors.values(), *_tensors(embedding)]):
+        raise SourceError(
+            f"the weights of {name} must be finite numbers; some are NaN or infinite: the checkpoint is "
+            "damaged, or its training diverged"
+        )
     arch = _with_biases(arch, tensors)
     kept: dict[int, Tensor] = {}
     own = {part: kept.setdefault(id(tensor), tensor.contiguous()) for part, tensor in tensors.items()}

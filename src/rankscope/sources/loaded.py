@@ -36,8 +36,8 @@ class Loaded:
     def encode(self, inputs: Inputs, length: int, padding: Tensor | None = None) -> Encoded:
         """Tokenised as the model does, special tokens and all."""
         if isinstance(inputs, Tensor):
-            cut = inputs if isinstance(self.embedding, ImageEmbedding) else inputs[:, :length]
-            return self.embedding.embed(cut, None if padding is None else padding[:, :length])
+            cut = inputs if isinstance(self.embedding, ImageEmbedding) else inputs[..., :length]
+            return self.embedding.embed(cut, None if padding is None else padding[..., :length])
         if isinstance(self.embedding, ImageEmbedding):
             raise TokensError(
                 f"{self.name} sees images: encode takes a floating tensor [batch, channel, y, x]; got text"
@@ -54,7 +54,13 @@ class Loaded:
         """Token ids of each text, cut to `length`."""
         if not texts:
             return []
-        return list(self.tokenizer(list(texts), truncation=True, max_length=length)["input_ids"])
+        found = list(self.tokenizer(list(texts), truncation=True, max_length=length)["input_ids"])
+        if any(len(ids) > length for ids in found):  # tokenizers then cut nothing at all
+            raise TokensError(
+                f"length must leave room for the special tokens that the tokenizer of {self.name} adds; got "
+                f"{length}"
+            )
+        return found
 
     def words(self, texts: Sequence[str], length: int) -> list[list[str]]:
         """The tokens of each text, readable: subwords as the tokenizer writes them."""

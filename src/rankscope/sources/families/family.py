@@ -83,6 +83,11 @@ class Family(ABC):
         """Tensors that belong to no block."""
         return {}
 
+    def widen(self, model: Any) -> Any:
+        """The model, a copy of our own, with parts that run in float32 alone put in a form that runs in
+        float64."""
+        return model
+
     def output(self, model: Any) -> bool:
         """Whether the model's `last_hidden_state` is the network's output (OPT may project it further)."""
         return True
@@ -120,7 +125,9 @@ def heads_out(linear: Any, heads: int) -> Tensors:
 def norm(name: str, module: Any) -> Tensors:
     """Gain and bias of a LayerNorm or RMSNorm."""
     if module.weight is None:
-        raise SourceError(f"a norm must have a gain; {name} of this model has none: it is not supported")
+        raise SourceError(
+            f"a norm must have a gain; {name} of this model has none: watch measures it as it is"
+        )
     return {f"{name}.gain": module.weight, **_bias(name, getattr(module, "bias", None))}
 
 

@@ -58,6 +58,13 @@ class GPT2(Family):
         """The last norm."""
         return norm("final_norm", model.ln_f)
 
+    def widen(self, model: Any) -> Any:
+        """Attention upcast to float32 (Stanford's GPT-2) fails on scores in float64; without the upcast it is
+        the usual one."""
+        for block in model.h:
+            block.attn.reorder_and_upcast_attn = False
+        return model
+
     def embedding(self, model: Any) -> TextEmbedding:
         """Words and positions."""
         return TextEmbedding(words=model.wte.weight.detach(), positions=model.wpe.weight.detach())

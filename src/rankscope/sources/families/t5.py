@@ -4,7 +4,16 @@ from typing import Any
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
-from rankscope.sources.families.family import Family, Tensors, activation, dense, heads_in, heads_out, norm
+from rankscope.sources.families.family import (
+    Family,
+    Tensors,
+    activation,
+    dense,
+    heads_in,
+    heads_out,
+    norm,
+    refuse,
+)
 
 
 class T5(Family):
@@ -21,6 +30,7 @@ class T5(Family):
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
+        refuse(config, is_decoder=False)
         return Architecture(
             layers=config.num_layers, width=config.d_model, heads=config.num_heads, head_width=config.d_kv,
             divisor=1.0, positions="bias", bias_buckets=config.relative_attention_num_buckets,
