@@ -80,7 +80,7 @@ def write(
 
     from rankscope.figures import save
     from rankscope.files import atomic, write_text
-    from rankscope.paths.plot import plot_heads
+    from rankscope.paths.plot import plot_heads, plot_single
 
     tables = {"lengths": found.table, "layers": d.by_layer(), "heads": heads, "single_paths": d.residuals()}
     for name, table in tables.items():
@@ -88,6 +88,7 @@ def write(
             table.write_parquet(temporary)
     save(found.plot(), folder / "lengths")
     save(plot_heads(heads), folder / "heads")
+    save(plot_single(tables["single_paths"]), folder / "single_paths")
     write_text(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
 
 

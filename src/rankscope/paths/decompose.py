@@ -113,7 +113,7 @@ class Decomposition:
         """Paths of one length, drawn uniformly without repetition."""
         return sampled_paths(self.layers, self.heads, length, count, seed)
 
-    def top(self, count: int = 10, by: str = "norm", budget: int = 20000) -> Heaviest:
+    def top(self, count: int = 10, by: str = "norm", budget: int = 5000) -> Heaviest:
         """The heaviest single paths by norm or residual, proved as far as the budget goes."""
         return heaviest(self.frozen, count, by, budget)
 

@@ -108,10 +108,11 @@ class FrozenLayer:
         chosen = [h for h in speaking if heads is None or h in heads]
         if len(chosen) < self.arch.heads:
             spoken, weight = spoken[:, :, chosen], weight[chosen]
-        Y = spoken.transpose(2, 3).flatten(3) @ weight.flatten(0, 1)
-        if self.arch.norm_place == "sandwich":
-            Y = _normed(self.attention_after, Y, None)
-        return Y
+        return self.after_heads(spoken.transpose(2, 3).flatten(3) @ weight.flatten(0, 1))
+
+    def after_heads(self, Y: Parts) -> Parts:
+        """The norm on what heads add, where there is one."""
+        return _normed(self.attention_after, Y, None) if self.arch.norm_place == "sandwich" else Y
 
     def through(self, Y: Parts, heads: Sequence[int] | None = None, start: int | None = None) -> Parts:
         """What goes through heads."""

@@ -22,7 +22,6 @@ from rankscope.metrics.residual import mu
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import goes_past
-from rankscope.paths.walk import shared_step
 
 
 @dataclass(frozen=True)
@@ -40,40 +39,67 @@ class Heaviest:
 
 
 @torch.no_grad()
-def heaviest(frozen: Frozen, count: int, by: str = "norm", budget: int = 20000) -> Heaviest:
-    """The `count` heaviest paths; with a budget of beginnings to compute."""
+def heaviest(frozen: Frozen, count: int, by: str = "norm", budget: int = 5000) -> Heaviest:
+    """The `count` heaviest paths, with a budget of beginnings to compute.
+
+    A beam along the heaviest beginnings comes first, so that there is an answer whatever the budget proves.
+    """
     if by not in ("norm", "residual"):
         raise PathError(one_of("by", by, ("norm", "residual")))
     if count < 1 or budget < 1:
         raise PathError(f"top needs a count and a budget of at least 1; got {count} and {budget}")
-    step, depth = shared_step(frozen), len(frozen.layers)
-    ahead = _ahead(frozen)
-    ties, looked = 0, 0
+    depth, ahead = len(frozen.layers), _ahead(frozen)
+    found, looked = _beam(frozen, count, by)
+    done: list[tuple[float, Path]] = []
     # (-bound, tie, path so far, tokens): a whole path's bound is its weight.
     queue: list[tuple[float, int, Path, Tensor]] = [(-_bound(frozen.X, ahead[0]), 0, (), frozen.X)]
-    done: list[tuple[float, Path]] = []
-    found: list[tuple[float, Path]] = []
+    ties = 0
     while queue and len(done) < count and looked < budget:
         bound, _, path, Y = heapq.heappop(queue)
         if len(path) == depth:
             done.append((-bound, path))
             continue
-        layer = frozen.layers[len(path)]
-        for head in _ways(layer):
-            after, longer = step(len(path), Y, head), (*path, head)
-            looked, ties = looked + 1, ties + 1
+        for head, after in _extended(frozen, len(path), Y):
+            longer, looked, ties = (*path, head), looked + 1, ties + 1
             if len(longer) == depth:
-                weight = _weight(frozen, after, by)
-                found.append((weight, longer))
-                heapq.heappush(queue, (-weight, ties, longer, after.new_zeros(())))
+                found[longer] = _weight(frozen, after, by)
+                heapq.heappush(queue, (-found[longer], ties, longer, after.new_zeros(())))
             else:
                 heapq.heappush(queue, (-_bound(after, ahead[len(longer)]), ties, longer, after))
-    left = -queue[0][0] if queue else 0.0
+    while queue and len(done) < count and len(queue[0][2]) == depth:  # nothing is left to compute for these
+        weight, _, path, _ = heapq.heappop(queue)
+        done.append((-weight, path))
     proved = len(done)
-    if proved < count:
-        rest = sorted(set(found) - set(done), key=lambda item: -item[0])
-        done += rest[: count - proved]
+    proven = {path for _, path in done}
+    rest = sorted(((w, p) for p, w in found.items() if p not in proven), key=lambda item: -item[0])
+    done += rest[: count - proved]
+    left = -queue[0][0] if queue else max((w for w, _ in rest[count - proved :]), default=0.0)
     return Heaviest([path for _, path in done], [weight for weight, _ in done], proved, left, looked)
+
+
+def _beam(frozen: Frozen, count: int, by: str) -> tuple[dict[Path, float], int]:
+    """Whole paths along the heaviest beginnings, and how many beginnings that took."""
+    width, looked = max(count, 4), 0
+    beam: list[tuple[Path, Tensor]] = [((), frozen.X)]
+    for index in range(len(frozen.layers)):
+        longer = [((*path, head), after) for path, Y in beam for head, after in _extended(frozen, index, Y)]
+        looked += len(longer)
+        longer.sort(key=lambda item: -float(torch.linalg.vector_norm(item[1])))
+        beam = longer[:width]
+    return {path: _weight(frozen, Y, by) for path, Y in beam}, looked
+
+
+def _extended(frozen: Frozen, index: int, Y: Tensor) -> list[tuple[int | None, Tensor]]:
+    """Every way on from Y through a layer, computed side by side."""
+    layer = frozen.layers[index]
+    ways = _ways(layer)
+    heads = [way for way in ways if way is not None]
+    parts = [layer.past(Y[None])] if None in ways else []
+    if heads:
+        spoken = layer.spoken(Y[None])[0]  # [batch, head, token, head_width]
+        each = torch.einsum("bhtc,hcd->hbtd", spoken[:, heads], layer.weights.attention.output.weight[heads])
+        parts.append(layer.after_heads(each))
+    return list(zip(ways, layer.close(torch.cat(parts)), strict=True))
 
 
 def _ways(layer: FrozenLayer) -> list[int | None]:

@@ -1,5 +1,6 @@
 """Figures of a decomposition: which lengths carry the output, and what each head does."""
 
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,7 +71,7 @@ def _shares(axes: Axes, table: pl.DataFrame, found: "ByLength") -> None:
         )  # fmt: skip
     axes.set_title("number of paths above each length", fontsize=9, color=FAINT)
     if biased:
-        axes.legend(loc="center right")
+        axes.legend(loc="center right", frameon=False)
 
 
 def _residuals(axes: Axes, table: pl.DataFrame) -> None:
@@ -92,6 +93,34 @@ def _residuals(axes: Axes, table: pl.DataFrame) -> None:
     axes.set_xticks(_thinned(np.arange(table["length"].n_unique())))
 
 
+def plot_single(residuals: pl.DataFrame) -> Figure:
+    """The relative residual of single paths against their length; hollow where it is noise."""
+    figure, (axes,) = panels()
+    arithmetic = residuals["arithmetic"][0]
+    for noise in (False, True):
+        part = residuals.filter(pl.col("log10").is_finite(), below_floor=noise)
+        axes.scatter(
+            part["length"], part["log10"], s=14, zorder=2, edgecolors=PALETTE[1], alpha=0.6,
+            facecolors="none" if noise else PALETTE[1],
+        )  # fmt: skip
+    middle = residuals.group_by("length").agg(pl.col("log10").median()).sort("length")
+    axes.plot(middle["length"], middle["log10"], color=PALETTE[1], linewidth=1.4)
+    ratio = r"$\log_{10}\,\|\mathrm{res}\,T\|_{1,\infty}\,/\,\|T\|_{1,\infty}$"
+    axes.set(xlabel="length of the path (heads in it)", ylabel=ratio)
+    axes.set_title(f"single paths, {arithmetic} arithmetic", fontsize=9, color=FAINT)
+    axes.set_xticks(_thinned(np.arange(int(residuals["length"].to_numpy().max()) + 1)))
+    return figure
+
+
+def _log_if_wide(axes: Axes, values: np.ndarray) -> None:
+    """A log axis where values span more than a decade; from zero where they do not."""
+    known = values[values > 0]
+    if len(known) and known.max() > 10 * known.min():
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(0, 1.08 * float(values.max()) if len(values) else 1.0)
+
+
 def _mean(table: pl.DataFrame, start: str, column: str) -> np.ndarray:
     rows = table.filter(start=start).group_by("length").agg(pl.col(column).mean()).sort("length")
     return rows[column].to_numpy()
@@ -110,5 +139,4 @@ def _count(number: int) -> str:
     """
     if number < 10**4:
         return str(number)
-    digits = str(number)
-    return f"{digits[0]}.{digits[1]}e{len(digits) - 1}"
+    return f"{Decimal(number):.1e}".replace("+", "")
