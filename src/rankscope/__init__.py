@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rankscope.live import watch
     from rankscope.nets import Architecture, Transformer
+    from rankscope.paths import decompose
     from rankscope.profiles import Profile, measure
     from rankscope.sources import fresh, load
 
@@ -18,8 +19,9 @@ _HOME = {
     "fresh": "sources",
     "load": "sources",
     "watch": "live",
+    "decompose": "paths",
 }
-__all__ = ["Architecture", "Profile", "Transformer", "fresh", "load", "measure", "watch"]
+__all__ = ["Architecture", "Profile", "Transformer", "decompose", "fresh", "load", "measure", "watch"]
 
 
 def __getattr__(name: str) -> Any:

@@ -148,3 +148,29 @@ def test_demo_ends_by_saying_where_its_report_lies(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "Report: runs/demo/report.html"
     assert "random weights" in done.stdout
     assert (tmp_path / "runs" / "demo" / "report.html").stat().st_size < 8e6
+
+
+def test_paths_prints_tables_and_writes_a_folder(tmp_path: Path) -> None:
+    done = rankscope("paths", *SMALL, "--top", "3", "-o", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "The parts add up to the output within" in done.stdout and "heaviest single paths" in done.stdout
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"lengths.parquet", "layers.parquet", "heads.parquet", "single_paths.parquet"} < names
+    assert {"lengths.png", "lengths.svg", "heads.png", "single_paths.png", "manifest.json"} < names
+
+
+def test_paths_as_json_add_up() -> None:
+    answer = json.loads(rankscope("paths", *SMALL, "--variant", "san+skip", "--json").stdout)
+    shares = [row["share"] for row in answer["lengths"] if row["start"] == "all" and row["sample"] == 0]
+    assert sum(shares) == pytest.approx(1.0)
+    assert [row["paths"] for row in answer["lengths"] if row["start"] == "embedding"][::2] == ["1", "4", "4"]
+    assert answer["manifest"]["closure"] < 1e-12 and len(answer["heads"]) == 2 * 2 * 2
+
+
+def test_models_lists_every_family_with_its_parity() -> None:
+    from rankscope.sources.families import FAMILIES
+
+    answer = json.loads(rankscope("models", "--json").stdout)
+    assert {row["family"] for row in answer["families"]} == set(FAMILIES)
+    assert all(max(row["states"], row["attention"]) < 1e-12 for row in answer["families"])

@@ -91,6 +91,15 @@ def test_checkpoints_are_written_along_the_way(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["checkpoint.npz"]
 
 
+@pytest.fixture
+def _ctrl_c() -> Iterator[None]:
+    """Python's own handler, also where the tests run in the background and the signal is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_leaves_what_was_done(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint.npz"
 
@@ -105,6 +114,7 @@ def test_ctrl_c_leaves_what_was_done(tmp_path: Path) -> None:
     assert seen[0] == 8
 
 
+@pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_waits_until_a_chunk_is_counted() -> None:
     from rankscope.profiles.corpus import _undisturbed
 

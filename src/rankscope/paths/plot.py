@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rankscope.paths.lengths import ByLength
 
 SHOWN = {"embedding": PALETTE[0], "bias": PALETTE[4]}
+SAID = {"embedding": "from the embedding", "bias": "from biases"}
 
 
 def plot_lengths(found: "ByLength") -> Figure:
@@ -56,9 +57,7 @@ def _shares(axes: Axes, table: pl.DataFrame, found: "ByLength") -> None:
     for place, start in enumerate(starts):
         mean = _mean(table, start, "share")
         middle = lengths + (place - (len(starts) - 1) / 2) * width
-        axes.bar(
-            middle, mean, width, color=SHOWN[start], label=f"from the {start}" if biased else None, zorder=2
-        )
+        axes.bar(middle, mean, width, color=SHOWN[start], label=SAID[start] if biased else None, zorder=2)
     axes.axhline(0, color=FAINT, linewidth=0.8)
     axes.set(xlabel="length of the path (heads in it)", ylabel="share of the output")
     axes.set_xticks(_thinned(lengths))
@@ -84,7 +83,7 @@ def _residuals(axes: Axes, table: pl.DataFrame) -> None:
         )  # fmt: skip
     middle = rows.group_by("length").agg(pl.col("relative_residual").median()).sort("length")
     axes.plot(middle["length"], middle["relative_residual"], color=PALETTE[0], linewidth=1.4)
-    axes.set_yscale("log")
+    _log_if_wide(axes, rows["relative_residual"].to_numpy())
     axes.set(
         xlabel="length of the path (heads in it)",
         ylabel=r"$\|\mathrm{res}\,T\|_{1,\infty}\,/\,\|T\|_{1,\infty}$",
