@@ -86,6 +86,9 @@ def test_weights_that_do_not_fit_their_config(copied: Path) -> None:
     (copied / "config.json").write_text(json.dumps({**fields, "num_hidden_layers": 5}))
     with pytest.raises(SourceError, match=r"are missing, encoder\.layer\.3.*do not belong together"):
         load(copied)
+    (copied / "config.json").write_text(json.dumps({**fields, "num_hidden_layers": 2}))
+    with pytest.raises(SourceError, match=r"of layers that the config does not ask for, encoder\.layer\.2"):
+        load(copied)
     (copied / "config.json").write_text(json.dumps({**fields, "hidden_size": 32}))
     with pytest.raises(
         SourceError, match=r"must fit its config; .*\(16,\) where the config asks for \(32,\)"

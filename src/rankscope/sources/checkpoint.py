@@ -7,7 +7,8 @@ the config expects and the files lack are noticed: transformers would draw them 
 
 import json
 import logging
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -87,7 +88,20 @@ def read(found: Place, family: str | None) -> Checkpoint:
             output_loading_info=True, ignore_mismatched_sizes=True, **found.options,
         )  # fmt: skip
         _refuse_mismatched(report["mismatched_keys"], found.name)
+    _refuse_surplus(found, model, report["unexpected_keys"])
     return Checkpoint(model.eval(), kind, tuple(sorted(report["missing_keys"])))
+
+
+def _refuse_surplus(found: Place, model: Any, unexpected: Iterable[str]) -> None:
+    """Weights of more layers than the config asks for must not be left out in silence. What is named like no
+    part of the model, a head for some task, may be left out."""
+    known = {re.sub(r"\d+", "#", name) for name in model.state_dict()}
+    surplus = sorted(name for name in unexpected if re.sub(r"\d+", "#", name) in known)
+    if surplus:
+        raise SourceError(
+            f"the weights of {found.name} must fit its config; {len(surplus)} are of layers that the config "
+            f"does not ask for, {surplus[0]} among them: config and weights do not belong together"
+        )
 
 
 def _refuse_mismatched(keys: Any, name: str) -> None:

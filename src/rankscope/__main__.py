@@ -1,0 +1,5 @@
+"""`python -m rankscope` is `rankscope`."""
+
+from rankscope.cli import main
+
+main()
