@@ -15,6 +15,7 @@ FLOORS = [
     "deviation",
     "profiles",
     "paths",
+    "theory",
     "sources",
     "live",
     "report",
