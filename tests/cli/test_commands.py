@@ -146,7 +146,7 @@ def test_demo_ends_by_saying_where_its_report_lies(tmp_path: Path) -> None:
     done = rankscope("demo", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "Report: runs/demo/report.html"
-    assert "random weights" in done.stdout
+    assert "a trained English BERT" in done.stdout
     assert (tmp_path / "runs" / "demo" / "report.html").stat().st_size < 8e6
 
 
