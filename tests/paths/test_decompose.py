@@ -2,6 +2,7 @@
 mistakes."""
 
 import math
+from itertools import product
 from typing import Any
 
 import mpmath as mp
@@ -203,12 +204,78 @@ def test_mistakes_are_sentences() -> None:
         (lambda: d.top(0), "a count and a budget of at least 1"),
         (lambda: d.top(3, by="size"), "by must be one of norm, residual"),
         (lambda: d.residuals([9]), "lengths run from 0 to 3; got 9"),
+        (lambda: d.residuals(count=0), "residuals needs a count of at least 1 and lengths that have paths"),
     ]:
         with pytest.raises(PathError, match=sentence):
             wrong()
     deep = Transformer.random(Architecture(layers=12, width=24, heads=12))
     with pytest.raises(PathError, match="computed one by one, at most 1000000; these lengths have"):
         decompose(deep, torch.randn(1, 4, 24)).keep(lengths=[6], attention="own")
+
+
+def test_a_length_named_twice_is_kept_once() -> None:
+    d = decompose(network({}), tokens())
+    for attention in ("shared", "own"):
+        once = d.keep(lengths=[1, 3], attention=attention)
+        torch.testing.assert_close(d.keep(lengths=[3, 1, 1], attention=attention), once, rtol=0, atol=0)
+        again = d.keep(lengths=iter((1, 3)), attention=attention)
+        torch.testing.assert_close(again, once, rtol=0, atol=0)
+
+
+def test_short_paths_of_their_own_need_no_walk_through_all() -> None:
+    """144 of 13^12 paths: the sum over one head in one layer, the others skipped."""
+    net = Transformer.random(
+        Architecture(layers=12, width=24, heads=12, mlp="none", norm="none", biases=False)
+    )
+    d = decompose(net, torch.randn(1, 4, 24, dtype=torch.float64))
+    one = [tuple(h if at == layer else None for at in range(12)) for layer in range(12) for h in range(12)]
+    expected = torch.stack([d.path(path, "own").term for path in one]).sum(0)
+    torch.testing.assert_close(d.keep(lengths=[1], attention="own"), expected, rtol=1e-11, atol=1e-13)
+
+
+def test_paths_of_a_network_deeper_than_python_recurses() -> None:
+    net = Transformer.random(
+        Architecture(layers=1100, width=4, heads=1, mlp="none", norm="none", biases=False)
+    )
+    X = torch.randn(1, 2, 4, dtype=torch.float64)
+    torch.testing.assert_close(decompose(net, X).path((None,) * 1100).term, X, rtol=0, atol=0)
+
+
+SILENT: dict[str, dict[int, list[int]]] = {
+    "some heads silent": {0: [0], 2: [1]},
+    "a layer without heads": {1: []},
+}
+
+
+@pytest.mark.parametrize("case", ["post-norm", "attention and skips", "no skip past heads"])
+@pytest.mark.parametrize("silent", SILENT)
+def test_only_paths_that_exist_are_drawn_kept_and_found(case: str, silent: str) -> None:
+    """A silent head has no path through it; without a skip none goes past. What is left adds up."""
+    heads = SILENT[silent]
+    net, X = network(CASES[case]).variant(heads=heads), tokens()
+    past = [None] if net.arch.attention_skip else []
+    exist = set(product(*([*past, *heads.get(layer, [0, 1])] for layer in range(3))))
+    d = decompose(net, X)
+    by_length = [[path for path in exist if length_of(path) == k] for k in range(4)]
+    assert d.by_length().counts == [len(paths) for paths in by_length]
+    for k, paths in enumerate(by_length):
+        assert set(d.sample(k, len(paths))) == set(paths)
+        torch.testing.assert_close(
+            d.keep(lengths=[k], biases=False), d.keep(paths=paths), rtol=1e-10, atol=1e-12
+        )
+        own = d.keep(paths=paths, attention="own")
+        torch.testing.assert_close(d.keep(lengths=[k], attention="own"), own, rtol=1e-12, atol=1e-13)
+    for path in set(product((None, 0, 1), repeat=3)) - exist:
+        for wrong in (
+            lambda path=path: d.path(path),
+            lambda path=path: d.keep(paths=[path], attention="own"),
+        ):
+            with pytest.raises(PathError, match=r"in layer \d .*(does not speak|nothing goes past)"):
+                wrong()
+    if exist:
+        drawn = d.residuals(count=100)
+        assert len(drawn) == len(exist) and drawn["relative_residual"].gt(0).all()
+        assert set(d.top(100).paths) == exist
 
 
 def test_sampled_paths_can_be_kept() -> None:

@@ -13,7 +13,7 @@ from rankscope.errors import PathError, one_of
 from rankscope.nets import Transformer
 from rankscope.nets.changes import kept_heads
 from rankscope.paths.collapse import path_residuals
-from rankscope.paths.counts import Path, all_paths, checked, path_counts, sampled_paths
+from rankscope.paths.counts import Path, checked, checked_length, counts_along, paths_along, sampled_paths
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, heaviest
 from rankscope.paths.lengths import ByLength, by_length
@@ -92,7 +92,7 @@ class Decomposition:
 
     def path(self, path: Iterable[int | None], attention: str = "shared") -> PathTerm:
         """One path's term: a head, or None to go past the heads, in every layer."""
-        spec = checked(tuple(path), self.layers, self.heads)
+        spec = checked(tuple(path), self.frozen.ways, self.heads)
         frozen = self.frozen
         term = self._ended(total(frozen, [spec], self._step(attention)), attention)
         n, width = frozen.X.shape[1:]
@@ -111,7 +111,7 @@ class Decomposition:
 
     def sample(self, length: int, count: int, seed: int = 0) -> list[Path]:
         """Paths of one length, drawn uniformly without repetition."""
-        return sampled_paths(self.layers, self.heads, length, count, seed)
+        return sampled_paths(self.frozen.ways, length, count, seed)
 
     def top(self, count: int = 10, by: str = "norm", budget: int = 5000) -> Heaviest:
         """The heaviest single paths by norm or residual, proved as far as the budget goes."""
@@ -119,21 +119,24 @@ class Decomposition:
 
     def residuals(self, lengths: Sequence[int] | None = None, count: int = 20, seed: int = 0) -> pl.DataFrame:
         """Relative residuals of single paths, `count` drawn of each length, at any scale (`collapse.py`)."""
-        wanted = range(self.layers + 1) if lengths is None else lengths
-        known = path_counts(self.layers, self.heads)
+        known = counts_along(self.frozen.ways)
+        wanted = [length for length, number in enumerate(known) if number] if lengths is None else lengths
         paths = [
             path
             for length in wanted
-            for path in self.sample(
-                length, min(count, known[length]) if 0 <= length <= self.layers else 1, seed
-            )
+            for path in self.sample(length, min(count, known[checked_length(length, self.layers)]), seed)
         ]
+        if not paths:
+            raise PathError(
+                "residuals needs a count of at least 1 and lengths that have paths; got a count of "
+                f"{count} and lengths {list(wanted)}: by_length().counts says how many each has"
+            )
         return path_residuals(self.frozen, paths)
 
     def keep(
         self,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Iterable[int] | None = None,
         paths: Iterable[Iterable[int | None]] | None = None,
         heads: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
         attention: str = "shared",
@@ -162,22 +165,21 @@ class Decomposition:
                 )
             return self.frozen.restored(self._through_heads(heads, biases))
         if lengths is not None:
-            for length in lengths:
-                if not 0 <= length <= self.layers:
-                    raise PathError(f"lengths run from 0 to {self.layers}; got {length}")
+            wanted = sorted({checked_length(length, self.layers) for length in lengths})
             if attention == "shared":
-                kept = self._lengths.embedding[list(lengths)].sum(0)
-                kept = kept + self._lengths.bias[list(lengths)].sum(0) if biases else kept
+                kept = self._lengths.embedding[wanted].sum(0)
+                kept = kept + self._lengths.bias[wanted].sum(0) if biases else kept
                 return self.frozen.restored(kept)
-            number = sum(path_counts(self.layers, self.heads)[length] for length in set(lengths))
+            known = counts_along(self.frozen.ways)
+            number = sum(known[length] for length in wanted)
             if number > MOST:
                 raise PathError(
                     f"paths with attention of their own are computed one by one, at most {MOST}; these "
                     f"lengths have {number}: sample some, and keep(paths=...)"
                 )
-            paths = (path for length in set(lengths) for path in all_paths(self.layers, self.heads, length))
+            paths = (path for length in wanted for path in paths_along(self.frozen.ways, length))
         assert paths is not None
-        specs = [checked(tuple(path), self.layers, self.heads) for path in paths]
+        specs = [checked(tuple(path), self.frozen.ways, self.heads) for path in paths]
         term = total(self.frozen, specs, self._step(attention))
         return self.frozen.restored(self._ended(term, attention))
 

@@ -28,6 +28,7 @@ from rankscope.nets.norms import normalise
 from rankscope.nets.order import Order
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.weights import Layer, Linear, NormWeights
+from rankscope.paths.counts import Ways
 
 Parts = Float[Tensor, "part batch token width"]
 Tokens = Float[Tensor, "batch token width"]
@@ -103,9 +104,7 @@ class FrozenLayer:
     def added(self, spoken: Tensor, heads: Sequence[int] | None = None) -> Parts:
         """What heads add to the stream, without the output bias: all that speak, or those named."""
         weight = self.weights.attention.output.weight  # [head, head_width, width]
-        kept = self.arch.kept_heads
-        speaking = range(self.arch.heads) if kept is None else kept[self.index]
-        chosen = [h for h in speaking if heads is None or h in heads]
+        chosen = [h for h in self.ways if h is not None and (heads is None or h in heads)]
         if len(chosen) < self.arch.heads:
             spoken, weight = spoken[:, :, chosen], weight[chosen]
         return self.after_heads(spoken.transpose(2, 3).flatten(3) @ weight.flatten(0, 1))
@@ -160,6 +159,14 @@ class FrozenLayer:
         return self.finish(Y, start)
 
     @property
+    def ways(self) -> tuple[int | None, ...]:
+        """What a path can do here: None where there is a way past the heads, and the heads that speak."""
+        arch = self.arch
+        past = arch.attention_skip != 0.0 or (arch.parallel and arch.mlp != "none")
+        kept = range(arch.heads) if arch.kept_heads is None else sorted(set(arch.kept_heads[self.index]))
+        return (*([None] if past else []), *kept)
+
+    @property
     def serial(self) -> bool:
         """Whether an MLP follows the attention step."""
         return self.arch.mlp != "none" and not self.arch.parallel
@@ -187,6 +194,11 @@ class Frozen:
     def end(self, Y: Parts, start: int | None = None) -> Parts:
         """Through the final norm, where there is one."""
         return Y if self.last is None else self.last.apply(Y, start) * self.real[..., None]
+
+    @property
+    def ways(self) -> Ways:
+        """What a path can do in each layer."""
+        return tuple(layer.ways for layer in self.layers)
 
     @property
     def has_constants(self) -> bool:

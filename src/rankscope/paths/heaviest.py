@@ -21,7 +21,6 @@ from rankscope.errors import PathError, one_of
 from rankscope.metrics.residual import mu
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
-from rankscope.paths.lengths import goes_past
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def _beam(frozen: Frozen, count: int, by: str) -> tuple[dict[Path, float], int]:
 def _extended(frozen: Frozen, index: int, Y: Tensor) -> list[tuple[int | None, Tensor]]:
     """Every way on from Y through a layer, computed side by side."""
     layer = frozen.layers[index]
-    ways = _ways(layer)
+    ways = layer.ways
     heads = [way for way in ways if way is not None]
     parts = [layer.past(Y[None])] if None in ways else []
     if heads:
@@ -100,12 +99,6 @@ def _extended(frozen: Frozen, index: int, Y: Tensor) -> list[tuple[int | None, T
         each = torch.einsum("bhtc,hcd->hbtd", spoken[:, heads], layer.weights.attention.output.weight[heads])
         parts.append(layer.after_heads(each))
     return list(zip(ways, layer.close(torch.cat(parts)), strict=True))
-
-
-def _ways(layer: FrozenLayer) -> list[int | None]:
-    kept = layer.arch.kept_heads
-    heads = range(layer.arch.heads) if kept is None else sorted(set(kept[layer.index]))
-    return [*([None] if goes_past(layer) else []), *heads]
 
 
 def _weight(frozen: Frozen, Y: Tensor, by: str) -> float:
@@ -132,7 +125,7 @@ def _gain(layer: FrozenLayer, frozen: Frozen) -> Tensor:
     """[batch]: by how much a layer can lengthen a term."""
     arch = layer.arch
     through = torch.zeros(len(frozen.X), dtype=frozen.X.dtype, device=frozen.X.device)
-    for head in (way for way in _ways(layer) if way is not None):
+    for head in (way for way in layer.ways if way is not None):
         through = torch.maximum(through, _head_gain(layer, head))
     past = torch.full_like(through, abs(arch.attention_skip))
     if arch.parallel and arch.mlp != "none":

@@ -126,7 +126,8 @@ def length_counts(frozen: Frozen) -> tuple[list[int], list[int]]:
     lengths = len(frozen.layers) + 1
     counts, biases = [1] + [0] * (lengths - 1), [0] * lengths
     for layer in frozen.layers:
-        heads, open_past = speaking(layer), goes_past(layer)
+        open_past = int(None in layer.ways)
+        heads = len(layer.ways) - open_past
         inside, values, after = _constants(layer)
         counts, biases = (
             [open_past * number + heads * (known[k - 1] if k else 0) for k, number in enumerate(known)]
@@ -137,17 +138,6 @@ def length_counts(frozen: Frozen) -> tuple[list[int], list[int]]:
     final = frozen.net.weights.final_norm.bias if frozen.net.arch.final_norm else None
     biases[0] += final is not None
     return counts, biases
-
-
-def speaking(layer: FrozenLayer) -> int:
-    """How many heads of a layer speak."""
-    kept = layer.arch.kept_heads
-    return layer.arch.heads if kept is None else len(set(kept[layer.index]))
-
-
-def goes_past(layer: FrozenLayer) -> int:
-    """1 if there is a way past the heads of a layer, else 0."""
-    return int(layer.arch.attention_skip != 0.0 or (layer.arch.parallel and layer.arch.mlp != "none"))
 
 
 def _constants(layer: FrozenLayer) -> tuple[int, int, int]:
