@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rankscope.deviation.readings import UNIT
-from rankscope.errors import ClosureError, PathError
+from rankscope.errors import ClosureError, PathError, TokensError
 from rankscope.nets import Architecture, Transformer
-from rankscope.paths import all_paths, decompose, length_of, rate
+from rankscope.paths import Decomposition, all_paths, decompose, length_of, rate
 from tests.deviation.reference import exact, log10_residual, times
 from tests.paths.test_enumeration import CASES, network, tokens
 
@@ -42,6 +42,10 @@ def test_padding_anywhere_changes_nothing(case: str) -> None:
             d.path(path).P[sample][real][:, real], alone.path(path).P[0], rtol=1e-9, atol=1e-12
         )
     assert not d.output[padding].any()
+    # Terms stand where the user had the tokens.
+    torch.testing.assert_close((found.embedding + found.bias).sum(0), d.output, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found.output, d.output, rtol=0, atol=0)
+    assert torch.equal(found.padding, padding)
 
 
 @pytest.mark.parametrize(
@@ -179,8 +183,49 @@ def test_single_paths_lose_digits_at_a_steady_rate() -> None:
 def test_closure_is_an_error_where_it_fails() -> None:
     """Tokens of 1e200 overflow the squares of a norm: the frozen network is not the network."""
     net = network({})
-    with pytest.raises(ClosureError, match="must add up to the output within"):
-        decompose(net, tokens() * 1e200).by_length()
+    with pytest.raises(ClosureError, match="must add up to the output within 1e-09 of it"):
+        decompose(net, tokens() * 1e200)
+    with pytest.raises(ClosureError, match="must add up to the output within 1e-04 of it"):
+        decompose(net.to(torch.float32), tokens() * 1e30)
+
+
+def test_parts_add_up_to_what_the_network_itself_gives() -> None:
+    """Not to a second forward pass: the output is the network's own, to the bit."""
+    for case, fields in CASES.items():
+        net, X = network(fields), tokens(samples=2)
+        torch.testing.assert_close(decompose(net, X).output, net.run(X).output, rtol=0, atol=0, msg=case)
+
+
+@pytest.mark.parametrize(
+    "activation", ["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity"]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_units_at_zero_have_a_gate(activation: str, dtype: torch.dtype) -> None:
+    """Tokens of zero and no biases: every unit is act(0) = 0, and its gate the slope there."""
+    net = network({"activation": activation, "norm": "none", "biases": False}).to(dtype)
+    d = decompose(net, torch.zeros(1, 4, 6))
+    assert d.closure == 0 and not d.output.any()
+    slope = {"relu": 1.0, "tanh": 1.0, "identity": 1.0}.get(activation, 0.5)
+    for layer in d.frozen.layers:
+        assert layer.gate is not None
+        torch.testing.assert_close(
+            layer.gate.double(), torch.full((1, 4, 5), slope).double(), rtol=1e-3, atol=0
+        )
+
+
+def test_paths_of_their_own_have_attention_of_their_own() -> None:
+    """`term = P X W` holds with the path's own P, which is not the full network's."""
+    net, X = network(CASES["attention and skips"] | {"biases": False}), tokens(samples=2)
+    d = decompose(net, X, torch.tensor([[True, False, False, False], [False] * 4]))
+    for path in ((0, 1, 1), (1, None, 0), (None, 1, None)):
+        own, shared = d.path(path, "own"), d.path(path)
+        for found in (own, shared):
+            torch.testing.assert_close(found.term, found.P @ X @ found.W * _real(d), rtol=1e-11, atol=1e-13)
+    assert not torch.allclose(d.path((0, 1, 1), "own").P, d.path((0, 1, 1)).P)
+
+
+def _real(d: Decomposition) -> torch.Tensor:
+    return ~d.by_length().padding[..., None]
 
 
 def test_float32_networks_close_within_their_own_rounding() -> None:
@@ -211,6 +256,8 @@ def test_mistakes_are_sentences() -> None:
     deep = Transformer.random(Architecture(layers=12, width=24, heads=12))
     with pytest.raises(PathError, match="computed one by one, at most 1000000; these lengths have"):
         decompose(deep, torch.randn(1, 4, 24)).keep(lengths=[6], attention="own")
+    with pytest.raises(TokensError, match="tokens must be a tensor"):
+        decompose(deep, torch.randn(4, 24))
 
 
 def test_a_length_named_twice_is_kept_once() -> None:
@@ -224,20 +271,16 @@ def test_a_length_named_twice_is_kept_once() -> None:
 
 def test_short_paths_of_their_own_need_no_walk_through_all() -> None:
     """144 of 13^12 paths: the sum over one head in one layer, the others skipped."""
-    net = Transformer.random(
-        Architecture(layers=12, width=24, heads=12, mlp="none", norm="none", biases=False)
-    )
-    d = decompose(net, torch.randn(1, 4, 24, dtype=torch.float64))
+    arch = Architecture(layers=12, width=12, heads=12, mlp="none", norm="none", biases=False)
+    d = decompose(Transformer.random(arch), torch.randn(1, 3, 12, dtype=torch.float64))
     one = [tuple(h if at == layer else None for at in range(12)) for layer in range(12) for h in range(12)]
-    expected = torch.stack([d.path(path, "own").term for path in one]).sum(0)
+    expected = d.keep(paths=one, attention="own")
     torch.testing.assert_close(d.keep(lengths=[1], attention="own"), expected, rtol=1e-11, atol=1e-13)
 
 
 def test_paths_of_a_network_deeper_than_python_recurses() -> None:
-    net = Transformer.random(
-        Architecture(layers=1100, width=4, heads=1, mlp="none", norm="none", biases=False)
-    )
-    X = torch.randn(1, 2, 4, dtype=torch.float64)
+    net = Transformer.random(SMALL.replace(layers=1)).variant(layers=1100)
+    X = tokens()
     torch.testing.assert_close(decompose(net, X).path((None,) * 1100).term, X, rtol=0, atol=0)
 
 

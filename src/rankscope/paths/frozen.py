@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.block import Setting, affine, attention, skip
+from rankscope.nets.block import Setting, affine, attention, block, skip
 from rankscope.nets.norms import normalise
 from rankscope.nets.order import Order
 from rankscope.nets.transformer import Transformer
@@ -195,6 +195,14 @@ class Frozen:
         """Through the final norm, where there is one."""
         return Y if self.last is None else self.last.apply(Y, start) * self.real[..., None]
 
+    def run(self, heads: Sequence[Sequence[int]] | None = None, biases: bool = True) -> Tokens:
+        """The whole frozen network, or with these heads of each layer alone."""
+        Y, start = self.X[None], 0 if biases else None
+        for layer in self.layers:
+            kept = None if heads is None else heads[layer.index]
+            Y = layer.close(layer.past(Y, start) + layer.through(Y, kept, start), start)
+        return self.end(Y, start)[0]
+
     @property
     def ways(self) -> Ways:
         """What a path can do in each layer."""
@@ -216,15 +224,15 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
     setting = Setting.of(arch, net.weights, X, real)
     layers = []
     for index, weights in enumerate(net.weights.layers):
-        layer, X = _frozen_layer(arch, index, weights, X, real, setting)
-        layers.append(layer)
+        layers.append(_frozen_layer(arch, index, weights, X, real, setting))
+        X = block(arch, index, weights, X, setting)[0].masked_fill(~real[..., None], 0.0)
     last = FrozenNorm.of(arch, net.weights.final_norm, X) if arch.final_norm else None
     return Frozen(net, first, real, tuple(layers), last, net.finish(X) * real[..., None], order)
 
 
 def _frozen_layer(
     arch: Architecture, index: int, w: Layer, X: Tokens, real: Tensor, setting: Setting
-) -> tuple[FrozenLayer, Tokens]:
+) -> FrozenLayer:
     """One block of `nets/block.py`, noting each norm's scale and the MLP's gate on the way."""
     post, sandwich, has_mlp = arch.norm_place == "post", arch.norm_place == "sandwich", arch.mlp != "none"
 
@@ -250,11 +258,9 @@ def _frozen_layer(
         attention_norm, X = normed(w.attention_norm, X)
     if has_mlp and not arch.parallel:
         mlp_norm, mlp_after, gate, out = mlp_branch(X)
-        X = skip(arch.mlp_skip, X, out)
         if post:
-            mlp_norm, X = normed(w.mlp_norm, X)
-    X = X * real[..., None]
-    return FrozenLayer(arch, index, w, P, real, attention_norm, attention_after, mlp_norm, mlp_after, gate), X
+            mlp_norm = FrozenNorm.of(arch, w.mlp_norm, skip(arch.mlp_skip, X, out))
+    return FrozenLayer(arch, index, w, P, real, attention_norm, attention_after, mlp_norm, mlp_after, gate)
 
 
 def _gated(arch: Architecture, w: Layer, X: Tokens) -> tuple[Tensor, Tokens]:
@@ -265,7 +271,7 @@ def _gated(arch: Architecture, w: Layer, X: Tokens) -> tuple[Tensor, Tokens]:
     if mlp.gate is not None:
         gate = act(affine(X, mlp.gate))
     else:
-        z = up.masked_fill(up == 0, 1e-30)  # there the gate is the slope at zero
+        z = up.masked_fill(up == 0, 4 * torch.finfo(up.dtype).tiny)  # there the gate is the slope at zero
         gate = act(z) / z
     return gate, affine(gate * up, Linear(mlp.down.weight, mlp.down.bias))
 
