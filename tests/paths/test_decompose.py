@@ -6,6 +6,7 @@ from itertools import product
 from typing import Any
 
 import mpmath as mp
+import polars as pl
 import pytest
 import torch
 
@@ -89,13 +90,26 @@ def test_heads_kept_with_all_heads_are_the_output() -> None:
 
 
 def test_contraction_is_at_most_what_dobrushin_allows() -> None:
-    """`mu(P Z) <= sqrt(n) delta(P) mu(Z)`: rows of P differ by at most 2 delta in their sums of entries."""
+    """`mu(P Z) <= sqrt(n / 2) delta(P) mu(Z)`: column by column, `osc(P z) <= delta osc(z)`, with
+    `osc(z) <= sqrt 2 |z - mean|` and `|P z - mean| <= sqrt n / 2 osc(P z)`."""
     d = decompose(network(CASES["post-norm"]), tokens(samples=3))
     heads = d.by_head()
     assert len(heads) == 3 * 3 * 2
     assert all(
-        row["averaging"] <= 2 * math.sqrt(4) * row["dobrushin"] + 1e-12 for row in heads.iter_rows(named=True)
+        row["averaging"] <= math.sqrt(4 / 2) * row["dobrushin"] + 1e-12 for row in heads.iter_rows(named=True)
     )
+
+
+def test_silent_heads_say_nothing_and_uniform_tokens_contract_no_more() -> None:
+    heads = decompose(network({}).variant(heads={1: [0]}), tokens()).by_head()
+    silent = heads.filter(layer=2, head=1).row(0, named=True)
+    assert [silent[name] for name in ("norm", "share", "residual_share", "contraction")] == [0.0] * 4
+    assert heads.filter(pl.col("norm") > 0).height == 5
+    alike = tokens()[:, :1].expand(1, 4, 6)
+    noise = decompose(network({}), alike).by_head()
+    assert noise["contraction"].is_nan().all() and noise["averaging"].is_nan().all()
+    assert noise["share"].is_finite().all() and noise["residual_share"].is_nan().all()
+    assert decompose(network({}), alike).by_layer()["residual_share"].is_nan().all()
 
 
 @pytest.mark.parametrize("skip", [0.0, 0.5])

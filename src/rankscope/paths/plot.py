@@ -36,7 +36,8 @@ def plot_heads(by_head: pl.DataFrame) -> Figure:
         layers, heads = by_head["layer"].n_unique(), by_head["head"].n_unique()
         grid = mean[column].to_numpy().reshape(layers, heads)
         signed = column == "share"
-        limit = float(np.abs(grid).max()) or 1.0
+        seen = np.abs(grid[np.isfinite(grid)])
+        limit = float(seen.max(initial=0.0)) or 1.0
         image = each.imshow(
             grid, aspect="auto", origin="lower", cmap="RdBu_r" if signed else "viridis",
             vmin=-limit if signed else 0.0, vmax=limit,
