@@ -71,7 +71,7 @@ def _shares(axes: Axes, table: pl.DataFrame, found: "ByLength") -> None:
         )  # fmt: skip
     axes.set_title("number of paths above each length", fontsize=9, color=FAINT)
     if biased:
-        axes.legend(loc="center right", frameon=False)
+        axes.legend(loc="best", frameon=False)
 
 
 def _residuals(axes: Axes, table: pl.DataFrame) -> None:
