@@ -2,16 +2,18 @@
 mistakes."""
 
 import math
+from itertools import product
 from typing import Any
 
 import mpmath as mp
+import polars as pl
 import pytest
 import torch
 
 from rankscope.deviation.readings import UNIT
-from rankscope.errors import ClosureError, PathError
+from rankscope.errors import ClosureError, PathError, TokensError
 from rankscope.nets import Architecture, Transformer
-from rankscope.paths import all_paths, decompose, length_of, rate
+from rankscope.paths import Decomposition, all_paths, decompose, length_of, rate
 from tests.deviation.reference import exact, log10_residual, times
 from tests.paths.test_enumeration import CASES, network, tokens
 
@@ -41,6 +43,10 @@ def test_padding_anywhere_changes_nothing(case: str) -> None:
             d.path(path).P[sample][real][:, real], alone.path(path).P[0], rtol=1e-9, atol=1e-12
         )
     assert not d.output[padding].any()
+    # Terms stand where the user had the tokens.
+    torch.testing.assert_close((found.embedding + found.bias).sum(0), d.output, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(found.output, d.output, rtol=0, atol=0)
+    assert torch.equal(found.padding, padding)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +90,26 @@ def test_heads_kept_with_all_heads_are_the_output() -> None:
 
 
 def test_contraction_is_at_most_what_dobrushin_allows() -> None:
-    """`mu(P Z) <= sqrt(n) delta(P) mu(Z)`: rows of P differ by at most 2 delta in their sums of entries."""
+    """`mu(P Z) <= sqrt(n / 2) delta(P) mu(Z)`: column by column, `osc(P z) <= delta osc(z)`, with
+    `osc(z) <= sqrt 2 |z - mean|` and `|P z - mean| <= sqrt n / 2 osc(P z)`."""
     d = decompose(network(CASES["post-norm"]), tokens(samples=3))
     heads = d.by_head()
     assert len(heads) == 3 * 3 * 2
     assert all(
-        row["averaging"] <= 2 * math.sqrt(4) * row["dobrushin"] + 1e-12 for row in heads.iter_rows(named=True)
+        row["averaging"] <= math.sqrt(4 / 2) * row["dobrushin"] + 1e-12 for row in heads.iter_rows(named=True)
     )
+
+
+def test_silent_heads_say_nothing_and_uniform_tokens_contract_no_more() -> None:
+    heads = decompose(network({}).variant(heads={1: [0]}), tokens()).by_head()
+    silent = heads.filter(layer=2, head=1).row(0, named=True)
+    assert [silent[name] for name in ("norm", "share", "residual_share", "contraction")] == [0.0] * 4
+    assert heads.filter(pl.col("norm") > 0).height == 5
+    alike = tokens()[:, :1].expand(1, 4, 6)
+    noise = decompose(network({}), alike).by_head()
+    assert noise["contraction"].is_nan().all() and noise["averaging"].is_nan().all()
+    assert noise["share"].is_finite().all() and noise["residual_share"].is_nan().all()
+    assert decompose(network({}), alike).by_layer()["residual_share"].is_nan().all()
 
 
 @pytest.mark.parametrize("skip", [0.0, 0.5])
@@ -178,8 +197,49 @@ def test_single_paths_lose_digits_at_a_steady_rate() -> None:
 def test_closure_is_an_error_where_it_fails() -> None:
     """Tokens of 1e200 overflow the squares of a norm: the frozen network is not the network."""
     net = network({})
-    with pytest.raises(ClosureError, match="must add up to the output within"):
-        decompose(net, tokens() * 1e200).by_length()
+    with pytest.raises(ClosureError, match="must add up to the output within 1e-09 of it"):
+        decompose(net, tokens() * 1e200)
+    with pytest.raises(ClosureError, match="must add up to the output within 1e-04 of it"):
+        decompose(net.to(torch.float32), tokens() * 1e30)
+
+
+def test_parts_add_up_to_what_the_network_itself_gives() -> None:
+    """Not to a second forward pass: the output is the network's own, to the bit."""
+    for case, fields in CASES.items():
+        net, X = network(fields), tokens(samples=2)
+        torch.testing.assert_close(decompose(net, X).output, net.run(X).output, rtol=0, atol=0, msg=case)
+
+
+@pytest.mark.parametrize(
+    "activation", ["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity"]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_units_at_zero_have_a_gate(activation: str, dtype: torch.dtype) -> None:
+    """Tokens of zero and no biases: every unit is act(0) = 0, and its gate the slope there."""
+    net = network({"activation": activation, "norm": "none", "biases": False}).to(dtype)
+    d = decompose(net, torch.zeros(1, 4, 6))
+    assert d.closure == 0 and not d.output.any()
+    slope = {"relu": 1.0, "tanh": 1.0, "identity": 1.0}.get(activation, 0.5)
+    for layer in d.frozen.layers:
+        assert layer.gate is not None
+        torch.testing.assert_close(
+            layer.gate.double(), torch.full((1, 4, 5), slope).double(), rtol=1e-3, atol=0
+        )
+
+
+def test_paths_of_their_own_have_attention_of_their_own() -> None:
+    """`term = P X W` holds with the path's own P, which is not the full network's."""
+    net, X = network(CASES["attention and skips"] | {"biases": False}), tokens(samples=2)
+    d = decompose(net, X, torch.tensor([[True, False, False, False], [False] * 4]))
+    for path in ((0, 1, 1), (1, None, 0), (None, 1, None)):
+        own, shared = d.path(path, "own"), d.path(path)
+        for found in (own, shared):
+            torch.testing.assert_close(found.term, found.P @ X @ found.W * _real(d), rtol=1e-11, atol=1e-13)
+    assert not torch.allclose(d.path((0, 1, 1), "own").P, d.path((0, 1, 1)).P)
+
+
+def _real(d: Decomposition) -> torch.Tensor:
+    return ~d.by_length().padding[..., None]
 
 
 def test_float32_networks_close_within_their_own_rounding() -> None:
@@ -203,12 +263,76 @@ def test_mistakes_are_sentences() -> None:
         (lambda: d.top(0), "a count and a budget of at least 1"),
         (lambda: d.top(3, by="size"), "by must be one of norm, residual"),
         (lambda: d.residuals([9]), "lengths run from 0 to 3; got 9"),
+        (lambda: d.residuals(count=0), "residuals needs a count of at least 1 and lengths that have paths"),
     ]:
         with pytest.raises(PathError, match=sentence):
             wrong()
     deep = Transformer.random(Architecture(layers=12, width=24, heads=12))
     with pytest.raises(PathError, match="computed one by one, at most 1000000; these lengths have"):
         decompose(deep, torch.randn(1, 4, 24)).keep(lengths=[6], attention="own")
+    with pytest.raises(TokensError, match="tokens must be a tensor"):
+        decompose(deep, torch.randn(4, 24))
+
+
+def test_a_length_named_twice_is_kept_once() -> None:
+    d = decompose(network({}), tokens())
+    for attention in ("shared", "own"):
+        once = d.keep(lengths=[1, 3], attention=attention)
+        torch.testing.assert_close(d.keep(lengths=[3, 1, 1], attention=attention), once, rtol=0, atol=0)
+        again = d.keep(lengths=iter((1, 3)), attention=attention)
+        torch.testing.assert_close(again, once, rtol=0, atol=0)
+
+
+def test_short_paths_of_their_own_need_no_walk_through_all() -> None:
+    """144 of 13^12 paths: the sum over one head in one layer, the others skipped."""
+    arch = Architecture(layers=12, width=12, heads=12, mlp="none", norm="none", biases=False)
+    d = decompose(Transformer.random(arch), torch.randn(1, 3, 12, dtype=torch.float64))
+    one = [tuple(h if at == layer else None for at in range(12)) for layer in range(12) for h in range(12)]
+    expected = d.keep(paths=one, attention="own")
+    torch.testing.assert_close(d.keep(lengths=[1], attention="own"), expected, rtol=1e-11, atol=1e-13)
+
+
+def test_paths_of_a_network_deeper_than_python_recurses() -> None:
+    net = Transformer.random(SMALL.replace(layers=1)).variant(layers=1100)
+    X = tokens()
+    torch.testing.assert_close(decompose(net, X).path((None,) * 1100).term, X, rtol=0, atol=0)
+
+
+SILENT: dict[str, dict[int, list[int]]] = {
+    "some heads silent": {0: [0], 2: [1]},
+    "a layer without heads": {1: []},
+}
+
+
+@pytest.mark.parametrize("case", ["post-norm", "attention and skips", "no skip past heads"])
+@pytest.mark.parametrize("silent", SILENT)
+def test_only_paths_that_exist_are_drawn_kept_and_found(case: str, silent: str) -> None:
+    """A silent head has no path through it; without a skip none goes past. What is left adds up."""
+    heads = SILENT[silent]
+    net, X = network(CASES[case]).variant(heads=heads), tokens()
+    past = [None] if net.arch.attention_skip else []
+    exist = set(product(*([*past, *heads.get(layer, [0, 1])] for layer in range(3))))
+    d = decompose(net, X)
+    by_length = [[path for path in exist if length_of(path) == k] for k in range(4)]
+    assert d.by_length().counts == [len(paths) for paths in by_length]
+    for k, paths in enumerate(by_length):
+        assert set(d.sample(k, len(paths))) == set(paths)
+        torch.testing.assert_close(
+            d.keep(lengths=[k], biases=False), d.keep(paths=paths), rtol=1e-10, atol=1e-12
+        )
+        own = d.keep(paths=paths, attention="own")
+        torch.testing.assert_close(d.keep(lengths=[k], attention="own"), own, rtol=1e-12, atol=1e-13)
+    for path in set(product((None, 0, 1), repeat=3)) - exist:
+        for wrong in (
+            lambda path=path: d.path(path),
+            lambda path=path: d.keep(paths=[path], attention="own"),
+        ):
+            with pytest.raises(PathError, match=r"in layer \d .*(does not speak|nothing goes past)"):
+                wrong()
+    if exist:
+        drawn = d.residuals(count=100)
+        assert len(drawn) == len(exist) and drawn["relative_residual"].gt(0).all()
+        assert set(d.top(100).paths) == exist
 
 
 def test_sampled_paths_can_be_kept() -> None:

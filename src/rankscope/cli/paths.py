@@ -125,7 +125,7 @@ def lengths_table(found: "ByLength") -> "Table":
 
 
 def heads_table(heads: "pl.DataFrame") -> "Table":
-    """The heads through which most of the output passes, and those that contract most."""
+    """The heads through which most of the output passes, and those that average most."""
     import polars as pl
     from rich.table import Table
 
@@ -136,15 +136,15 @@ def heads_table(heads: "pl.DataFrame") -> "Table":
     for heading in ("layer", "head", "share", "of residual", "contraction", "averaging", "dobrushin"):
         table.add_column(heading, justify="right", no_wrap=True)
     carrying = means.sort(pl.col("share").abs(), descending=True).head(5)
-    contracting = means.sort("averaging").head(3)
+    contracting = means.filter(pl.col("averaging").is_finite()).sort("averaging").head(3)
     for number, part in enumerate((carrying, contracting)):
         if number:
             table.add_section()
         for row in part.iter_rows(named=True):
-            table.add_row(
-                str(row["layer"]), str(row["head"]), f"{row['share']:+.3f}", f"{row['residual_share']:+.3f}",
-                *(f"{row[name]:.3f}" for name in ("contraction", "averaging", "dobrushin")),
-            )  # fmt: skip
+            shares = [f"{row[name]:+.3f}" for name in ("share", "residual_share")]
+            factors = [f"{row[name]:.3f}" for name in ("contraction", "averaging", "dobrushin")]
+            shown = ["–" if "nan" in number else number for number in (*shares, *factors)]  # noise
+            table.add_row(str(row["layer"]), str(row["head"]), *shown)
     table.caption = "Above: those that carry most of the output. Below: those that average most."
     table.caption_justify = "left"
     return table

@@ -7,12 +7,15 @@ of heads in it: `C(L, k) H^k` paths of length k, `(1 + H)^L` in all. Python's wh
 import random
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import product
+from functools import lru_cache
+from itertools import combinations, product
 from math import comb
 
 from rankscope.errors import PathError
 
 Path = tuple[int | None, ...]
+Ways = tuple[tuple[int | None, ...], ...]
+"""By layer: the heads that speak, and None where there is a way past them."""
 
 
 def path_counts(layers: int, heads: int) -> list[int]:
@@ -34,9 +37,21 @@ def path_shares(layers: int, heads: int) -> list[float]:
 
 def all_paths(layers: int, heads: int, length: int | None = None) -> Iterator[Path]:
     """Every path, or every path of one length."""
-    for path in product((None, *range(heads)), repeat=layers):
-        if length is None or length_of(path) == length:
-            yield path
+    return paths_along(((None, *range(heads)),) * layers, length)
+
+
+def paths_along(ways: Ways, length: int | None = None) -> Iterator[Path]:
+    """Every path, or every path of one length, through layers that have these ways."""
+    if length is None:
+        yield from product(*ways)
+        return
+    must = [layer for layer, here in enumerate(ways) if None not in here]
+    may = [layer for layer, here in enumerate(ways) if None in here and len(here) > 1]
+    for chosen in combinations(may, length - len(must)) if length >= len(must) else ():
+        through = {*must, *chosen}
+        yield from product(
+            *(_heads(here) if layer in through else (None,) for layer, here in enumerate(ways))
+        )
 
 
 def length_of(path: Path) -> int:
@@ -44,11 +59,9 @@ def length_of(path: Path) -> int:
     return sum(head is not None for head in path)
 
 
-def sampled_paths(layers: int, heads: int, length: int, count: int, seed: int) -> list[Path]:
+def sampled_paths(ways: Ways, length: int, count: int, seed: int) -> list[Path]:
     """Paths of one length, drawn uniformly without repetition."""
-    if not 0 <= length <= layers:
-        raise PathError(f"lengths run from 0 to {layers}; got {length}")
-    total = path_counts(layers, heads)[length]
+    total = counts_along(ways)[checked_length(length, len(ways))]
     if not 0 <= count <= total:
         raise PathError(f"there are {total} paths of length {length}; {count} were asked for")
     draw = random.Random(seed)
@@ -57,28 +70,63 @@ def sampled_paths(layers: int, heads: int, length: int, count: int, seed: int) -
         chosen = dict.fromkeys(draw.sample(range(total), count))
     while len(chosen) < count:
         chosen[draw.randrange(total)] = None
-    return [path_number(layers, heads, length, index) for index in chosen]
+    return [path_number(ways, length, index) for index in chosen]
 
 
-def path_number(layers: int, heads: int, length: int, index: int) -> Path:
-    """The index-th path of a length: layers in the combinatorial number system, heads as digits."""
-    where, digits = divmod(index, heads**length) if heads else (index, 0)
-    path: list[int | None] = [None] * layers
-    left = length
-    for layer in reversed(range(layers)):
-        if left and where >= comb(layer, left):
-            where -= comb(layer, left)
-            left -= 1
-            digits, path[layer] = divmod(digits, heads)
+def counts_along(ways: Ways) -> list[int]:
+    """The number of paths of each length through layers that have these ways."""
+    return list(_onward(ways)[0])
+
+
+def path_number(ways: Ways, length: int, index: int) -> Path:
+    """The index-th path of a length: in each layer, those that go past its heads are numbered first."""
+    path: list[int | None] = []
+    for here, onward in zip(ways, _onward(ways)[1:], strict=True):
+        past = onward[length] if None in here else 0
+        if index < past:
+            path.append(None)
+            continue
+        head, index = divmod(index - past, onward[length - 1])
+        path.append(_heads(here)[head])
+        length -= 1
     return tuple(path)
 
 
-def checked(path: Path, layers: int, heads: int) -> Path:
-    """The path itself, if it is one of this network."""
+@lru_cache(maxsize=8)
+def _onward(ways: Ways) -> tuple[tuple[int, ...], ...]:
+    """[layer][k]: how many ways on with k heads there are from before each layer, and after the last."""
+    found = [(1, *[0] * len(ways))]
+    for here in reversed(ways):
+        known, heads, past = found[-1], len(_heads(here)), int(None in here)
+        found.append(tuple(past * n + (heads * known[k - 1] if k else 0) for k, n in enumerate(known)))
+    return tuple(reversed(found))
+
+
+def _heads(here: tuple[int | None, ...]) -> list[int]:
+    return [head for head in here if head is not None]
+
+
+def checked_length(length: int, layers: int) -> int:
+    """The length itself, if paths of this network can have it."""
+    if type(length) is not int or not 0 <= length <= layers:
+        raise PathError(f"lengths run from 0 to {layers}; got {length!r}")
+    return length
+
+
+def checked(path: Path, ways: Ways, heads: int) -> Path:
+    """The path itself, if it is one of a network whose layers have these ways."""
     path = tuple(path)
-    if len(path) != layers:
-        raise PathError(f"a path names a head or None for each of {layers} layers; got {len(path)}: {path}")
-    for head in path:
+    if len(path) != len(ways):
+        raise PathError(
+            f"a path names a head or None for each of {len(ways)} layers; got {len(path)}: {path}"
+        )
+    for layer, (head, here) in enumerate(zip(path, ways, strict=True)):
         if head is not None and not (type(head) is int and 0 <= head < heads):
             raise PathError(f"heads are numbered 0..{heads - 1}, None goes past them; got {head!r} in {path}")
+        if head not in here:
+            what = "nothing goes past the heads" if head is None else f"head {head} does not speak"
+            raise PathError(
+                f"in layer {layer} (0-based) of this network {what}, so there is no path {path}: name one of "
+                f"{', '.join(map(str, here)) or 'no ways'} there"
+            )
     return path

@@ -13,10 +13,11 @@ from rankscope.errors import PathError, one_of
 from rankscope.nets import Transformer
 from rankscope.nets.changes import kept_heads
 from rankscope.paths.collapse import path_residuals
-from rankscope.paths.counts import Path, all_paths, checked, path_counts, sampled_paths
+from rankscope.paths.counts import Path, checked, checked_length, counts_along, paths_along, sampled_paths
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, heaviest
-from rankscope.paths.lengths import ByLength, by_length
+from rankscope.paths.lengths import ByLength, by_length, closure_of
+from rankscope.paths.own import OwnPaths
 from rankscope.paths.parts import by_head, by_layer
 from rankscope.paths.walk import own_step, shared_step, total
 
@@ -26,7 +27,8 @@ MOST = 10**6
 
 @dataclass(frozen=True, eq=False)
 class PathTerm:
-    """One path: `term = P X W` where the network has no norms and no MLPs (Dong et al. 2021, Thm 2.1)."""
+    """One path: `term = P X W` where the network has no norms and no MLPs (Dong et al. 2021, Thm 2.1), and
+    with attention of its own no biases; X has its positions added."""
 
     path: Path
     term: Float[Tensor, "batch token width"]
@@ -36,6 +38,7 @@ class PathTerm:
     """`W_path`: the product of its value and output weights, and of the skip weights it took."""
 
 
+@torch.no_grad()
 def decompose(net: Transformer, X: Tensor, padding: Tensor | None = None) -> "Decomposition":
     """The paths of a network on these tokens, with all that depends on the tokens frozen as measured.
 
@@ -45,7 +48,10 @@ def decompose(net: Transformer, X: Tensor, padding: Tensor | None = None) -> "De
     >>> sum(d.by_length().counts) == 13**12, d.closure < 1e-12
     (True, True)
     """
-    return Decomposition(freeze(net, X.to(dtype=net.dtype, device=net.device), padding))
+    X = X.to(dtype=net.dtype, device=net.device) if isinstance(X, Tensor) else X
+    frozen = freeze(net, X, padding)
+    closure_of(frozen.run(), frozen)
+    return Decomposition(frozen)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,10 +97,13 @@ class Decomposition:
         return by_head(self.frozen)
 
     def path(self, path: Iterable[int | None], attention: str = "shared") -> PathTerm:
-        """One path's term: a head, or None to go past the heads, in every layer."""
-        spec = checked(tuple(path), self.layers, self.heads)
+        """One path's term: a head, or None to go past the heads, in every layer.
+
+        `attention` is `shared`, of the full network, or `own`, recomputed along the path, with its biases."""
+        spec = checked(tuple(path), self.frozen.ways, self.heads)
         frozen = self.frozen
         term = self._ended(total(frozen, [spec], self._step(attention)), attention)
+        own = OwnPaths(frozen.net, frozen.X, frozen.real).matrices(spec) if attention == "own" else None
         n, width = frozen.X.shape[1:]
         P = torch.eye(n, dtype=frozen.X.dtype, device=frozen.X.device).expand(len(frozen.X), n, n)
         W = torch.eye(width, dtype=frozen.X.dtype, device=frozen.X.device)
@@ -103,7 +112,7 @@ class Decomposition:
                 W = W * layer.arch.attention_skip
             else:
                 w, key = layer.weights.attention, head // (layer.arch.heads // layer.arch.key_heads)
-                P = layer.P[:, head] @ P
+                P = (layer.P[:, head] if own is None else own[layer.index]) @ P
                 W = W @ (w.value.weight[:, key] @ w.output.weight[head])
         if frozen.order is not None:
             P = frozen.order.restored_square(P[:, None])[:, 0]
@@ -111,7 +120,7 @@ class Decomposition:
 
     def sample(self, length: int, count: int, seed: int = 0) -> list[Path]:
         """Paths of one length, drawn uniformly without repetition."""
-        return sampled_paths(self.layers, self.heads, length, count, seed)
+        return sampled_paths(self.frozen.ways, length, count, seed)
 
     def top(self, count: int = 10, by: str = "norm", budget: int = 5000) -> Heaviest:
         """The heaviest single paths by norm or residual, proved as far as the budget goes."""
@@ -119,21 +128,25 @@ class Decomposition:
 
     def residuals(self, lengths: Sequence[int] | None = None, count: int = 20, seed: int = 0) -> pl.DataFrame:
         """Relative residuals of single paths, `count` drawn of each length, at any scale (`collapse.py`)."""
-        wanted = range(self.layers + 1) if lengths is None else lengths
-        known = path_counts(self.layers, self.heads)
+        known = counts_along(self.frozen.ways)
+        wanted = [length for length, number in enumerate(known) if number] if lengths is None else lengths
         paths = [
             path
             for length in wanted
-            for path in self.sample(
-                length, min(count, known[length]) if 0 <= length <= self.layers else 1, seed
-            )
+            for path in self.sample(length, min(count, known[checked_length(length, self.layers)]), seed)
         ]
+        if not paths:
+            raise PathError(
+                "residuals needs a count of at least 1 and lengths that have paths; got a count of "
+                f"{count} and lengths {list(wanted)}: by_length().counts says how many each has"
+            )
         return path_residuals(self.frozen, paths)
 
+    @torch.no_grad()
     def keep(
         self,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Iterable[int] | None = None,
         paths: Iterable[Iterable[int | None]] | None = None,
         heads: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
         attention: str = "shared",
@@ -144,7 +157,8 @@ class Decomposition:
         One of: `lengths`, every path of these lengths; `paths`, these and no other; `heads`, every path that
         passes through these heads alone, in every layer or by layer {3: [0, 5]} (0-based). `attention` is
         `shared`, of the full network, or `own`, recomputed along each path. `biases` adds what starts at a
-        bias: of the same lengths, or through the same heads; single paths start at the embedding.
+        bias: of the same lengths, or through the same heads; single paths start at the embedding. Paths of
+        their `own` have the biases that they meet in them, always.
         """
         given = [
             name
@@ -160,24 +174,24 @@ class Decomposition:
                 raise PathError(
                     "with heads, attention is shared; for attention of their own, net.variant(heads=)"
                 )
-            return self.frozen.restored(self._through_heads(heads, biases))
+            kept = self.frozen.run(kept_heads(self.frozen.net.arch, heads), biases)
+            return self.frozen.restored(kept)
         if lengths is not None:
-            for length in lengths:
-                if not 0 <= length <= self.layers:
-                    raise PathError(f"lengths run from 0 to {self.layers}; got {length}")
+            wanted = sorted({checked_length(length, self.layers) for length in lengths})
             if attention == "shared":
-                kept = self._lengths.embedding[list(lengths)].sum(0)
-                kept = kept + self._lengths.bias[list(lengths)].sum(0) if biases else kept
-                return self.frozen.restored(kept)
-            number = sum(path_counts(self.layers, self.heads)[length] for length in set(lengths))
+                kept = self._lengths.embedding[wanted].sum(0)
+                kept = kept + self._lengths.bias[wanted].sum(0) if biases else kept
+                return kept
+            known = counts_along(self.frozen.ways)
+            number = sum(known[length] for length in wanted)
             if number > MOST:
                 raise PathError(
                     f"paths with attention of their own are computed one by one, at most {MOST}; these "
                     f"lengths have {number}: sample some, and keep(paths=...)"
                 )
-            paths = (path for length in set(lengths) for path in all_paths(self.layers, self.heads, length))
+            paths = (path for length in wanted for path in paths_along(self.frozen.ways, length))
         assert paths is not None
-        specs = [checked(tuple(path), self.layers, self.heads) for path in paths]
+        specs = [checked(tuple(path), self.frozen.ways, self.heads) for path in paths]
         term = total(self.frozen, specs, self._step(attention))
         return self.frozen.restored(self._ended(term, attention))
 
@@ -192,11 +206,3 @@ class Decomposition:
         if attention == "shared":
             return self.frozen.end(term[None])[0]
         return self.frozen.net.finish(term) * self.frozen.real[..., None]
-
-    @torch.no_grad()
-    def _through_heads(self, heads: Sequence[int] | Mapping[int, Sequence[int]], biases: bool) -> Tensor:
-        kept = kept_heads(self.frozen.net.arch, heads)
-        Y, start = self.frozen.X[None], 0 if biases else None
-        for layer in self.frozen.layers:
-            Y = layer.close(layer.past(Y, start) + layer.through(Y, kept[layer.index], start), start)
-        return self.frozen.end(Y, start)[0]

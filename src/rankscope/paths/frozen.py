@@ -23,11 +23,12 @@ from torch import Tensor
 
 from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.block import Setting, affine, attention, skip
+from rankscope.nets.block import Setting, affine, attention, block, skip
 from rankscope.nets.norms import normalise
 from rankscope.nets.order import Order
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.weights import Layer, Linear, NormWeights
+from rankscope.paths.counts import Ways
 
 Parts = Float[Tensor, "part batch token width"]
 Tokens = Float[Tensor, "batch token width"]
@@ -103,9 +104,7 @@ class FrozenLayer:
     def added(self, spoken: Tensor, heads: Sequence[int] | None = None) -> Parts:
         """What heads add to the stream, without the output bias: all that speak, or those named."""
         weight = self.weights.attention.output.weight  # [head, head_width, width]
-        kept = self.arch.kept_heads
-        speaking = range(self.arch.heads) if kept is None else kept[self.index]
-        chosen = [h for h in speaking if heads is None or h in heads]
+        chosen = [h for h in self.ways if h is not None and (heads is None or h in heads)]
         if len(chosen) < self.arch.heads:
             spoken, weight = spoken[:, :, chosen], weight[chosen]
         return self.after_heads(spoken.transpose(2, 3).flatten(3) @ weight.flatten(0, 1))
@@ -160,6 +159,14 @@ class FrozenLayer:
         return self.finish(Y, start)
 
     @property
+    def ways(self) -> tuple[int | None, ...]:
+        """What a path can do here: None where there is a way past the heads, and the heads that speak."""
+        arch = self.arch
+        past = arch.attention_skip != 0.0 or (arch.parallel and arch.mlp != "none")
+        kept = range(arch.heads) if arch.kept_heads is None else sorted(set(arch.kept_heads[self.index]))
+        return (*([None] if past else []), *kept)
+
+    @property
     def serial(self) -> bool:
         """Whether an MLP follows the attention step."""
         return self.arch.mlp != "none" and not self.arch.parallel
@@ -188,6 +195,19 @@ class Frozen:
         """Through the final norm, where there is one."""
         return Y if self.last is None else self.last.apply(Y, start) * self.real[..., None]
 
+    def run(self, heads: Sequence[Sequence[int]] | None = None, biases: bool = True) -> Tokens:
+        """The whole frozen network, or with these heads of each layer alone."""
+        Y, start = self.X[None], 0 if biases else None
+        for layer in self.layers:
+            kept = None if heads is None else heads[layer.index]
+            Y = layer.close(layer.past(Y, start) + layer.through(Y, kept, start), start)
+        return self.end(Y, start)[0]
+
+    @property
+    def ways(self) -> Ways:
+        """What a path can do in each layer."""
+        return tuple(layer.ways for layer in self.layers)
+
     @property
     def has_constants(self) -> bool:
         """Whether any bias is not zero: otherwise nothing starts at one."""
@@ -204,15 +224,15 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
     setting = Setting.of(arch, net.weights, X, real)
     layers = []
     for index, weights in enumerate(net.weights.layers):
-        layer, X = _frozen_layer(arch, index, weights, X, real, setting)
-        layers.append(layer)
+        layers.append(_frozen_layer(arch, index, weights, X, real, setting))
+        X = block(arch, index, weights, X, setting)[0].masked_fill(~real[..., None], 0.0)
     last = FrozenNorm.of(arch, net.weights.final_norm, X) if arch.final_norm else None
     return Frozen(net, first, real, tuple(layers), last, net.finish(X) * real[..., None], order)
 
 
 def _frozen_layer(
     arch: Architecture, index: int, w: Layer, X: Tokens, real: Tensor, setting: Setting
-) -> tuple[FrozenLayer, Tokens]:
+) -> FrozenLayer:
     """One block of `nets/block.py`, noting each norm's scale and the MLP's gate on the way."""
     post, sandwich, has_mlp = arch.norm_place == "post", arch.norm_place == "sandwich", arch.mlp != "none"
 
@@ -238,11 +258,9 @@ def _frozen_layer(
         attention_norm, X = normed(w.attention_norm, X)
     if has_mlp and not arch.parallel:
         mlp_norm, mlp_after, gate, out = mlp_branch(X)
-        X = skip(arch.mlp_skip, X, out)
         if post:
-            mlp_norm, X = normed(w.mlp_norm, X)
-    X = X * real[..., None]
-    return FrozenLayer(arch, index, w, P, real, attention_norm, attention_after, mlp_norm, mlp_after, gate), X
+            mlp_norm = FrozenNorm.of(arch, w.mlp_norm, skip(arch.mlp_skip, X, out))
+    return FrozenLayer(arch, index, w, P, real, attention_norm, attention_after, mlp_norm, mlp_after, gate)
 
 
 def _gated(arch: Architecture, w: Layer, X: Tokens) -> tuple[Tensor, Tokens]:
@@ -253,7 +271,7 @@ def _gated(arch: Architecture, w: Layer, X: Tokens) -> tuple[Tensor, Tokens]:
     if mlp.gate is not None:
         gate = act(affine(X, mlp.gate))
     else:
-        z = up.masked_fill(up == 0, 1e-30)  # there the gate is the slope at zero
+        z = up.masked_fill(up == 0, 4 * torch.finfo(up.dtype).tiny)  # there the gate is the slope at zero
         gate = act(z) / z
     return gate, affine(gate * up, Linear(mlp.down.weight, mlp.down.bias))
 

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
-from rankscope.metrics.residual import mu
+from rankscope.metrics.residual import frobenius_norm, mu
+from rankscope.metrics.tokens import unit_of
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
-from rankscope.paths.lengths import goes_past
+from rankscope.paths.lengths import DIGITS
+from rankscope.paths.walk import shared_step
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,15 @@ def heaviest(frozen: Frozen, count: int, by: str = "norm", budget: int = 5000) -
         raise PathError(one_of("by", by, ("norm", "residual")))
     if count < 1 or budget < 1:
         raise PathError(f"top needs a count and a budget of at least 1; got {count} and {budget}")
-    depth, ahead = len(frozen.layers), _ahead(frozen)
+    if not frozen.real.any():
+        raise PathError(
+            f"top needs tokens to weigh paths by; received {tuple(frozen.real.shape)} of which none is real"
+        )
+    depth, ahead, step = len(frozen.layers), _ahead(frozen), shared_step(frozen)
     found, looked = _beam(frozen, count, by)
     done: list[tuple[float, Path]] = []
-    # (-bound, tie, path so far, tokens): a whole path's bound is its weight.
+    # (-bound, tie, path so far, tokens before its last layer): a whole path's bound is its weight. Tokens
+    # after it are computed again for the few beginnings that are extended: all of them would fill memory.
     queue: list[tuple[float, int, Path, Tensor]] = [(-_bound(frozen.X, ahead[0]), 0, (), frozen.X)]
     ties = 0
     while queue and len(done) < count and looked < budget:
@@ -59,13 +66,14 @@ def heaviest(frozen: Frozen, count: int, by: str = "norm", budget: int = 5000) -
         if len(path) == depth:
             done.append((-bound, path))
             continue
+        Y = step(len(path) - 1, Y, path[-1]) if path else Y
         for head, after in _extended(frozen, len(path), Y):
             longer, looked, ties = (*path, head), looked + 1, ties + 1
             if len(longer) == depth:
                 found[longer] = _weight(frozen, after, by)
-                heapq.heappush(queue, (-found[longer], ties, longer, after.new_zeros(())))
+                heapq.heappush(queue, (-found[longer], ties, longer, frozen.X))
             else:
-                heapq.heappush(queue, (-_bound(after, ahead[len(longer)]), ties, longer, after))
+                heapq.heappush(queue, (-_bound(after, ahead[len(longer)]), ties, longer, Y))
     while queue and len(done) < count and len(queue[0][2]) == depth:  # nothing is left to compute for these
         weight, _, path, _ = heapq.heappop(queue)
         done.append((-weight, path))
@@ -73,7 +81,7 @@ def heaviest(frozen: Frozen, count: int, by: str = "norm", budget: int = 5000) -
     proven = {path for _, path in done}
     rest = sorted(((w, p) for p, w in found.items() if p not in proven), key=lambda item: -item[0])
     done += rest[: count - proved]
-    left = -queue[0][0] if queue else max((w for w, _ in rest[count - proved :]), default=0.0)
+    left = -queue[0][0] if queue else 0.0
     return Heaviest([path for _, path in done], [weight for weight, _ in done], proved, left, looked)
 
 
@@ -92,7 +100,7 @@ def _beam(frozen: Frozen, count: int, by: str) -> tuple[dict[Path, float], int]:
 def _extended(frozen: Frozen, index: int, Y: Tensor) -> list[tuple[int | None, Tensor]]:
     """Every way on from Y through a layer, computed side by side."""
     layer = frozen.layers[index]
-    ways = _ways(layer)
+    ways = layer.ways
     heads = [way for way in ways if way is not None]
     parts = [layer.past(Y[None])] if None in ways else []
     if heads:
@@ -102,78 +110,83 @@ def _extended(frozen: Frozen, index: int, Y: Tensor) -> list[tuple[int | None, T
     return list(zip(ways, layer.close(torch.cat(parts)), strict=True))
 
 
-def _ways(layer: FrozenLayer) -> list[int | None]:
-    kept = layer.arch.kept_heads
-    heads = range(layer.arch.heads) if kept is None else sorted(set(kept[layer.index]))
-    return [*([None] if goes_past(layer) else []), *heads]
-
-
 def _weight(frozen: Frozen, Y: Tensor, by: str) -> float:
     term = frozen.end(Y[None])[0]
-    sizes = mu(term, ~frozen.real) if by == "residual" else torch.linalg.vector_norm(term, dim=(1, 2))
+    sizes = mu(term, ~frozen.real) if by == "residual" else frobenius_norm(term.double())
     return float(torch.linalg.vector_norm(sizes))
 
 
 def _bound(Y: Tensor, ahead: Tensor) -> float:
     """The largest weight of any way on: rounding is allowed for."""
-    return float(torch.linalg.vector_norm(torch.linalg.vector_norm(Y, dim=(1, 2)) * ahead)) * (1 + 1e-9)
+    sizes = frobenius_norm(Y.double())
+    return float(torch.linalg.vector_norm(sizes * ahead)) * (1 + unit_of(Y.dtype) ** DIGITS)
 
 
 def _ahead(frozen: Frozen) -> list[Tensor]:
-    """[batch] for each layer: the product of the gains from there to the end."""
-    last = torch.ones(len(frozen.X), dtype=frozen.X.dtype, device=frozen.X.device)
-    ahead = [last if frozen.last is None else last * _norm_gain(frozen.last)]
+    """[batch] for each layer: the product of the gains from there to the end, in float64."""
+    last = torch.ones(len(frozen.X), dtype=torch.float64, device=frozen.X.device)
+    ahead = [last if frozen.last is None else last * _norm_gain(frozen.last, frozen.real)]
     for layer in reversed(frozen.layers):
-        ahead.append(ahead[-1] * _gain(layer, frozen))
+        ahead.append(ahead[-1] * _gain(layer))
     return ahead[::-1]
 
 
-def _gain(layer: FrozenLayer, frozen: Frozen) -> Tensor:
+def _gain(layer: FrozenLayer) -> Tensor:
     """[batch]: by how much a layer can lengthen a term."""
-    arch = layer.arch
-    through = torch.zeros(len(frozen.X), dtype=frozen.X.dtype, device=frozen.X.device)
-    for head in (way for way in _ways(layer) if way is not None):
-        through = torch.maximum(through, _head_gain(layer, head))
-    past = torch.full_like(through, abs(arch.attention_skip))
-    if arch.parallel and arch.mlp != "none":
-        past = past + _mlp_gain(layer)
-    gain = torch.maximum(through, past)
+    arch, real = layer.arch, layer.real
+    gain = torch.zeros(len(real), dtype=torch.float64, device=real.device)
+    for way in layer.ways:
+        gain = torch.maximum(gain, _past_gain(layer) if way is None else _head_gain(layer, way))
     if arch.norm_place == "post" and layer.attention_norm is not None:
-        gain = gain * _norm_gain(layer.attention_norm)
+        gain = gain * _norm_gain(layer.attention_norm, real)
     if layer.serial:
         gain = gain * (abs(arch.mlp_skip) + _mlp_gain(layer))
         if arch.norm_place == "post" and layer.mlp_norm is not None:
-            gain = gain * _norm_gain(layer.mlp_norm)
+            gain = gain * _norm_gain(layer.mlp_norm, real)
     return gain
+
+
+def _past_gain(layer: FrozenLayer) -> Tensor:
+    real, weight = layer.real, abs(layer.arch.attention_skip)
+    skip = torch.full((len(real),), weight, dtype=torch.float64, device=real.device)
+    return skip + _mlp_gain(layer) if layer.arch.parallel and layer.arch.mlp != "none" else skip
 
 
 def _head_gain(layer: FrozenLayer, head: int) -> Tensor:
     arch, w = layer.arch, layer.weights.attention
     key = head // (arch.heads // arch.key_heads)
-    inward, P = w.value.weight[:, key], layer.P[:, head]
+    inward, outward = w.value.weight[:, key].double(), w.output.weight[head].double()
+    P = layer.P[:, head].double() * layer.real[:, :, None] * layer.real[:, None]
     norm = layer.reads_through
     if norm is not None:
-        inward = inward if norm.weights.gain is None else norm.weights.gain[:, None] * inward
+        inward = inward if norm.weights.gain is None else norm.weights.gain.double()[:, None] * inward
         inward = inward - inward.mean(0) if norm.centred else inward
-        P = P * norm.scale[..., 0][:, None]
-    gain = torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(inward @ w.output.weight[head], 2)
+        P = P * norm.scale[..., 0].double()[:, None]
+    gain = torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(inward @ outward, 2)
     if arch.norm_place == "sandwich" and layer.attention_after is not None:
-        gain = gain * _norm_gain(layer.attention_after)
+        gain = gain * _norm_gain(layer.attention_after, layer.real)
     return gain
 
 
 def _mlp_gain(layer: FrozenLayer) -> Tensor:
     w = layer.weights.mlp
     assert w is not None and layer.gate is not None
-    gate = layer.gate.abs().flatten(1).amax(1)
-    gain = gate * torch.linalg.matrix_norm(w.up.weight, 2) * torch.linalg.matrix_norm(w.down.weight, 2)
+    gain = _largest(layer.gate, layer.real)
+    for weight in (w.up.weight, w.down.weight):
+        gain = gain * torch.linalg.matrix_norm(weight.double(), 2)
     if layer.arch.norm_place != "post" and layer.mlp_norm is not None:
-        gain = gain * _norm_gain(layer.mlp_norm)
+        gain = gain * _norm_gain(layer.mlp_norm, layer.real)
     if layer.arch.norm_place == "sandwich" and layer.mlp_after is not None:
-        gain = gain * _norm_gain(layer.mlp_after)
+        gain = gain * _norm_gain(layer.mlp_after, layer.real)
     return gain
 
 
-def _norm_gain(norm: FrozenNorm) -> Tensor:
-    gain = norm.scale.flatten(1).amax(1)
-    return gain if norm.weights.gain is None else gain * norm.weights.gain.abs().max()
+def _norm_gain(norm: FrozenNorm, real: Tensor) -> Tensor:
+    gain = _largest(norm.scale, real)
+    return gain if norm.weights.gain is None else gain * norm.weights.gain.double().abs().max()
+
+
+def _largest(values: Tensor, real: Tensor) -> Tensor:
+    """[batch]: the largest entry at a real token. Padding is zero at the end of every layer: its gates, and
+    the scales of its norms (1 / sqrt eps), bound nothing."""
+    return (values.double().abs() * real[..., None]).flatten(1).amax(1)

@@ -9,6 +9,7 @@ starts at the embedding: a value bias, or the bias of a norm before the heads, p
 layer; an output bias does not.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 Terms = Float[Tensor, "length batch token width"]
 PIECE = 2**20
 """Numbers that go through a layer together on a CPU."""
+DIGITS = math.log(1e-9) / math.log(unit_of(torch.float64))
+"""The share of an arithmetic's digits to which parts must add up: 1e-9 in float64, 1e-4 in float32, 6e-2 in
+bfloat16."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +87,11 @@ def by_length(frozen: Frozen) -> ByLength:
     embedding, bias = length_terms(frozen)
     closure = closure_of((embedding + bias).sum(0), frozen)
     counts, bias_counts = length_counts(frozen)
-    return ByLength(embedding, bias, counts, bias_counts, frozen.output, ~frozen.real, closure)
+    output, padding, order = frozen.output, ~frozen.real, frozen.order
+    if order is not None:  # tokens where the user had them
+        embedding, bias = (torch.stack([order.restored(t) for t in terms]) for terms in (embedding, bias))
+        output, padding = order.restored(output), padding.gather(1, order.back)
+    return ByLength(embedding, bias, counts, bias_counts, output, padding, closure)
 
 
 @torch.no_grad()
@@ -126,7 +134,8 @@ def length_counts(frozen: Frozen) -> tuple[list[int], list[int]]:
     lengths = len(frozen.layers) + 1
     counts, biases = [1] + [0] * (lengths - 1), [0] * lengths
     for layer in frozen.layers:
-        heads, open_past = speaking(layer), goes_past(layer)
+        open_past = int(None in layer.ways)
+        heads = len(layer.ways) - open_past
         inside, values, after = _constants(layer)
         counts, biases = (
             [open_past * number + heads * (known[k - 1] if k else 0) for k, number in enumerate(known)]
@@ -137,17 +146,6 @@ def length_counts(frozen: Frozen) -> tuple[list[int], list[int]]:
     final = frozen.net.weights.final_norm.bias if frozen.net.arch.final_norm else None
     biases[0] += final is not None
     return counts, biases
-
-
-def speaking(layer: FrozenLayer) -> int:
-    """How many heads of a layer speak."""
-    kept = layer.arch.kept_heads
-    return layer.arch.heads if kept is None else len(set(kept[layer.index]))
-
-
-def goes_past(layer: FrozenLayer) -> int:
-    """1 if there is a way past the heads of a layer, else 0."""
-    return int(layer.arch.attention_skip != 0.0 or (layer.arch.parallel and layer.arch.mlp != "none"))
 
 
 def _constants(layer: FrozenLayer) -> tuple[int, int, int]:
@@ -179,7 +177,7 @@ def closure_of(total: Tensor, frozen: Frozen) -> float:
     whole = float(torch.linalg.vector_norm(frozen.output))
     gap = float(torch.linalg.vector_norm(total - frozen.output))
     closure = gap / whole if whole else gap
-    allowed = 1e-9 * unit_of(total.dtype) / unit_of(torch.float64)
+    allowed = unit_of(total.dtype) ** DIGITS
     if not closure <= allowed:
         raise ClosureError(
             f"the parts must add up to the output within {allowed:.0e} of it; they miss it by "

@@ -14,6 +14,7 @@ from rankscope.nets.block import Setting, attention, mlp
 from rankscope.nets.norms import normalise
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.weights import NormWeights
+from rankscope.paths.counts import Path
 
 
 class OwnPaths:
@@ -21,9 +22,24 @@ class OwnPaths:
 
     def __init__(self, net: Transformer, X: Tensor, real: Tensor) -> None:
         arch = net.arch
-        self.net, self.real = net, real
+        self.net, self.X, self.real = net, X, real
         self.setting = Setting.of(arch, net.weights, X, real)
         self.alone = [replace(arch, kept_heads=((head,),) * arch.layers) for head in range(arch.heads)]
+
+    def matrices(self, path: Path) -> dict[int, Tensor]:
+        """By layer in which the path takes a head: that head's attention `[batch, token, token]`."""
+        found, X = {}, self.X
+        for index, head in enumerate(path):
+            if head is not None:
+                found[index] = self._attended(index, X, head)[1][:, head]
+            X = self.step(index, X, head)
+        return found
+
+    def _attended(self, index: int, X: Tensor, head: int) -> tuple[Tensor, Tensor, Tensor]:
+        arch, w = self.net.arch, self.net.weights.layers[index]
+        bare = arch.norm_place == "post" or index in arch.bare_layers
+        inside = X if bare else normalise(X, arch.norm, w.attention_norm, arch.norm_eps)
+        return attention(self.alone[head], index, w, inside, self.setting)
 
     def step(self, index: int, X: Tensor, head: int | None) -> Tensor:
         """Tokens `[batch, token, width]` after layer `index`, through that head or past all."""
@@ -43,9 +59,7 @@ class OwnPaths:
             if arch.parallel and arch.mlp != "none":
                 Y = Y + branch_of_mlp(X)
         else:
-            bare = post or index in arch.bare_layers
-            inside = X if bare else norm(w.attention_norm, X)
-            Y, *_ = attention(self.alone[head], index, w, inside, self.setting)
+            Y, *_ = self._attended(index, X, head)
             Y = norm(w.attention_after, Y) if sandwich else Y
         Y = norm(w.attention_norm, Y) if post else Y
         if serial:

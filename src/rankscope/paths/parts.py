@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from rankscope.metrics import dobrushin
+from rankscope.metrics.catalogue import metric
 from rankscope.metrics.residual import frobenius_norm, mu, residual
-from rankscope.metrics.tokens import Values
+from rankscope.metrics.tokens import Values, tokens
 from rankscope.paths.frozen import Frozen, FrozenLayer
 
 
@@ -22,7 +23,8 @@ def by_layer(frozen: Frozen) -> pl.DataFrame:
     sample · layer · part · norm · residual · share · residual_share · cosine
 
     of everything that passes through it: its size and residual at the output, its share of the output
-    (`<term, output> / <output, output>`) and of the output's residual, its cosine with the output.
+    (`<term, output> / <output, output>`) and of the output's residual (NaN where that is noise), its cosine
+    with the output.
     """
     Y = frozen.X[None]  # part 0 is the whole stream, biases included
     names: list[tuple[int, str]] = []
@@ -51,10 +53,13 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
 
     sample · layer · head · norm · share · residual_share · contraction · averaging · dobrushin
 
-    `norm`: of what the head adds to the stream, `P_h Z W_h`. `share` and `residual_share`: what everything
-    that passes through it is of the output, and of the output's residual. `contraction`: the residual of what
-    it adds over that of what it reads, `mu(P_h Z W_h) / mu(Z)`; `averaging`: the same without its weights,
-    `mu(P_h Z) / mu(Z)`, at most Dobrushin's coefficient of P_h times a constant of the norm.
+    `norm`: of what the head says, `P_h Z W_h` with its value bias, before a sandwich's second norm; 0 of a
+    head that does not speak. `share` and `residual_share`: what everything that passes through it is of the
+    output, and of the output's residual. `contraction`: the residual of what it says over that of what it
+    reads, `mu(P_h Z W_h) / mu(Z)`; `averaging`: the same without its weights, `mu(P_h Z) / mu(Z)`, where rows
+    sum to one at most `sqrt(n / 2)` times Dobrushin's coefficient of P_h, n the number of tokens. Where Z is
+    uniform as far as the arithmetic can see, both would be noise: NaN, as is `residual_share` where the
+    output is uniform.
     """
     spoken, output = _with_graph(frozen)
     centred = _residual(frozen.output, frozen.real)
@@ -99,13 +104,14 @@ def _head_rows(
     padding = ~frozen.real
     batch, heads = U.shape[:2]
     wide = padding[:, None].expand(batch, heads, -1)
-    adds = U @ layer.weights.attention.output.weight  # [batch, head, token, width]
-    read = mu(Z, padding).clamp(min=1e-300)[:, None]
+    speaks = torch.tensor([head in layer.ways for head in range(heads)], device=U.device)
+    adds = (U @ layer.weights.attention.output.weight) * speaks[:, None, None]  # [batch, head, token, width]
+    read = mu(Z, padding).masked_fill(_uniform(Z, frozen), torch.nan)[:, None]
     mixed = layer.P @ Z[:, None]
     columns: dict[str, Tensor] = {
         "norm": frobenius_norm(adds * frozen.real[:, None, :, None]),
         "share": share,
-        "residual_share": residual_share,
+        "residual_share": residual_share.masked_fill(_uniform(frozen.output, frozen)[:, None], torch.nan),
         "contraction": mu(adds, wide) / read,
         "averaging": mu(mixed, wide) / read,
         "dobrushin": dobrushin(layer.P, padding),
@@ -133,7 +139,10 @@ def _rows(term: Tensor, frozen: Frozen, layer: int, part: str) -> pl.DataFrame:
             "norm": size.tolist(),
             "residual": residual(term, padding).tolist(),
             "share": _over(inner, whole.square()),
-            "residual_share": _over((term * centred).sum((1, 2)), centred.square().sum((1, 2))),
+            "residual_share": _over(
+                (term * centred).sum((1, 2)).masked_fill(_uniform(frozen.output, frozen), torch.nan),
+                centred.square().sum((1, 2)),
+            ),
             "cosine": _over(inner, size * whole),
         }
     )
@@ -141,6 +150,11 @@ def _rows(term: Tensor, frozen: Frozen, layer: int, part: str) -> pl.DataFrame:
 
 def _over(numerator: Values, denominator: Values) -> list[float]:
     return (numerator.double() / denominator.double().clamp(min=1e-300)).tolist()
+
+
+def _uniform(X: Tensor, frozen: Frozen) -> Tensor:
+    """[batch]: whether tokens are alike as far as the arithmetic can see, so that their residual is noise."""
+    return metric("relative_residual").read(tokens(X, ~frozen.real)).below_floor.to(X.device)
 
 
 def _residual(X: Tensor, real: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ def plot_heads(by_head: pl.DataFrame) -> Figure:
         layers, heads = by_head["layer"].n_unique(), by_head["head"].n_unique()
         grid = mean[column].to_numpy().reshape(layers, heads)
         signed = column == "share"
-        limit = float(np.abs(grid).max()) or 1.0
+        seen = np.abs(grid[np.isfinite(grid)])
+        limit = float(seen.max(initial=0.0)) or 1.0
         image = each.imshow(
             grid, aspect="auto", origin="lower", cmap="RdBu_r" if signed else "viridis",
             vmin=-limit if signed else 0.0, vmax=limit,
@@ -70,7 +71,7 @@ def _shares(axes: Axes, table: pl.DataFrame, found: "ByLength") -> None:
         )  # fmt: skip
     axes.set_title("number of paths above each length", fontsize=9, color=FAINT)
     if biased:
-        axes.legend(loc="center right", frameon=False)
+        axes.legend(loc="best", frameon=False)
 
 
 def _residuals(axes: Axes, table: pl.DataFrame) -> None:

@@ -32,19 +32,15 @@ def own_step(frozen: Frozen) -> Step:
 @torch.no_grad()
 def total(frozen: Frozen, paths: Iterable[Path], step: Step) -> Tensor:
     """The sum of the terms of some paths, `[batch, token, width]`, before the final norm."""
-    return _below(sorted(set(paths), key=_sortable), 0, frozen.X, step, torch.zeros_like(frozen.X))
-
-
-def _below(paths: list[Path], index: int, Y: Tensor, step: Step, sum_so_far: Tensor) -> Tensor:
-    """Add the terms of paths that agree up to layer `index`, where they stand at Y."""
-    if not paths:
-        return sum_so_far
-    if index == len(paths[0]):
-        return sum_so_far + Y
-    for head in dict.fromkeys(path[index] for path in paths):
-        along = [path for path in paths if path[index] == head]
-        sum_so_far = _below(along, index + 1, step(index, Y, head), step, sum_so_far)
-    return sum_so_far
+    whole, last = torch.zeros_like(frozen.X), Path()
+    walked = [frozen.X]  # where the last path stood before each layer, and at its end
+    for path in sorted(set(paths), key=_sortable):
+        common = next((at for at, (a, b) in enumerate(zip(last, path, strict=False)) if a != b), len(last))
+        del walked[common + 1 :]
+        for index in range(common, len(path)):
+            walked.append(step(index, walked[-1], path[index]))
+        whole, last = whole + walked[-1], path
+    return whole
 
 
 def _sortable(path: Path) -> tuple[int, ...]:
