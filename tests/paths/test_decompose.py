@@ -335,6 +335,14 @@ def test_only_paths_that_exist_are_drawn_kept_and_found(case: str, silent: str) 
         assert set(d.top(100).paths) == exist
 
 
+@pytest.mark.parametrize("scale", [1e-170, 1e-100, 1e100])
+def test_shares_add_up_at_any_scale(scale: float) -> None:
+    d = decompose(network(CASES["attention and skips"] | {"biases": False}), tokens() * scale)
+    table = d.by_length().table.filter(start="all")
+    assert table["share"].sum() == pytest.approx(1.0)
+    assert table["cosine"].is_between(-1 - 1e-12, 1 + 1e-12).all()
+
+
 def test_sampled_paths_can_be_kept() -> None:
     d = decompose(network(CASES["attention and skips"]), tokens())
     drawn = d.sample(2, 5, seed=1)

@@ -122,7 +122,7 @@ class Decomposition:
         """Paths of one length, drawn uniformly without repetition."""
         return sampled_paths(self.frozen.ways, length, count, seed)
 
-    def top(self, count: int = 10, by: str = "norm", budget: int = 5000) -> Heaviest:
+    def top(self, count: int = 10, by: str = "norm", budget: int = 2000) -> Heaviest:
         """The heaviest single paths by norm or residual, proved as far as the budget goes."""
         return heaviest(self.frozen, count, by, budget)
 

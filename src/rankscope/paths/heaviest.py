@@ -41,7 +41,7 @@ class Heaviest:
 
 
 @torch.no_grad()
-def heaviest(frozen: Frozen, count: int, by: str = "norm", budget: int = 5000) -> Heaviest:
+def heaviest(frozen: Frozen, count: int, by: str = "norm", budget: int = 2000) -> Heaviest:
     """The `count` heaviest paths, with a budget of beginnings to compute.
 
     A beam along the heaviest beginnings comes first, so that there is an answer whatever the budget proves.

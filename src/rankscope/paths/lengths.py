@@ -24,6 +24,7 @@ from rankscope.metrics.catalogue import metric
 from rankscope.metrics.residual import frobenius_norm
 from rankscope.metrics.tokens import tokens, unit_of
 from rankscope.paths.frozen import Frozen, FrozenLayer
+from rankscope.paths.shares import cosine, share
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -190,19 +191,17 @@ def _rows(term: Tensor, output: Tensor, padding: Tensor, length: int, start: str
     ready = tokens(term, padding)
     residual = metric("residual").read(ready)
     relative = metric("relative_residual").read(ready)
-    inner = (term * output).sum((1, 2), dtype=torch.float64)
-    size, whole = frobenius_norm(ready.X), frobenius_norm(output.double())
     return pl.DataFrame(
         {
             "sample": list(range(len(term))),
             "length": [length] * len(term),
             "start": [start] * len(term),
             "paths": [str(count)] * len(term),
-            "norm": size.tolist(),
+            "norm": frobenius_norm(ready.X).tolist(),
             "residual": residual.value.tolist(),
             "relative_residual": relative.value.tolist(),
             "below_floor": relative.below_floor.tolist(),
-            "share": (inner / whole.square().clamp(min=1e-300)).tolist(),
-            "cosine": (inner / (size * whole).clamp(min=1e-300)).tolist(),
+            "share": share(term, output).tolist(),
+            "cosine": cosine(term, output).tolist(),
         }
     )

@@ -12,8 +12,10 @@ from torch import Tensor
 from rankscope.metrics import dobrushin
 from rankscope.metrics.catalogue import metric
 from rankscope.metrics.residual import frobenius_norm, mu, residual
-from rankscope.metrics.tokens import Values, tokens
+from rankscope.metrics.tokens import tokens
 from rankscope.paths.frozen import Frozen, FrozenLayer
+from rankscope.paths.shares import cosine
+from rankscope.paths.shares import share as share_of
 
 
 @torch.no_grad()
@@ -65,9 +67,10 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
     centred = _residual(frozen.output, frozen.real)
     shares = []
     for target in (frozen.output, centred):
-        pulled = torch.autograd.grad(output, spoken, target, retain_graph=True)
-        whole = target.square().sum((1, 2)).clamp(min=1e-300)
-        shares.append([(U * v)[0].sum((2, 3)) / whole[:, None] for U, v in zip(spoken, pulled, strict=True)])
+        size = frobenius_norm(target.double()).to(target)
+        size = size.masked_fill(size == 0, torch.inf)[:, None]
+        pulled = torch.autograd.grad(output, spoken, target / size[..., None], retain_graph=True)
+        shares.append([(U * v)[0].sum((2, 3)) / size for U, v in zip(spoken, pulled, strict=True)])
     frames = []
     for layer, U, Z, share, residual_share in zip(
         frozen.layers, spoken, _inputs(frozen), *shares, strict=True
@@ -129,27 +132,19 @@ def _head_rows(
 def _rows(term: Tensor, frozen: Frozen, layer: int, part: str) -> pl.DataFrame:
     padding = ~frozen.real
     centred = _residual(frozen.output, frozen.real)
-    size, whole = frobenius_norm(term.double()), frobenius_norm(frozen.output.double())
-    inner = (term * frozen.output).sum((1, 2), dtype=torch.float64)
+    alike = _uniform(frozen.output, frozen)
     return pl.DataFrame(
         {
             "sample": list(range(len(term))),
             "layer": [layer] * len(term),
             "part": [part] * len(term),
-            "norm": size.tolist(),
+            "norm": frobenius_norm(term.double()).tolist(),
             "residual": residual(term, padding).tolist(),
-            "share": _over(inner, whole.square()),
-            "residual_share": _over(
-                (term * centred).sum((1, 2)).masked_fill(_uniform(frozen.output, frozen), torch.nan),
-                centred.square().sum((1, 2)),
-            ),
-            "cosine": _over(inner, size * whole),
+            "share": share_of(term, frozen.output).tolist(),
+            "residual_share": share_of(term, centred).masked_fill(alike, torch.nan).tolist(),
+            "cosine": cosine(term, frozen.output).tolist(),
         }
     )
-
-
-def _over(numerator: Values, denominator: Values) -> list[float]:
-    return (numerator.double() / denominator.double().clamp(min=1e-300)).tolist()
 
 
 def _uniform(X: Tensor, frozen: Frozen) -> Tensor:
