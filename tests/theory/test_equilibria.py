@@ -22,13 +22,12 @@ def test_fixed_to_1e_12_for_every_rank_and_all_signs(n: int, rank: int, w: str) 
         X = equilibrium(n, rank, size, list(signs))
         assert float((step(X, size) - X).abs().max()) < 1e-12
         assert float((X.norm(dim=1) - 1).abs().max()) < 1e-12
-        # |det| of the square of independent tokens is the product of their last new entries.
-        assert int(numerical_rank(X)) == rank or size < n - rank + 1.1
+        assert int(numerical_rank(X)) == rank
 
 
 @pytest.mark.parametrize(("n", "rank"), EVERY)
-def test_the_network_stays_there_for_a_hundred_layers(n: int, rank: int) -> None:
-    """The canonical network runs the same dynamics: its tokens do not collapse, whatever the depth."""
+def test_the_canonical_network_leaves_it_where_it_is(n: int, rank: int) -> None:
+    """The canonical network runs the same dynamics; from rank two on its tokens stay apart."""
     w = n + 1.0
     X = equilibrium(n, rank, w)
     state = network(n, w, layers=1).run(X[None]).output[0]
@@ -97,7 +96,7 @@ def test_random_starts_rarely_stay_apart() -> None:
     for _ in range(3000):
         X = step(X, 5.0)
     apart = (X - X.mean(1, keepdim=True)).flatten(1).norm(dim=1) > 0.1
-    assert 0 <= int(apart.sum()) < 100
+    assert int(apart.sum()) < 40
 
 
 def test_what_is_no_equilibrium() -> None:

@@ -7,7 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.cli.options import Batch, Field, Json, Limit, Output, Quiet, Samples, Seed, Split, Text, Tokens
+from rankscope.cli.options import (
+    Batch,
+    Field,
+    Init,
+    Json,
+    Limit,
+    Model,
+    Output,
+    Quiet,
+    Samples,
+    Seed,
+    Split,
+    Text,
+    Tokens,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,13 +31,7 @@ if TYPE_CHECKING:
 
 
 def measure(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="minilm (trained), a directory or hub id of a model, a usual size with random weights "
-            "(bert-base, gpt2, ...), or a JSON file of an architecture."
-        ),
-    ] = "minilm",
+    model: Model = "minilm",
     variants: Annotated[
         str, typer.Option(help="Comma-separated: transformer, san, san+skip, san+norm+skip, san+mlp, ...")
     ] = "san,san+mlp,san+skip,transformer",
@@ -35,9 +43,7 @@ def measure(
     ] = "deviation",
     mask: Annotated[str | None, typer.Option(help="A mask in place of the model's own.")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Repeat the layers to this depth.")] = None,
-    init: Annotated[
-        str, typer.Option(help="Of random weights: bert, xavier, kaiming, orthogonal, or one with /sqrt(L).")
-    ] = "bert",
+    init: Init = "bert",
     tokens: Tokens = 128,
     samples: Samples = 4,
     text: Text = None,

@@ -5,6 +5,16 @@ from typing import Annotated
 
 import typer
 
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="minilm (trained), a directory or hub id of a model, a usual size with random weights "
+        "(bert-base, gpt2, ...), or a JSON file of an architecture."
+    ),
+]
+Init = Annotated[
+    str, typer.Option(help="Of random weights: bert, xavier, kaiming, orthogonal, or one with /sqrt(L).")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines instead of a table.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but results.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Seed of everything drawn at random.")]

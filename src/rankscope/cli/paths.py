@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.cli.options import Json, Output, Quiet, Samples, Seed, Tokens
+from rankscope.cli.options import Init, Json, Model, Output, Quiet, Samples, Seed, Tokens
 
 if TYPE_CHECKING:
     import polars as pl
@@ -15,13 +15,11 @@ if TYPE_CHECKING:
 
 
 def paths(
-    model: Annotated[
-        str, typer.Argument(help="As for measure: minilm, a directory or hub id, a usual size, a JSON file.")
-    ] = "minilm",
+    model: Model = "minilm",
     variant: Annotated[
         str, typer.Option(help="transformer, san, san+skip, san+norm+skip, ...")
     ] = "transformer",
-    init: Annotated[str, typer.Option(help="Of random weights, as for measure.")] = "bert",
+    init: Init = "bert",
     top: Annotated[int, typer.Option(min=0, help="So many of the heaviest single paths.")] = 0,
     tokens: Tokens = 64,
     samples: Samples = 4,

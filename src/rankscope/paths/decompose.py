@@ -19,7 +19,7 @@ from rankscope.paths.heaviest import Heaviest, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
 from rankscope.paths.own import OwnPaths
 from rankscope.paths.parts import by_head, by_layer
-from rankscope.paths.walk import own_step, shared_step, total
+from rankscope.paths.walk import Step, own_step, shared_step, total
 
 MOST = 10**6
 """Paths that are enumerated one by one at most."""
@@ -195,7 +195,7 @@ class Decomposition:
         term = total(self.frozen, specs, self._step(attention))
         return self.frozen.restored(self._ended(term, attention))
 
-    def _step(self, attention: str):  # type: ignore[no-untyped-def]
+    def _step(self, attention: str) -> Step:
         steps = {"shared": shared_step, "own": own_step}
         if attention not in steps:
             raise PathError(one_of("attention", attention, steps))

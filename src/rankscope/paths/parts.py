@@ -63,7 +63,7 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
     uniform as far as the arithmetic can see, both would be noise: NaN, as is `residual_share` where the
     output is uniform.
     """
-    spoken, output = _with_graph(frozen)
+    spoken, read, output = _with_graph(frozen)
     centred = _residual(frozen.output, frozen.real)
     shares = []
     for target in (frozen.output, centred):
@@ -72,33 +72,23 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
         pulled = torch.autograd.grad(output, spoken, target / size[..., None], retain_graph=True)
         shares.append([(U * v)[0].sum((2, 3)) / size for U, v in zip(spoken, pulled, strict=True)])
     frames = []
-    for layer, U, Z, share, residual_share in zip(
-        frozen.layers, spoken, _inputs(frozen), *shares, strict=True
-    ):
+    for layer, U, Z, share, residual_share in zip(frozen.layers, spoken, read, *shares, strict=True):
         frames.append(_head_rows(layer, U.detach()[0], Z, share.detach(), residual_share.detach(), frozen))
     return pl.concat(frames)
 
 
-def _with_graph(frozen: Frozen) -> tuple[list[Tensor], Tensor]:
-    """What every head mixed, `[1, batch, head, token, head_width]`, and the output, as nodes of one graph."""
-    spoken = []
+def _with_graph(frozen: Frozen) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """(what every head mixed, `[1, batch, head, token, head_width]`, what the heads of each layer read, the
+    output): the first and the last as nodes of one graph."""
+    spoken, read = [], []
     with torch.enable_grad():
         Y = frozen.X[None].clone().requires_grad_(True)
         for layer in frozen.layers:
             U = layer.spoken(Y, start=0)
             spoken.append(U)
+            read.append(layer.inside(Y.detach(), start=0)[0])
             Y = layer.close(layer.past(Y, start=0) + layer.added(U), start=0)
-        return spoken, frozen.end(Y, 0)[0]
-
-
-@torch.no_grad()
-def _inputs(frozen: Frozen) -> list[Tensor]:
-    """What the heads of each layer read."""
-    Y, found = frozen.X[None], []
-    for layer in frozen.layers:
-        found.append(layer.inside(Y, start=0)[0])
-        Y = layer.close(layer.past(Y, start=0) + layer.through(Y, start=0), start=0)
-    return found
+        return spoken, read, frozen.end(Y, 0)[0]
 
 
 def _head_rows(

@@ -7,7 +7,6 @@ One row per variant, arithmetic, sample, layer, metric (and head, for metrics of
 A value at or below its floor is rounding noise: it stays in the table, marked.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,8 +16,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rankscope.errors import FileError, MetricError, one_of
-from rankscope.files import atomic
+from rankscope.errors import MetricError, one_of
+from rankscope.profiles import parquet
 from rankscope.profiles.manifest import Manifest, joined
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ SCHEMA: dict[str, type[pl.DataType]] = {
 }
 KEYS = ["variant", "arithmetic", "sample", "layer", "head", "metric"]
 """What a row is identified by."""
-KEY = "rankscope"
-"""Where the manifest lies in the Parquet file's metadata."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,25 +128,12 @@ class Profile:
 
     def save(self, path: str | Path) -> Path:
         """Write one Parquet file, manifest inside, atomically."""
-        with atomic(path) as temporary:
-            self.table.write_parquet(temporary, metadata={KEY: json.dumps(self.manifest)})
-        return Path(path)
+        return parquet.write(path, self.table, self.manifest)
 
     @classmethod
     def read(cls, path: str | Path) -> "Profile":
         """The profile that `save` wrote."""
-        if not Path(path).is_file():
-            raise FileError(f"a profile is read from a Parquet file; there is none at {path}")
-        try:
-            metadata = pl.read_parquet_metadata(path)
-            table = pl.read_parquet(path, glob=False)
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise FileError(
-                f"{path} must be a Parquet file written by Profile.save; it cannot be read ({error})"
-            ) from error
-        if KEY not in metadata or table.schema != pl.Schema(SCHEMA):
-            raise FileError(f"{path} must be a profile written by Profile.save; it is another kind of table")
-        return cls(table, json.loads(metadata[KEY]))
+        return cls(*parquet.read(path, SCHEMA, "Profile"))
 
 
 def _size(column: pl.Series) -> int:

@@ -12,7 +12,6 @@ overflowed has no value at all: `not_finite` counts these. `below_floor` is the 
 rounding noise, `floor` the mean floor beneath them.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +21,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rankscope.errors import FileError, MetricError, one_of
-from rankscope.files import atomic
+from rankscope.errors import MetricError, one_of
+from rankscope.profiles import parquet
 from rankscope.profiles.manifest import Manifest
 from rankscope.profiles.profile import only
 
@@ -46,8 +45,6 @@ SCHEMA: dict[str, type[pl.DataType]] = {
     "below_floor": pl.Float64,
     "floor": pl.Float64,
 }
-KEY = "rankscope-summary"
-"""Where the manifest lies in the Parquet file's metadata."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,22 +120,9 @@ class Summary:
 
     def save(self, path: str | Path) -> Path:
         """Write one Parquet file, manifest inside, atomically."""
-        with atomic(path) as temporary:
-            self.table.write_parquet(temporary, metadata={KEY: json.dumps(self.manifest)})
-        return Path(path)
+        return parquet.write(path, self.table, self.manifest)
 
     @classmethod
     def read(cls, path: str | Path) -> "Summary":
         """The summary that `save` wrote."""
-        if not Path(path).is_file():
-            raise FileError(f"a summary is read from a Parquet file; there is none at {path}")
-        try:
-            metadata = pl.read_parquet_metadata(path)
-            table = pl.read_parquet(path, glob=False)
-        except (pl.exceptions.PolarsError, OSError) as error:
-            raise FileError(
-                f"{path} must be a Parquet file written by Summary.save; it cannot be read ({error})"
-            ) from error
-        if KEY not in metadata or table.schema != pl.Schema(SCHEMA):
-            raise FileError(f"{path} must be a summary written by Summary.save; it is another kind of table")
-        return cls(table, json.loads(metadata[KEY]))
+        return cls(*parquet.read(path, SCHEMA, "Summary"))
