@@ -12,6 +12,7 @@
     │   ├── ParityError            the canonical network does not compute what the original does
     │   └── MissingExtraError      an optional package that is not installed
     ├── PathError                  a path, length or head that the network does not have
+    ├── TheoremError               a theorem that there is not, or a question that theory cannot be asked
     ├── ClosureError               parts that do not add up to the whole
     └── ConvergenceError           a numerical search that did not reach its tolerance
 
@@ -68,6 +69,10 @@ class MissingExtraError(SourceError, ImportError):
 
 class PathError(RankscopeError, ValueError):
     """A path, length or head that the network does not have."""
+
+
+class TheoremError(RankscopeError, ValueError):
+    """A theorem that there is not, or a question that theory cannot be asked."""
 
 
 class ClosureError(RankscopeError, ArithmeticError):

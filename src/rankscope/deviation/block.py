@@ -1,5 +1,7 @@
 """One block of a state: the mirror of `nets/block.py`, rule by rule."""
 
+from typing import Literal, NamedTuple
+
 import torch
 
 from rankscope.deviation.attention import Attention, Spoken, attention
@@ -11,28 +13,71 @@ from rankscope.nets.block import Setting
 from rankscope.nets.weights import Layer, NormWeights
 
 
-def block(
-    arch: Architecture, index: int, layer: Layer, state: State, setting: Setting
-) -> tuple[State, Attention, Spoken]:
-    """The state after layer `index`, its attention, and what its heads say."""
-    norm_a, norm_m = layer.attention_norm, layer.mlp_norm
-    post, has_mlp = arch.norm_place == "post", arch.mlp != "none"
+class Branch(NamedTuple):
+    """Attention or the MLP on its way from the tokens to the sum."""
 
-    inside = state if index in arch.bare_layers else _before(arch, norm_a, state)
-    branch, P, spoken = attention(arch, index, layer, inside, setting)
-    branch = _after(arch, layer.attention_after, branch)
-    if arch.parallel and has_mlp:
-        second = _after(arch, layer.mlp_after, mlp(arch, layer, _before(arch, norm_m, state)))
-        branch = added(1.0, second, branch)
-    state = skip(arch.attention_skip, state, branch)
-    if post:
-        state = _norm(arch, norm_a, state)
-    if arch.parallel or not has_mlp:
-        return state, P, spoken
+    kind: Literal["attention", "mlp"]
+    inside: State
+    """What it reads: the tokens, through a norm where one comes before."""
+    raw: State
+    """What it says."""
+    out: State
+    """The same, through the second norm of a sandwich where there is one."""
 
-    branch = _after(arch, layer.mlp_after, mlp(arch, layer, _before(arch, norm_m, state)))
-    state = skip(arch.mlp_skip, state, branch)
-    return _norm(arch, norm_m, state) if post else state, P, spoken
+
+class Half(NamedTuple):
+    """A skip and what is added to it: attention, the MLP, or in a parallel block both."""
+
+    before: State
+    branches: tuple[Branch, ...]
+    weight: float
+    """Of the skip."""
+    total: State
+    """All that is added to the skip."""
+    summed: State
+    after: State
+    """The sum, through the norm of a post-norm block."""
+
+
+class Block(NamedTuple):
+    """What a block does to a state, and how."""
+
+    state: State
+    attention: Attention
+    heads: Spoken
+    halves: tuple[Half, ...]
+
+
+def block(arch: Architecture, index: int, layer: Layer, state: State, setting: Setting) -> Block:
+    """The state after layer `index`, its attention, what its heads say, and the way through its parts."""
+    inside = state if index in arch.bare_layers else _before(arch, layer.attention_norm, state)
+    raw, P, spoken = attention(arch, index, layer, inside, setting)
+    branches = [Branch("attention", inside, raw, _after(arch, layer.attention_after, raw))]
+    has_mlp = arch.mlp != "none"
+    if has_mlp and arch.parallel:
+        branches.append(_mlp(arch, layer, state))
+    halves = [_half(arch, arch.attention_skip, layer.attention_norm, state, branches)]
+    if has_mlp and not arch.parallel:
+        state = halves[0].after
+        halves.append(_half(arch, arch.mlp_skip, layer.mlp_norm, state, [_mlp(arch, layer, state)]))
+    return Block(halves[-1].after, P, spoken, tuple(halves))
+
+
+def _mlp(arch: Architecture, layer: Layer, state: State) -> Branch:
+    inside = _before(arch, layer.mlp_norm, state)
+    raw = mlp(arch, layer, inside)
+    return Branch("mlp", inside, raw, _after(arch, layer.mlp_after, raw))
+
+
+def _half(
+    arch: Architecture, weight: float, norm: NormWeights, state: State, branches: list[Branch]
+) -> Half:
+    total = branches[0].out
+    for other in branches[1:]:
+        total = added(1.0, other.out, total)
+    summed = skip(weight, state, total)
+    after = _norm(arch, norm, summed) if arch.norm_place == "post" else summed
+    return Half(state, tuple(branches), weight, total, summed, after)
 
 
 def skip(weight: float, state: State, branch: State) -> State:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import Attention, Spoken
-from rankscope.deviation.block import block
+from rankscope.deviation.block import Block, block
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import Real, State
@@ -59,8 +59,20 @@ def propagate(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Ite
         if not X.shape[1]:
             yield DeviationStep(index + 1, state, _nothing(net, state))
             continue
-        state, P, heads = block(net.arch, index, layer, state, setting)
+        state, P, heads, _ = block(net.arch, index, layer, state, setting)
         yield _restored(DeviationStep(index + 1, state, P, heads), order)
+
+
+def dissect(net: Transformer, X: Tensor) -> Iterator[Block]:
+    """The same pass over tokens without padding, at least one, block by block with its parts."""
+    net = net.to(torch.float64)
+    X, real, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), None)
+    setting = Setting.of(net.arch, net.weights, X, real)
+    state = State.of(X, real)
+    for index, layer in enumerate(net.weights.layers):
+        found = block(net.arch, index, layer, state, setting)
+        state = found.state
+        yield found
 
 
 def _nothing(net: Transformer, state: State) -> Attention:

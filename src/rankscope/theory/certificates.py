@@ -1,0 +1,140 @@
+"""`Certificates`: bounds next to measurements, one row per theorem, sample and layer.
+
+| column           | meaning                                                                            |
+|------------------|------------------------------------------------------------------------------------|
+| `met`            | every hypothesis of the theorem holds, on this network and input, up to this layer |
+| `log10_bound`    | the guarantee; null where a hypothesis is not met                                  |
+| `log10_measured` | the same quantity as measured, in deviation arithmetic                             |
+| `log10_size`     | the same measure of the tokens themselves                                          |
+| `slack`          | decades between bound and measurement; not negative, or the theorem is wrong       |
+| `vacuous`        | met, but it says no more than is known anyway                                      |
+| `why`            | the hypotheses that are not met, with their numbers                                |
+| `hypotheses`     | all of them: in words, the number found, the limit, and whether it is met          |
+
+An upper bound is vacuous when it is as large as the tokens themselves, a lower bound when it is zero.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from rankscope.errors import TheoremError, one_of
+from rankscope.profiles import parquet
+from rankscope.profiles.manifest import Manifest
+from rankscope.theory.catalogue import THEOREMS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HYPOTHESIS = pl.Struct({"says": pl.String, "number": pl.Float64, "limit": pl.String, "met": pl.Boolean})
+SCHEMA: dict[str, Any] = {
+    "theorem": pl.String,
+    "sample": pl.Int64,
+    "layer": pl.Int64,
+    "quantity": pl.String,
+    "kind": pl.String,
+    "met": pl.Boolean,
+    "vacuous": pl.Boolean,
+    "log10_bound": pl.Float64,
+    "log10_measured": pl.Float64,
+    "log10_size": pl.Float64,
+    "slack": pl.Float64,
+    "below_floor": pl.Boolean,
+    "why": pl.String,
+    "hypotheses": pl.List(HYPOTHESIS),
+}
+ROUNDING = 1e-9
+"""Decades, as a share of the logs compared, by which rounding may make a slack negative."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Certificates:
+    """What is guaranteed of a network on an input, and what is not."""
+
+    table: pl.DataFrame
+    manifest: Manifest
+
+    def __repr__(self) -> str:
+        met = self.table.filter("met")["theorem"].n_unique()
+        return (
+            f"Certificates({self.table['theorem'].n_unique()} theorems, hypotheses met by {met} at some layer, "
+            f"{self.table['sample'].n_unique()} samples)"
+        )
+
+    @property
+    def theorems(self) -> list[str]:
+        """Those that were evaluated, in order."""
+        return self.table["theorem"].unique(maintain_order=True).to_list()
+
+    def of(self, theorem: str, sample: int | None = None) -> pl.DataFrame:
+        """The rows of one theorem, of one sample or all."""
+        if theorem not in self.theorems:
+            raise TheoremError(one_of("theorem", theorem, self.theorems))
+        rows = self.table.filter(theorem=theorem)
+        return rows if sample is None else rows.filter(sample=sample)
+
+    def guarantees(self) -> pl.DataFrame:
+        """Rows that say something: hypotheses met, and not vacuous."""
+        return self.table.filter(pl.col("met") & ~pl.col("vacuous"))
+
+    def broken(self) -> pl.DataFrame:
+        """Guarantees that the measurement contradicts by more than rounding. There should be none."""
+        size = 1 + pl.max_horizontal(pl.col("log10_bound").abs(), pl.col("log10_measured").abs())
+        return self.table.filter(
+            pl.col("met") & ~pl.col("below_floor") & (pl.col("slack") < -ROUNDING * size.fill_nan(1.0))
+        )
+
+    def summary(self) -> pl.DataFrame:
+        """A row per theorem: up to which layer its hypotheses hold for every sample, up to which it says
+        something, the last such layer's numbers (the loosest sample's), and the first reason why not."""
+        rows = []
+        for name in self.theorems:
+            part = self.of(name)
+            layers = part.group_by("layer", maintain_order=True).agg(
+                pl.col("met").all(), (pl.col("met") & ~pl.col("vacuous")).all().alias("says")
+            )
+            held = _first_layers(layers["met"].to_list())
+            says = [layer for layer, yes in layers.select("layer", "says").iter_rows() if yes]
+            last = part.filter(layer=says[-1] if says else max(held, 1))
+            bad = part.filter(pl.col("why").is_not_null())
+            numbers = last.select("log10_bound", "log10_measured", "log10_size", "slack")
+            worst = numbers.row(_largest(numbers["slack"].to_list()), named=True)
+            rows.append(
+                {
+                    "theorem": name,
+                    "kind": THEOREMS[name].kind,
+                    "quantity": THEOREMS[name].quantity,
+                    "met_to": held,
+                    "says_at": says[-1] if says else None,
+                    **(worst if held else dict.fromkeys(worst)),
+                    "why": None if bad.is_empty() else bad["why"][0],
+                }
+            )
+        return pl.DataFrame(rows, schema_overrides={"says_at": pl.Int64, "why": pl.String})
+
+    def plot(self, sample: int = 0) -> "Figure":
+        """Bounds and measurement on one log axis, a panel per quantity."""
+        from rankscope.theory.plot import plot_certificates
+
+        return plot_certificates(self, sample)
+
+    def save(self, path: str | Path) -> Path:
+        """Write one Parquet file, manifest inside, atomically."""
+        return parquet.write(path, self.table, self.manifest)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Certificates":
+        """The certificates that `save` wrote."""
+        return cls(*parquet.read(path, SCHEMA, "Certificates"))
+
+
+def _first_layers(met: list[bool]) -> int:
+    """How many layers from the first on."""
+    return next((number for number, yes in enumerate(met) if not yes), len(met))
+
+
+def _largest(slacks: list[float | None]) -> int:
+    known = [-1.0 if slack is None else slack for slack in slacks]
+    return known.index(max(known))

@@ -1,0 +1,119 @@
+"""`certify`: every theorem on a network and an input, its hypotheses checked, next to what is measured."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, get_args
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rankscope.errors import MetricError, TokensError, one_of
+from rankscope.metrics.tokens import real_tokens
+from rankscope.nets import Transformer
+from rankscope.profiles.manifest import manifest_of
+from rankscope.theory.catalogue import theorems_named
+from rankscope.theory.certificates import SCHEMA, Certificates
+from rankscope.theory.facts import Centre, Facts, observe
+from rankscope.theory.logs import TEN
+from rankscope.theory.theorem import Theorem
+
+Progress = Callable[[int, int], None]
+"""Called after each sample with (samples done, samples in all)."""
+
+
+def certify(
+    net: Transformer,
+    X: Tensor,
+    padding: Tensor | None = None,
+    theorems: str | Sequence[str] | None = None,
+    *,
+    centre: str = "mean",
+    progress: Progress | None = None,
+) -> Certificates:
+    """What is proved about these tokens in this network, layer by layer, and by how much it is met.
+
+    X is `[batch, token, width]`. A theorem whose hypotheses fail says so and gives no number. `centre` is what
+    `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear programmes: for small
+    inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose.
+
+    >>> from rankscope.nets import Architecture, named_variant
+    >>> san = named_variant(Transformer.random(Architecture(layers=3, width=16, heads=2)), "san")
+    >>> found = certify(san, 0.1 * torch.randn(1, 5, 16), theorems="dong2021-2.3")
+    >>> bool(found.table["met"].all()), len(found.broken())
+    (True, 0)
+    """
+    chosen = theorems_named(theorems)
+    if centre not in get_args(Centre):
+        raise MetricError(one_of("centre", centre, get_args(Centre)))
+    net = net.to(torch.float64)
+    if not isinstance(X, Tensor) or X.ndim != 3 or X.shape[-1] != net.arch.width:
+        got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
+        raise TokensError(
+            f"tokens must be a tensor [batch, token, width] of width {net.arch.width}; received {got}"
+        )
+    if not X.is_floating_point():
+        raise TokensError(f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first")
+    X = X.to(dtype=torch.float64, device=net.device)
+    real = real_tokens(X.shape[:-1], padding, X.device)
+    if not bool(real.any(-1).all()) or not len(X):
+        raise TokensError("every sample must have at least one real token; one has none: leave it out")
+    rows: list[dict[str, Any]] = []
+    arithmetic = ""
+    for sample, (each, kept) in enumerate(zip(X, real, strict=True)):
+        facts = observe(net, each[kept], centre)  # type: ignore[arg-type]
+        arithmetic = facts.arithmetic
+        for theorem in chosen:
+            rows += _rows(theorem, facts, sample)
+        if progress is not None:
+            progress(sample + 1, len(X))
+    names = [theorem.name for theorem in chosen]
+    table = pl.DataFrame(rows, schema=SCHEMA).with_columns(
+        pl.col("theorem").cast(pl.Enum(names)).alias("order")
+    )
+    table = table.sort("order", "sample", "layer").drop("order")
+    described = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
+    checks = {"centre": centre, "samples": len(X), "tokens": real.sum(-1).tolist()}
+    manifest = manifest_of(described, str(net.device), "as given", arithmetic, names, checks)
+    return Certificates(table, manifest)
+
+
+def _rows(theorem: Theorem, facts: Facts, sample: int) -> list[dict[str, Any]]:
+    found = theorem.evaluate(facts)
+    measured = facts.logs(theorem.quantity)[1:] if found.measured is None else found.measured
+    rows = []
+    for layer in range(1, facts.depth + 1):
+        hypotheses, sizes = found.hypotheses[layer - 1], facts.sizes[layer]
+        unmet = [str(each) for each in hypotheses if not each.met]
+        bound, value = found.bounds[layer - 1] / TEN, measured[layer - 1] / TEN
+        size = sizes.of_tokens.get(theorem.quantity, 0.0) / TEN
+        met = not unmet
+        assert not (met and math.isnan(bound)), f"{theorem.name} has no number at layer {layer}"
+        upper = theorem.kind == "upper"
+        rows.append(
+            {
+                "theorem": theorem.name,
+                "sample": sample,
+                "layer": layer,
+                "quantity": theorem.quantity,
+                "kind": theorem.kind,
+                "met": met,
+                "vacuous": met and (bound >= size if upper else bound == -math.inf),
+                "log10_bound": bound if met else None,
+                "log10_measured": None if math.isnan(value) else value,
+                "log10_size": size,
+                "slack": _slack(bound, value, upper) if met else None,
+                "below_floor": sizes.noise,
+                "why": "; ".join(unmet) if unmet else None,
+                "hypotheses": [asdict(each) for each in hypotheses],
+            }
+        )
+    return rows
+
+
+def _slack(bound: float, measured: float, upper: bool) -> float:
+    """Decades by which the guarantee is kept; two zeros, or two infinities, are equal."""
+    if bound == measured:
+        return 0.0
+    return bound - measured if upper else measured - bound

@@ -1,0 +1,89 @@
+"""`collapse_depth`: the layer where tokens become the same, as measured and as guaranteed."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+from torch import Tensor
+
+from rankscope.errors import TheoremError
+from rankscope.nets import Transformer
+from rankscope.theory.certificates import Certificates
+from rankscope.theory.certify import certify
+
+SAMPLE = {"sample": pl.Int64, "layer": pl.Int64}
+THEOREM = {"theorem": pl.String, "sample": pl.Int64, "kind": pl.String, "layer": pl.Int64, "says": pl.String}
+
+
+@dataclass(frozen=True, eq=False)
+class CollapseDepth:
+    """Where the residual, as a share of the tokens' own size, falls below the threshold."""
+
+    threshold: float
+    measured: pl.DataFrame
+    """sample, layer: the first layer below it (0 is the input); null where no layer is."""
+    guaranteed: pl.DataFrame
+    """theorem, sample, kind, layer, says: for an upper bound the first layer at which it proves so; for a lower
+    bound the last layer up to which it proves the contrary. null where it proves neither."""
+
+
+def collapse_depth(
+    net: Transformer,
+    X: Tensor,
+    threshold: float = 1e-6,
+    padding: Tensor | None = None,
+    *,
+    theorems: str | Sequence[str] | None = None,
+    centre: str = "mean",
+) -> CollapseDepth:
+    """The layer where tokens are measured to be uniform to `threshold`, and what each certificate guarantees.
+
+    Each quantity (residual, mu, diameter) is taken as a share of the same measure of the tokens.
+
+    >>> from rankscope.nets import Architecture, named_variant
+    >>> import torch
+    >>> san = named_variant(Transformer.random(Architecture(layers=4, width=16, heads=2)), "san")
+    >>> found = collapse_depth(san, 0.1 * torch.randn(1, 5, 16), 1e-6, theorems="dong2021-2.3")
+    >>> found.measured["layer"][0] <= found.guaranteed["layer"][0]
+    True
+    """
+    return depth_of(certify(net, X, padding, theorems, centre=centre), threshold)
+
+
+def depth_of(found: Certificates, threshold: float) -> CollapseDepth:
+    """The same from certificates that are there already."""
+    if not (isinstance(threshold, int | float) and math.isfinite(threshold) and threshold > 0):
+        raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold!r}")
+    limit = math.log10(threshold)
+    sized = found.table.filter(pl.col("quantity") != "affine_rank").with_columns(
+        below=(pl.col("log10_measured") - pl.col("log10_size") < limit).fill_nan(True),
+        bound=pl.col("log10_bound") - pl.col("log10_size"),
+    )
+    # Of the quantities that were certified, the residual is the one meant, if it is there.
+    names = sized["quantity"].unique().to_list()
+    first = next((name for name in ("residual", "mu", "diameter") if name in names), None)
+    measured = [
+        (sample, _first(part, pl.col("below")))
+        for (sample,), part in sized.filter(quantity=first or "").group_by("sample", maintain_order=True)
+    ]
+    rows = []
+    for (name, sample, kind), part in sized.group_by("theorem", "sample", "kind", maintain_order=True):
+        if kind == "upper":
+            layer = _first(part, pl.col("met") & (pl.col("bound") < limit))
+            says = "does not prove it" if layer is None else f"uniform to {threshold:g} by layer {layer}"
+        else:
+            held = part.sort("layer").select(pl.col("met") & (pl.col("bound") >= limit)).to_series().to_list()
+            layer = next((at for at, yes in enumerate(held) if not yes), len(held)) or None
+            says = "excludes nothing" if layer is None else f"not uniform to {threshold:g} up to layer {layer}"
+        rows.append((name, sample, kind, layer, says))
+    return CollapseDepth(
+        float(threshold),
+        pl.DataFrame(measured, schema=SAMPLE, orient="row"),
+        pl.DataFrame(rows, schema=THEOREM, orient="row"),
+    )
+
+
+def _first(part: pl.DataFrame, condition: pl.Expr) -> int | None:
+    found = part.filter(condition)["layer"].min()
+    return found if isinstance(found, int) else None

@@ -1,0 +1,499 @@
+"""What was measured on one sample, once, for all theorems: sizes by layer, and what every layer did.
+
+All sizes are natural logs, read in deviation arithmetic, so that a theorem can be compared with a residual of
+1e-4000. Where a kernel has no rule there, the pass runs in float64, and what only deviation arithmetic can
+say is left out (NaN): theorems that need it ask for a kernel that has a rule.
+
+Tokens of one sample without its padding: nothing here knows of padding or batches.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope.deviation import Block, Half, Scaled, State, applies, dissect
+from rankscope.deviation.attention import Attention, deviations, heads
+from rankscope.deviation.propagate import DeviationStep
+from rankscope.deviation.readings import read
+from rankscope.metrics import dobrushin, metric, numerical_rank
+from rankscope.metrics.centre import centred
+from rankscope.metrics.residual import NORMS
+from rankscope.metrics.tokens import tokens, unit_of
+from rankscope.nets import Architecture, MaskGraph, Transformer, graph, mask_matrix
+from rankscope.nets.activations import ACTIVATIONS
+from rankscope.nets.weights import Layer, NormWeights
+from rankscope.theory.constants import LIPSCHITZ, HeadNorms, MLPNorms, speaking
+from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
+
+Centre = Literal["mean", "argmin"]
+Quantity = Literal["residual", "mu", "diameter"]
+QUANTITIES: tuple[Quantity, ...] = ("residual", "mu", "diameter")
+MANY = 2048
+"""Tokens from which not all pairs of rows of attention are compared."""
+CLEAR = 1e-9
+"""What a norm finds counts as rank above this (times the size of the matrix); what it leaves, above rounding:
+dividing rows by lengths that differ a million times does not then lose any."""
+RESOLVED = 1e-3
+"""The share of rounding in a float64 residual above which it is called noise."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The tokens at one layer, as logs."""
+
+    residual: float
+    """`||X - 1 x^T||_{1,inf}` about the chosen centre."""
+    mu: float
+    """`||X - 1 mean^T||_F`."""
+    diameter: float
+    """The largest distance between two tokens, in the 2-norm."""
+    of_tokens: dict[str, float]
+    """The same measure of the tokens themselves, to compare each quantity with."""
+    shortest: float
+    longest: float
+    """Lengths of tokens."""
+    cosine: float
+    """The smallest cosine between two tokens, as it is."""
+    log_cosine_gap: float
+    """log(1 - the smallest cosine), to full precision."""
+    noise: bool
+    """Whether these are rounding noise."""
+
+    def of(self, quantity: str) -> float:
+        """A quantity by its name."""
+        return float(getattr(self, quantity))
+
+
+@dataclass(frozen=True)
+class HalfFacts:
+    """What a skip and its branches did to the deviation, in the Frobenius norm."""
+
+    weight: float
+    """Of the skip."""
+    log_gain: float
+    """c: `||res(branch)|| / ||res(X)||`."""
+    alignment: float
+    """`<res(branch), res(X)> / ||res(X)||^2`: how much of X's own deviation the branch adds or takes away."""
+    log_longest: float
+    """The longest token of the branch."""
+    log_stretch: float
+    """Differences between tokens grow at most so much, by measured factors of each part (`dobrushin.py`)."""
+    ranks: tuple[tuple[int, int, int], ...]
+    """Each norm's (affine rank before, after, the most it may take away)."""
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    """What one layer is and did."""
+
+    heads: HeadNorms
+    mlp: MLPNorms
+    log_oscillation: float
+    """The largest `|E_ij - E_ij'|`, `E = R W_QK R^T / divisor`, over heads and rows."""
+    log_oscillation_factor: float
+    """Factors of the composite residual through attention (`factors.py`), from loose to exact."""
+    log_attention_factor: float
+    log_exact_factor: float
+    log_averaging: float
+    """`sum_h tau_h ||W_h||_2`, tau Dobrushin's coefficient."""
+    log_smallest: float
+    """The smallest attention weight on an edge of the mask."""
+    row_sum_defect: float
+    halves: tuple[HalfFacts, ...]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One sample in one network."""
+
+    net: Transformer
+    centre: Centre
+    arithmetic: str
+    X: Float[Tensor, "token width"]
+    """The tokens at layer 0, float64."""
+    sizes: tuple[Sizes, ...]
+    """By layer, 0 the input."""
+    layers: tuple[LayerFacts, ...]
+
+    @property
+    def arch(self) -> Architecture:
+        """Of the network."""
+        return self.net.arch
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+    @property
+    def number(self) -> int:
+        """Number of tokens."""
+        return len(self.X)
+
+    @cached_property
+    def mask_names(self) -> tuple[str, ...]:
+        """The masks of the layers, each once."""
+        return tuple(dict.fromkeys(self.arch.mask_of(layer) for layer in range(self.depth)))
+
+    @cached_property
+    def graph(self) -> MaskGraph:
+        """The mask of the first layer as a graph on these tokens."""
+        return graph(self.mask_names[0], self.number)
+
+    @cached_property
+    def views(self) -> int:
+        """Different sets of tokens that tokens of one layer see, at most: 1 where all see the same."""
+        found = (mask_matrix(name, self.number) for name in self.mask_names)
+        return max(len(torch.unique(M, dim=0)) if len(M) else 1 for M in found)
+
+    def logs(self, quantity: str) -> list[float]:
+        """A quantity by layer."""
+        return [sizes.of(quantity) for sizes in self.sizes]
+
+    def defect(self, upto: int) -> float:
+        """The largest |row sum - 1| of attention in the first layers."""
+        return max((layer.row_sum_defect for layer in self.layers[:upto]), default=0.0)
+
+    @property
+    def inflation(self) -> float:
+        """log of kappa: the mean-centred residual is at most `2 (1 - 1/n)` times the smallest."""
+        return log(2 * (1 - 1 / self.number)) if self.centre == "mean" else 0.0
+
+
+def observe(net: Transformer, X: Float[Tensor, "token width"], centre: Centre = "mean") -> Facts:
+    """Run the network on one sample's tokens and note what the theorems ask for."""
+    net = net.to(torch.float64)
+    sizes, layers, norms = [], [], _Norms(net)
+    deviates = applies(net)
+    start = net.prepared(X[None].to(torch.float64), None)[0]
+    first = State.of(start, torch.ones(1, len(X), dtype=torch.bool))
+    sizes.append(_sizes(first, centre, start if not deviates else None))
+    for index, found in enumerate(dissect(net, X[None]) if deviates else _plainly(net, X[None])):
+        state, visible = found.state, mask_matrix(net.arch.mask_of(index), len(X))
+        plain = state.tokens() if not deviates else None
+        sizes.append(_sizes(state, centre, plain))
+        layers.append(_layer(net, index, found, visible, norms.of(index), centre))
+    arithmetic = "deviation" if deviates else "float64"
+    return Facts(net, centre, arithmetic, start[0], tuple(sizes), tuple(layers))
+
+
+class _Norms:
+    """Norms of the weights, taken once for layers that share them."""
+
+    def __init__(self, net: Transformer) -> None:
+        self.net = net
+        self.found: dict[tuple[int, tuple[int, ...]], tuple[HeadNorms, MLPNorms]] = {}
+
+    def of(self, index: int) -> tuple[HeadNorms, MLPNorms]:
+        arch, layer = self.net.arch, self.net.weights.layers[index]
+        key = (id(layer), speaking(arch, index))
+        if key not in self.found:
+            self.found[key] = HeadNorms.of(arch, index, layer), MLPNorms.of(arch, layer)
+        return self.found[key]
+
+
+# Sizes
+
+
+def _sizes(state: State, centre: Centre, plain: Tensor | None) -> Sizes:
+    step = DeviationStep(0, state, None)
+    suffix = "" if centre == "mean" else "@argmin"
+
+    def reading(name: str) -> float:
+        return float(read(metric(name), step).log10[0]) * TEN  # type: ignore[union-attr]
+
+    R, whole = sized(state.centred()[1]), sized(Scaled.plain(state.tokens(state.log)))
+    lengths = torch.linalg.vector_norm(whole.value[0], dim=-1)
+    unit = whole.log + state.log
+    measured = reading(f"residual{suffix}"), reading("mu")
+    noise = bool(read(metric("mu"), step).below_floor[0])  # type: ignore[union-attr]
+    if plain is not None:
+        noise = measured[1] - log_of(NORMS["frobenius"](whole.value)[0], unit[0]) < log(
+            unit_of(torch.float64) / RESOLVED
+        )
+    shortest, longest = log_of(lengths.min(), unit[0]), log_of(lengths.max(), unit[0])
+    return Sizes(
+        *measured,
+        diameter=log_of(torch.cdist(R.value, R.value).max(), R.log[0]),
+        of_tokens={
+            "residual": log_of(NORMS["composite"](whole.value)[0], unit[0]),
+            "mu": log_of(NORMS["frobenius"](whole.value)[0], unit[0]),
+            "diameter": longest,
+        },
+        shortest=shortest,
+        longest=longest,
+        cosine=float(read(metric("min_cosine"), step).value[0]),  # type: ignore[union-attr]
+        log_cosine_gap=reading("max_cosine_gap"),
+        noise=noise,
+    )
+
+
+def _rank(state: State, unit: float | None = None) -> int:
+    """The affine rank of the tokens, at any scale of their deviation."""
+    return int(numerical_rank(sized(state.centred()[1]).value, unit=unit)[0])
+
+
+# One layer
+
+
+def _layer(
+    net: Transformer,
+    index: int,
+    found: Block,
+    visible: Tensor,
+    norms: tuple[HeadNorms, MLPNorms],
+    centre: Centre,
+) -> LayerFacts:
+    arch, layer = net.arch, net.weights.layers[index]
+    kept = list(speaking(arch, index))
+    before = found.halves[0].before
+    P = found.attention
+    Delta = Scaled(P.Delta.value[:, kept], P.Delta.log)
+    defect = float((P.matrix()[:, kept].sum(-1) - 1).abs().max()) if kept else 0.0
+    tau = [log_of(each, Delta.log[0]) for each in _dobrushin(Delta.value)]
+    averaging = plus(-math.inf, *map(times, tau, norms[0].spectral.log().tolist()))
+    oscillation, factor = math.nan, math.nan
+    if _scores_of_tokens(arch):
+        oscillation, factor = _oscillation(arch, index, layer, before, visible, norms[0], centre)
+    pure = arch.norm == "none" and arch.mlp == "none"
+    return LayerFacts(
+        *norms,
+        log_oscillation=oscillation,
+        log_oscillation_factor=factor,
+        log_attention_factor=_attention_factor(Delta, norms[0]),
+        log_exact_factor=_exact_factor(arch, layer, before, Delta, kept, centre) if pure else math.nan,
+        log_averaging=averaging,
+        log_smallest=_smallest(P, kept, visible),
+        row_sum_defect=defect,
+        halves=tuple(_half(arch, layer, half, averaging, norms[1]) for half in found.halves),
+    )
+
+
+def _dobrushin(Delta: Float[Tensor, "1 head token token"]) -> Float[Tensor, " head"]:
+    """Dobrushin's coefficient of every head, or among many tokens an upper bound that does not compare all
+    pairs of rows: `|a - b| / 2 <= max |a - mean|`."""
+    if Delta.shape[-1] > MANY:
+        return (Delta - Delta.mean(-2, keepdim=True)).abs().sum(-1).amax(-1)[0]
+    return dobrushin(Delta)[0]
+
+
+def _smallest(P: Attention, kept: list[int], visible: Tensor) -> float:
+    if not kept:
+        return -math.inf
+    return log(float(P.matrix()[0, kept].masked_fill(~visible, torch.inf).min()))
+
+
+def _scores_of_tokens(arch: Architecture) -> bool:
+    return (
+        arch.kernel in ("softmax", "gaussian", "uniform")
+        and arch.positions in ("none", "absolute")
+        and not arch.query_norm
+    )
+
+
+def _about(state: State, centre: Centre) -> tuple[Scaled, Scaled]:
+    """(the centre, the deviation about it with its largest entry one)."""
+    mean, R = state.centred()
+    x, R = state.x + mean, sized(R)
+    if centre == "mean":
+        return x, R
+    moved = centred(tokens(R.value), "argmin", "composite")
+    return x + Scaled((R.value - moved)[:, 0], R.log), sized(Scaled(moved, R.log))
+
+
+def _oscillation(
+    arch: Architecture,
+    index: int,
+    layer: Layer,
+    state: State,
+    visible: Tensor,
+    norms: HeadNorms,
+    centre: Centre,
+) -> tuple[float, float]:
+    """(log of the largest oscillation of a row of E, log of the factor of `factors.py` made of them)."""
+    kept = list(speaking(arch, index))
+    if arch.kernel == "uniform" or not kept:
+        return -math.inf, -math.inf
+    (x, R), w = _about(state, centre), layer.attention
+    dq, dk = deviations(R, w.query, arch), deviations(R, w.key, arch)
+    queries, keys = dq.value[0, kept] / arch.divisor, dk.value[0, kept]  # [head, token, head_width]
+    E = queries @ keys.mT
+    hidden = ~visible
+    osc = E.masked_fill(hidden, -torch.inf).amax(-1) - E.masked_fill(hidden, torch.inf).amin(-1)
+    size = torch.where(osc > 0, osc, 1.0).log() + 2 * R.log[0]
+    size = size.masked_fill(osc <= 0, -torch.inf)  # [head, token]
+    grown = _log_expm1(size)
+    top = _log_most(arch, layer, x, dk, visible)[kept]
+    columns = grown.logsumexp(-1) + top
+    rows = grown.amax(-1)
+    return float(size.max()), _combined(columns, rows, norms)
+
+
+def _log_most(
+    arch: Architecture, layer: Layer, x: Scaled, dk: Scaled, visible: Tensor
+) -> Float[Tensor, " head"]:
+    """log of the largest entry of `p = softmax(ref)`, ref the scores that the centre's query gives."""
+    q, k = heads(x, layer.attention.query, arch), heads(x, layer.attention.key, arch)
+    ref = Scaled((dk.value @ q.value[..., None])[..., 0], dk.log + q.log)
+    if arch.kernel == "gaussian":
+        ref = ref + Scaled(-(dk.value @ k.value[..., None])[..., 0], dk.log + k.log)
+        ref = ref + Scaled(-dk.value.square().sum(-1) / 2, 2 * dk.log)
+    scores = ref.explicit()[0] / arch.divisor
+    seen = visible[0]  # every row sees the same where this is used
+    return scores.masked_fill(~seen, -torch.inf).log_softmax(-1).amax(-1)
+
+
+def _log_expm1(size: Tensor) -> Tensor:
+    x = size.clamp(max=6.0).exp()
+    small, middle = size < -30, torch.expm1(x.clamp(min=1e-13, max=40.0)).log()
+    large = size.exp()
+    return torch.where(small, size, torch.where(large > 40, large, middle))
+
+
+def _combined(columns: Tensor, rows: Tensor, norms: HeadNorms) -> float:
+    """log of `sqrt((sum_h ||M_h||_1 ||W_h||_1) (sum_h ||M_h||_inf ||W_h||_inf))` from the logs of M's."""
+    first = plus(-math.inf, *(columns + norms.columns.log()).tolist())
+    second = plus(-math.inf, *(rows + norms.rows.log()).tolist())
+    return times(0.5 * first, 0.5 * second)
+
+
+def _attention_factor(Delta: Scaled, norms: HeadNorms) -> float:
+    """With `M_h = (I - 11^T/n) P_h` as measured."""
+    if not Delta.value.shape[1]:
+        return -math.inf
+    M = (Delta.value - Delta.value.mean(-2, keepdim=True))[0].abs()
+    columns, rows = M.sum(-2).amax(-1).log() + Delta.log[0], M.sum(-1).amax(-1).log() + Delta.log[0]
+    return _combined(columns, rows, norms)
+
+
+def _exact_factor(
+    arch: Architecture, layer: Layer, state: State, Delta: Scaled, kept: list[int], centre: Centre
+) -> float:
+    """`||(P - 1p^T) R W||_{1,inf} / ||R||_{1,inf}`, summed over heads, about the centre."""
+    R = sized(state.centred()[1])
+    values = deviations(R, layer.attention.value, arch).value[:, kept]
+    spoken = (Delta.value @ values).transpose(1, 2).flatten(-2)
+    out = spoken @ layer.attention.output.weight[kept].flatten(0, 1)
+    added = State.of(out, torch.ones(out.shape[:2], dtype=torch.bool))
+    name = "residual" if centre == "mean" else "residual@argmin"
+    numbers = [
+        float(read(metric(name), DeviationStep(0, each, None)).log10[0]) * TEN  # type: ignore[union-attr]
+        for each in (added, State.of(R.value, torch.ones(out.shape[:2], dtype=torch.bool)))
+    ]
+    if numbers[1] == -math.inf:
+        return -math.inf
+    return numbers[0] - numbers[1] + float(Delta.log[0])
+
+
+# One half: a skip and its branches
+
+
+def _half(arch: Architecture, layer: Layer, half: Half, averaging: float, mlp: MLPNorms) -> HalfFacts:
+    R, F = sized(half.before.centred()[1]), sized(half.total.centred()[1])
+    square = float(R.value.square().sum())
+    gain, alignment = -math.inf, 0.0
+    if square > 0 and float(F.value.abs().max()) > 0:
+        step = float(F.log[0] - R.log[0])
+        gain = log_of(F.value.norm(), F.log[0]) - log_of(R.value.norm(), R.log[0])
+        alignment = float((R.value * F.value).sum()) / square * math.exp(min(step, 600.0))
+    whole = sized(Scaled.plain(half.total.tokens(half.total.log)))
+    longest = torch.linalg.vector_norm(whole.value[0], dim=-1).max()
+    ranks, stretches = [], [log(abs(half.weight))]
+    if not half.branches:  # seen from outside: the whole of it is attention, or nothing is known
+        stretches.append(averaging if arch.norm == "none" and arch.mlp == "none" else math.nan)
+    for branch in half.branches:
+        own = layer.attention_norm if branch.kind == "attention" else layer.mlp_norm
+        after = layer.attention_after if branch.kind == "attention" else layer.mlp_after
+        stretch = averaging if branch.kind == "attention" else _mlp_stretch(arch, layer, branch.inside, mlp)
+        if branch.inside is not half.before:
+            stretch = times(stretch, norm_stretch(arch, own, half.before))
+            ranks.append((_rank(half.before, CLEAR), _rank(branch.inside), rank_loss(arch, own)))
+        if branch.out is not branch.raw:
+            raw = branch.raw.tidy()
+            stretch = times(stretch, norm_stretch(arch, after, raw))
+            ranks.append((_rank(raw, CLEAR), _rank(branch.out), rank_loss(arch, after)))
+        stretches.append(stretch)
+    stretch = plus(*stretches)
+    if half.after is not half.summed:
+        own = layer.attention_norm if half.branches[0].kind == "attention" else layer.mlp_norm
+        stretch = times(stretch, norm_stretch(arch, own, half.summed))
+        ranks.append((_rank(half.summed, CLEAR), _rank(half.after), rank_loss(arch, own)))
+    return HalfFacts(
+        half.weight, gain, alignment, log_of(longest, whole.log[0] + half.total.log[0]), stretch,
+        tuple(ranks),
+    )  # fmt: skip
+
+
+def rank_loss(arch: Architecture, weights: NormWeights) -> int:
+    """The most that a norm can take from the affine rank (`ranks.py`)."""
+    gone = 0 if weights.gain is None else int((weights.gain == 0).sum())
+    return (2 if arch.norm == "layer" else 1) + gone
+
+
+def norm_stretch(arch: Architecture, weights: NormWeights, state: State) -> float:
+    """log of `max|gain| / min sd`: no two of these tokens end further apart than so many times their distance
+    (`||u/|u| - v/|v||| <= ||u - v|| / sqrt(|u||v|)`, eps being one more coordinate)."""
+    if arch.norm == "none":
+        return 0.0
+    Y = state.tokens(state.log)[0]
+    Y = Y - Y.mean(-1, keepdim=True) if arch.norm == "layer" else Y
+    number = 1 if arch.norm == "scale" else Y.shape[-1]
+    least = float(torch.linalg.vector_norm(Y, dim=-1).min())
+    sd = plus(2 * (log(least) + float(state.log[0])) - log(number), log(arch.norm_eps)) / 2
+    gain = 1.0 if weights.gain is None else float(weights.gain.abs().max())
+    return math.inf if sd == -math.inf else log(gain) - sd
+
+
+def _mlp_stretch(arch: Architecture, layer: Layer, state: State, norms: MLPNorms) -> float:
+    """log of the Lipschitz constant in the 2-norm; of a gated MLP, on these tokens."""
+    w = layer.mlp
+    assert w is not None
+    if w.gate is None:
+        return log(norms.spectral)
+    X = state.tokens()[0]
+    up, gate = X @ w.up.weight, X @ w.gate.weight
+    up = up if w.up.bias is None else up + w.up.bias
+    gate = gate if w.gate.bias is None else gate + w.gate.bias
+    spectral = [float(torch.linalg.matrix_norm(part.weight, 2)) for part in (w.up, w.gate, w.down)]
+    opened = float(ACTIVATIONS[arch.activation](gate).abs().max())
+    slope = LIPSCHITZ[arch.activation] * float(up.abs().max())
+    return log(spectral[2] * (opened * spectral[0] + slope * spectral[1]))
+
+
+# Without a rule in deviation arithmetic
+
+
+def _plainly(net: Transformer, X: Tensor) -> Iterator[Block]:
+    """The pass in float64, with what can be had of each block without a rule: its attention, and of a layer
+    without norms and MLP what was added to the skip."""
+    steps = net.steps(X.to(torch.float64))
+    real = torch.ones(X.shape[:2], dtype=torch.bool)
+    before = next(steps).state
+    for step in steps:
+        assert step.attention is not None
+        P, weight = step.attention, net.arch.attention_skip
+        p = P.mean(-2)
+        others = Scaled.plain(P - p[:, :, None])
+        top = p.argmax(-1, keepdim=True)
+        visible = torch.ones(1, 1, *P.shape[-2:], dtype=torch.bool)
+        state, added = State.of(step.state, real), State.of(step.state - weight * before, real)
+        half = Half(State.of(before, real), (), weight, added, state, state)
+        yield Block(state, _Given(p, others, top, visible), None, (half,))  # type: ignore[arg-type]
+        before = step.state
+
+
+class _Given(Attention):
+    """Attention as a matrix: rows need not sum to one."""
+
+    @cached_property
+    def Delta(self) -> Scaled:
+        return self.others
+
+    def matrix(self) -> Tensor:
+        return self.p[:, :, None] + self.others.value

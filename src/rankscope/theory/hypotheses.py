@@ -1,0 +1,90 @@
+"""What a theorem asks for, in words, with the number that was found on this network and input."""
+
+from dataclasses import dataclass
+
+from rankscope.deviation import KERNELS
+from rankscope.nets import Architecture
+
+SMALL = 1e-9
+"""Rounding allowed where a hypothesis says 'equal'."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One condition, checked."""
+
+    says: str
+    number: float
+    limit: str
+    met: bool
+
+    def __str__(self) -> str:
+        return f"{self.says}: {self.number:.6g}, must be {self.limit}"
+
+
+def equal(says: str, number: float, limit: float) -> Hypothesis:
+    """`number = limit`, up to rounding."""
+    return Hypothesis(says, float(number), f"= {limit:g}", abs(number - limit) <= SMALL)
+
+
+def at_most(says: str, number: float, limit: float) -> Hypothesis:
+    """`number <= limit`."""
+    return Hypothesis(says, float(number), f"<= {limit:g}", number <= limit)
+
+
+def above(says: str, number: float, limit: float) -> Hypothesis:
+    """`number > limit`."""
+    return Hypothesis(says, float(number), f"> {limit:g}", number > limit)
+
+
+def at_least(says: str, number: float, limit: float) -> Hypothesis:
+    """`number >= limit`."""
+    return Hypothesis(says, float(number), f">= {limit:g}", number >= limit)
+
+
+# Conditions on the architecture that several theorems share.
+
+
+def no_skip(arch: Architecture) -> Hypothesis:
+    """Attention's output replaces its input."""
+    return equal("weight of the skip around attention", arch.attention_skip, 0)
+
+
+def no_mlp(arch: Architecture) -> Hypothesis:
+    """Attention alone."""
+    return equal("MLPs in a layer", arch.mlp != "none", 0)
+
+
+def no_norm(arch: Architecture) -> Hypothesis:
+    """Tokens keep their lengths."""
+    return equal("norms in a layer (0: norm 'none')", arch.norm != "none", 0)
+
+
+def no_norm_after(arch: Architecture) -> Hypothesis:
+    """No norm between the sum and the next layer."""
+    after = arch.norm != "none" and arch.norm_place == "post"
+    return equal("norms after a skip's sum", after, 0)
+
+
+def token_scores(arch: Architecture) -> list[Hypothesis]:
+    """Scores are a bilinear form of tokens: a softmax over `X W_QK X^T` and what is constant along a row or
+    down a column."""
+    return [
+        softmax(arch),
+        equal(
+            "scores that depend on where tokens stand (relative, rotary, bias, alibi)",
+            arch.positions not in ("none", "absolute"),
+            0,
+        ),
+        equal("norms of queries and keys", arch.query_norm, 0),
+    ]
+
+
+def softmax(arch: Architecture) -> Hypothesis:
+    """The kernel is a softmax of scores, so that it has a rule in deviation arithmetic."""
+    return equal(f"attention by a kernel other than {', '.join(KERNELS)}", arch.kernel not in KERNELS, 0)
+
+
+def rows_sum_to_one(defect: float) -> Hypothesis:
+    """Attention averages."""
+    return at_most("largest |row sum of attention - 1|", defect, 1e-9)

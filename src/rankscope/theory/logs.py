@@ -1,0 +1,90 @@
+"""Bounds as natural logs: `3^1000` layers of cubing neither overflow nor lose the direction of rounding.
+
+A log below `LOWEST` is raised to it: an upper bound stays one. A log above `-LOWEST` becomes infinite, since a
+smaller number would claim more than is proved.
+"""
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.scaled import LOWEST, Scaled
+
+TEN = math.log(10.0)
+
+
+def log(value: float) -> float:
+    """log(value), -inf at zero.
+
+    >>> log(0.0), log(1.0)
+    (-inf, 0.0)
+    """
+    return math.log(value) if value > 0 else -math.inf
+
+
+def within(value: float) -> float:
+    """A log cut to what a bound may say."""
+    if value > -LOWEST:
+        return math.inf
+    return LOWEST if -math.inf < value < LOWEST else value
+
+
+def plus(*logs: float) -> float:
+    """log of the sum of what the logs stand for.
+
+    >>> round(math.exp(plus(math.log(2), math.log(3))), 12)
+    5.0
+    """
+    most = max(logs)
+    if not math.isfinite(most):
+        return most
+    return most + math.log(math.fsum(math.exp(each - most) for each in logs))
+
+
+def minus(larger: float, smaller: float) -> float:
+    """log of a difference; -inf where nothing is left.
+
+    >>> minus(1.0, 2.0)
+    -inf
+    """
+    if smaller >= larger:
+        return -math.inf
+    return larger + log(-math.expm1(smaller - larger))
+
+
+def times(*logs: float) -> float:
+    """log of the product: zero times anything is zero."""
+    return -math.inf if -math.inf in logs else within(math.fsum(logs))
+
+
+def log_expm1(value: float) -> float:
+    """log(e^x - 1) for x given by its log, at any scale.
+
+    >>> log_expm1(-1e5), round(log_expm1(math.log(2.0)), 12) == round(math.log(math.expm1(2.0)), 12)
+    (-100000.0, True)
+    """
+    if value < -30:
+        return value  # e^x - 1 is x
+    x = math.exp(value) if value < 700 else math.inf
+    return x if x > 40 else math.log(math.expm1(x))
+
+
+def running(values: Iterable[float]) -> list[float]:
+    """The largest so far."""
+    found: list[float] = []
+    for value in values:
+        found.append(max(value, found[-1]) if found else value)
+    return found
+
+
+def log_of(value: Tensor, scale: Tensor) -> float:
+    """log of one number held as `e^scale value`."""
+    return within(log(float(value)) + float(scale)) if float(value) > 0 else -math.inf
+
+
+def sized(x: Scaled) -> Scaled:
+    """With its largest entry one, so that squares and products stay in range."""
+    size = x.largest().clamp(min=1e-300)
+    return Scaled(x.value / size.reshape(-1, *[1] * (x.value.ndim - 1)), x.log + torch.log(size))

@@ -1,0 +1,107 @@
+"""Masked attention collapses exponentially (Wu et al. 2024, Thm 1), in an explicit form.
+
+If the mask graph has self-loops and a centre of eccentricity r, then after r layers every token carries at least
+`eps^r` of the centre, eps the smallest attention weight met on an edge: the product of r attention matrices has
+Dobrushin's coefficient at most `1 - eps^r`, so column by column the range of the tokens shrinks by it, and
+(Popoviciu) `||res||_F <= sqrt(N)/2 ||range||_2`:
+
+    mu(X(t)) <= B (sqrt N / 2) ||range(X_0)||_2 (1 - eps^r)^floor(t/r).
+
+One head: `B = ||W(0) ... W(t-1)||_2`. Several: each of the `H^t` paths contracts so, and
+`B = prod_t sum_h ||W_h(t)||_2`. Biases move all tokens alike and drop out.
+"""
+
+import math
+
+import torch
+
+from rankscope.theory.constants import speaking, value_matrix
+from rankscope.theory.facts import Facts
+from rankscope.theory.hypotheses import (
+    Hypothesis,
+    above,
+    at_least,
+    equal,
+    no_mlp,
+    no_norm,
+    no_skip,
+    rows_sum_to_one,
+)
+from rankscope.theory.logs import log, times
+from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+
+
+def log_values(facts: Facts) -> list[float]:
+    """log B by layer."""
+    arch, found = facts.arch, []
+    heads = [speaking(arch, index) for index in range(facts.depth)]
+    if arch.heads == arch.key_heads and all(len(kept) == 1 for kept in heads):
+        product, scale = torch.eye(arch.width, dtype=torch.float64), 0.0
+        for layer, (head,) in zip(facts.net.weights.layers, heads, strict=True):
+            product = product @ value_matrix(layer, head)
+            size = float(torch.linalg.matrix_norm(product, 2))
+            if size == 0.0:
+                return found + [-math.inf] * (facts.depth - len(found))
+            product, scale = product / size, scale + math.log(size)
+            found.append(scale)
+        return found
+    total = 0.0
+    for each in facts.layers:
+        total = times(total, log(float(each.heads.spectral.sum())))
+        found.append(total)
+    return found
+
+
+def connected(facts: Facts) -> list[Hypothesis]:
+    """One mask graph with self-loops (A1) and a centre."""
+    return [
+        equal("different masks", len(facts.mask_names), 1),
+        equal("tokens that do not attend to themselves", not facts.graph.self_loops, 0),
+        at_least("centres of the mask graph", len(facts.graph.centres), 1),
+    ]
+
+
+def log_smallest(facts: Facts, upto: int) -> float:
+    """log eps over the first layers."""
+    return min((layer.log_smallest for layer in facts.layers[:upto]), default=0.0)
+
+
+def positive(facts: Facts, upto: int) -> Hypothesis:
+    """eps is above zero: not underflown."""
+    return above("smallest attention weight on an edge", math.exp(log_smallest(facts, upto)), 0)
+
+
+def log_shrink(log_share: float) -> float:
+    """log(1 - share)."""
+    share = math.exp(log_share)
+    return -math.inf if share >= 1 else math.log1p(-share)
+
+
+def _evaluate(facts: Facts) -> Evaluation:
+    arch, radius = facts.arch, facts.graph.radius
+    spread = torch.linalg.vector_norm(facts.X.amax(0) - facts.X.amin(0))
+    start = log(float(spread)) + 0.5 * math.log(facts.number) - math.log(2)
+    bounds = []
+    for layer, B in enumerate(log_values(facts), 1):
+        if radius is None:
+            bounds.append(math.inf)
+            continue
+        if radius == 0:  # one token
+            bounds.append(-math.inf)
+            continue
+        rounds = layer // radius
+        shrink = log_shrink(radius * log_smallest(facts, layer))
+        bounds.append(times(start, B, rounds * shrink if rounds else 0.0))
+    fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), *connected(facts)]
+    return Evaluation(
+        bounds,
+        by_layer(
+            facts, fixed, lambda upto: [rows_sum_to_one(facts.defect(upto)), positive(facts, upto)]
+        ),
+    )
+
+
+MASKED = Theorem(
+    "wu2024-1", "Wu et al. 2024, Thm 1, explicit",
+    "mu <= B (sqrt N / 2) ||range X_0|| (1 - eps^r)^floor(t/r)", "mu", "upper", _evaluate,
+)  # fmt: skip

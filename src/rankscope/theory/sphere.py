@@ -1,0 +1,212 @@
+"""Attention and a norm that only scales, with orthogonal values: tokens on a sphere (Wu et al. 2024, Thm 2, Cor 1).
+
+`X' = D A X W`, D > 0 making every token of one length, W orthogonal (or a multiple, which D takes out). Let y_i
+be the directions, `m = min cos(y_i, y_j)`.
+
+**Cor 1**, cosines not negative. `y_i(t+r) = sum_j q_ij y_j(t)` with `q_ij >= eps^r` for every j that reaches i in r
+steps, and `sum_j q_ij >= 1`, since averages of unit vectors are no longer than one. So
+`cos(y_i, y_k) >= m + (1 - m) sum_c q_ic q_kc` over the tokens c that reach both:
+
+    1 - m(t) <= (1 - n_r eps^(2r))^floor(t/r) (1 - m(0)),      mu <= length sqrt((N - 1) (1 - m)),
+
+n_r the number of tokens that reach ALL others within r steps. (The paper's Thm 2 has N here, which is right for a
+complete graph; with a window only the middle token reaches all so fast.)
+
+**Thm 2**, strongly connected, N <= d, tokens of full rank: some layer has cosines that are not negative, and the
+bound runs from the first such layer; before it `mu <= length sqrt N`.
+
+**Hemisphere** (this project): if one direction w has `cos(y_i, w) >= alpha > 0` for all tokens, the points
+`p_i = y_i / <y_i, w>` of the tangent plane move by averages with weights at least `alpha eps` on edges, so
+
+    mu <= length sqrt((N - 1)/2) max|p_i - p_j| (1 - (alpha eps)^r)^floor(t/r).
+
+It needs a centre only, no full rank, no sign of cosines, and its constant is explicit from layer 0.
+Lengths at layer 0 may differ; directions are followed from layer 1 on in the first two.
+"""
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope.nets import mask_matrix
+from rankscope.theory.constants import speaking, value_matrix
+from rankscope.theory.facts import Facts
+from rankscope.theory.hypotheses import (
+    Hypothesis,
+    above,
+    at_least,
+    at_most,
+    equal,
+    no_mlp,
+    no_skip,
+    rows_sum_to_one,
+    softmax,
+)
+from rankscope.theory.logs import log, times
+from rankscope.theory.masked import connected, log_shrink, log_smallest, positive
+from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+
+
+def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
+    """Every token comes out of a post-norm with the same length: no gain of its own, no bias, no eps.
+
+    `centring`: whether a LayerNorm will do as well."""
+    arch = facts.arch
+    kinds = ("scale", "rms", "layer") if centring else ("scale", "rms")
+    norms = [layer.attention_norm for layer in facts.net.weights.layers]
+    gains = [float(norm.gain.max() - norm.gain.min()) for norm in norms if norm.gain is not None]
+    biases = [float(norm.bias.abs().max()) for norm in norms if norm.bias is not None]
+    return [
+        equal(f"layers without a norm after attention ({', '.join(kinds)})",
+              not (arch.norm in kinds and arch.norm_place == "post"), 0),
+        _zero("norm's eps", arch.norm_eps),
+        _zero("spread of the norms' gains", max(gains, default=0.0)),
+        _zero("largest bias of the norms", max(biases, default=0.0)),
+    ]  # fmt: skip
+
+
+def _zero(says: str, number: float) -> Hypothesis:
+    """Exactly zero: with anything else lengths differ, and a bound below that is false."""
+    return Hypothesis(says, number, "= 0", number == 0)
+
+
+def orthogonal_values(facts: Facts) -> list[Hypothesis]:
+    """One head, its values a multiple of an orthogonal matrix, and no bias on the way."""
+    arch, layers = facts.arch, facts.net.weights.layers
+    heads = [speaking(arch, index) for index in range(facts.depth)]
+    most = max((len(kept) for kept in heads), default=0)
+    found = [equal("heads", most, 1)]
+    if not found[0].met or arch.heads != arch.key_heads:
+        return found
+    defect = bias = 0.0
+    for layer, (head,) in zip(layers, heads, strict=True):
+        W = value_matrix(layer, head)
+        square = W @ W.mT
+        mean = float(square.diagonal().mean())
+        off = (square - mean * torch.eye(len(square), dtype=W.dtype)).abs().max()
+        defect = max(defect, float(off) / mean if mean > 0 else math.inf)
+        for part in (layer.attention.value, layer.attention.output):
+            bias = max(bias, 0.0 if part.bias is None else float(part.bias.abs().max()))
+    return [*found, at_most("|W W^T - 1| of the values", defect, 1e-9), _zero("bias of values", bias)]
+
+
+def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
+    """How many tokens reach every token within so many steps; tokens reach themselves."""
+    power, reach = M.double(), torch.eye(len(M), dtype=torch.float64)
+    while steps:
+        if steps % 2:
+            reach = (reach @ power).clamp(max=1.0)
+        power = (power @ power).clamp(max=1.0)
+        steps //= 2
+    return int((reach > 0).all(0).sum())
+
+
+def _on_sphere(facts: Facts) -> list[Hypothesis]:
+    arch = facts.arch
+    return [softmax(arch), no_skip(arch), no_mlp(arch), *one_length(facts), *orthogonal_values(facts),
+            *connected(facts)]  # fmt: skip
+
+
+def _measured(facts: Facts, upto: int) -> list[Hypothesis]:
+    return [rows_sum_to_one(facts.defect(upto)), positive(facts, upto)]
+
+
+def _cosines(facts: Facts, start: int | None) -> list[float]:
+    """The bound that runs from layer `start` on, whose cosines are not negative."""
+    radius, N = facts.graph.radius, facts.number
+    if N == 1:
+        return [-math.inf] * facts.depth
+    if radius is None:
+        return [math.inf] * facts.depth
+    count, bounds = reaching(mask_matrix(facts.mask_names[0], N), radius), []
+    for layer in range(1, facts.depth + 1):
+        length = facts.sizes[layer].longest
+        if start is None or layer < start:
+            bounds.append(length + 0.5 * math.log(N))
+            continue
+        gap = facts.sizes[start].log_cosine_gap
+        rounds = (layer - start) // radius
+        eps = min((each.log_smallest for each in facts.layers[start:layer]), default=0.0)
+        shrink = log_shrink(math.log(count) + 2 * radius * eps) if count else 0.0
+        bounds.append(
+            times(length, 0.5 * math.log(N - 1), 0.5 * gap, 0.5 * rounds * shrink if rounds else 0.0)
+        )
+    return bounds
+
+
+def _corollary(facts: Facts) -> Evaluation:
+    fixed = [*_on_sphere(facts), at_least("smallest cosine at layer 0", facts.sizes[0].cosine, 0)]
+    return Evaluation(_cosines(facts, 1), by_layer(facts, fixed, lambda upto: _measured(facts, upto)))
+
+
+def _theorem(facts: Facts) -> Evaluation:
+    start = next((layer for layer in range(1, facts.depth + 1) if facts.sizes[layer].cosine >= 0), None)
+    N, d = facts.number, facts.arch.width
+    fixed = [
+        *_on_sphere(facts),
+        equal("tokens that are no centre", N - len(facts.graph.centres), 0),
+        at_most("tokens, against the width", N, d),
+        equal("rank of the tokens at layer 0", float(torch.linalg.matrix_rank(facts.X)), N),
+    ]
+    return Evaluation(_cosines(facts, start), by_layer(facts, fixed, lambda upto: _measured(facts, upto)))
+
+
+def hemisphere(Y: Float[Tensor, "token width"]) -> tuple[Tensor, float]:
+    """(w, alpha): the direction whose smallest cosine with the unit tokens is largest, and that cosine.
+
+    It points to the point of their convex hull nearest to zero: a non-negative least squares problem."""
+    from scipy.optimize import nnls
+
+    A = np.vstack([Y.numpy().T, np.ones(len(Y))])
+    share, _ = nnls(A, np.r_[np.zeros(Y.shape[1]), 1.0])
+    w = torch.from_numpy(share) @ Y
+    size = float(w.norm())
+    if size == 0.0:
+        return w, 0.0
+    w = w / size
+    return w, float((Y @ w).min())
+
+
+def _hemisphere(facts: Facts) -> Evaluation:
+    lengths = torch.linalg.vector_norm(facts.X, dim=-1)
+    smallest = float(lengths.min())
+    fixed = [*_on_sphere(facts), above("length of the shortest token", smallest, 0)]
+    radius, N, bounds = facts.graph.radius, facts.number, [math.inf] * facts.depth
+    alpha = 0.0
+    if smallest > 0 and radius is not None:
+        Y = facts.X / lengths[:, None]
+        w, alpha = hemisphere(Y)
+        if alpha > 0 and N > 1:
+            heights = Y @ w
+            p, weighted = Y / heights[:, None], lengths * heights
+            share = min(alpha, float(weighted.min() / weighted.max()))
+            start = log(float(torch.cdist(p, p).max())) + 0.5 * math.log((N - 1) / 2)
+            for layer in range(1, facts.depth + 1):
+                rounds = layer // radius
+                shrink = log_shrink(radius * (math.log(share) + log_smallest(facts, layer)))
+                bounds[layer - 1] = times(
+                    facts.sizes[layer].longest, start, rounds * shrink if rounds else 0.0
+                )
+        elif N == 1:
+            bounds = [-math.inf] * facts.depth
+    fixed.append(above("smallest cosine of a token with one direction", alpha, 0))
+    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: _measured(facts, upto)))
+
+
+FULL_RANK = Theorem(
+    "wu2024-2", "Wu et al. 2024, Thm 2, prefactor corrected",
+    "mu <= length sqrt((N-1)(1-m)) (1 - n_r eps^(2r))^(floor((t-t0)/r)/2), from the layer t0 with m >= 0",
+    "mu", "upper", _theorem,
+)  # fmt: skip
+COSINES = Theorem(
+    "wu2024-cor1", "Wu et al. 2024, Cor 1, explicit",
+    "mu <= length sqrt((N-1)(1-m)) (1 - n_r eps^(2r))^(floor(t/r)/2), cosines not negative",
+    "mu", "upper", _corollary,
+)  # fmt: skip
+HEMISPHERE = Theorem(
+    "hemisphere", "this project", "mu <= length sqrt((N-1)/2) max|p_i - p_j| (1 - (alpha eps)^r)^floor(t/r)",
+    "mu", "upper", _hemisphere,
+)  # fmt: skip

@@ -1,0 +1,42 @@
+"""A theorem, and what it says of one network and input."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rankscope.theory.facts import Facts
+from rankscope.theory.hypotheses import Hypothesis
+
+Kind = Literal["upper", "lower"]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A theorem on one sample, by layer from 1 on. A bound counts where all its hypotheses are met."""
+
+    bounds: Sequence[float]
+    """Natural logs."""
+    hypotheses: Sequence[Sequence[Hypothesis]]
+    measured: Sequence[float] | None = None
+    """Natural logs, where it bounds something else than a size of the tokens by layer."""
+
+
+@dataclass(frozen=True)
+class Theorem:
+    """What is proved, where, about which quantity, and the function that evaluates it."""
+
+    name: str
+    source: str
+    says: str
+    quantity: str
+    """residual (`||res X||_{1,inf}`), mu (`||res X||_F`), diameter, or affine_rank."""
+    kind: Kind
+    """Whether the quantity stays below the bound, or above."""
+    evaluate: Callable[[Facts], Evaluation]
+
+
+def by_layer(
+    facts: Facts, fixed: Sequence[Hypothesis], moving: Callable[[int], Sequence[Hypothesis]] = lambda _: ()
+) -> list[list[Hypothesis]]:
+    """The hypotheses of every layer: those of the architecture, and those checked on layers 1..l."""
+    return [[*fixed, *moving(layer)] for layer in range(1, facts.depth + 1)]

@@ -1,0 +1,71 @@
+"""What no branch can write to: a lower bound from the weights alone (after Dong et al. 2021, section 3).
+
+With skips and no norm after them, `X' = w X + branch(X)`, every branch writes into the row space of its output
+matrices. Let Q project onto what is orthogonal to all of them up to layer L. Then `X_L Q = (prod w) X_0 Q` up to
+a constant row (biases), so
+
+    mu(X_L) >= prod|w| ||res(X_0) Q||_F
+
+for every depth, however the heads attend. The paper's remark that skips admit infinitely many parameterisations
+which never collapse, at arbitrarily small beta, is the case where Q keeps all of res(X_0) (`lasting.py`).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from rankscope.theory.constants import speaking
+from rankscope.theory.facts import Facts
+from rankscope.theory.hypotheses import Hypothesis, above, no_norm_after
+from rankscope.theory.logs import log, times
+from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+
+ROUNDING = 1e-12
+"""Directions that an output matrix reaches by less than this share of its norm count as not reached."""
+
+
+def _written(facts: Facts, index: int) -> Tensor:
+    """The rows of layer `index`'s output matrices."""
+    layer = facts.net.weights.layers[index]
+    parts = [layer.attention.output.weight[list(speaking(facts.arch, index))].flatten(0, 1)]
+    if layer.mlp is not None and facts.arch.mlp != "none":
+        parts.append(layer.mlp.down.weight)
+    return torch.cat(parts).double()
+
+
+def _basis(rows: Tensor) -> Tensor:
+    """An orthonormal basis of the row space."""
+    _, s, Vh = torch.linalg.svd(rows, full_matrices=False)
+    return Vh[s > ROUNDING * s.max()] if len(s) else Vh
+
+
+def _evaluate(facts: Facts) -> Evaluation:
+    arch, width = facts.arch, facts.arch.width
+    R = facts.X - facts.X.mean(0)
+    weight = abs(arch.attention_skip)
+    if arch.mlp != "none" and not arch.parallel:
+        weight *= abs(arch.mlp_skip)
+    basis = R.new_zeros(0, width)
+    bounds, left = [], []
+    for index in range(facts.depth):
+        if len(basis) < width:
+            basis = _basis(torch.cat([basis, _written(facts, index)]))
+        left.append(width - len(basis))
+        rest = R - (R @ basis.mT) @ basis
+        size = float(rest.norm()) if left[-1] else 0.0
+        bounds.append(times(log(size), (index + 1) * log(weight) if weight > 0 else -math.inf))
+    sandwich = arch.norm != "none" and arch.norm_place == "sandwich"
+    fixed = [
+        above("|weight| of the skips", weight, 0),
+        no_norm_after(arch),
+        Hypothesis("norms after a branch", float(sandwich), "= 0", not sandwich),
+    ]
+    moving = [above("directions that no branch writes to", float(number), 0) for number in left]
+    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: [moving[upto - 1]]))
+
+
+UNTOUCHED = Theorem(
+    "untouched", "this project, after Dong et al. 2021, section 3",
+    "mu >= prod|w| ||res(X_0) Q||, Q orthogonal to all that branches write", "mu", "lower", _evaluate,
+)  # fmt: skip
