@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from rankscope.paths import decompose
     from rankscope.profiles import Profile, measure
     from rankscope.sources import fresh, load
+    from rankscope.theory import certify
 
 # Where each public name lives. Resolved on first use, so that `import rankscope` does not import torch.
 _HOME = {
@@ -20,8 +21,19 @@ _HOME = {
     "load": "sources",
     "watch": "live",
     "decompose": "paths",
+    "certify": "theory",
 }
-__all__ = ["Architecture", "Profile", "Transformer", "decompose", "fresh", "load", "measure", "watch"]
+__all__ = [
+    "Architecture",
+    "Profile",
+    "Transformer",
+    "certify",
+    "decompose",
+    "fresh",
+    "load",
+    "measure",
+    "watch",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -69,9 +69,7 @@ def _mlp(arch: Architecture, layer: Layer, state: State) -> Branch:
     return Branch("mlp", inside, raw, _after(arch, layer.mlp_after, raw))
 
 
-def _half(
-    arch: Architecture, weight: float, norm: NormWeights, state: State, branches: list[Branch]
-) -> Half:
+def _half(arch: Architecture, weight: float, norm: NormWeights, state: State, branches: list[Branch]) -> Half:
     total = branches[0].out
     for other in branches[1:]:
         total = added(1.0, other.out, total)

@@ -59,8 +59,8 @@ class Certificates:
     def __repr__(self) -> str:
         met = self.table.filter("met")["theorem"].n_unique()
         return (
-            f"Certificates({self.table['theorem'].n_unique()} theorems, hypotheses met by {met} at some layer, "
-            f"{self.table['sample'].n_unique()} samples)"
+            f"Certificates({self.table['theorem'].n_unique()} theorems, hypotheses met by {met} at some "
+            f"layer, {self.table['sample'].n_unique()} samples)"
         )
 
     @property

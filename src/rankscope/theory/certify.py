@@ -34,9 +34,9 @@ def certify(
 ) -> Certificates:
     """What is proved about these tokens in this network, layer by layer, and by how much it is met.
 
-    X is `[batch, token, width]`. A theorem whose hypotheses fail says so and gives no number. `centre` is what
-    `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear programmes: for small
-    inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose.
+    X is `[batch, token, width]`. A theorem whose hypotheses fail says so and gives no number. `centre` is
+    what `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear programmes:
+    for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose.
 
     >>> from rankscope.nets import Architecture, named_variant
     >>> san = named_variant(Transformer.random(Architecture(layers=3, width=16, heads=2)), "san")

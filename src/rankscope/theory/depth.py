@@ -24,8 +24,8 @@ class CollapseDepth:
     measured: pl.DataFrame
     """sample, layer: the first layer below it (0 is the input); null where no layer is."""
     guaranteed: pl.DataFrame
-    """theorem, sample, kind, layer, says: for an upper bound the first layer at which it proves so; for a lower
-    bound the last layer up to which it proves the contrary. null where it proves neither."""
+    """theorem, sample, kind, layer, says: for an upper bound the first layer at which it proves so; for a
+    lower bound the last layer up to which it proves the contrary; null where it proves neither."""
 
 
 def collapse_depth(
@@ -75,7 +75,9 @@ def depth_of(found: Certificates, threshold: float) -> CollapseDepth:
         else:
             held = part.sort("layer").select(pl.col("met") & (pl.col("bound") >= limit)).to_series().to_list()
             layer = next((at for at, yes in enumerate(held) if not yes), len(held)) or None
-            says = "excludes nothing" if layer is None else f"not uniform to {threshold:g} up to layer {layer}"
+            says = (
+                "excludes nothing" if layer is None else f"not uniform to {threshold:g} up to layer {layer}"
+            )
         rows.append((name, sample, kind, layer, says))
     return CollapseDepth(
         float(threshold),

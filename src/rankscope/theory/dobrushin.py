@@ -3,10 +3,9 @@
 `D(X)` is the largest distance between two tokens. Averages with weights `P_i` and `P_j` differ by at most
 `tau(P) D`, tau half the largest L1 distance of two rows, in any norm. So, with whatever mask and positions,
 
-    D(sum_h P_h X W_h) <= (sum_h tau_h ||W_h||_2) D(X),
-    D(w X + branch) <= (|w| + its factor) D(X),
-    D(norm X) <= (max|gain| / min sd) D(X),           sd over these tokens,
-    D(MLP X) <= Lip(act) ||W_1||_2 ||W_2||_2 D(X)     (gated: with the largest gate and value of these tokens).
+    D(sum_h P_h X W_h) <= (sum_h tau_h ||W_h||_2) D(X), D(w X + branch) <= (|w| + its factor) D(X), D(norm
+    X) <= (max|gain| / min sd) D(X),           sd over these tokens, D(MLP X) <= Lip(act) ||W_1||_2
+    ||W_2||_2 D(X)     (gated: with the largest gate and value of these tokens).
 
 The product over the parts of a block bounds D at every layer of every architecture whose attention averages.
 Bounds of weights by their norms make it loose: for trained transformers it is vacuous, and called so.
@@ -14,8 +13,8 @@ Bounds of weights by their norms make it loose: for trained transformers it is v
 
 import math
 
-from rankscope.theory.facts import Facts
 from rankscope.theory.factors import product
+from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis, rows_sum_to_one, softmax
 from rankscope.theory.logs import times
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer

@@ -1,8 +1,8 @@
-"""Skips under a norm: a lower bound for `Y' = norm(w Y + Z)` (the setting of lambda-skip, Joseph et al. 2025).
+"""Skips under a norm: a lower bound for `Y' = norm(w Y + Z)` (as lambda-skip, Joseph et al. 2025).
 
-Tokens y_i of one length, here 1, the branch z_i of length at most s < |w|, Z's deviation at most c times Y's in
-the Frobenius norm. Write `u = w y + z`; then `|y'_i - y'_j|^2 = (|u_i - u_j|^2 - (|u_i| - |u_j|)^2) / (|u_i| |u_j|)`.
-Lengths can differ by the branch alone:
+Tokens y_i of one length, here 1, the branch z_i of length at most s < |w|, Z's deviation at most c times
+Y's in the Frobenius norm. Write `u = w y + z`; then `|y'_i - y'_j|^2 = (|u_i - u_j|^2 - (|u_i| -
+|u_j|)^2) / (|u_i| |u_j|)`. Lengths can differ by the branch alone:
 
     ||u_i| - |u_j|| <= (|w| s |y_i - y_j| + (|w| + s) |z_i - z_j|) / (|w| - s).
 
@@ -10,8 +10,8 @@ Summed over pairs (Minkowski), `sum |z_i - z_j|^2 <= c^2 sum |y_i - y_j|^2`, and
 
     mu(Y')^2 >= [(|w| - c)^2 - ((|w| s + (|w| + s) c) / (|w| - s))^2] / (|w| + s)^2  mu(Y)^2.
 
-For |w| well above s and c the factor is about `1 - (2 s + c) / |w|`: collapse is at most exponential, at a rate
-that the weight sets. s and c are measured. The statement and its constants are this project's.
+For |w| well above s and c the factor is about `1 - (2 s + c) / |w|`: collapse is at most exponential, at
+a rate that the weight sets. s and c are measured. The statement and its constants are this project's.
 """
 
 import math
@@ -39,7 +39,9 @@ def log_factor(w: float, s: float, c: float) -> float:
 def _evaluate(facts: Facts) -> Evaluation:
     arch = facts.arch
     w = abs(arch.attention_skip)
-    bounds, r, largest = [], facts.sizes[1].mu if facts.depth else 0.0, []
+    r = facts.sizes[1].mu
+    bounds: list[float] = []
+    largest: list[float] = []
     for index, layer in enumerate(facts.layers):
         length = facts.sizes[index].longest
         half = layer.halves[0]

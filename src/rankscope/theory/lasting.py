@@ -1,11 +1,13 @@
 """Skips that never let tokens collapse, at arbitrarily small beta (Dong et al. 2021, section 3).
 
-Heads read the first half of a token's entries and write to the second. With a skip of weight one the first half
-then stays as it was, whatever the heads attend to and however small or large their weights are, so
+Heads read the first half of a token's entries and write to the second. With a skip of weight one the
+first half then stays as it was, whatever the heads attend to and however small or large their weights
+are, so
 
     ||res(X_L)|| >= ||res(X_0)||    for every depth L,
 
-with equality at layer 0 when the second half starts at zero. W_V = 0 is the least of infinitely many such networks.
+with equality at layer 0 when the second half starts at zero. W_V = 0 is the least of infinitely many such
+networks.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Bounds as natural logs: `3^1000` layers of cubing neither overflow nor lose the direction of rounding.
 
-A log below `LOWEST` is raised to it: an upper bound stays one. A log above `-LOWEST` becomes infinite, since a
-smaller number would claim more than is proved.
+A log below `LOWEST` is raised to it: an upper bound stays one. A log above `-LOWEST` becomes infinite,
+since a smaller number would claim more than is proved.
 """
 
 import math

@@ -1,9 +1,9 @@
 """Masked attention collapses exponentially (Wu et al. 2024, Thm 1), in an explicit form.
 
-If the mask graph has self-loops and a centre of eccentricity r, then after r layers every token carries at least
-`eps^r` of the centre, eps the smallest attention weight met on an edge: the product of r attention matrices has
-Dobrushin's coefficient at most `1 - eps^r`, so column by column the range of the tokens shrinks by it, and
-(Popoviciu) `||res||_F <= sqrt(N)/2 ||range||_2`:
+If the mask graph has self-loops and a centre of eccentricity r, then after r layers every token carries
+at least `eps^r` of the centre, eps the smallest attention weight met on an edge: the product of r
+attention matrices has Dobrushin's coefficient at most `1 - eps^r`, so column by column the range of the
+tokens shrinks by it, and (Popoviciu) `||res||_F <= sqrt(N)/2 ||range||_2`:
 
     mu(X(t)) <= B (sqrt N / 2) ||range(X_0)||_2 (1 - eps^r)^floor(t/r).
 
@@ -33,7 +33,8 @@ from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 
 def log_values(facts: Facts) -> list[float]:
     """log B by layer."""
-    arch, found = facts.arch, []
+    arch = facts.arch
+    found: list[float] = []
     heads = [speaking(arch, index) for index in range(facts.depth)]
     if arch.heads == arch.key_heads and all(len(kept) == 1 for kept in heads):
         product, scale = torch.eye(arch.width, dtype=torch.float64), 0.0
@@ -95,9 +96,7 @@ def _evaluate(facts: Facts) -> Evaluation:
     fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), *connected(facts)]
     return Evaluation(
         bounds,
-        by_layer(
-            facts, fixed, lambda upto: [rows_sum_to_one(facts.defect(upto)), positive(facts, upto)]
-        ),
+        by_layer(facts, fixed, lambda upto: [rows_sum_to_one(facts.defect(upto)), positive(facts, upto)]),
     )
 
 

@@ -1,9 +1,9 @@
 """Norms are neutral to rank, but for one or two (affine-rank neutrality of LayerNorm).
 
-A norm multiplies rows by positive numbers, `D X`, which keeps the rank of X. The affine rank (of X - 1 mean^T) is
-the rank or one less, for X as for D X, so a norm that only scales moves it by at most one. LayerNorm centres each
-token first, `X C`, which takes at most one more away. A gain that is zero somewhere takes one each; biases move
-all tokens alike. So, for every norm in a block,
+A norm multiplies rows by positive numbers, `D X`, which keeps the rank of X. The affine rank (of X - 1
+mean^T) is the rank or one less, for X as for D X, so a norm that only scales moves it by at most one.
+LayerNorm centres each token first, `X C`, which takes at most one more away. A gain that is zero
+somewhere takes one each; biases move all tokens alike. So, for every norm in a block,
 
     affine rank after >= affine rank before - 1   (scale, rms),   - 2   (layer),   - zero gains.
 

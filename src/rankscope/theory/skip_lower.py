@@ -3,7 +3,7 @@
 `X' = w X + branch(X)`, R the deviation of X about the mean, F that of the branch, in the Frobenius norm:
 
     ||w R + F|| >= (|w| - c) ||R||,    c = ||F|| / ||R||            (elementary: the triangle inequality)
-    ||w R + F|| >= |w + a| ||R||,      a = <F, R> / ||R||^2         (aligned: Cauchy and Schwarz, <w R + F, R>)
+    ||w R + F|| >= |w + a| ||R||,      a = <F, R> / ||R||^2         (aligned: Cauchy and Schwarz)
 
 c and a are measured. The second is never below the first, since |a| <= c, and needs no small branch: a branch
 that turns tokens without shrinking them costs nothing. Attention and MLP halves multiply.
@@ -12,8 +12,8 @@ that turns tokens without shrinking them costs nothing. Attention and MLP halves
 from collections.abc import Callable
 
 from rankscope.theory.dobrushin import seen
-from rankscope.theory.facts import Facts, HalfFacts
 from rankscope.theory.factors import product
+from rankscope.theory.facts import Facts, HalfFacts
 from rankscope.theory.hypotheses import above, no_norm_after
 from rankscope.theory.logs import log, minus, times
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer

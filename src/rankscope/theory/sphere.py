@@ -1,19 +1,19 @@
-"""Attention and a norm that only scales, with orthogonal values: tokens on a sphere (Wu et al. 2024, Thm 2, Cor 1).
+"""Tokens on a sphere: attention, orthogonal values, a norm that only scales (Wu et al. 2024, Thm 2, Cor 1).
 
-`X' = D A X W`, D > 0 making every token of one length, W orthogonal (or a multiple, which D takes out). Let y_i
-be the directions, `m = min cos(y_i, y_j)`.
+`X' = D A X W`, D > 0 making every token of one length, W orthogonal (or a multiple, which D takes out).
+Let y_i be the directions, `m = min cos(y_i, y_j)`.
 
-**Cor 1**, cosines not negative. `y_i(t+r) = sum_j q_ij y_j(t)` with `q_ij >= eps^r` for every j that reaches i in r
-steps, and `sum_j q_ij >= 1`, since averages of unit vectors are no longer than one. So
+**Cor 1**, cosines not negative. `y_i(t+r) = sum_j q_ij y_j(t)` with `q_ij >= eps^r` for every j that
+reaches i in r steps, and `sum_j q_ij >= 1`, since averages of unit vectors are no longer than one. So
 `cos(y_i, y_k) >= m + (1 - m) sum_c q_ic q_kc` over the tokens c that reach both:
 
     1 - m(t) <= (1 - n_r eps^(2r))^floor(t/r) (1 - m(0)),      mu <= length sqrt((N - 1) (1 - m)),
 
-n_r the number of tokens that reach ALL others within r steps. (The paper's Thm 2 has N here, which is right for a
-complete graph; with a window only the middle token reaches all so fast.)
+n_r the number of tokens that reach ALL others within r steps. (The paper's Thm 2 has N here, which is
+right for a complete graph; with a window only the middle token reaches all so fast.)
 
-**Thm 2**, strongly connected, N <= d, tokens of full rank: some layer has cosines that are not negative, and the
-bound runs from the first such layer; before it `mu <= length sqrt N`.
+**Thm 2**, strongly connected, N <= d, tokens of full rank: some layer has cosines that are not negative,
+and the bound runs from the first such layer; before it `mu <= length sqrt N`.
 
 **Hemisphere** (this project): if one direction w has `cos(y_i, w) >= alpha > 0` for all tokens, the points
 `p_i = y_i / <y_i, w>` of the tangent plane move by averages with weights at least `alpha eps` on edges, so

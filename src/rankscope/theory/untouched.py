@@ -1,13 +1,14 @@
 """What no branch can write to: a lower bound from the weights alone (after Dong et al. 2021, section 3).
 
-With skips and no norm after them, `X' = w X + branch(X)`, every branch writes into the row space of its output
-matrices. Let Q project onto what is orthogonal to all of them up to layer L. Then `X_L Q = (prod w) X_0 Q` up to
-a constant row (biases), so
+With skips and no norm after them, `X' = w X + branch(X)`, every branch writes into the row space of its
+output matrices. Let Q project onto what is orthogonal to all of them up to layer L. Then `X_L Q = (prod
+w) X_0 Q` up to a constant row (biases), so
 
     mu(X_L) >= prod|w| ||res(X_0) Q||_F
 
-for every depth, however the heads attend. The paper's remark that skips admit infinitely many parameterisations
-which never collapse, at arbitrarily small beta, is the case where Q keeps all of res(X_0) (`lasting.py`).
+for every depth, however the heads attend. The paper's remark that skips admit infinitely many
+parameterisations which never collapse, at arbitrarily small beta, is the case where Q keeps all of res(X_0)
+(`lasting.py`).
 """
 
 import math

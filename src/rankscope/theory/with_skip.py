@@ -34,9 +34,7 @@ def _evaluate(facts: Facts) -> Evaluation:
     arch, r = facts.arch, facts.sizes[0].residual
     bounds = []
     for layer in facts.layers:
-        r = plus(
-            times(log(abs(arch.attention_skip)), r), times(log_cubic(facts, layer), times(r, r, r))
-        )
+        r = plus(times(log(abs(arch.attention_skip)), r), times(log_cubic(facts, layer), times(r, r, r)))
         bounds.append(r)
     fixed = [
         above("|weight of the skip around attention|", abs(arch.attention_skip), 0),

@@ -1,0 +1,103 @@
+"""Bounds and measurement in one figure: a panel per quantity, what is guaranteed drawn to where it holds."""
+
+import math
+
+import numpy as np
+import polars as pl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from rankscope.errors import TheoremError
+from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels
+from rankscope.theory.certificates import Certificates
+
+SYMBOLS = {
+    "residual": r"$\|\mathrm{res}\,X\|_{1,\infty}$",
+    "mu": r"$\mu(X) = \|\mathrm{res}\,X\|_F$",
+    "diameter": r"$\max_{ij} |x_i - x_j|$",
+}
+DEEP = 40
+"""Decades over which the axis of powers of ten becomes logarithmic itself."""
+LOWEST = -1e9
+"""Bounds of fewer decades are drawn here."""
+
+
+def plot_certificates(found: Certificates, sample: int = 0) -> Figure:
+    """By layer, both axes logarithmic: the measurement in black, tokens' own size grey, upper bounds solid,
+    lower bounds dashed; open marks where a bound is vacuous, and no line where its hypotheses fail."""
+    if sample not in found.table["sample"]:
+        raise TheoremError(f"sample must be one of 0..{found.table['sample'].max()}; got {sample}")
+    table = found.table.filter(sample=sample)
+    shown = [name for name in SYMBOLS if not table.filter(quantity=name).filter("met").is_empty()]
+    shown = shown or [name for name in SYMBOLS if name in table["quantity"]][:1]
+    if not shown:
+        raise TheoremError("a figure needs a bound of residual, mu or diameter; ranks alone were certified")
+    figure, axes = panels(len(shown), width=5.8, height=4.4)
+    number = 0
+    for each, quantity in zip(axes, shown, strict=True):
+        number = _panel(each, table.filter(quantity=quantity), quantity, number)
+    return figure
+
+
+def _panel(axes: Axes, table: pl.DataFrame, quantity: str, number: int) -> int:
+    one = table.filter(theorem=table["theorem"][0]).sort("layer")
+    layers = one["layer"].to_numpy()
+    lines = [_log(one["log10_measured"]), _log(one["log10_size"])]
+    axes.plot(layers, lines[1], color=FAINT, linestyle=":", linewidth=1.4, label="tokens' own size")
+    for name in table["theorem"].unique(maintain_order=True):
+        rows = table.filter(theorem=name).sort("layer")
+        if not rows["met"].any():
+            continue
+        bound, vacuous = _log(rows["log10_bound"]), rows["vacuous"].to_numpy()
+        colour, marker = PALETTE[number % 6], MARKERS[number % len(MARKERS)]
+        style = "-" if rows["kind"][0] == "upper" else "--"
+        axes.plot(layers, bound, color=colour, linestyle=style, linewidth=1.3, zorder=2)
+        for empty in (False, True):
+            here = vacuous == empty
+            axes.plot(
+                layers[here], bound[here], linestyle="none", marker=marker, markersize=4.5, color=colour,
+                markerfacecolor="white" if empty else colour, zorder=3,
+            )  # fmt: skip
+        said = f"{name} (vacuous)" if vacuous[rows["met"].to_numpy()].all() else name
+        axes.plot([], [], color=colour, linestyle=style, marker=marker, markersize=4.5, label=said,
+                  markerfacecolor="white" if "vacuous" in said else colour)  # fmt: skip
+        lines.append(bound)
+        number += 1
+    axes.plot(
+        layers, lines[0], color=INK, linewidth=2.2, marker="o", markersize=4, label="measured", zorder=4
+    )
+    _dress(axes, layers, np.concatenate(lines), quantity)
+    return number
+
+
+def _dress(axes: Axes, layers: np.ndarray, values: np.ndarray, quantity: str) -> None:
+    known = values[np.isfinite(values)]
+    span = float(np.ptp(known)) if len(known) else 0.0
+    if span > DEEP:
+        axes.set_yscale("symlog", linthresh=1.0)
+        low, high = (float(known.min()), float(known.max()))
+        axes.set_ylim(_wider(low, -1), _wider(high, 1))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"$10^{{{k:.6g}}}$"))
+    axes.set_xscale("log")
+    axes.set_xlim(0.92, max(2.0, float(layers[-1])) * 1.08)
+    ticks = [layer for layer in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1000)
+             if layer <= layers[-1]]  # fmt: skip
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))
+    axes.set(xlabel="layer", title=SYMBOLS[quantity])
+    axes.legend(fontsize=8, frameon=False, loc="best")
+
+
+def _wider(log10: float, side: int) -> float:
+    """A limit of a symlog axis a little beyond a value."""
+    if abs(log10) <= 1:
+        return log10 + 0.5 * side
+    return log10 * (1.6 if log10 * side > 0 else 0.6)
+
+
+def _log(column: pl.Series) -> np.ndarray:
+    """log10 by layer, NaN where there is none or it is infinite."""
+    values = np.array([math.nan if each is None else each for each in column.to_list()], dtype=float)
+    return np.where(np.isfinite(values), np.maximum(values, LOWEST), np.nan)
