@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from rankscope.cli.bounds import bounds
 from rankscope.cli.demo import demo
 from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(measure)
 app.command()(paths)
+app.command()(bounds)
 app.command()(masks)
 app.command()(models)
 

@@ -71,8 +71,8 @@ def measure(
     net = named_network(model, seed, init)
     if mask is not None or layers is not None:
         net = net.variant(mask=mask, layers=layers)
-    names, numbers = _split("variants", variants), _split("metrics", metrics)
-    arithmetics = _split("arithmetic", arithmetic)
+    names, numbers = listed("variants", variants), listed("metrics", metrics)
+    arithmetics = listed("arithmetic", arithmetic)
     arithmetics = list(ARITHMETICS) if "all" in arithmetics else arithmetics
     if text is not None:
         from rankscope.cli.corpus import Corpus, measure_text
@@ -171,7 +171,8 @@ def write_run(profile: "Profile | Summary", folder: Path, title: str) -> Path:
     return write_run_directory(profile, folder, title)
 
 
-def _split(option: str, text: str) -> list[str]:
+def listed(option: str, text: str) -> list[str]:
+    """The names of a comma-separated option, each once."""
     from rankscope.errors import RankscopeError
 
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

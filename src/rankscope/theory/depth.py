@@ -57,7 +57,7 @@ def depth_of(found: Certificates, threshold: float) -> CollapseDepth:
         raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold!r}")
     limit = math.log10(threshold)
     sized = found.table.filter(pl.col("quantity") != "affine_rank").with_columns(
-        below=(pl.col("log10_measured") - pl.col("log10_size") < limit).fill_nan(True),
+        below=(pl.col("log10_measured") - pl.col("log10_size")).fill_nan(-math.inf) < limit,
         bound=pl.col("log10_bound") - pl.col("log10_size"),
     )
     # Of the quantities that were certified, the residual is the one meant, if it is there.

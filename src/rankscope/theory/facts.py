@@ -27,6 +27,7 @@ from rankscope.metrics.residual import NORMS
 from rankscope.metrics.tokens import tokens, unit_of
 from rankscope.nets import Architecture, MaskGraph, Transformer, graph, mask_matrix
 from rankscope.nets.activations import ACTIVATIONS
+from rankscope.nets.block import Setting, attention
 from rankscope.nets.weights import Layer, NormWeights
 from rankscope.theory.constants import LIPSCHITZ, HeadNorms, MLPNorms, speaking
 from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
@@ -80,6 +81,8 @@ class HalfFacts:
     """c: `||res(branch)|| / ||res(X)||`."""
     alignment: float
     """`<res(branch), res(X)> / ||res(X)||^2`: how much of X's own deviation the branch adds or takes away."""
+    log_norm: float
+    """`||res(norm U)|| / ||res(U)||` of a norm after the sum U; 0, a factor of one, where there is none."""
     log_longest: float
     """The longest token of the branch."""
     log_stretch: float
@@ -173,12 +176,11 @@ def observe(net: Transformer, X: Float[Tensor, "token width"], centre: Centre = 
     deviates = applies(net)
     start = net.prepared(X[None].to(torch.float64), None)[0]
     first = State.of(start, torch.ones(1, len(X), dtype=torch.bool))
-    sizes.append(_sizes(first, centre, start if not deviates else None))
+    sizes.append(_sizes(first, centre, deviates))
+    setting = Setting.of(net.arch, net.weights, start, first.real.rows)
     for index, found in enumerate(dissect(net, X[None]) if deviates else _plainly(net, X[None])):
-        state, visible = found.state, mask_matrix(net.arch.mask_of(index), len(X))
-        plain = state.tokens() if not deviates else None
-        sizes.append(_sizes(state, centre, plain))
-        layers.append(_layer(net, index, found, visible, norms.of(index), centre))
+        sizes.append(_sizes(found.state, centre, deviates))
+        layers.append(_layer(net, index, found, setting, norms.of(index), centre))
     arithmetic = "deviation" if deviates else "float64"
     return Facts(net, centre, arithmetic, start[0], tuple(sizes), tuple(layers))
 
@@ -201,7 +203,7 @@ class _Norms:
 # Sizes
 
 
-def _sizes(state: State, centre: Centre, plain: Tensor | None) -> Sizes:
+def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
     step = DeviationStep(0, state, None)
     suffix = "" if centre == "mean" else "@argmin"
 
@@ -213,7 +215,7 @@ def _sizes(state: State, centre: Centre, plain: Tensor | None) -> Sizes:
     unit = whole.log + state.log
     measured = reading(f"residual{suffix}"), reading("mu")
     noise = bool(read(metric("mu"), step).below_floor[0])  # type: ignore[union-attr]
-    if plain is not None:
+    if not deviates:
         noise = measured[1] - log_of(NORMS["frobenius"](whole.value)[0], unit[0]) < log(
             unit_of(torch.float64) / RESOLVED
         )
@@ -246,16 +248,16 @@ def _layer(
     net: Transformer,
     index: int,
     found: Block,
-    visible: Tensor,
+    setting: Setting,
     norms: tuple[HeadNorms, MLPNorms],
     centre: Centre,
 ) -> LayerFacts:
     arch, layer = net.arch, net.weights.layers[index]
     kept = list(speaking(arch, index))
     before = found.halves[0].before
-    P = found.attention
-    Delta = Scaled(P.Delta.value[:, kept], P.Delta.log)
-    defect = float((P.matrix()[:, kept].sum(-1) - 1).abs().max()) if kept else 0.0
+    visible = setting.visible[arch.mask_of(index)][0, 0]
+    Delta = Scaled(found.attention.Delta.value[:, kept], found.attention.Delta.log)
+    P = _matrix(arch, index, layer, found, setting)[kept]
     tau = [log_of(each, Delta.log[0]) for each in _dobrushin(Delta.value)]
     averaging = plus(-math.inf, *map(times, tau, norms[0].spectral.log().tolist()))
     oscillation, factor = math.nan, math.nan
@@ -269,8 +271,8 @@ def _layer(
         log_attention_factor=_attention_factor(Delta, norms[0]),
         log_exact_factor=_exact_factor(arch, layer, before, Delta, kept, centre) if pure else math.nan,
         log_averaging=averaging,
-        log_smallest=_smallest(P, kept, visible),
-        row_sum_defect=defect,
+        log_smallest=log(float(P.masked_fill(~visible, torch.inf).min())) if kept else -math.inf,
+        row_sum_defect=float((P.sum(-1) - 1).abs().max()) if kept else 0.0,
         halves=tuple(_half(arch, layer, half, averaging, norms[1]) for half in found.halves),
     )
 
@@ -283,10 +285,15 @@ def _dobrushin(Delta: Float[Tensor, "1 head token token"]) -> Float[Tensor, " he
     return dobrushin(Delta)[0]
 
 
-def _smallest(P: Attention, kept: list[int], visible: Tensor) -> float:
-    if not kept:
-        return -math.inf
-    return log(float(P.matrix()[0, kept].masked_fill(~visible, torch.inf).min()))
+def _matrix(
+    arch: Architecture, index: int, layer: Layer, found: Block, setting: Setting
+) -> Float[Tensor, "head token token"]:
+    """P from the tokens themselves, in which small weights are not differences of large ones; from its two
+    parts where tokens have left floating point's range."""
+    if not found.halves[0].branches:
+        return found.attention.matrix()[0]
+    P = attention(arch, index, layer, found.halves[0].branches[0].inside.tokens(), setting)[1]
+    return P[0] if bool(P.isfinite().all()) else found.attention.matrix()[0]
 
 
 def _scores_of_tokens(arch: Architecture) -> bool:
@@ -396,12 +403,10 @@ def _exact_factor(
 
 def _half(arch: Architecture, layer: Layer, half: Half, averaging: float, mlp: MLPNorms) -> HalfFacts:
     R, F = sized(half.before.centred()[1]), sized(half.total.centred()[1])
-    square = float(R.value.square().sum())
-    gain, alignment = -math.inf, 0.0
-    if square > 0 and float(F.value.abs().max()) > 0:
-        step = float(F.log[0] - R.log[0])
-        gain = log_of(F.value.norm(), F.log[0]) - log_of(R.value.norm(), R.log[0])
-        alignment = float((R.value * F.value).sum()) / square * math.exp(min(step, 600.0))
+    alignment, square = 0.0, float(R.value.square().sum())
+    if square > 0:
+        step = math.exp(min(float(F.log[0] - R.log[0]), 600.0))
+        alignment = float((R.value * F.value).sum()) / square * step
     whole = sized(Scaled.plain(half.total.tokens(half.total.log)))
     longest = torch.linalg.vector_norm(whole.value[0], dim=-1).max()
     ranks, stretches = [], [log(abs(half.weight))]
@@ -419,15 +424,24 @@ def _half(arch: Architecture, layer: Layer, half: Half, averaging: float, mlp: M
             stretch = times(stretch, norm_stretch(arch, after, raw))
             ranks.append((_rank(raw, CLEAR), _rank(branch.out), rank_loss(arch, after)))
         stretches.append(stretch)
-    stretch = plus(*stretches)
+    stretch, normed = plus(*stretches), 0.0
     if half.after is not half.summed:
+        normed = _ratio(half.after, half.summed)
         own = layer.attention_norm if half.branches[0].kind == "attention" else layer.mlp_norm
         stretch = times(stretch, norm_stretch(arch, own, half.summed))
         ranks.append((_rank(half.summed, CLEAR), _rank(half.after), rank_loss(arch, own)))
     return HalfFacts(
-        half.weight, gain, alignment, log_of(longest, whole.log[0] + half.total.log[0]), stretch,
+        half.weight, _ratio(half.total, half.before), alignment, normed,
+        log_of(longest, whole.log[0] + half.total.log[0]), stretch,
         tuple(ranks),
     )  # fmt: skip
+
+
+def _ratio(state: State, other: State) -> float:
+    """log of `mu(state) / mu(other)`; zero over zero is zero."""
+    parts = [sized(each.centred()[1]) for each in (state, other)]
+    above, below = (log_of(part.value.norm(), part.log[0]) for part in parts)
+    return -math.inf if above == -math.inf else above - below
 
 
 def rank_loss(arch: Architecture, weights: NormWeights) -> int:
