@@ -15,7 +15,7 @@ from rankscope.theory.certificates import Certificates
 SYMBOLS = {
     "residual": r"$\|\mathrm{res}\,X\|_{1,\infty}$",
     "mu": r"$\mu(X) = \|\mathrm{res}\,X\|_F$",
-    "diameter": r"$\max_{ij} |x_i - x_j|$",
+    "diameter": r"largest distance of two tokens, $\max |x_i - x_j|$",
 }
 DEEP = 40
 """Decades over which the axis of powers of ten becomes logarithmic itself."""
@@ -79,7 +79,10 @@ def _dress(axes: Axes, layers: np.ndarray, values: np.ndarray, quantity: str) ->
         axes.set_yscale("symlog", linthresh=1.0)
         low, high = (float(known.min()), float(known.max()))
         axes.set_ylim(_wider(low, -1), _wider(high, 1))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"$10^{{{k:.6g}}}$"))
+    narrow = span < 3
+    axes.yaxis.set_major_formatter(
+        FuncFormatter(lambda k, _: f"{10**k:.3g}" if narrow else f"$10^{{{k:.6g}}}$")
+    )
     axes.set_xscale("log")
     axes.set_xlim(0.92, max(2.0, float(layers[-1])) * 1.08)
     ticks = [layer for layer in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1000)
@@ -87,7 +90,8 @@ def _dress(axes: Axes, layers: np.ndarray, values: np.ndarray, quantity: str) ->
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))
-    axes.set(xlabel="layer", title=SYMBOLS[quantity])
+    axes.set_xlabel("layer")
+    axes.set_title(SYMBOLS[quantity], loc="left", fontsize=10)
     axes.legend(fontsize=8, frameon=False, loc="best")
 
 
