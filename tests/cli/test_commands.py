@@ -77,6 +77,8 @@ def test_masks_as_a_table_a_picture_and_json() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["bounds", "bert-tiny", "--theorems", "dong"], "theorem must be one of"),
+        (["bounds", "bert-tiny", "--threshold", "0"], "threshold must be a number > 0"),
         (["measure", "bert-bse"], "fresh('bert-base') builds one with random weights"),
         (["measure", "absent.json"], "there is none at absent.json"),
         (["measure", *SMALL, "--variants", "sam"], "a variant must be 'transformer', or 'san' and parts"),
@@ -166,6 +168,28 @@ def test_paths_as_json_add_up() -> None:
     assert sum(shares) == pytest.approx(1.0)
     assert [row["paths"] for row in answer["lengths"] if row["start"] == "embedding"][::2] == ["1", "4", "4"]
     assert answer["manifest"]["closure"] < 1e-12 and len(answer["heads"]) == 2 * 2 * 2
+
+
+def test_bounds_prints_tables_that_fit_and_writes_a_folder(tmp_path: Path) -> None:
+    done = rankscope("bounds", *SMALL, "--variant", "san", "-o", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert " dobrushin " in done.stdout and "hypotheses that fail" in done.stdout
+    assert "Measured: tokens are uniform to 1e-06" in done.stdout
+    assert {path.name for path in (tmp_path / "out").iterdir()} >= {
+        "certificates.parquet", "bounds.png", "bounds.svg", "manifest.json",
+    }  # fmt: skip
+
+
+def test_bounds_as_json_never_shows_a_bound_without_its_hypotheses() -> None:
+    answer = json.loads(rankscope("bounds", *SMALL, "--json", "--layers", "3").stdout)
+    assert {row["layer"] for row in answer["table"]} == {1, 2, 3}
+    met = {row["theorem"] for row in answer["table"] if row["met"]}
+    assert {"dobrushin", "aligned-skip", "norm-rank"} <= met
+    for row in answer["table"]:
+        assert row["met"] == all(each["met"] for each in row["hypotheses"]) == (row["why"] is None)
+        assert row["met"] or (row["log10_bound"] is None and row["slack"] is None)
+    assert {row["sample"] for row in answer["collapse"]["measured"]} == {0, 1}
 
 
 def test_models_lists_every_family_with_its_parity() -> None:

@@ -29,7 +29,7 @@ from rankscope.nets import Architecture, MaskGraph, Transformer, graph, mask_mat
 from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.block import Setting, attention
 from rankscope.nets.weights import Layer, NormWeights
-from rankscope.theory.constants import LIPSCHITZ, HeadNorms, MLPNorms, speaking
+from rankscope.theory.constants import LIPSCHITZ, HeadNorms, MLPNorms, speaking, spectral_norm
 from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
 
 Centre = Literal["mean", "argmin"]
@@ -474,7 +474,7 @@ def _mlp_stretch(arch: Architecture, layer: Layer, state: State, norms: MLPNorms
     up, gate = X @ w.up.weight, X @ w.gate.weight
     up = up if w.up.bias is None else up + w.up.bias
     gate = gate if w.gate.bias is None else gate + w.gate.bias
-    spectral = [float(torch.linalg.matrix_norm(part.weight, 2)) for part in (w.up, w.gate, w.down)]
+    spectral = [spectral_norm(part.weight) for part in (w.up, w.gate, w.down)]
     opened = float(ACTIVATIONS[arch.activation](gate).abs().max())
     slope = LIPSCHITZ[arch.activation] * float(up.abs().max())
     return log(spectral[2] * (opened * spectral[0] + slope * spectral[1]))

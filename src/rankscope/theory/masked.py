@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from rankscope.theory.constants import speaking, value_matrix
+from rankscope.theory.constants import speaking, spectral_norm, value_matrix
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import (
     Hypothesis,
@@ -40,7 +40,7 @@ def log_values(facts: Facts) -> list[float]:
         product, scale = torch.eye(arch.width, dtype=torch.float64), 0.0
         for layer, (head,) in zip(facts.net.weights.layers, heads, strict=True):
             product = product @ value_matrix(layer, head)
-            size = float(torch.linalg.matrix_norm(product, 2))
+            size = spectral_norm(product)
             if size == 0.0:
                 return found + [-math.inf] * (facts.depth - len(found))
             product, scale = product / size, scale + math.log(size)
