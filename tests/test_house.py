@@ -18,6 +18,7 @@ FLOORS = [
     "theory",
     "sources",
     "live",
+    "studies",
     "report",
     "cli",
 ]

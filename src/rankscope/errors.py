@@ -13,6 +13,7 @@
     │   └── MissingExtraError      an optional package that is not installed
     ├── PathError                  a path, length or head that the network does not have
     ├── TheoremError               a theorem that there is not, or a question that theory cannot be asked
+    ├── StudyError                 a paper or figure that there is no study of
     ├── ClosureError               parts that do not add up to the whole
     └── ConvergenceError           a numerical search that did not reach its tolerance
 
@@ -73,6 +74,10 @@ class PathError(RankscopeError, ValueError):
 
 class TheoremError(RankscopeError, ValueError):
     """A theorem that there is not, or a question that theory cannot be asked."""
+
+
+class StudyError(RankscopeError, ValueError):
+    """A paper or figure that there is no study of, or a study that cannot be run so."""
 
 
 class ClosureError(RankscopeError, ArithmeticError):

@@ -12,6 +12,7 @@ from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
 from rankscope.cli.models import models
 from rankscope.cli.paths import paths
+from rankscope.cli.reproduce import reproduce
 from rankscope.errors import RankscopeError
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app.command()(demo)
 app.command()(measure)
 app.command()(paths)
 app.command()(bounds)
+app.command()(reproduce)
 app.command()(masks)
 app.command()(models)
 

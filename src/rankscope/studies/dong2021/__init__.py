@@ -1,0 +1,6 @@
+"""Dong, Cordonnier, Loukas 2021: pure attention loses rank doubly exponentially with depth."""
+
+from rankscope.studies.dong2021.lengths import LENGTHS
+from rankscope.studies.study import Study
+
+STUDIES: tuple[Study, ...] = (LENGTHS,)

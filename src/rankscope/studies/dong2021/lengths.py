@@ -1,0 +1,87 @@
+"""Path-length distributions: how long the paths of the usual architectures are.
+
+A network of L layers and H heads with skips has `C(L, k) H^k` paths of length k, of `(1 + H)^L`: a binomial
+distribution with chance `H / (1 + H)`. Most paths are nearly as long as the network is deep, and, as figure 4 shows,
+carry next to nothing.
+"""
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from rankscope.figures import MARKERS, PALETTE, panels
+from rankscope.paths import path_counts, path_shares
+from rankscope.studies.dong2021.published import published
+from rankscope.studies.study import Comparison, Outcome, Setup, Study
+
+ARCHITECTURES = {
+    "DistilBERT": (6, 12),
+    "BERT-base": (12, 12),
+    "BERT-large": (24, 16),
+    "ViT-H": (32, 16),
+    "T5-11B": (24, 128),
+    "GPT-3": (96, 96),
+    "DeiT-T": (12, 3),
+}
+"""Layers and heads."""
+
+
+def _run(setup: Setup) -> Outcome:
+    del setup  # counted, not sampled: one size does for all
+    rows = [
+        {
+            "architecture": name,
+            "layers": layers,
+            "heads": heads,
+            "length": k,
+            "paths": str(count),
+            "share": share,
+        }
+        for name, (layers, heads) in ARCHITECTURES.items()
+        for k, (count, share) in enumerate(
+            zip(path_counts(layers, heads), path_shares(layers, heads), strict=True)
+        )
+    ]
+    table = pl.DataFrame(rows)
+    said = published()["path_length_distribution"]
+    comparisons = [_mode(table, name, said) for name in ARCHITECTURES]
+    counts = said["H=2 L=6 counts"]
+    comparisons.append(
+        Comparison(
+            "paths by length, H = 2, L = 6", str(counts), str(path_counts(6, 2)), path_counts(6, 2) == counts
+        )
+    )
+    return Outcome({"lengths": _figure(table)}, {"lengths": table}, comparisons)
+
+
+def _mode(table: pl.DataFrame, name: str, said: dict[str, str]) -> Comparison:
+    """The most frequent lengths, with their share, as the paper's figure has them."""
+    part = table.filter(architecture=name)
+    most = float(part["share"].max())  # type: ignore[arg-type]
+    modes = part.filter(pl.col("share") > most * (1 - 1e-9))["length"].to_list()
+    layers, heads = ARCHITECTURES[name]
+    ours = (
+        " and ".join(map(str, modes))
+        + f" ({most:.3f}".replace("0.", ".")
+        + (" each)" if len(modes) > 1 else ")")
+    )
+    told = said[f"{name} L={layers} H={heads}"]
+    return Comparison(
+        f"most frequent length, {name} (L = {layers}, H = {heads})", told, ours, told.removeprefix("modes ").removeprefix("mode ") == ours,
+    )  # fmt: skip
+
+
+def _figure(table: pl.DataFrame) -> Figure:
+    figure, (axes,) = panels(width=7.2)
+    for number, name in enumerate(ARCHITECTURES):
+        part = table.filter(architecture=name)
+        layers, heads = ARCHITECTURES[name]
+        axes.plot(
+            part["length"] / layers, part["share"], color=PALETTE[number], marker=MARKERS[number], markersize=4,
+            linewidth=1.4, label=f"{name} (L = {layers}, H = {heads})",
+        )  # fmt: skip
+    axes.set(xlabel="length of the path / depth of the network", ylabel="share of all paths")
+    axes.legend(fontsize=9, frameon=False, loc="upper left")
+    return figure
+
+
+LENGTHS = Study("dong2021", "lengths", "path-length distributions", _run)

@@ -1,0 +1,102 @@
+"""Run studies and write what they give: figures, tables, comparisons, and one page about all of them.
+
+OUT/quick/dong2021/fig2/   figure.png .svg, tables in Parquet, outcome.json, parts/ (to resume from)
+OUT/quick/REPRODUCTION.md  every study done so far: published against ours
+"""
+
+import json
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import StudyError, one_of
+from rankscope.figures import save
+from rankscope.files import atomic, writable_folder, write_text
+from rankscope.studies.catalogue import STUDIES
+from rankscope.studies.study import Comparison, Outcome, Setup, Study
+
+
+def chosen(paper: str, figure: str | None = None) -> list[Study]:
+    """The studies of a paper, of one figure of it, or with 'all' of both papers."""
+    papers = list(dict.fromkeys(study.paper for study in STUDIES))
+    if paper == "all":
+        if figure is not None:
+            raise StudyError(
+                f"'all' takes no figure; got {figure!r}: name the paper, one of {', '.join(papers)}"
+            )
+        return list(STUDIES)
+    if paper not in papers:
+        raise StudyError(one_of("paper", paper, [*papers, "all"]))
+    found = [study for study in STUDIES if study.paper == paper]
+    if figure is None:
+        return found
+    figures = [study.figure for study in found]
+    if figure not in figures:
+        raise StudyError(one_of(f"figure of {paper}", figure, figures))
+    return [study for study in found if study.figure == figure]
+
+
+def reproduce(study: Study, setup: Setup) -> Outcome:
+    """Run one study below the setup's folder and write all it gives."""
+    folder = _home(setup) / study.paper / study.figure
+    writable_folder(folder)
+    found = study.run(replace(setup, folder=folder))
+    for name, figure in found.figures.items():
+        save(figure, folder / name)
+    for name, table in found.tables.items():
+        with atomic(folder / f"{name}.parquet") as temporary:
+            table.write_parquet(temporary)
+    outcome = {
+        "paper": study.paper, "figure": study.figure, "title": study.title, "full": setup.full,
+        "device": setup.device, "models": list(setup.models), "version": version("rankscope"),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "comparisons": [asdict(each) for each in found.comparisons], "notes": found.notes,
+        "figures": list(found.figures),
+    }  # fmt: skip
+    write_text(folder / "outcome.json", json.dumps(outcome, indent=1, ensure_ascii=False) + "\n")
+    return found
+
+
+def write_page(setup: Setup) -> Path:
+    """`REPRODUCTION.md` of every study that has been done below the folder, in the order of the papers."""
+    home = _home(setup)
+    lines = [
+        "# Reproduction", "",
+        "Every figure of both papers, published against ours. Written by `rankscope reproduce"
+        f"{' --full' if setup.full else ''}`.",
+    ]  # fmt: skip
+    missing = []
+    for study in STUDIES:
+        path = home / study.paper / study.figure / "outcome.json"
+        if not path.is_file():
+            missing.append(study.name)
+            continue
+        lines += ["", *_section(json.loads(path.read_text(encoding="utf-8")))]
+    if missing:
+        lines += ["", f"Not run: {', '.join(missing)}."]
+    write_text(home / "REPRODUCTION.md", "\n".join(lines) + "\n")
+    return home / "REPRODUCTION.md"
+
+
+def _home(setup: Setup) -> Path:
+    return setup.folder / ("full" if setup.full else "quick")
+
+
+def _section(outcome: dict[str, Any]) -> list[str]:
+    folder = f"{outcome['paper']}/{outcome['figure']}"
+    lines = [f"## {outcome['paper']}, {outcome['figure']}: {outcome['title']}", ""]
+    lines += [f"![{outcome['title']}]({folder}/{name}.png)" for name in outcome["figures"]]
+    if outcome["comparisons"]:
+        lines += ["", "| | published | ours | |", "|---|---|---|---|"]
+        for each in outcome["comparisons"]:
+            lines.append(_row(Comparison(**each)))
+    return lines + [f"\n{note}" for note in outcome["notes"]]
+
+
+def _row(each: Comparison) -> str:
+    verdict = {True: "agrees", False: "differs", None: "no number to compare"}[each.agrees]
+    said = f"{verdict}: {each.because}" if each.because else verdict
+    cells = (each.what, each.published, each.ours, said)
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
