@@ -1,8 +1,8 @@
 """Path-length distributions: how long the paths of the usual architectures are.
 
 A network of L layers and H heads with skips has `C(L, k) H^k` paths of length k, of `(1 + H)^L`: a binomial
-distribution with chance `H / (1 + H)`. Most paths are nearly as long as the network is deep, and, as figure 4 shows,
-carry next to nothing.
+distribution with chance `H / (1 + H)`. Most paths are nearly as long as the network is deep, and, as figure 4
+shows, carry next to nothing.
 """
 
 import polars as pl
@@ -59,15 +59,11 @@ def _mode(table: pl.DataFrame, name: str, said: dict[str, str]) -> Comparison:
     most = float(part["share"].max())  # type: ignore[arg-type]
     modes = part.filter(pl.col("share") > most * (1 - 1e-9))["length"].to_list()
     layers, heads = ARCHITECTURES[name]
-    ours = (
-        " and ".join(map(str, modes))
-        + f" ({most:.3f}".replace("0.", ".")
-        + (" each)" if len(modes) > 1 else ")")
-    )
-    told = said[f"{name} L={layers} H={heads}"]
-    return Comparison(
-        f"most frequent length, {name} (L = {layers}, H = {heads})", told, ours, told.removeprefix("modes ").removeprefix("mode ") == ours,
-    )  # fmt: skip
+    each = " each)" if len(modes) > 1 else ")"
+    ours = " and ".join(map(str, modes)) + f" ({most:.3f}".replace("0.", ".") + each
+    told = said[f"{name} L={layers} H={heads}"].removeprefix("modes ").removeprefix("mode ")
+    what = f"most frequent length, {name} (L = {layers}, H = {heads})"
+    return Comparison(what, told, ours, told == ours)
 
 
 def _figure(table: pl.DataFrame) -> Figure:
@@ -76,8 +72,8 @@ def _figure(table: pl.DataFrame) -> Figure:
         part = table.filter(architecture=name)
         layers, heads = ARCHITECTURES[name]
         axes.plot(
-            part["length"] / layers, part["share"], color=PALETTE[number], marker=MARKERS[number], markersize=4,
-            linewidth=1.4, label=f"{name} (L = {layers}, H = {heads})",
+            part["length"] / layers, part["share"], color=PALETTE[number], marker=MARKERS[number],
+            markersize=4, linewidth=1.4, label=f"{name} (L = {layers}, H = {heads})",
         )  # fmt: skip
     axes.set(xlabel="length of the path / depth of the network", ylabel="share of all paths")
     axes.legend(fontsize=9, frameon=False, loc="upper left")
