@@ -55,12 +55,14 @@ def power(log10: float) -> str:
     return f"1.0e{exponent + 1:+03d}" if digits == "10.0" else f"{digits}e{exponent:+03d}"
 
 
-def panels(number: int = 1, width: float = 6.4, height: float = 4.0) -> tuple[Figure, Sequence[Axes]]:
-    """A figure with panels side by side, in the house style; no global state is touched."""
+def panels(
+    number: int = 1, width: float = 6.4, height: float = 4.0, rows: int = 1
+) -> tuple[Figure, Sequence[Axes]]:
+    """A figure with panels side by side, in as many rows, in the house style; no global state is touched."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(width * number, height), layout="constrained")
-        axes = figure.subplots(1, number, squeeze=False)[0]
-    return figure, list(axes)
+        figure = Figure(figsize=(width * number, height * rows), layout="constrained")
+        axes = figure.subplots(rows, number, squeeze=False)
+    return figure, list(axes.flat)
 
 
 def save(figure: Figure, stem: str | Path) -> list[Path]:

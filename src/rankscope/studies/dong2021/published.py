@@ -9,6 +9,6 @@ from typing import Any
 @cache
 def published() -> dict[str, Any]:
     """All of them, by figure."""
-    text = files("rankscope.studies.dong2021").joinpath("published.json").read_text(encoding="utf-8")
+    text = files("rankscope").joinpath("data/dong2021.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text)
     return found

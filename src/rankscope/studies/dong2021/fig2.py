@@ -1,0 +1,204 @@
+"""Figure 2: the relative residual by layer, with and without skips and MLPs.
+
+BERT, ALBERT and XLNet of base size, freshly initialised, and trained networks; excerpts of 128 tokens; eval
+mode. Plotted is `||H_l - mean||_{1,inf} / ||H_l||_{1,inf}` for l = 0..12, the mean over excerpts, of four
+curves: SAN, SAN+MLP, SAN+skip, transformer. In two readings:
+
+- **published**: what the published code removes. "No skip" drops the skip around attention and keeps the norm
+  and the MLP's own skip; "no MLP" drops MLP, its skip and its norm (in ALBERT it leaves `norm(act(a) + a)`).
+- **defined**: as the paper's text defines SAN: no skip, no MLP, no norm.
+
+Each in float32, as published, and in deviation arithmetic on a log axis, where curves do not end in a floor.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from rankscope.figures import FAINT, MARKERS, PALETTE, panels
+from rankscope.nets import DEFINED, Transformer, named_variant
+from rankscope.profiles import measure
+from rankscope.studies.dong2021.networks import (
+    FAMILIES,
+    Subject,
+    published_variant,
+    random_subject,
+    trained_subjects,
+)
+from rankscope.studies.dong2021.published import published
+from rankscope.studies.study import Comparison, Outcome, Setup, Study
+
+TOKENS = 128
+TOLERANCE = 0.1
+"""How far the mean over seeds may be from a published curve; the paper's one network has its own seed."""
+
+
+def _run(setup: Setup) -> Outcome:
+    texts, seeds = (32, 4) if setup.full else (2, 2)
+    parts = []
+    for family in FAMILIES:
+        for seed in range(seeds):
+            name = f"{family}-{seed}"
+            parts.append(setup.kept(name, lambda f=family, s=seed: _random(f, s, texts), texts=texts))
+    parts.append(setup.kept("trained", lambda: _trained(setup.models, texts), texts=texts))
+    table = pl.concat(parts)
+    figures = {
+        f"{mode}_{weights}": _figure(table, mode, weights == "trained")
+        for mode in ("published", "defined")
+        for weights in ("initialised", "trained")
+    }
+    reads = table.filter("trained").select("network", "reads").unique(maintain_order=True).iter_rows()
+    notes = [
+        f"Initialised: {seeds} networks of each family, {texts} excerpts of Moby Dick of {TOKENS} words (the "
+        "paper: one network, 32 texts of wiki_bio, word pieces).",
+        "Trained: "
+        + "; ".join(f"{network} on {what}" for network, what in reads)
+        + ". The paper's checkpoints "
+        "(bert-base-cased, albert-base-v2, xlnet-base-cased) take a model hub: --models.",
+    ]
+    return Outcome(figures, {"curves": table}, list(_comparisons(table)), notes)
+
+
+def _random(family: str, seed: int, texts: int) -> pl.DataFrame:
+    return _curves(random_subject(family, seed, texts, TOKENS), seed)
+
+
+def _trained(models: tuple[str, ...], texts: int) -> pl.DataFrame:
+    return pl.concat([_curves(subject, 0) for subject in trained_subjects(models, texts, TOKENS)])
+
+
+def _curves(subject: Subject, seed: int) -> pl.DataFrame:
+    """Every curve in both readings and both arithmetics: mean over excerpts by layer."""
+    found = []
+    for mode, curve, net in _networks(subject):
+        for arithmetic in ("float32", "deviation"):
+            profile = measure(net, subject.X, subject.padding, "relative_residual", arithmetic)
+            value = profile.curve("relative_residual")
+            logs = profile.curve("relative_residual", "log10")
+            noise = profile.at_floor("relative_residual")
+            found.append(
+                pl.DataFrame(
+                    {
+                        "layer": range(value.shape[1]),
+                        "value": value.mean(0).numpy(),
+                        "std": value.std(0, correction=0).numpy(),
+                        "log10": logs.mean(0).numpy(),
+                        "below_floor": noise.numpy(),
+                    }
+                ).with_columns(
+                    network=pl.lit(subject.name),
+                    family=pl.lit(subject.family),
+                    trained=pl.lit(subject.trained),
+                    seed=pl.lit(seed),
+                    mode=pl.lit(mode),
+                    curve=pl.lit(curve),
+                    arithmetic=pl.lit(arithmetic),
+                    reads=pl.lit(subject.reads),
+                )
+            )
+    return pl.concat(found)
+
+
+def _networks(subject: Subject) -> Iterator[tuple[str, str, Transformer]]:
+    for curve in DEFINED:
+        yield "published", curve, published_variant(subject, curve)
+        if curve != "transformer":
+            yield "defined", curve, named_variant(subject.net, curve)
+
+
+def _comparisons(table: pl.DataFrame) -> Iterator[Comparison]:
+    said = published()["figure2_init"]
+    fresh = table.filter(trained=False, mode="published", arithmetic="float32")
+    for family in ("bert", "albert"):
+        for curve in ("san+skip", "transformer"):
+            ours = _by_layer(fresh.filter(family=family, curve=curve))
+            apart = [abs(mine - theirs) for mine, theirs in zip(ours, said[family][curve], strict=True)]
+            yield Comparison(
+                f"{family}, initialised, {curve}: by layer",
+                _listed(said[family][curve]),
+                _listed(ours),
+                max(apart) < TOLERANCE,
+                f"largest difference {max(apart):.3f}, at layer {apart.index(max(apart))}",
+            )
+        for curve in ("san", "san+mlp"):
+            theirs = said[family][f"{curve}_at_layer_1"]
+            mine = _by_layer(fresh.filter(family=family, curve=curve))[1]
+            yield Comparison(
+                f"{family}, initialised, {curve}: at layer 1", f"{theirs:g}", f"{mine:.2g}",
+                0.4 < mine / theirs < 2.5, "the same number to a factor" if 0.4 < mine / theirs < 2.5 else "",
+            )  # fmt: skip
+    deep = table.filter(trained=False, arithmetic="deviation", mode="defined", curve="san", family="bert")
+    last = float(deep.filter(pl.col("layer") == pl.col("layer").max())["log10"].mean())  # type: ignore[arg-type]
+    yield Comparison(
+        "bert, initialised, pure attention at layer 12", "0 (below what is drawn)", f"1e{last:.0f}", None,
+        "deviation arithmetic: the floor of float32 is 1e-6",
+    )  # fmt: skip
+    yield from _trained_comparisons(table)
+
+
+def _trained_comparisons(table: pl.DataFrame) -> Iterator[Comparison]:
+    """The trained networks are others than the paper's: what it says of its own is looked for in them."""
+    part = table.filter(trained=True, mode="published", arithmetic="float32")
+    for network in part["network"].unique(maintain_order=True):
+        ends = {curve: _by_layer(part.filter(network=network, curve=curve))[-1] for curve in DEFINED}
+        held, fallen = min(ends["transformer"], 1.0), max(ends["san"], ends["san+mlp"])
+        yield Comparison(
+            f"{network}, trained: skips hold tokens apart", "transformer 0.31, SAN 0 (BERT, layer 12)",
+            f"transformer {held:.2f}, SAN {fallen:.1g}", held > 0.1 > fallen,
+            "another network than the paper's",
+        )  # fmt: skip
+
+
+def _by_layer(part: pl.DataFrame) -> list[float]:
+    means = part.group_by("layer").agg(pl.col("value").mean()).sort("layer")
+    return means["value"].to_list()
+
+
+def _listed(values: list[float]) -> str:
+    return " ".join(f"{value:.2f}".removeprefix("0") for value in values)
+
+
+def _figure(table: pl.DataFrame, mode: str, trained: bool) -> Figure:
+    """A row of networks; above the values as published, below powers of ten in deviation arithmetic."""
+    rows = table.filter(trained=trained)
+    networks = rows["network"].unique(maintain_order=True).to_list()
+    figure, axes = panels(len(networks), width=4.6, height=3.6, rows=2)
+    said = published()["figure2_init"] if not trained else {}
+    for column, network in enumerate(networks):
+        top, bottom = axes[column], axes[len(networks) + column]
+        family = rows.filter(network=network)["family"][0]
+        for number, curve in enumerate(DEFINED):
+            part = rows.filter(
+                network=network, curve=curve, mode="published" if curve == "transformer" else mode
+            )
+            style: dict[str, Any] = {
+                "color": PALETTE[number],
+                "marker": MARKERS[number],
+                "markersize": 4,
+                "linewidth": 1.5,
+            }
+            plain = _by_layer(part.filter(arithmetic="float32"))
+            top.plot(plain, label=curve, **style)
+            logs = part.filter(arithmetic="deviation").group_by("layer").agg(pl.col("log10").mean())
+            bottom.plot(logs.sort("layer")["log10"].to_list(), **style)
+            theirs = said.get(family, {}).get(curve) if mode == "published" else None
+            if theirs is not None:
+                top.plot(theirs, color=FAINT, linestyle="none", marker=MARKERS[number], markersize=6,
+                         markerfacecolor="none", label=f"{curve}, published")  # fmt: skip
+        top.set_title(f"{network}, {'trained' if trained else 'initialised'}", loc="left", fontsize=10)
+        top.set_ylim(0, 1.02)
+        bottom.set_yscale("symlog", linthresh=1.0)
+        low = min(float(value) for value in rows.filter(network=network)["log10"] if math.isfinite(value))
+        bottom.set_ylim(min(low * 1.6, -1.2), 0.3)
+        bottom.yaxis.set_major_formatter(lambda k, _: f"$10^{{{k:.6g}}}$")
+        bottom.set_xlabel("layer")
+    axes[0].set_ylabel("relative residual, float32")
+    axes[len(networks)].set_ylabel("the same, deviation arithmetic")
+    axes[0].legend(fontsize=7.5, frameon=False, loc="best")
+    return figure
+
+
+FIG2 = Study("dong2021", "fig2", "relative residual by layer", _run)

@@ -1,0 +1,133 @@
+"""The networks of figure 2: BERT, ALBERT and XLNet of base size, at random, and what is trained at hand.
+
+Random ones are made by transformers as the paper made them, so that the embedding (its positions, its norm)
+is theirs too. They have no vocabulary; words of the text become ids by a checksum, so that a word that comes
+twice is one token twice, as it is for a trained vocabulary.
+"""
+
+import re
+import zlib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.sources import bundled_excerpts, load
+from rankscope.sources.words import split
+
+FAMILIES = ("bert", "albert", "xlnet")
+CHEMISTRY = r"\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%\d\d|\d"
+"""The usual tokens of SMILES strings (Schwaller et al. 2018)."""
+REACTIONS = (
+    "CC(C)S.CN(C)C=O.Fc1cccnc1F.O=C([O-])[O-].[K+].[K+]>>CC(C)Sc1ncccc1F",
+    "Brc1ccccc1.OB(O)c1ccccc1.O=C([O-])[O-].[Na+].[Na+].COCCOC>>c1ccc(-c2ccccc2)cc1",
+    "CCOC(=O)c1ccc(N)cc1.CC(=O)Cl.CCN(CC)CC.ClCCl>>CCOC(=O)c1ccc(NC(C)=O)cc1",
+)
+PACKAGES = {
+    "rxnfp": ("models/transformers/bert_ft", "bert"),
+    "rxnmapper": ("models/transformers/albert_heads_8_uspto_all_1310k", None),
+}
+"""Packages that carry trained weights of 12 layers, a BERT's and an ALBERT's, which read reactions."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network and what it reads."""
+
+    name: str
+    family: str
+    trained: bool
+    net: Transformer
+    X: Tensor
+    padding: Tensor
+    reads: str
+
+
+def random_subject(family: str, seed: int, texts: int, tokens: int) -> Subject:
+    """A network of base size as transformers draws it."""
+    import transformers
+
+    config: Any
+    make: Any
+    if family == "bert":
+        config, make = transformers.BertConfig(vocab_size=28996), transformers.BertModel
+    elif family == "albert":
+        config = transformers.AlbertConfig(
+            hidden_size=768, num_attention_heads=12, intermediate_size=3072, embedding_size=128
+        )
+        make = transformers.AlbertModel
+    else:
+        config = transformers.XLNetConfig(d_model=768, n_layer=12, n_head=12, d_inner=3072)
+        make = transformers.XLNetModel
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = load(make(config).eval())
+    X, padding = net.encode(hashed(bundled_excerpts(tokens)[:texts], config.vocab_size, tokens), tokens)
+    return Subject(f"{family}-base", family, False, net, X, padding, "Moby Dick, words as ids by checksum")
+
+
+def hashed(texts: list[str], vocabulary: int, tokens: int) -> Tensor:
+    """Ids of the first words of each text between two marks."""
+
+    def number(word: str) -> int:
+        return 1000 + zlib.crc32(word.encode()) % (vocabulary - 1000)
+
+    return torch.tensor([[101, *map(number, split(text)[: tokens - 2]), 102] for text in texts])
+
+
+def trained_subjects(models: tuple[str, ...], texts: int, tokens: int) -> list[Subject]:
+    """Those asked for by name, or those at hand: MiniLM, and packages with chemistry where installed."""
+    found = []
+    for name in models or ("minilm",):
+        net = load(name)
+        X, padding = net.encode(bundled_excerpts(tokens)[:texts], tokens)
+        kind = "albert" if net.arch.shared else "bert"
+        found.append(Subject(Path(name).name, kind, True, net, X, padding, "Moby Dick"))
+    for package, (inside, family) in {} if models else PACKAGES.items():
+        spec = find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            continue
+        folder = Path(next(iter(spec.submodule_search_locations))) / inside
+        if folder.is_dir():
+            found.append(_chemist(package, folder, family))
+    return found
+
+
+def _chemist(package: str, folder: Path, family: str | None) -> Subject:
+    words = {word: number for number, word in enumerate((folder / "vocab.txt").read_text().split("\n"))}
+    lists = [["[CLS]", *re.findall(CHEMISTRY, reaction), "[SEP]"] for reaction in REACTIONS]
+    longest = max(map(len, lists))
+    ids = torch.tensor([[words[word] for word in each] + [0] * (longest - len(each)) for each in lists])
+    hidden = torch.tensor([[column >= len(each) for column in range(longest)] for each in lists])
+    net = load(folder, family=family)
+    X, padding = net.encode(ids, longest, hidden)
+    kind = "albert" if net.arch.shared else "bert"
+    return Subject(package, kind, True, net, X, padding, f"{len(REACTIONS)} chemical reactions")
+
+
+def published_variant(subject: Subject, curve: str) -> Transformer:
+    """A curve as the published code computes it. 'No MLP' in ALBERT puts the identity for both of the MLP's
+    matrices, which leaves `norm(act(a) + a)`."""
+    from rankscope.nets import PUBLISHED
+
+    named = PUBLISHED[curve]
+    if subject.family != "albert" or "mlp" in named or named == "transformer":
+        return named_variant(subject.net, named)
+    net = without_matrices(subject.net)
+    return net if "skip" in named else net.variant(attention_skip=0.0)
+
+
+def without_matrices(net: Transformer) -> Transformer:
+    """The same network whose MLPs are their activation alone."""
+    arch: Architecture = net.arch.replace(mlp_width=net.arch.width)
+    eye = torch.eye(arch.width, dtype=net.dtype, device=net.device)
+    tensors = {}
+    for name, tensor in net.state().items():
+        if ".mlp." in name:
+            tensor = eye if name.endswith("weight") else tensor.new_zeros(arch.width)
+        tensors[name] = tensor
+    return Transformer.from_weights(arch, tensors)

@@ -1,0 +1,142 @@
+"""The rate: the residual of pure attention against `3^L` and Thm 2.3; single paths against their length.
+
+Random attention without skips, MLPs and norms, of usual size. By layer: `log ||res X_l||`, its ratio from
+layer to layer (3 under the law), and the certificates of Thm 2.3 and of the oscillation bound. At the
+size that BERT's embedding has, Thm 2.3 is true and says nothing; so the tokens are also scaled down until
+`4 kappa gamma beta H ||res X||^2 / sqrt d` is 0.1, where it proves the law.
+
+Beside it, single paths: the relative residual of `P_path X W_path` against the number of heads in the
+path, which falls exponentially, not doubly: the attention matrices of the full network do not follow the
+path.
+"""
+
+import math
+from itertools import pairwise
+
+import polars as pl
+import torch
+from matplotlib.figure import Figure
+
+from rankscope.figures import FAINT, MARKERS, PALETTE, panels
+from rankscope.nets import Transformer, named_variant
+from rankscope.paths import decompose
+from rankscope.sources import bundled_excerpts, fresh, load
+from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.theory import certify
+from rankscope.theory.facts import observe
+from rankscope.theory.pure_attention import log_base, log_gamma
+
+BOUNDS = ("dong2021-2.3", "oscillation", "dobrushin")
+
+
+def _run(setup: Setup) -> Outcome:
+    name, tokens = ("bert-base", 128) if setup.full else ("bert-mini", 32)
+    law = setup.kept("law", lambda: _law(name, tokens))
+    trained = setup.models[0] if setup.models else "minilm"
+    paths = setup.kept("paths", lambda: _paths(trained, tokens, 200 if setup.full else 30))
+    return Outcome(
+        {"rate": _figure(law, paths)},
+        {"law": law, "paths": paths},
+        _comparisons(law, paths),
+        [
+            f"Random {name} repeated to 12 layers, {tokens} tokens; single paths of {trained}'s heads and "
+            "skips."
+        ],
+    )
+
+
+def _law(name: str, tokens: int) -> pl.DataFrame:
+    """Residual and bounds by layer, at the usual size of tokens and where Thm 2.3 says something."""
+    net = fresh(name)
+    san = named_variant(net, "san").variant(layers=12)
+    X, _ = net.encode(bundled_excerpts(tokens)[:1], tokens)
+    found = []
+    for size, scale in (("usual", 1.0), ("small", small_scale(san, X))):
+        table = certify(san, scale * X, theorems=BOUNDS).table
+        found.append(
+            table.select("theorem", "layer", "quantity", "met", "vacuous", "log10_bound", "log10_measured")
+            .with_columns(size=pl.lit(size), scale=pl.lit(scale))
+        )  # fmt: skip
+    return pl.concat(found)
+
+
+def small_scale(san: Transformer, X: torch.Tensor) -> float:
+    """The scale of tokens at which Thm 2.3's base times the squared residual is 0.1, gamma then being 1."""
+    facts = observe(san, X[0])
+    bases = [log_base(facts, layer, 0.0) for layer in facts.layers]
+    scale = math.exp(-0.5 * (max(bases) + 2 * facts.sizes[0].residual - math.log(0.1)))
+    small = observe(san, scale * X[0])
+    assert max(map(log_gamma, small.layers)) == 0.0, "tokens so small leave gamma at one"
+    return scale
+
+
+def _paths(name: str, tokens: int, count: int) -> pl.DataFrame:
+    net = named_variant(load(name), "san+skip")
+    X, padding = net.encode(bundled_excerpts(tokens)[:1], tokens)
+    return decompose(net, X, padding).residuals(count=count)
+
+
+def slopes(logs: list[float]) -> list[float]:
+    """The ratio of each log to the one before."""
+    return [after / before for before, after in pairwise(logs)]
+
+
+def _measured(law: pl.DataFrame, size: str) -> list[float]:
+    return law.filter(size=size, theorem=BOUNDS[0]).sort("layer")["log10_measured"].to_list()
+
+
+def _comparisons(law: pl.DataFrame, paths: pl.DataFrame) -> list[Comparison]:
+    last = slopes(_measured(law, "usual"))[-1]
+    bound = law.filter(size="small", theorem=BOUNDS[0]).sort("layer")
+    growth = slopes(bound["log10_bound"].to_list())[-1]
+    proved = bool(bound["met"].all()) and not bool(bound["vacuous"].any())
+    usual = law.filter(size="usual", theorem=BOUNDS[0])
+    middle = paths.group_by("length").agg(pl.col("log10").median()).sort("length")
+    falls = middle["log10"][-1] < middle["log10"][1]
+    usually = f"met at {usual['met'].sum()} of {len(usual)} layers, vacuous at {usual['vacuous'].sum()}"
+    ends = [f"1e{middle['log10'][at]:.1f} at length {at % len(middle)}" for at in (1, -1)]
+    return [
+        Comparison(
+            "log of the residual grows per layer by", "3", f"{last:.4f} at the end", abs(last - 3) < 0.01
+        ),
+        Comparison(
+            "Thm 2.3 holds", "always", f"{usually}; with small tokens it proves a growth by {growth:.4f}",
+            proved, "at the usual size of tokens it is true and says nothing",
+        ),
+        Comparison(
+            "single paths fall with their length", "yes", "median " + ", ".join(ends), bool(falls)
+        ),
+    ]  # fmt: skip
+
+
+def _figure(law: pl.DataFrame, paths: pl.DataFrame) -> Figure:
+    figure, (left, middle, right) = panels(3, width=4.8)
+    for axes, size in ((left, "usual"), (middle, "small")):
+        measured = _measured(law, size)
+        layers = range(1, len(measured) + 1)
+        lost = [-each for each in measured]
+        axes.plot(layers, lost, color="black", linewidth=2.2, marker="o", markersize=4, label="measured",
+                  zorder=4)  # fmt: skip
+        for number, name in enumerate(BOUNDS):
+            part = law.filter(size=size, theorem=name, met=True, vacuous=False).sort("layer")
+            said = name if len(part) else f"{name} (vacuous)"
+            axes.plot(part["layer"], -part["log10_bound"], color=PALETTE[number], markersize=4, linewidth=1.3,
+                      marker=MARKERS[number + 1], label=said)  # fmt: skip
+        law3 = [lost[-1] * 3.0 ** (layer - len(measured)) for layer in layers]
+        axes.plot(layers, law3, color=FAINT, linestyle="--", linewidth=1, label=r"$\propto 3^l$", zorder=1)
+        axes.set_yscale("log")
+        axes.set_xlabel("layer")
+        axes.set_ylabel(r"$-\log_{10}\,\|\mathrm{res}\,X\|$")
+        axes.set_title(f"tokens of {size} size", loc="left", fontsize=10)
+        axes.legend(fontsize=8, frameon=False)
+    seen = paths.filter(pl.col("log10").is_finite())
+    right.scatter(seen["length"], seen["log10"], s=12, color=PALETTE[1], alpha=0.5)
+    middles = seen.group_by("length").agg(pl.col("log10").median()).sort("length")
+    right.plot(middles["length"], middles["log10"], color=PALETTE[1])
+    right.set_xlabel("heads in the path")
+    right.set_ylabel(r"$\log_{10}$ of a path's relative residual")
+    right.set_title("single paths", loc="left", fontsize=10)
+    return figure
+
+
+RATE = Study("dong2021", "rate", "the law of 3^L, Thm 2.3, and single paths", _run)
