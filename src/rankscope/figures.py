@@ -55,6 +55,15 @@ def power(log10: float) -> str:
     return f"1.0e{exponent + 1:+03d}" if digits == "10.0" else f"{digits}e{exponent:+03d}"
 
 
+def tick(log10: float, _: object = None) -> str:
+    """The label of a power of ten on an axis of powers.
+
+    >>> tick(-1e6), tick(0.5)
+    ('$10^{-1000000}$', '$10^{0.5}$')
+    """
+    return f"$10^{{{log10:.0f}}}$" if log10 == round(log10) else f"$10^{{{log10:.6g}}}$"
+
+
 def panels(
     number: int = 1, width: float = 6.4, height: float = 4.0, rows: int = 1
 ) -> tuple[Figure, Sequence[Axes]]:

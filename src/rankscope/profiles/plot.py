@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels
+from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels, tick
 from rankscope.metrics import metric as metric_named
 from rankscope.profiles.profile import Profile
 
@@ -51,7 +51,7 @@ def dress(axes: Axes, metric: str, span: float | None) -> None:
     else:
         if span > DEEP:
             axes.set_yscale("symlog", linthresh=1.0)
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"$10^{{{k:.12g}}}$"))
+        axes.yaxis.set_major_formatter(FuncFormatter(tick))
     axes.set_xlabel("layer")
     axes.set_ylabel(f"${metric_named(metric).tex}$")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from rankscope.errors import TheoremError
-from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels
+from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels, tick
 from rankscope.theory.certificates import Certificates
 
 SYMBOLS = {
@@ -80,9 +80,7 @@ def _dress(axes: Axes, layers: np.ndarray, values: np.ndarray, quantity: str) ->
         low, high = (float(known.min()), float(known.max()))
         axes.set_ylim(_wider(low, -1), _wider(high, 1))
     narrow = span < 3
-    axes.yaxis.set_major_formatter(
-        FuncFormatter(lambda k, _: f"{10**k:.3g}" if narrow else f"$10^{{{k:.6g}}}$")
-    )
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{10**k:.3g}" if narrow else tick(k)))
     axes.set_xscale("log")
     axes.set_xlim(0.92, max(2.0, float(layers[-1])) * 1.08)
     ticks = [layer for layer in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1000)

@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 from matplotlib.figure import Figure
 
-from rankscope.figures import FAINT, MARKERS, PALETTE, panels
+from rankscope.figures import FAINT, MARKERS, PALETTE, panels, tick
 from rankscope.nets import DEFINED, Transformer, named_variant
 from rankscope.profiles import measure
 from rankscope.studies.dong2021.networks import (
@@ -177,7 +177,8 @@ def _figure(table: pl.DataFrame, mode: str, trained: bool) -> Figure:
             style: dict[str, Any] = {
                 "color": PALETTE[number],
                 "marker": MARKERS[number],
-                "markersize": 4,
+                "markersize": 7 if curve == "san" else 4,  # they may coincide: both are seen
+                "linestyle": "--" if curve == "san+mlp" else "-",
                 "linewidth": 1.5,
             }
             plain = _by_layer(part.filter(arithmetic="float32"))
@@ -193,7 +194,7 @@ def _figure(table: pl.DataFrame, mode: str, trained: bool) -> Figure:
         bottom.set_yscale("symlog", linthresh=1.0)
         low = min(float(value) for value in rows.filter(network=network)["log10"] if math.isfinite(value))
         bottom.set_ylim(min(low * 1.6, -1.2), 0.3)
-        bottom.yaxis.set_major_formatter(lambda k, _: f"$10^{{{k:.6g}}}$")
+        bottom.yaxis.set_major_formatter(tick)
         bottom.set_xlabel("layer")
     axes[0].set_ylabel("relative residual, float32")
     axes[len(networks)].set_ylabel("the same, deviation arithmetic")

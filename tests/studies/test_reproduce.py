@@ -1,0 +1,67 @@
+"""The frame of studies: what is written, what is kept, what is said of a name that there is not."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from rankscope.errors import StudyError
+from rankscope.figures import panels
+from rankscope.studies import STUDIES, Comparison, Outcome, Setup, Study, chosen, reproduce, write_page
+
+
+def small(setup: Setup) -> Outcome:
+    """A study of one part, which counts how often it is computed."""
+    calls = setup.folder / "calls"
+
+    def compute() -> pl.DataFrame:
+        calls.write_text(calls.read_text() + "x" if calls.exists() else "x")
+        return pl.DataFrame({"a": [1.0, 2.0]})
+
+    table = setup.kept("part", compute, size=2)
+    figure, (axes,) = panels()
+    axes.plot(table["a"])
+    said = [Comparison("a | b", "1", "1", True), Comparison("c", "2", "3", False, "another seed")]
+    return Outcome({"figure": figure}, {"table": table}, said, ["Run on nothing."])
+
+
+STUDY = Study("dong2021", "lengths", "a small one", small)
+
+
+def test_a_study_writes_all_it_gives_and_goes_on_from_what_was_kept(tmp_path: Path) -> None:
+    setup = Setup(folder=tmp_path)
+    first, second = reproduce(STUDY, setup), reproduce(STUDY, setup)
+    folder = tmp_path / "quick" / "dong2021" / "lengths"
+    assert {path.name for path in folder.iterdir()} >= {"figure.png", "figure.svg", "table.parquet"}
+    assert (folder / "calls").read_text() == "x"  # computed once
+    assert first.tables["table"].equals(second.tables["table"])
+    assert pl.read_parquet(folder / "table.parquet").equals(first.tables["table"])
+    outcome = json.loads((folder / "outcome.json").read_text())
+    assert [each["agrees"] for each in outcome["comparisons"]] == [True, False]
+    other = Setup(folder=tmp_path, models=("mine",))
+    reproduce(STUDY, other)
+    assert (folder / "calls").read_text() == "xx"  # other settings, another part
+
+
+def test_the_page_lists_what_was_done_and_what_was_not(tmp_path: Path) -> None:
+    setup = Setup(folder=tmp_path)
+    reproduce(STUDY, setup)
+    page = write_page(setup).read_text()
+    assert "| a \\| b | 1 | 1 | agrees |" in page
+    assert "| c | 2 | 3 | differs: another seed |" in page
+    assert "Run on nothing." in page and "Not run: dong2021 fig2" in page
+    assert "![a small one](dong2021/lengths/figure.png)" in page
+
+
+def test_names_of_papers_and_figures() -> None:
+    assert chosen("all") == list(STUDIES)
+    assert [study.figure for study in chosen("dong2021", "fig2")] == ["fig2"]
+    assert len({study.name for study in STUDIES}) == len(STUDIES)
+    for paper, figure, sentence in (
+        ("dong2022", None, "did you mean 'dong2021'"),
+        ("dong2021", "fig99", "figure of dong2021 must be one of"),
+        ("all", "fig2", "'all' takes no figure"),
+    ):
+        with pytest.raises(StudyError, match=sentence):
+            chosen(paper, figure)
