@@ -7,6 +7,8 @@ from rankscope.nets import Architecture
 
 SMALL = 1e-9
 """Rounding allowed where a hypothesis says 'equal'."""
+AVERAGES = (*KERNELS, "linear")
+"""Kernels that divide every row by its sum."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,16 @@ def token_scores(arch: Architecture) -> list[Hypothesis]:
 def softmax(arch: Architecture) -> Hypothesis:
     """The kernel is a softmax of scores, so that it has a rule in deviation arithmetic."""
     return equal(f"attention by a kernel other than {', '.join(KERNELS)}", arch.kernel not in KERNELS, 0)
+
+
+def averages(arch: Architecture) -> Hypothesis:
+    """Rows of attention sum to one whatever the tokens are, not just nearly so on these: a defect of 1e-10
+    times a large common token is more than what is left of small differences."""
+    return equal(
+        f"attention by a kernel other than {', '.join(AVERAGES)}, whose rows sum to one",
+        arch.kernel not in AVERAGES,
+        0,
+    )
 
 
 def rows_sum_to_one(defect: float) -> Hypothesis:
