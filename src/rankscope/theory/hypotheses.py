@@ -24,22 +24,22 @@ class Hypothesis:
         return f"{self.says}: {self.number:.6g}, must be {self.limit}"
 
 
-def equal(says: str, number: float, limit: float) -> Hypothesis:
+def equal(says: str, number: int | float, limit: int | float) -> Hypothesis:
     """`number = limit`, up to rounding."""
-    return Hypothesis(says, float(number), f"= {limit:g}", abs(number - limit) <= SMALL)
+    return Hypothesis(says, float(number), f"= {limit:g}", bool(abs(number - limit) <= SMALL))
 
 
-def at_most(says: str, number: float, limit: float) -> Hypothesis:
+def at_most(says: str, number: int | float, limit: int | float) -> Hypothesis:
     """`number <= limit`."""
     return Hypothesis(says, float(number), f"<= {limit:g}", number <= limit)
 
 
-def above(says: str, number: float, limit: float) -> Hypothesis:
+def above(says: str, number: int | float, limit: int | float) -> Hypothesis:
     """`number > limit`."""
     return Hypothesis(says, float(number), f"> {limit:g}", number > limit)
 
 
-def at_least(says: str, number: float, limit: float) -> Hypothesis:
+def at_least(says: str, number: int | float, limit: int | float) -> Hypothesis:
     """`number >= limit`."""
     return Hypothesis(says, float(number), f">= {limit:g}", number >= limit)
 

@@ -54,7 +54,6 @@ from rankscope.theory.logs import log, times
 from rankscope.theory.masked import connected, log_shrink, log_smallest, positive
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 
-
 ORTHOGONAL = 1e-12
 """Rounding allowed in W: it enters the bound once a layer."""
 
