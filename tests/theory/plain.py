@@ -1,7 +1,8 @@
 """The theorems a second time: small, slow and differentiable, from their formulas alone.
 
-Nothing of `rankscope.theory` is used. A network here is a handful of tensors, a run the list of what every layer
-did; a bound is (log of the bound, log of what it bounds) at the last layer, so that its slack can be climbed.
+Nothing of `rankscope.theory` is used. A network here is a handful of tensors, a run the list of what every
+layer did; a bound is (log of the bound, log of what it bounds) at the last layer, so that its slack can be
+climbed.
 """
 
 import math
@@ -94,14 +95,16 @@ def run(plain: Plain) -> list[Layer]:
     X, seen = plain.X, mask_matrix(plain.mask, len(plain.X))
     found = []
     for layer in range(len(plain.query)):
-        Q, K, V, O, b = (getattr(plain, name)[layer] for name in ("query", "key", "value", "output", "bias"))
+        Q, K, V, Out, b = (
+            getattr(plain, name)[layer] for name in ("query", "key", "value", "output", "bias")
+        )
         root = math.sqrt(Q.shape[-1])
         scores = (X @ Q + b[:, None]) @ (X @ K).mT / root
         P = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         R = X - X.mean(0)
         E = R @ Q @ (R @ K).mT / root
         reference = ((X.mean(0) @ Q + b)[:, None] @ (R @ K).mT / root)[:, 0]
-        W = V @ O
+        W = V @ Out
         each = Layer(X, E, reference.softmax(-1), P, Q @ K.mT, W)
         each.branch = (P @ X @ W).sum(0)
         X = plain.skip * X + each.branch

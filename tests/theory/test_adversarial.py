@@ -1,7 +1,7 @@
 """Gradient ascent against every bound: over tokens and weights, towards what the theorem forbids.
 
-The ratio that is climbed comes from `plain.py`, which shares no code with the certificates; what was found is then
-certified. The two must agree on the bound, and neither may be passed.
+The ratio that is climbed comes from `plain.py`, which shares no code with the certificates; what was found
+is then certified. The two must agree on the bound, and neither may be passed.
 """
 
 import math
@@ -21,7 +21,7 @@ STEPS = 40
 
 @dataclass(frozen=True)
 class Attack:
-    """A theorem, its formula, the networks it speaks of, and how parameters are kept within its hypotheses."""
+    """A theorem, its formula, the networks it speaks of, and how they are kept within its hypotheses."""
 
     theorem: str
     bound: Callable[[Plain], Logs]
