@@ -162,7 +162,7 @@ def scores(
         q, dq, of_queries = _normed(q, dq, w.query_norm, state, arch.norm_eps)
         k, dk, of_keys = _normed(k, dk, w.key_norm, state, arch.norm_eps)
         unsure = torch.maximum(of_queries, of_keys)
-    ref = Scaled.plain(zero)
+    ref = Scaled.plain(zero).normalised()  # zeros do not set the scale
     if arch.kernel == "gaussian":
         # -|k_j|^2 / 2 is the same in every row.
         ref = ref + Scaled(-(dk.value @ k.value[..., None])[..., 0], dk.log + k.log)

@@ -42,7 +42,9 @@ def mlp(arch: Architecture, layer: Layer, state: State) -> State:
 def affine(x: Scaled, linear: Linear) -> Scaled:
     """`x W + b` of the common token."""
     y = x.mapped(lambda v: v @ linear.weight)
-    return y if linear.bias is None else y + Scaled.plain(linear.bias.expand_as(y.value))
+    if linear.bias is None:
+        return y
+    return y + Scaled.plain(linear.bias.expand_as(y.value)).normalised()  # zeros do not set the scale
 
 
 def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:

@@ -51,7 +51,8 @@ class Scaled:
         step = size.masked_fill(zero, 1.0).log()
         if saves_a_pass(step, lambda: (step.abs() <= WIDEST).all()):
             return Scaled(self.value, self.log.masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
-        value = self.value * spread((-step).exp(), self.value)
+        half = spread((-step / 2).exp(), self.value)  # e^-step itself overflows at subnormal sizes
+        value = self.value * half * half
         return Scaled(value, (self.log + step).masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
 
     def __add__(self, other: "Scaled") -> "Scaled":

@@ -78,10 +78,10 @@ def product_norm(A: Float[Tensor, "width inner"], B: Float[Tensor, "inner width"
     return spectral_norm(left @ right.mT)
 
 
-def value_matrix(layer: Layer, head: int) -> Float[Tensor, "width width"]:
-    """`W_h = W_V,h W_O,h` of a layer whose heads are not grouped."""
-    w = layer.attention
-    return w.value.weight[:, head].double() @ w.output.weight[head].double()
+def value_matrix(arch: Architecture, layer: Layer, head: int) -> Float[Tensor, "width width"]:
+    """`W_h = W_V,h W_O,h`."""
+    w, group = layer.attention, arch.heads // arch.key_heads
+    return w.value.weight[:, head // group].double() @ w.output.weight[head].double()
 
 
 @dataclass(frozen=True)

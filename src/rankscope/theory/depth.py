@@ -56,9 +56,10 @@ def depth_of(found: Certificates, threshold: float) -> CollapseDepth:
     if not (isinstance(threshold, int | float) and math.isfinite(threshold) and threshold > 0):
         raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold!r}")
     limit = math.log10(threshold)
+    # Zero of zero is uniform: no share.
     sized = found.table.filter(pl.col("quantity") != "affine_rank").with_columns(
         below=(pl.col("log10_measured") - pl.col("log10_size")).fill_nan(-math.inf) < limit,
-        bound=pl.col("log10_bound") - pl.col("log10_size"),
+        bound=(pl.col("log10_bound") - pl.col("log10_size")).fill_nan(-math.inf),
     )
     # Of the quantities that were certified, the residual is the one meant, if it is there.
     names = sized["quantity"].unique().to_list()

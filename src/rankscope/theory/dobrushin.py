@@ -15,7 +15,7 @@ import math
 
 from rankscope.theory.factors import product
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import Hypothesis, rows_sum_to_one, softmax
+from rankscope.theory.hypotheses import Hypothesis, averages, rows_sum_to_one, softmax
 from rankscope.theory.logs import times
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 
@@ -31,7 +31,9 @@ def _evaluate(facts: Facts) -> Evaluation:
     factors = [math.inf if math.isnan(factor) else factor for factor in factors]
     return Evaluation(
         product(facts.sizes[0].diameter, factors),
-        by_layer(facts, seen(facts), lambda upto: [rows_sum_to_one(facts.defect(upto))]),
+        by_layer(
+            facts, [averages(facts.arch), *seen(facts)], lambda upto: [rows_sum_to_one(facts.defect(upto))]
+        ),
     )
 
 

@@ -19,7 +19,15 @@ import math
 from collections.abc import Callable
 
 from rankscope.theory.facts import Facts, LayerFacts
-from rankscope.theory.hypotheses import Hypothesis, no_mlp, no_norm, no_skip, rows_sum_to_one, softmax
+from rankscope.theory.hypotheses import (
+    Hypothesis,
+    averages,
+    no_mlp,
+    no_norm,
+    no_skip,
+    rows_sum_to_one,
+    softmax,
+)
 from rankscope.theory.logs import times
 from rankscope.theory.pure_attention import attention_hypotheses
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
@@ -54,7 +62,8 @@ OSCILLATION = Theorem(
 )  # fmt: skip
 ATTENTION = Theorem(
     "attention-factors", "this project", "||res|| <= product of sqrt(sum ||P_h - mean row|| ||W_h||)",
-    "residual", "upper", lambda facts: _evaluate(facts, lambda layer: layer.log_attention_factor, []),
+    "residual", "upper",
+    lambda facts: _evaluate(facts, lambda layer: layer.log_attention_factor, [averages(facts.arch)]),
 )  # fmt: skip
 EXACT = Theorem(
     "exact-factors", "this project", "||res|| = product of ||sum (P_h - 1q) R W_h|| / ||R||",

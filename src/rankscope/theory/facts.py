@@ -140,6 +140,11 @@ class Facts:
         return len(self.X)
 
     @cached_property
+    def first(self) -> State:
+        """The tokens at layer 0 as a common token and deviations."""
+        return State.of(self.X[None], torch.ones(1, self.number, dtype=torch.bool))
+
+    @cached_property
     def mask_names(self) -> tuple[str, ...]:
         """The masks of the layers, each once."""
         return tuple(dict.fromkeys(self.arch.mask_of(layer) for layer in range(self.depth)))
@@ -365,8 +370,8 @@ def _log_expm1(size: Tensor) -> Tensor:
 
 def _combined(columns: Tensor, rows: Tensor, norms: HeadNorms) -> float:
     """log of `sqrt((sum_h ||M_h||_1 ||W_h||_1) (sum_h ||M_h||_inf ||W_h||_inf))` from the logs of M's."""
-    first = plus(-math.inf, *(columns + norms.columns.log()).tolist())
-    second = plus(-math.inf, *(rows + norms.rows.log()).tolist())
+    sides = zip((columns, rows), (norms.columns.log(), norms.rows.log()), strict=True)
+    first, second = (plus(-math.inf, *map(times, of_M.tolist(), of_W.tolist())) for of_M, of_W in sides)
     return times(0.5 * first, 0.5 * second)
 
 
@@ -445,8 +450,10 @@ def _ratio(state: State, other: State) -> float:
 
 
 def rank_loss(arch: Architecture, weights: NormWeights) -> int:
-    """The most that a norm can take from the affine rank (`ranks.py`)."""
-    gone = 0 if weights.gain is None else int((weights.gain == 0).sum())
+    """The most that a norm can take from the affine rank (`ranks.py`), gains that `CLEAR` cannot see through
+    counted as zero."""
+    gain = weights.gain
+    gone = 0 if gain is None else int((gain.abs() <= 1e-5 * gain.abs().max()).sum())
     return (2 if arch.norm == "layer" else 1) + gone
 
 

@@ -7,6 +7,8 @@ from rankscope.nets import Architecture
 
 SMALL = 1e-9
 """Rounding allowed where a hypothesis says 'equal'."""
+AVERAGES = (*KERNELS, "linear")
+"""Kernels that divide every row by its sum."""
 
 
 @dataclass(frozen=True)
@@ -22,22 +24,22 @@ class Hypothesis:
         return f"{self.says}: {self.number:.6g}, must be {self.limit}"
 
 
-def equal(says: str, number: float, limit: float) -> Hypothesis:
+def equal(says: str, number: int | float, limit: int | float) -> Hypothesis:
     """`number = limit`, up to rounding."""
-    return Hypothesis(says, float(number), f"= {limit:g}", abs(number - limit) <= SMALL)
+    return Hypothesis(says, float(number), f"= {limit:g}", bool(abs(number - limit) <= SMALL))
 
 
-def at_most(says: str, number: float, limit: float) -> Hypothesis:
+def at_most(says: str, number: int | float, limit: int | float) -> Hypothesis:
     """`number <= limit`."""
     return Hypothesis(says, float(number), f"<= {limit:g}", number <= limit)
 
 
-def above(says: str, number: float, limit: float) -> Hypothesis:
+def above(says: str, number: int | float, limit: int | float) -> Hypothesis:
     """`number > limit`."""
     return Hypothesis(says, float(number), f"> {limit:g}", number > limit)
 
 
-def at_least(says: str, number: float, limit: float) -> Hypothesis:
+def at_least(says: str, number: int | float, limit: int | float) -> Hypothesis:
     """`number >= limit`."""
     return Hypothesis(says, float(number), f">= {limit:g}", number >= limit)
 
@@ -83,6 +85,16 @@ def token_scores(arch: Architecture) -> list[Hypothesis]:
 def softmax(arch: Architecture) -> Hypothesis:
     """The kernel is a softmax of scores, so that it has a rule in deviation arithmetic."""
     return equal(f"attention by a kernel other than {', '.join(KERNELS)}", arch.kernel not in KERNELS, 0)
+
+
+def averages(arch: Architecture) -> Hypothesis:
+    """Rows of attention sum to one whatever the tokens are, not just nearly so on these: a defect of 1e-10
+    times a large common token is more than what is left of small differences."""
+    return equal(
+        f"attention by a kernel other than {', '.join(AVERAGES)}, whose rows sum to one",
+        arch.kernel not in AVERAGES,
+        0,
+    )
 
 
 def rows_sum_to_one(defect: float) -> Hypothesis:

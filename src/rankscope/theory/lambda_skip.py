@@ -10,6 +10,9 @@ Summed over pairs (Minkowski), `sum |z_i - z_j|^2 <= c^2 sum |y_i - y_j|^2`, and
 
     mu(Y')^2 >= [(|w| - c)^2 - ((|w| s + (|w| + s) c) / (|w| - s))^2] / (|w| + s)^2  mu(Y)^2.
 
+Gains that change from layer to layer change the length of tokens, and mu with it. LayerNorm centres: Y is
+centred already, and centring Z makes neither s nor c larger.
+
 For |w| well above s and c the factor is about `1 - (2 s + c) / |w|`: collapse is at most exponential, at
 a rate that the weight sets. s and c are measured. The statement and its constants are this project's.
 """
@@ -19,7 +22,7 @@ import math
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis, above, at_most, no_mlp, softmax
 from rankscope.theory.logs import log, times
-from rankscope.theory.sphere import one_length
+from rankscope.theory.sphere import of_one_length, one_length
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 
 
@@ -47,14 +50,18 @@ def _evaluate(facts: Facts) -> Evaluation:
         half = layer.halves[0]
         s = math.exp(min(half.log_longest - length, 700.0)) if index else 0.0
         if index:  # layer 1 is where tokens first are of one length
-            r = times(r, log_factor(w, s, math.exp(min(half.log_gain, 700.0))))
+            grown = facts.sizes[index + 1].longest - length if length > -math.inf else -math.inf
+            r = times(r, grown, log_factor(w, s, math.exp(min(half.log_gain, 700.0))))
         bounds.append(r)
         largest.append(max(s, largest[-1] if largest else 0.0))
     fixed = [softmax(arch), no_mlp(arch), above("|weight of the skip|", w, 0)]
     fixed += one_length(facts, centring=True)
 
     def moving(upto: int) -> list[Hypothesis]:
-        return [at_most("longest token of a branch, in lengths of a token", largest[upto - 1], w)]
+        return [
+            at_most("longest token of a branch, in lengths of a token", largest[upto - 1], w),
+            of_one_length(facts, upto),
+        ]
 
     return Evaluation(bounds, by_layer(facts, fixed, moving))
 

@@ -15,7 +15,7 @@ from rankscope.deviation.scaled import LOWEST, Scaled
 TEN = math.log(10.0)
 
 
-def log(value: float) -> float:
+def log(value: int | float) -> float:
     """log(value), -inf at zero.
 
     >>> log(0.0), log(1.0)

@@ -15,19 +15,21 @@ import math
 
 import torch
 
+from rankscope.deviation import Scaled
 from rankscope.theory.constants import speaking, spectral_norm, value_matrix
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import (
     Hypothesis,
     above,
     at_least,
+    averages,
     equal,
     no_mlp,
     no_norm,
     no_skip,
     rows_sum_to_one,
 )
-from rankscope.theory.logs import log, times
+from rankscope.theory.logs import log, log_of, sized, times
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 
 
@@ -36,10 +38,10 @@ def log_values(facts: Facts) -> list[float]:
     arch = facts.arch
     found: list[float] = []
     heads = [speaking(arch, index) for index in range(facts.depth)]
-    if arch.heads == arch.key_heads and all(len(kept) == 1 for kept in heads):
+    if all(len(kept) == 1 for kept in heads):
         product, scale = torch.eye(arch.width, dtype=torch.float64), 0.0
         for layer, (head,) in zip(facts.net.weights.layers, heads, strict=True):
-            product = product @ value_matrix(layer, head)
+            product = product @ value_matrix(arch, layer, head)
             size = spectral_norm(product)
             if size == 0.0:
                 return found + [-math.inf] * (facts.depth - len(found))
@@ -80,8 +82,8 @@ def log_shrink(log_share: float) -> float:
 
 def _evaluate(facts: Facts) -> Evaluation:
     arch, radius = facts.arch, facts.graph.radius
-    spread = torch.linalg.vector_norm(facts.X.amax(0) - facts.X.amin(0))
-    start = log(float(spread)) + 0.5 * math.log(facts.number) - math.log(2)
+    spread = sized(Scaled.plain((facts.X.amax(0) - facts.X.amin(0))[None]))
+    start = log_of(spread.value.norm(), spread.log[0]) + 0.5 * math.log(facts.number) - math.log(2)
     bounds = []
     for layer, B in enumerate(log_values(facts), 1):
         if radius is None:
@@ -93,7 +95,7 @@ def _evaluate(facts: Facts) -> Evaluation:
         rounds = layer // radius
         shrink = log_shrink(radius * log_smallest(facts, layer))
         bounds.append(times(start, B, rounds * shrink if rounds else 0.0))
-    fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), *connected(facts)]
+    fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), averages(arch), *connected(facts)]
     return Evaluation(
         bounds,
         by_layer(facts, fixed, lambda upto: [rows_sum_to_one(facts.defect(upto)), positive(facts, upto)]),

@@ -33,7 +33,7 @@ from rankscope.theory.hypotheses import (
     rows_sum_to_one,
     token_scores,
 )
-from rankscope.theory.logs import log, log_expm1, running, times
+from rankscope.theory.logs import log_expm1, running, times
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 
 ROOT = 1.2564
@@ -50,9 +50,10 @@ def log_beta(layer: LayerFacts) -> float:
     """log of the safe beta of Thm 2.3."""
     if not len(layer.heads.scores):
         return -math.inf
-    columns = float((layer.heads.scores * layer.heads.columns).max())
-    rows = float((layer.heads.scores * layer.heads.rows).max())
-    return 0.5 * (log(columns) + log(rows)) if columns > 0 and rows > 0 else -math.inf
+    scores, columns, rows = (
+        part.log() for part in (layer.heads.scores, layer.heads.columns, layer.heads.rows)
+    )
+    return times(0.5 * float((scores + columns).max()), 0.5 * float((scores + rows).max()))
 
 
 def log_base(facts: Facts, layer: LayerFacts, gamma: float) -> float:

@@ -1,6 +1,8 @@
 """Tokens on a sphere: attention, orthogonal values, a norm that only scales (Wu et al. 2024, Thm 2, Cor 1).
 
 `X' = D A X W`, D > 0 making every token of one length, W orthogonal (or a multiple, which D takes out).
+No token may be zero from layer 1 on: a norm leaves it there, and a first token that is zero under a causal
+mask never joins the others.
 Let y_i be the directions, `m = min cos(y_i, y_j)`.
 
 **Cor 1**, cosines not negative. `y_i(t+r) = sum_j q_ij y_j(t)` with `q_ij >= eps^r` for every j that
@@ -31,7 +33,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rankscope.deviation.norms import normalise
+from rankscope.deviation.scaled import LOWEST
 from rankscope.nets import mask_matrix
+from rankscope.nets.weights import NormWeights
 from rankscope.theory.constants import speaking, value_matrix
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import (
@@ -48,6 +53,9 @@ from rankscope.theory.hypotheses import (
 from rankscope.theory.logs import log, times
 from rankscope.theory.masked import connected, log_shrink, log_smallest, positive
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+
+ORTHOGONAL = 1e-12
+"""Rounding allowed in W: it enters the bound once a layer."""
 
 
 def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
@@ -68,6 +76,14 @@ def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
     ]  # fmt: skip
 
 
+def of_one_length(facts: Facts, upto: int) -> Hypothesis:
+    """No norm met a token of length zero, which it leaves at zero."""
+    found = [
+        sizes.shortest - sizes.longest for sizes in facts.sizes[1 : upto + 1] if sizes.longest > -math.inf
+    ]
+    return equal("shortest token, in lengths of the longest", math.exp(min(found, default=0.0)), 1)
+
+
 def _zero(says: str, number: float) -> Hypothesis:
     """Exactly zero: with anything else lengths differ, and a bound below that is false."""
     return Hypothesis(says, number, "= 0", number == 0)
@@ -77,20 +93,20 @@ def orthogonal_values(facts: Facts) -> list[Hypothesis]:
     """One head, its values a multiple of an orthogonal matrix, and no bias on the way."""
     arch, layers = facts.arch, facts.net.weights.layers
     heads = [speaking(arch, index) for index in range(facts.depth)]
-    most = max((len(kept) for kept in heads), default=0)
-    found = [equal("heads", most, 1)]
-    if not found[0].met or arch.heads != arch.key_heads:
+    numbers = [len(kept) for kept in heads]
+    found = [equal("heads", max(numbers, key=lambda number: abs(number - 1)), 1)]
+    if not found[0].met:
         return found
     defect = bias = 0.0
     for layer, (head,) in zip(layers, heads, strict=True):
-        W = value_matrix(layer, head)
+        W = value_matrix(arch, layer, head)
         square = W @ W.mT
         mean = float(square.diagonal().mean())
         off = (square - mean * torch.eye(len(square), dtype=W.dtype)).abs().max()
         defect = max(defect, float(off) / mean if mean > 0 else math.inf)
         for part in (layer.attention.value, layer.attention.output):
             bias = max(bias, 0.0 if part.bias is None else float(part.bias.abs().max()))
-    return [*found, at_most("|W W^T - 1| of the values", defect, 1e-9), _zero("bias of values", bias)]
+    return [*found, at_most("|W W^T - 1| of the values", defect, ORTHOGONAL), _zero("bias of values", bias)]
 
 
 def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
@@ -111,7 +127,7 @@ def _on_sphere(facts: Facts) -> list[Hypothesis]:
 
 
 def _measured(facts: Facts, upto: int) -> list[Hypothesis]:
-    return [rows_sum_to_one(facts.defect(upto)), positive(facts, upto)]
+    return [rows_sum_to_one(facts.defect(upto)), positive(facts, upto), of_one_length(facts, upto)]
 
 
 def _cosines(facts: Facts, start: int | None) -> list[float]:
@@ -170,6 +186,20 @@ def hemisphere(Y: Float[Tensor, "token width"]) -> tuple[Tensor, float]:
     return w, float((Y @ w).min())
 
 
+def _log_apart(facts: Facts, w: Float[Tensor, " width"], heights: Float[Tensor, " token"]) -> float:
+    """log of max|p_i - p_j|. Where tokens are close, y = c + e with c common, and `p_i - c / <c, w> =
+    (<c, w> e_i - <e_i, w> c) / (<y_i, w> <c, w>)` subtracts no two nearly equal points."""
+    directions = normalise(facts.first, "scale", NormWeights(), 0.0)
+    c, e, log_unit = directions.x.explicit()[0], directions.R.value[0], float(directions.R.log[0])
+    if float(directions.x.log[0]) <= LOWEST:  # far apart: e is y
+        p = directions.tokens()[0] / heights[:, None]
+        log_unit = 0.0
+    else:
+        p = (float(c @ w) * e - (e @ w)[:, None] * c) / (heights * float(c @ w))[:, None]
+    largest = torch.cdist(p, p, compute_mode="donot_use_mm_for_euclid_dist").max()
+    return log(float(largest)) + log_unit
+
+
 def _hemisphere(facts: Facts) -> Evaluation:
     lengths = torch.linalg.vector_norm(facts.X, dim=-1)
     smallest = float(lengths.min())
@@ -181,9 +211,9 @@ def _hemisphere(facts: Facts) -> Evaluation:
         w, alpha = hemisphere(Y)
         if alpha > 0 and N > 1:
             heights = Y @ w
-            p, weighted = Y / heights[:, None], lengths * heights
+            weighted = lengths * heights
             share = min(alpha, float(weighted.min() / weighted.max()))
-            start = log(float(torch.cdist(p, p).max())) + 0.5 * math.log((N - 1) / 2)
+            start = _log_apart(facts, w, heights) + 0.5 * math.log((N - 1) / 2)
             for layer in range(1, facts.depth + 1):
                 rounds = layer // radius
                 shrink = log_shrink(radius * (math.log(share) + log_smallest(facts, layer)))

@@ -19,31 +19,36 @@ from torch import Tensor
 from rankscope.theory.constants import speaking
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis, above, no_norm_after
-from rankscope.theory.logs import log, times
+from rankscope.theory.logs import log, sized, times
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 
-ROUNDING = 1e-12
-"""Directions that an output matrix reaches by less than this share of its norm count as not reached."""
+ROUNDING = 1e-14
+"""Directions that rows of length one reach by less than this are not reached; times the deviation itself, it
+is what rounding may leave of what was written to. Taken off, so that a lower bound stays one."""
 
 
 def _written(facts: Facts, index: int) -> Tensor:
-    """The rows of layer `index`'s output matrices."""
+    """The rows of layer `index`'s output matrices, of length one: values may be as large as outputs are
+    small."""
     layer = facts.net.weights.layers[index]
     parts = [layer.attention.output.weight[list(speaking(facts.arch, index))].flatten(0, 1)]
     if layer.mlp is not None and facts.arch.mlp != "none":
         parts.append(layer.mlp.down.weight)
-    return torch.cat(parts).double()
+    rows = torch.cat(parts).double()
+    rows = rows / rows.abs().amax(-1, keepdim=True).clamp(min=5e-324)
+    return torch.nn.functional.normalize(rows, dim=-1)
 
 
 def _basis(rows: Tensor) -> Tensor:
     """An orthonormal basis of the row space."""
     _, s, Vh = torch.linalg.svd(rows, full_matrices=False)
-    return Vh[s > ROUNDING * s.max()] if len(s) else Vh
+    return Vh[s > ROUNDING * s.max().clamp(min=1.0)] if len(s) else Vh
 
 
 def _evaluate(facts: Facts) -> Evaluation:
     arch, width = facts.arch, facts.arch.width
-    R = facts.X - facts.X.mean(0)
+    deviation = sized(facts.first.centred()[1])
+    R, unit = deviation.value[0], float(deviation.log[0])
     weight = abs(arch.attention_skip)
     if arch.mlp != "none" and not arch.parallel:
         weight *= abs(arch.mlp_skip)
@@ -54,8 +59,8 @@ def _evaluate(facts: Facts) -> Evaluation:
             basis = _basis(torch.cat([basis, _written(facts, index)]))
         left.append(width - len(basis))
         rest = R - (R @ basis.mT) @ basis
-        size = float(rest.norm()) if left[-1] else 0.0
-        bounds.append(times(log(size), (index + 1) * log(weight) if weight > 0 else -math.inf))
+        size = float(rest.norm() - ROUNDING * R.norm()) if left[-1] else 0.0
+        bounds.append(times(log(size), unit, (index + 1) * log(weight) if weight > 0 else -math.inf))
     sandwich = arch.norm != "none" and arch.norm_place == "sandwich"
     fixed = [
         above("|weight| of the skips", weight, 0),

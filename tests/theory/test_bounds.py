@@ -1,0 +1,326 @@
+"""Random networks that try to break every bound, the ladder of bounds, and bounds at any depth."""
+
+import math
+from collections import Counter
+
+import mpmath
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rankscope.deviation.scaled import LOWEST
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.norms import normalise
+from rankscope.nets.weights import NormWeights
+from rankscope.theory import THEOREMS, certify
+from rankscope.theory.pure_attention import cubed
+from tests.theory.families import EVERY_MASK, FAMILIES, PURE, WITH_SKIP, Case, normal, orthogonal
+from tests.theory.plain import columns, rows
+
+SEVENTH = 1 / 7
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_random_network_breaks_a_bound(family: str) -> None:
+    """All theorems on every family; those that it is made for are met, and say something, in a good share of
+    the draws."""
+    strategy, theorems = FAMILIES[family]
+    seen: Counter[str] = Counter()
+
+    @settings(max_examples=30)
+    @given(strategy)
+    def attempt(case: Case) -> None:
+        found = certify(*case)
+        assert found.broken().is_empty(), found.broken()
+        unmet = found.table.filter(~found.table["met"])
+        assert unmet["log10_bound"].is_null().all() and unmet["slack"].is_null().all()
+        assert unmet["why"].is_not_null().all()
+        seen["cases"] += 1
+        seen.update(found.guarantees()["theorem"].unique().to_list())
+
+    attempt()
+    for theorem in theorems:
+        share = 0.03 if theorem == "norm-rank" else SEVENTH
+        assert seen[theorem] >= share * seen["cases"], f"{theorem} says too little: {dict(seen)}"
+
+
+def test_every_theorem_is_strained_by_some_family() -> None:
+    assert set(THEOREMS) == {name for _, theorems in FAMILIES.values() for name in theorems}
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-2, 1e3, 1e6])
+@pytest.mark.parametrize("kernel", ["softmax", "gaussian", "uniform", "sigmoid", "linear", "linformer:3"])
+def test_kernels_and_scales_with_all_theorems(kernel: str, scale: float) -> None:
+    arch = Architecture(layers=3, width=6, heads=2, kernel=kernel, mlp="none", norm="none", length=16,
+                        attention_skip=0.0)  # fmt: skip
+    net = Transformer.random(arch, init="xavier")
+    X = scale * normal((2, 7, 6), 1)
+    assert certify(net, X).broken().is_empty()
+    with_skip = certify(net.variant(skip=1.0), X)
+    assert with_skip.broken().is_empty()
+    assert {"aligned-skip", "elementary-skip"} <= set(with_skip.table.filter("met")["theorem"])
+
+
+@pytest.mark.parametrize("mask", EVERY_MASK)
+@pytest.mark.parametrize("variant", ["san", "skip", "sphere"])
+def test_three_hundred_tokens(mask: str, variant: str) -> None:
+    """Bounds hold among many tokens, where column sums of attention part from its row sums."""
+    sphere = variant == "sphere"
+    arch = Architecture(
+        layers=3, width=8, heads=1 if sphere else 2, mlp="none", norm="scale" if sphere else "none", norm_eps=0.0,
+        mask=mask, attention_skip=float(variant == "skip"), biases=False,
+    )  # fmt: skip
+    net = Transformer.random(arch, 3, "orthogonal" if sphere else "xavier")
+    n = 300 if mask in ("complete", "causal", "window:2") else 60
+    X = normal((1, n, 8), 4)
+    found = certify(net, X.abs() if sphere else X)
+    assert found.broken().is_empty()
+    met = set(found.table.filter("met")["theorem"])
+    assert met >= {"san": {"attention-factors", "wu2024-1" if mask != "dilated:1:2" else "dobrushin"},
+                   "skip": {"aligned-skip", "dobrushin"}, "sphere": {"norm-rank"}}[variant]  # fmt: skip
+
+
+def test_close_tokens_among_many_on_a_sphere() -> None:
+    """Tokens that differ by 1e-10 among forty: distances must not be taken by products of lengths."""
+    arch = Architecture(
+        layers=3, width=3, heads=1, mlp="none", norm="scale", norm_eps=0.0, attention_skip=0.0, biases=False,
+        mask="unidirectional",
+    )  # fmt: skip
+    net = Transformer.random(arch, 0, "orthogonal")
+    for close in (1e-4, 1e-8, 1e-10, 1e-14):
+        X = 1 + close * normal((1, 40, 3), 0)
+        found = certify(net, X, theorems=["hemisphere", "wu2024-cor1"])
+        assert found.table["met"].all() and found.broken().is_empty()
+        assert float(found.of("hemisphere")["slack"].max()) < 1.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+@pytest.mark.parametrize("kind", ["san", "san + MLP", "san + skip", "transformer", "sphere", "lambda"])
+def test_forty_layers(kind: str, n: int) -> None:
+    fields = {
+        "san": {"mlp": "none", "norm": "none", "attention_skip": 0.0},
+        "san + MLP": {"norm": "none", "attention_skip": 0.0},
+        "san + skip": {"mlp": "none", "norm": "none"},
+        "transformer": {},
+        "sphere": {"heads": 1, "mlp": "none", "norm": "scale", "attention_skip": 0.0, "mask": "causal"},
+        "lambda": {"mlp": "none", "norm": "rms", "attention_skip": 20.0},
+    }[kind]
+    arch = Architecture(**{"layers": 40, "width": 4, "heads": 2, "norm_eps": 0.0, "biases": False, **fields})
+    X = 0.1 * normal((1, n, 4), n)
+    found = certify(Transformer.random(arch, 1, "orthogonal"), X.abs() if kind == "sphere" else X)
+    assert found.broken().is_empty()
+    if n > 1:
+        assert not found.guarantees().filter(layer=40).is_empty()
+
+
+def test_the_smallest_inputs() -> None:
+    """One token, equal tokens, zeros: upper bounds are zero or say so, lower bounds are zero."""
+    arch = Architecture(layers=3, width=4, heads=2, mlp="none", norm="none", biases=False)
+    for skip in (0.0, 1.0):
+        net = Transformer.random(arch.replace(attention_skip=skip), init="xavier")
+        for X in (normal((1, 1, 4), 0), normal((1, 1, 4), 0).expand(1, 5, 4), torch.zeros(1, 5, 4).double()):
+            found = certify(net, X)
+            assert found.broken().is_empty()
+            met = found.table.filter("met")
+            assert set(met["log10_measured"]) == {-math.inf}
+            for quantity in ("residual", "diameter"):
+                assert set(met.filter(quantity=quantity)["log10_bound"]) == {-math.inf}
+            assert set(met.filter(kind="lower")["log10_bound"]) <= {-math.inf}
+
+
+def test_weights_whose_products_leave_floating_point() -> None:
+    """Weights of 1e-92: the product of four of them is no float64, the residual in logs is."""
+    arch = Architecture(layers=2, width=4, heads=2, mlp="none", norm="none", attention_skip=0.0, biases=False)
+    tensors = Transformer.random(arch).state()
+    net = Transformer.from_weights(arch, {name: 1e-90 * W for name, W in tensors.items()})
+    for skip in (0.0, 1.0):
+        found = certify(net.variant(skip=skip), normal((1, 5, 4), 0))
+        assert found.broken().is_empty()
+        assert found.table.filter("met")["log10_bound"].is_finite().all()
+
+
+# The ladder
+
+
+@settings(max_examples=25)
+@given(PURE, st.sampled_from(["mean", "argmin"]))
+def test_exact_below_attention_below_oscillation(case: Case, centre: str) -> None:
+    net, X = case
+    if centre == "argmin":
+        net, X = net.variant(layers=min(2, net.arch.layers)), X[:, :4]
+    found = certify(net, X, centre=centre)
+    assert found.broken().is_empty()
+    one, exact, attention, oscillation, measured = (
+        found.of(name) for name in ("dong2021-2.3-gamma1", "exact-factors", "attention-factors", "oscillation",
+                                    "dong2021-2.3")
+    )  # fmt: skip
+    kappa = math.log10(max(2 * (1 - 1 / X.shape[1]), 1e-300)) if centre == "mean" else math.log10(2)
+    for row in range(len(exact)):
+        if not exact["met"][row] or exact["below_floor"][row]:
+            continue
+        value = exact["log10_measured"][row]
+        rounding = 1e-9 * (1 + abs(value)) if math.isfinite(value) else 1e-9
+        gap = exact["slack"][row]
+        # The argmin is itself found to a tolerance of 1e-5 only, at both ends.
+        assert abs(gap) <= (rounding if centre == "mean" else 1e-4 * (row + 1)) or gap == 0.0
+        assert (
+            exact["log10_bound"][row]
+            <= attention["log10_bound"][row] + rounding + (centre == "argmin") * 1e-4
+        )
+        # |P - mean row| <= 2 (1 - 1/n) |P - 1p|, which the mean's own kappa pays for.
+        assert attention["log10_bound"][row] <= oscillation["log10_bound"][row] + rounding + (
+            0 if centre == "mean" else kappa * (row + 1)
+        )
+        if one["met"][row]:
+            assert one["log10_bound"][row] <= measured["log10_bound"][row]
+
+
+@settings(max_examples=25)
+@given(WITH_SKIP)
+def test_layer_by_layer_below_the_closed_form_of_skips(case: Case) -> None:
+    """`max_l (2 c)^((3^l - 1)/2) 2^(3^l (L - l)) r^(3^l)`, in mpmath, for |w| <= 1."""
+    net, X = case
+    if abs(net.arch.attention_skip) > 1:
+        net = net.variant(skip=1.0)
+    net = net.variant(layers=min(net.arch.layers, 4))
+    found = certify(net, X, theorems="dong2021-skip")
+    one = found.table.filter("met")
+    pure = certify(net.variant(skip=False), X, theorems="dong2021-2.3")
+    assert not pure.table.is_empty()
+    if one.is_empty() or X.shape[1] == 1:
+        return
+    r = float((X - X.mean(1)).abs().sum(1).max().mul((X - X.mean(1)).abs().sum(2).max()).sqrt())
+    if net.arch.positions == "absolute" or r == 0.0:
+        return
+    c = _largest_cubic(net, X)
+    for layer, bound in one.select("layer", "log10_bound").iter_rows():
+        with mpmath.workdps(50):
+            terms = [
+                mpmath.mpf(2 * c) ** ((3**j - 1) // 2)
+                * mpmath.mpf(2) ** (3**j * (layer - j))
+                * mpmath.mpf(r) ** 3**j
+                for j in range(layer + 1)
+            ]
+            closed = float(mpmath.log10(max(terms)))
+        assert bound <= closed + 1e-9 * (1 + abs(closed))
+
+
+def _largest_cubic(net: Transformer, X: Tensor) -> float:
+    """c over the layers, from explicit matrices."""
+    arch, found = net.arch, 0.0
+    group = arch.heads // arch.key_heads
+    for index, state in enumerate(net.run(X).states[:-1]):
+        R, w = state[0] - state[0].mean(0), net.weights.layers[index].attention
+        kept = range(arch.heads) if arch.kept_heads is None else arch.kept_heads[index]
+        o, wide = 0.0, 0.0
+        for head in kept if arch.kernel != "uniform" else ():
+            QK = w.query.weight[:, head] @ w.key.weight[:, head // group].mT
+            W = w.value.weight[:, head // group] @ w.output.weight[head]
+            E = R @ QK @ R.mT / arch.divisor
+            o = max(o, float((E.amax(-1) - E.amin(-1)).max()))
+            wide = max(wide, float(columns(QK) * max(columns(W), rows(W))))
+        growth = math.inf if o > 700 else max(1.0, math.expm1(o) / (2 * o)) if o > 0 else 1.0
+        found = max(found, 4 * 2 * (1 - 1 / len(R)) * growth * wide * len(kept) / arch.divisor)
+    return found
+
+
+@pytest.mark.parametrize(("base", "start"), [(0.3, -0.5), (-1.0, 0.6), (2.0, -1.0), (-3.0, 1.5), (0.0, 0.01)])
+def test_cubing_equals_the_closed_form_to_a_thousand_layers(base: float, start: float) -> None:
+    found = cubed([base] * 1000, start)
+    assert len(found) == 1000
+    with mpmath.workdps(600):
+        for layer in (1, 2, 3, 10, 50, 500, 600, 1000):
+            power = mpmath.mpf(3) ** layer
+            exact = (power - 1) / 2 * mpmath.mpf(base) + power * mpmath.mpf(start)
+            got = found[layer - 1]
+            if exact < LOWEST:
+                assert got == LOWEST  # raised: an upper bound stays one
+            elif exact > -LOWEST:
+                assert got == math.inf
+            else:
+                # Near the critical start, rounding of the logs grows as their powers do.
+                assert got == pytest.approx(float(exact), rel=1e-12)
+    assert all(not math.isnan(each) for each in found)
+
+
+def test_cubing_takes_the_largest_base_so_far() -> None:
+    assert cubed([-1.0, 2.0, 0.0], -3.0) == [-10.0, 2 + 3 * (2 - 9), 2 + 3 * (2 + 3 * (2 - 9))]
+    assert cubed([-math.inf, 1.0], 5.0) == [-math.inf, 1 + 3 * (1 + 15)]
+    assert cubed([math.inf], -math.inf) == [-math.inf]
+
+
+def test_a_thousand_layers_are_certified() -> None:
+    arch = Architecture(
+        layers=1000, width=2, heads=1, mlp="none", norm="none", attention_skip=0.0, shared=True
+    )
+    net = Transformer.random(arch)
+    found = certify(net, normal((1, 3, 2), 0), theorems=["dong2021-2.3", "dong2021-skip"])
+    rows = found.of("dong2021-2.3")
+    assert rows["met"].all() and found.broken().is_empty()
+    assert rows["log10_bound"][-1] == pytest.approx(LOWEST / math.log(10))
+    up = certify(net, 1e6 * normal((1, 3, 2), 0), theorems="dong2021-2.3").table
+    assert up.filter("met")["log10_bound"].is_nan().sum() == 0
+
+
+# Norms and rank
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(2, 6), st.integers(2, 6), st.integers(0, 6), st.integers(0, 2**31),
+    st.sampled_from(["scale", "rms", "layer"]), st.integers(0, 2), st.sampled_from([0.0, 1e-5]),
+)  # fmt: skip
+def test_norms_are_neutral_to_affine_rank(
+    n: int, d: int, rank: int, seed: int, kind: str, zeros: int, eps: float
+) -> None:
+    """Exact low-rank integer matrices: rank before by exact elimination, after by singular values far from
+    rounding. Down by at most one (LayerNorm two) and one per zero gain; up by at most one."""
+    rank = min(rank, n, d)
+    g = torch.Generator().manual_seed(seed)
+    left, right = (torch.randint(-2, 3, shape, generator=g) for shape in ((n, rank), (rank, d)))
+    X = left @ right
+    gain = torch.ones(d, dtype=torch.float64)
+    gain[: min(zeros, d)] = 0.0
+    Y = normalise(X.double(), kind, NormWeights(gain), eps)  # type: ignore[arg-type]
+    before = int(torch.linalg.matrix_rank((n * X - X.sum(0)).double(), rtol=1e-9))
+    after = int(torch.linalg.matrix_rank(Y - Y.mean(0), atol=1e-9, rtol=1e-9))
+    exact = mpmath_rank(n * X - X.sum(0))
+    assert before == exact
+    assert after >= before - (2 if kind == "layer" else 1) - min(zeros, d)
+    assert after <= before + 1
+
+
+def mpmath_rank(A: Tensor) -> int:
+    """By elimination in whole numbers."""
+    rows, rank = [list(map(int, row)) for row in A], 0
+    for column in range(A.shape[1]):
+        pivot = next((row for row in range(rank, len(rows)) if rows[row][column]), None)
+        if pivot is None:
+            continue
+        rows[rank], rows[pivot] = rows[pivot], rows[rank]
+        for row in range(rank + 1, len(rows)):
+            by = rows[row][column]
+            rows[row] = [a * rows[rank][column] - b * by for a, b in zip(rows[row], rows[rank], strict=True)]
+        rank += 1
+    return rank
+
+
+@pytest.mark.parametrize(("kind", "lost"), [("scale", 1), ("rms", 1), ("layer", 2)])
+def test_what_a_norm_may_take_is_sometimes_taken(kind: str, lost: int) -> None:
+    """The constants cannot be smaller: points on a line through 0 become one point, and so do tokens that
+    differ in a constant as well."""
+    line = torch.tensor([[1.0, -1.0, 0.0], [2.0, -2.0, 0.0], [3.0, -3.0, 0.0], [5.0, -5.0, 0.0]]).double()
+    X = line + torch.tensor([0.0, 1.0, -2.0, 0.0]).double()[:, None] * (kind == "layer")
+    Y = normalise(X, kind, NormWeights(), 0.0)  # type: ignore[arg-type]
+    before, after = (int(torch.linalg.matrix_rank(A - A.mean(0), atol=1e-9)) for A in (X, Y))
+    assert before - after == lost
+
+
+def test_a_norm_on_a_turned_frame_keeps_many_directions() -> None:
+    X = normal((1, 12, 8), 0) @ orthogonal(8, 1)
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2, norm_place="pre"), init="xavier")
+    found = certify(net, X, theorems="norm-rank")
+    assert found.guarantees().height == 2 and found.broken().is_empty()
+    assert 10 ** found.table["log10_bound"][0] == pytest.approx(6.0)
