@@ -1,0 +1,291 @@
+"""The critical skip: the weight of the skip around attention at which tokens stop collapsing.
+
+A skip of weight lambda holds tokens apart, attention pulls them together (Dong et al. 2021): below some
+lambda the residual shrinks from layer to layer, above it grows. `critical_skip` finds that lambda by
+bisection on the measured rate, and next to it the one at which the uniform state stops attracting
+(`transverse.py`). The first is about these tokens, as far apart as they are and to this depth; the
+second about tokens that are all but equal. They agree where tokens start close and layers are many.
+
+The weight varied is `attention_skip` alone: it is the skip that the paper takes out, and the one that
+serial and parallel blocks both have. The MLP's skip stays as it is.
+
+Without norms and MLP, and rows of P that sum to one, `res X' = lambda res X + res(attention)`. Where
+`||res(attention)||_F <= c ||res X||_F` in every layer, `lambda - c <= mu' / mu <= lambda + c`, so
+
+    lambda < 1 - c: tokens collapse;    lambda > 1 + c: they do not.
+
+Measured at the critical weight, c is that run's own: the crossing lies within 1 -+ c (`bracket`), but at
+another weight c is another. A c for every weight and input comes from the weights alone (`guaranteed`):
+for u orthogonal to 1 the entries of P u lie between the least and the largest of u, hence
+`||res(P u)|| <= sqrt(n / 2) ||u||` and `c = max over layers of sqrt(n / 2) sum_h ||W_h||_2`. Of uniform
+attention P is known, and `c = ||res P0||_2 ||sum_h W_h||_2`.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import fmean
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rankscope.deviation import Scaled, applies, propagate
+from rankscope.deviation.propagate import KERNELS
+from rankscope.deviation.scaled import Logs
+from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError, one_of
+from rankscope.metrics.tokens import real_tokens
+from rankscope.nets import Transformer
+from rankscope.nets.masks import matrix
+from rankscope.nets.weights import Attention
+from rankscope.profiles import measure
+from rankscope.theory.transverse import Exponent, exponent, slope, transverse_modes
+
+METRICS = ("mu", "relative_mu")
+DEEP = 24
+"""Layers to measure a rate on, where the network has fewer."""
+STILL = 0.01
+"""A change of the log by less than this, over the layers that a rate is of, is none."""
+
+Rate = Callable[[float], float]
+"""The rate at a skip weight."""
+
+
+@dataclass(frozen=True, eq=False)
+class CriticalSkip:
+    """Where collapse stops, as measured and as theory has it."""
+
+    weight: float | None
+    """Of the attention skip, where the measured rate crosses zero; None where it does not."""
+    rate_low: float
+    """The measured rate at the low end: natural log of the metric, per layer."""
+    rate_high: float
+    why: str
+    """What was found, in a sentence."""
+    theory: float | None
+    """Where the transverse exponent crosses zero; None where it does not, or is not defined."""
+    theory_why: str
+    bracket: tuple[float, float] | None
+    """1 -+ c, c measured at the critical weight: the crossing lies within. None with a norm, an MLP, no
+    crossing, or another metric than mu."""
+    guaranteed: tuple[float, float] | None
+    """1 -+ c, c from the weights: below the first, mu shrinks in every layer on any input of as many
+    tokens; above the second, it grows. None with a norm, an MLP, or another metric than mu."""
+    table: pl.DataFrame
+    """Every measured point: weight, rate."""
+
+
+def critical_skip(
+    net: Transformer,
+    X: Tensor,
+    padding: Tensor | None = None,
+    *,
+    metric: str = "mu",
+    depth: int | None = None,
+    low: float = 0.0,
+    high: float = 4.0,
+    tolerance: float = 1e-3,
+) -> CriticalSkip:
+    """The weight of the attention skip at which tokens X `[batch, token, width]` stop collapsing.
+
+    `metric` is `mu` (the residual's Frobenius norm) or `relative_mu` (its share of the tokens'). The
+    rate at a weight is the slope of its natural log against the layer over the second half of the
+    layers, in deviation arithmetic, averaged over samples; a residual of exactly zero counts as -inf.
+    Layers repeat to `depth` (the network's own, or 24 if that is more). Bisection between `low` and
+    `high` ends on one crossing from below, to `tolerance`; a rate that is not monotone may have others.
+    Every point runs the network on all of X: a few samples will do.
+
+    >>> from rankscope.nets import Architecture
+    >>> arch = Architecture(layers=2, width=8, heads=2, mlp="none", norm="none")
+    >>> X = torch.randn(1, 5, 8, generator=torch.Generator().manual_seed(0))
+    >>> found = critical_skip(Transformer.random(arch), X, depth=8, low=0.5, high=1.4, tolerance=0.05)
+    >>> round(found.weight, 1), round(found.theory, 1)
+    (1.0, 1.0)
+    """
+    _check(net, metric, low, high, tolerance)
+    net = net.to(torch.float64)
+    net = net.variant(layers=max(net.arch.layers, DEEP) if depth is None else depth)
+    X = _checked(X, net)
+    measured = _crossing(
+        lambda weight: _measured(net, X, padding, metric, weight), low, high, tolerance, net.arch.layers
+    )
+    theory = _theory(net, X, padding, metric, low, high, tolerance)
+    elementary = net.arch.norm == "none" and net.arch.mlp == "none" and metric == "mu"
+    return CriticalSkip(
+        weight=measured.weight,
+        rate_low=measured.points[0][1],
+        rate_high=measured.points[1][1],
+        why=measured.why,
+        theory=theory.weight,
+        theory_why=theory.why,
+        bracket=_bracket(net, X, padding, measured.weight) if elementary else None,
+        guaranteed=_guaranteed(net, X, padding) if elementary else None,
+        table=pl.DataFrame(measured.points, schema=["weight", "rate"], orient="row"),
+    )
+
+
+@dataclass(frozen=True)
+class _Crossing:
+    """What a bisection found; its points begin with the low end and the high one."""
+
+    weight: float | None
+    why: str
+    points: list[tuple[float, float]]
+
+
+def _check(net: Transformer, metric: str, low: float, high: float, tolerance: float) -> None:
+    if metric not in METRICS:
+        raise MetricError(one_of("metric", metric, METRICS))
+    if not (math.isfinite(high) and 0 <= low < high):
+        raise ArchitectureError(
+            f"low and high must be finite skip weights with 0 <= low < high; got {low} and {high}"
+        )
+    if not (math.isfinite(tolerance) and tolerance > 0):
+        raise ArchitectureError(f"tolerance must be a finite number > 0; got {tolerance}")
+    if not applies(net):
+        raise ArchitectureError(
+            f"a critical skip is measured in deviation arithmetic, by kernel {', '.join(KERNELS)}; got "
+            f"{net.arch.kernel!r}: use net.variant(kernel=...)"
+        )
+    if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
+        raise ArchitectureError(
+            "a critical skip weighs attention against its skip; in this network no head speaks: keep "
+            "some with net.variant(heads=...)"
+        )
+
+
+def _measured(net: Transformer, X: Tensor, padding: Tensor | None, metric: str, weight: float) -> float:
+    profile = measure(net.variant(attention_skip=weight), X, padding, metrics=metric)
+    rate = float(slope(profile.curve(metric, "log10") * math.log(10)).mean())
+    if math.isnan(rate):
+        raise TokensError("every sample must have at least one real token; one has none, and so no rate")
+    return rate
+
+
+def _checked(X: Tensor, net: Transformer) -> Tensor:
+    if not isinstance(X, Tensor) or not X.is_floating_point():
+        got = X.dtype if isinstance(X, Tensor) else type(X).__name__
+        raise TokensError(f"tokens must be a floating tensor [batch, token, width]; received {got}")
+    return X.to(dtype=torch.float64, device=net.device)
+
+
+def _crossing(rate: Rate, low: float, high: float, tolerance: float, layers: int) -> _Crossing:
+    """Where a rate crosses zero from below, by bisection."""
+    points = [(low, rate(low)), (high, rate(high))]
+    first, last = points[0][1], points[1][1]
+    zero = STILL / (layers - layers // 2)
+    why = ""
+    if not first < -zero:
+        why = f"at weight {low:g} tokens do not collapse, the rate is {first:.3g}: try a lower low"
+    elif last < -zero:
+        why = f"at weight {high:g} tokens still collapse, the rate is {last:.3g}: try a higher high"
+    elif last <= zero:
+        why = f"at weight {high:g} the rate has come to zero, {last:.3g}: the skip outweighs all else"
+    if why:
+        return _Crossing(None, f"no crossing: {why}", points)
+    while high - low > tolerance and low < (middle := (low + high) / 2) < high:
+        points.append((middle, rate(middle)))
+        low, high = (middle, high) if points[-1][1] < 0 else (low, middle)
+    return _Crossing((low + high) / 2, f"the rate crosses zero between {low:.6g} and {high:.6g}", points)
+
+
+def _theory(
+    net: Transformer,
+    X: Tensor,
+    padding: Tensor | None,
+    metric: str,
+    low: float,
+    high: float,
+    tolerance: float,
+) -> _Crossing:
+    """The same of the transverse exponent about the mean token of each sample, averaged over samples."""
+    tokens, real, _ = net.prepared(X, padding)
+    numbers = real.sum(-1)
+    means = tokens.sum(1) / numbers[:, None]
+    try:
+        modes = {n: transverse_modes(net.arch, tokens.shape[1], n) for n in set(numbers.tolist())}
+    except RankscopeError as error:
+        return _Crossing(None, f"theory does not apply: {error}", [])
+
+    def exponents(weight: float) -> list[Exponent]:
+        varied = net.variant(attention_skip=weight)
+        pairs = zip(means, numbers.tolist(), strict=True)
+        return [exponent(varied, x, modes[n], relative=metric == "relative_mu") for x, n in pairs]
+
+    found = _crossing(
+        lambda weight: fmean(each.rate for each in exponents(weight)),
+        low,
+        high,
+        tolerance,
+        net.arch.layers,
+    )
+    arch = net.arch
+    scores_bounded = arch.norm != "none" or arch.query_norm or arch.kernel == "uniform"
+    rows_alike = all(bool((nu == 0).all()) for nu in modes.values())
+    if found.weight is None or scores_bounded or rows_alike:
+        return found
+    common = fmean(each.common for each in exponents(found.weight))
+    if common <= 0:
+        return found
+    why = f"no norm keeps tokens from growing ({common:.2g} a layer there), and scores with them"
+    return _Crossing(
+        found.weight, f"{found.why}; {why}: the measured crossing may lie elsewhere", found.points
+    )
+
+
+def _bracket(
+    net: Transformer, X: Tensor, padding: Tensor | None, weight: float | None
+) -> tuple[float, float] | None:
+    """1 -+ the largest share of the residual that attention adds, over the layers of the rate."""
+    if weight is None:
+        return None
+    largest, before = 0.0, None
+    with torch.no_grad():
+        for step in propagate(net.variant(attention_skip=weight), X, padding):
+            after = step.state.centred()[1]
+            if before is not None and step.layer > net.arch.layers // 2:
+                share = (_log_length(after + before * -weight) - _log_length(before)).exp()
+                share = share.nan_to_num(nan=0.0)  # nothing is no share of nothing
+                largest = max(largest, float(share.max()))
+            before = after
+    return 1 - largest, 1 + largest
+
+
+def _log_length(R: Scaled) -> Logs:
+    return torch.linalg.vector_norm(R.value.flatten(1), dim=1).log() + R.log
+
+
+def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[float, float]:
+    """1 -+ c, c from the weights and the number of tokens."""
+    arch, number = net.arch, X.shape[1]
+    real = {int(n) for n in real_tokens(X.shape[:-1], padding, X.device).sum(-1)}
+    largest = 0.0
+    for index, layer in enumerate(net.weights.layers):
+        heads = range(arch.heads) if arch.kept_heads is None else set(arch.kept_heads[index])
+        W = [_head(layer.attention, head, arch.heads // arch.key_heads) for head in heads]
+        if not W:
+            continue
+        if arch.kernel == "uniform":
+            seen = matrix(arch.mask_of(index), number)
+            factor = max(_spread_kept(seen[:n, :n].double()) for n in real)
+            size = factor * _spectral(torch.stack(W).sum(0))
+        else:
+            size = math.sqrt(max(real) / 2) * sum(_spectral(each) for each in W)
+        largest = max(largest, size)
+    return 1 - largest, 1 + largest
+
+
+def _head(attention: Attention, head: int, group: int) -> Tensor:
+    """W_h, values and output of one head."""
+    return attention.value.weight[:, head // group] @ attention.output.weight[head]
+
+
+def _spread_kept(seen: Tensor) -> float:
+    """`||res P0||_2`: the most of a residual that averaging over the mask leaves."""
+    P = seen / seen.sum(-1, keepdim=True)
+    P = P - P.mean(-1, keepdim=True)
+    return _spectral(P - P.mean(0))
+
+
+def _spectral(W: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(W, ord=2))

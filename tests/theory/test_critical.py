@@ -1,0 +1,199 @@
+"""The critical skip: by hand, against theory, its brackets, where there is none, and what is no question."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError
+from rankscope.nets import Architecture, Transformer
+from rankscope.profiles import measure
+from rankscope.theory.critical import critical_skip
+from rankscope.theory.transverse import slope, transverse_exponent
+from tests.theory.test_transverse import drawn, identity_attention
+
+
+def pure(mask: str = "complete", **changes: Any) -> Transformer:
+    """Attention and skips alone."""
+    arch = Architecture(layers=2, width=8, heads=2, mlp="none", norm="none", mask=mask, **changes)
+    return Transformer.random(arch, seed=1)
+
+
+def test_one_under_a_complete_mask() -> None:
+    """To first order the skip is all that is left of a difference."""
+    found = critical_skip(pure(), drawn(1, 5, 8), depth=12, low=0.98, high=1.03, tolerance=4e-3)
+    assert found.weight == pytest.approx(1.0, abs=4e-3)
+    assert found.theory == pytest.approx(1.0, abs=2e-3)
+    assert found.bracket is not None and found.guaranteed is not None
+    for least, most in (found.bracket, found.guaranteed):
+        assert least - 2e-3 <= found.weight <= most + 2e-3  # type: ignore[operator]
+    assert found.rate_low == pytest.approx(math.log(0.98), abs=1e-3)
+    assert found.rate_high == pytest.approx(math.log(1.03), abs=1e-3)
+    assert found.table.columns == ["weight", "rate"]
+    assert found.table["weight"][:2].to_list() == [0.98, 1.03]
+    assert found.table["rate"][:2].to_list() == [found.rate_low, found.rate_high]
+    assert "crosses zero between" in found.why and "crosses zero between" in found.theory_why
+
+
+@pytest.mark.parametrize(("w", "n", "expected"), [(0.5, 2, 0.75), (-0.6, 3, 1.2)])
+def test_uniform_causal_attention_by_hand(w: float, n: int, expected: float) -> None:
+    """W = w I: where the largest |lambda + w / i|, i = 2..n, is one."""
+    net, low = identity_attention(w, 1.0, "causal", 2), expected - 0.1
+    found = critical_skip(net, drawn(1, n, 2), depth=12 * (n - 1), low=low, high=low + 0.32, tolerance=0.02)
+    assert found.theory == pytest.approx(expected, abs=0.01)
+    assert found.weight == pytest.approx(expected, abs=0.02)
+    assert found.bracket is not None and found.weight is not None
+    assert found.bracket[0] - 0.01 <= found.weight <= found.bracket[1] + 0.01
+
+
+def near(kind: dict[str, Any], mask: str) -> tuple[Transformer, Tensor]:
+    """A network of shared layers, and tokens that all but agree."""
+    arch = Architecture(layers=1, width=6, heads=2, mlp_width=8, mask=mask, shared=True, **kind)
+    X = drawn(1, 1, 6, seed=3) + 1e-9 * drawn(1, 3, 6)
+    return Transformer.random(arch, seed=1, init="xavier"), X
+
+
+KINDS: list[tuple[dict[str, Any], str]] = [
+    ({"norm": "none", "mlp": "plain"}, "complete"),
+    ({"norm_place": "sandwich", "mlp": "none"}, "causal"),
+    ({"norm_place": "pre", "mlp": "gated", "parallel": True, "norm": "rms"}, "window:1"),
+    ({"norm_place": "pre", "mlp": "plain"}, "causal"),
+]
+
+
+@pytest.mark.parametrize(("kind", "mask"), KINDS[:1])
+def test_what_is_measured_near_collapse_agrees_with_theory(kind: dict[str, Any], mask: str) -> None:
+    net, X = near(kind, mask)
+    found = critical_skip(net, X, depth=20, low=0.65, high=1.25, tolerance=0.08)
+    assert found.weight is not None and found.theory is not None
+    assert found.weight == pytest.approx(found.theory, abs=0.08)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "mask"), KINDS)
+def test_it_agrees_to_the_tolerance_over_many_layers(kind: dict[str, Any], mask: str) -> None:
+    net, X = near(kind, mask)
+    found = critical_skip(net, X, depth=150, low=0.6, high=1.24, tolerance=5e-3)
+    assert found.weight is not None and found.theory is not None
+    assert found.weight == pytest.approx(found.theory, abs=1e-2)
+
+
+def test_theory_is_local() -> None:
+    """Causal attention without norms, unstable to first order: uniform attention follows the exponent. With
+    softmax scores grow as tokens do, until the second token attends to the first alone: what they differ
+    by then shrinks by the skip's 1/2, from 1e-9 on, and never grows to where it could be seen."""
+    arch = Architecture(
+        layers=1, width=8, heads=2, mlp="none", norm="none", mask="causal", attention_skip=0.5, shared=True
+    )
+    net = Transformer.random(arch, seed=3, init="xavier")
+    x = drawn(8)
+    X = x + 1e-9 * drawn(1, 2, 8, seed=1)
+    deep = net.variant(layers=70)
+    local = transverse_exponent(deep, x, 2)
+    assert local.rate > 0.2 and local.common > local.rate
+    rates = []
+    for kernel in ("uniform", "softmax"):
+        mu = measure(deep.variant(kernel=kernel), X, metrics="mu").curve("mu", "log10")
+        rates.append(float(slope(mu)) * math.log(10))
+    assert rates[0] == pytest.approx(local.rate, abs=0.01)
+    assert rates[1] == pytest.approx(math.log(0.5), abs=0.01)
+    found = critical_skip(net, X, depth=4, low=0.0, high=1.0, tolerance=0.4)
+    assert "no norm keeps tokens from growing" in found.theory_why
+
+
+@given(st.integers(0, 999), st.sampled_from(["complete", "causal"]), st.sampled_from(["softmax", "uniform"]))
+@settings(max_examples=6)
+def test_the_guarantee_holds_in_every_layer_on_any_input(seed: int, mask: str, kernel: str) -> None:
+    net = pure(mask, kernel=kernel, key_heads=1)
+    X = 10.0 ** (seed % 3) * drawn(1, 6, 8, seed=seed)
+    guaranteed = critical_skip(net, X, depth=2, tolerance=10.0).guaranteed
+    assert guaranteed is not None and 0 < guaranteed[0] <= 1 <= guaranteed[1]
+    for weight, sign in ((guaranteed[0] - 1e-6, -1), (guaranteed[1] + 1e-6, 1)):
+        mu = measure(net.variant(attention_skip=weight, layers=6), X, metrics="mu").curve("mu", "log10")
+        assert bool((sign * mu.diff() > 0).all())
+
+
+def test_where_nothing_crosses() -> None:
+    X = drawn(1, 4, 8)
+    after = Transformer.random(Architecture(layers=1, width=8, heads=2, mlp="none"), init="xavier")
+    found = critical_skip(after, X, high=1000.0, depth=6)
+    assert found.weight is None and "at weight 1000 the rate has come to zero" in found.why
+    assert found.bracket is None and found.guaranteed is None
+
+    found = critical_skip(pure(), X, high=0.9, depth=6)
+    assert found.weight is None and found.theory is None
+    assert "at weight 0.9 tokens still collapse, the rate is -0.10" in found.why
+    assert "at weight 0.9 tokens still collapse, the rate is -0.105" in found.theory_why
+    assert found.bracket is None and found.guaranteed is not None
+    assert found.table.height == 2
+
+    found = critical_skip(pure(), X, low=1.5, depth=6)
+    assert found.weight is None and "at weight 1.5 tokens do not collapse, the rate is 0.40" in found.why
+
+    equal = X[:, :1].expand(-1, 4, -1)
+    found = critical_skip(pure(), equal, depth=6)
+    assert found.weight is None and found.rate_high == -math.inf
+
+
+def test_where_theory_does_not_apply() -> None:
+    arch = Architecture(layers=1, width=8, heads=2, mlp="none", norm="none", positions="alibi")
+    found = critical_skip(Transformer.random(arch), drawn(1, 4, 8), depth=6, low=0.5, high=1.4, tolerance=0.1)
+    assert found.weight == pytest.approx(1.0, abs=0.1) and found.theory is None
+    assert found.theory_why.startswith("theory does not apply: positions must be none or absolute")
+
+
+def test_padding_and_precision_change_nothing() -> None:
+    net, X = pure("causal"), drawn(2, 4, 8)
+    options: dict[str, Any] = {"depth": 4, "low": 0.7, "high": 1.4, "tolerance": 0.2}
+    plain = critical_skip(net, X, **options)
+    wide = torch.cat([drawn(2, 2, 8, seed=9), X], 1)
+    padding = torch.arange(6).expand(2, 6) < 2
+    padded = critical_skip(net, wide, padding, **options)
+    assert padded.table["rate"].to_list() == pytest.approx(plain.table["rate"].to_list())
+    assert (padded.weight, padded.theory, padded.guaranteed) == (plain.weight, plain.theory, plain.guaranteed)
+    single = critical_skip(net.to(torch.float32), X.float(), **options)
+    assert single.table["rate"].to_list() == pytest.approx(plain.table["rate"].to_list(), abs=1e-5)
+
+
+def test_the_share_of_the_tokens() -> None:
+    """W = w I, w < 0: tokens shrink by lambda + w, what they differ by at most by lambda + w/n."""
+    net = identity_attention(-0.5, 1.0, "complete", 2)
+    found = critical_skip(
+        net, 1 + drawn(1, 3, 2), metric="relative_mu", depth=8, low=0.05, high=0.6, tolerance=0.02
+    )
+    assert found.theory == pytest.approx(0.25, abs=0.02)  # lambda = |lambda - 0.5|
+    assert found.guaranteed is None and found.bracket is None
+
+
+def test_what_is_no_question() -> None:
+    net, X = pure(), drawn(1, 3, 8)
+    silent = net.variant(heads=[])
+    sigmoid = net.variant(kernel="sigmoid")
+    wrong: list[tuple[Transformer, dict[str, Any], type[RankscopeError], str]] = [
+        (net, {"metric": "relative_nu"}, MetricError, r"got 'relative_nu' \(did you mean 'relative_mu'\?\)"),
+        (net, {"metric": "residual"}, MetricError, "metric must be one of mu, relative_mu"),
+        (net, {"low": 1.0, "high": 1.0}, ArchitectureError, "0 <= low < high; got 1.0 and 1.0"),
+        (net, {"low": -1.0}, ArchitectureError, "0 <= low < high; got -1.0 and 4.0"),
+        (net, {"high": math.inf}, ArchitectureError, "finite skip weights"),
+        (net, {"low": math.nan}, ArchitectureError, "finite skip weights"),
+        (net, {"tolerance": 0.0}, ArchitectureError, "tolerance must be a finite number > 0; got 0.0"),
+        (net, {"depth": 0}, ArchitectureError, "at least one layer; got layers=0"),
+        (silent, {}, ArchitectureError, "in this network no head speaks"),
+        (sigmoid, {}, ArchitectureError, "by kernel softmax, gaussian, uniform; got 'sigmoid'"),
+    ]
+    for asked, options, error, sentence in wrong:
+        with pytest.raises(error, match=sentence):
+            critical_skip(asked, X, **options)
+    with pytest.raises(TokensError, match="every sample must have at least one real token"):
+        critical_skip(net, X, torch.ones(1, 3, dtype=torch.bool), depth=2)
+    with pytest.raises(TokensError, match="tokens must be a floating tensor"):
+        critical_skip(net, X.long())
+    with pytest.raises(MetricError, match="no sample"):
+        critical_skip(net, X[:0], depth=2)
+    one = critical_skip(net, X[:, :1], depth=2)
+    assert one.weight is None and one.rate_high == -math.inf
+    assert one.theory_why == "theory does not apply: tokens that may differ must be at least 2; got 1"
