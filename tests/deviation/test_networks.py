@@ -8,9 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rankscope.deviation import applies, finish, propagate
+from rankscope.deviation import Scaled, State, applies, finish, propagate
+from rankscope.deviation.mlp import mlp
 from rankscope.deviation.readings import DOUBTFUL, read
 from rankscope.deviation.scaled import LOWEST
+from rankscope.deviation.state import Real
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import metric
 from rankscope.nets import Architecture, Transformer, named_variant
@@ -262,3 +264,30 @@ def test_what_is_not_finite_from_the_start_is_in_the_manifest() -> None:
     profile = measure(Transformer.random(Architecture(layers=2, width=8, heads=2)), X, metrics="mu")
     assert profile.manifest["networks"][0]["checks"]["first_layer_not_finite"] == 0
     assert bool(profile.curve("mu").isnan().all())
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e8, 1e10, 1e13])
+def test_huge_scores_leave_shares_at_most_one(scale: float) -> None:
+    """Scores of 1e12 and more: what is summed cancels, and a share of attention stays a share."""
+    arch = Architecture(layers=1, width=16, heads=2, norm="none", mlp="none", attention_skip=0.0)
+    net = Transformer.random(arch, init="xavier")
+    for seed in range(5):
+        X = scale * tokens(6, 16, seed=seed)
+        *_, plain = net.steps(X)
+        found = measure(net, X, metrics="mu").curve("mu", "log10")[0, 1]
+        centred = plain.state - plain.state.mean(1, keepdim=True)
+        assert float(found) == pytest.approx(math.log10(float(centred.norm())), abs=1e-6)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "identity"])
+def test_an_mlp_far_out_in_its_tails_does_not_lose_what_tokens_differ_by(activation: str) -> None:
+    """Tokens of 1e20 that differ by one: the MLP is linear there, and their difference passes through it."""
+    arch = Architecture(layers=1, width=8, heads=1, norm="none", biases=False, activation=activation)
+    layer = Transformer.random(arch, init="xavier").weights.layers[0]
+    x, R = 1e20 * tokens(1, 8)[:, 0], tokens(4, 8, seed=3)
+    real, sure = Real(torch.ones(1, 4, dtype=torch.bool)), torch.full((1,), -36.0, dtype=torch.float64)
+    assert layer.mlp is not None
+    found = mlp(arch, layer, State(Scaled.plain(x), Scaled.plain(R), real, sure)).R.explicit()
+    opened = torch.ones(1, 32) if activation == "identity" else x @ layer.mlp.up.weight > 0
+    expected = ((R @ layer.mlp.up.weight) * opened[:, None]) @ layer.mlp.down.weight
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

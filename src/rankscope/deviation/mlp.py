@@ -19,6 +19,8 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer, Linear
 
 LARGE = 0.02
+TAIL = 1e3
+"""From here on activations are linear on either side of 0 (tanh: constant), to all of float64's digits."""
 REACH = 250.0
 """Logs within which activations are evaluated as they are."""
 
@@ -61,14 +63,23 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
     reach = size * (d.log - outside).clamp(max=STEEPEST).exp() * (1 + Z.abs().amax(-1).clamp(max=50.0))
     large = reach > LARGE
     if bool(large.all()):
-        return Scaled(common, drawn), Scaled(act(Z[:, None] + D) - common[:, None], drawn)
+        return Scaled(common, drawn), Scaled(_plain(name, Z, D), drawn)
     # e^(d.log) d (f_1 + f_2 D + ...), D the same d in units of one; drawn - outside is 0 unless constant.
     quotient = _quotient(name, Z, D, min(float(reach.max()), LARGE) if len(reach) else 0.0)
     change = Scaled(d.value * quotient, d.log + drawn - outside)
     if bool(large.any()):
-        plain = act(Z[:, None] + D) - common[:, None]
-        change = chosen(large, Scaled(plain, drawn), change)
+        change = chosen(large, Scaled(_plain(name, Z, D), drawn), change)
     return Scaled(common, drawn), change
+
+
+def _plain(name: str, Z: Tensor, D: Tensor) -> Tensor:
+    """`act(Z + D) - act(Z)` for large D; far out in a tail, where D may be lost beside Z, by the slope."""
+    act = VALUES[name]
+    plain = act(Z[:, None] + D) - act(Z)[:, None]
+    if not bool((Z.abs() > TAIL).any()):
+        return plain
+    slope = SERIES[name](Z, 1)[1][:, None]
+    return torch.where(Z.abs()[:, None] > TAIL + 2 * D.abs(), slope * D, plain)
 
 
 def _quotient(name: str, Z: Tensor, D: Tensor, reach: float) -> Tensor:

@@ -3,6 +3,7 @@
 from rankscope.theory.catalogue import THEOREMS
 from rankscope.theory.certificates import Certificates
 from rankscope.theory.certify import certify
+from rankscope.theory.critical import CriticalSkip, critical_skip
 from rankscope.theory.depth import CollapseDepth, collapse_depth
 from rankscope.theory.equilibria import anisotropy_bound, equilibrium
 
@@ -10,8 +11,10 @@ __all__ = [
     "THEOREMS",
     "Certificates",
     "CollapseDepth",
+    "CriticalSkip",
     "anisotropy_bound",
     "certify",
     "collapse_depth",
+    "critical_skip",
     "equilibrium",
 ]
