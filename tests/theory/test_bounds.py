@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from typing import Any
 
 import mpmath
 import pytest
@@ -96,15 +97,17 @@ def test_close_tokens_among_many_on_a_sphere() -> None:
 @pytest.mark.parametrize("n", [2, 5])
 @pytest.mark.parametrize("kind", ["san", "san + MLP", "san + skip", "transformer", "sphere", "lambda"])
 def test_forty_layers(kind: str, n: int) -> None:
-    fields = {
+    kinds: dict[str, dict[str, Any]] = {
         "san": {"mlp": "none", "norm": "none", "attention_skip": 0.0},
         "san + MLP": {"norm": "none", "attention_skip": 0.0},
         "san + skip": {"mlp": "none", "norm": "none"},
         "transformer": {"layers": 12},
         "sphere": {"heads": 1, "mlp": "none", "norm": "scale", "attention_skip": 0.0, "mask": "causal"},
         "lambda": {"mlp": "none", "norm": "rms", "attention_skip": 20.0},
-    }[kind]
-    arch = Architecture(**{"layers": 40, "width": 4, "heads": 2, "norm_eps": 0.0, "biases": False, **fields})
+    }
+    arch = Architecture(
+        **{"layers": 40, "width": 4, "heads": 2, "norm_eps": 0.0, "biases": False, **kinds[kind]}
+    )
     X = 0.1 * normal((1, n, 4), n)
     found = certify(Transformer.random(arch, 1, "orthogonal"), X.abs() if kind == "sphere" else X)
     assert found.broken().is_empty()

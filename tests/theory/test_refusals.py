@@ -13,8 +13,15 @@ from rankscope.theory.lasting import lasting, lasting_tokens
 from tests.theory.families import normal, orthogonal
 from tests.theory.plain import columns
 
-SAN = {"mlp": "none", "norm": "none", "attention_skip": 0.0}
-SPHERE = {"heads": 1, "mlp": "none", "norm": "scale", "norm_eps": 0.0, "attention_skip": 0.0, "biases": False}
+SAN: dict[str, Any] = {"mlp": "none", "norm": "none", "attention_skip": 0.0}
+SPHERE: dict[str, Any] = {
+    "heads": 1,
+    "mlp": "none",
+    "norm": "scale",
+    "norm_eps": 0.0,
+    "attention_skip": 0.0,
+    "biases": False,
+}
 OF_SPHERES = ("wu2024-cor1", "hemisphere")
 
 
@@ -329,12 +336,12 @@ def test_lasting_networks_about_the_smallest_centre() -> None:
     first = Transformer.random(Architecture(layers=1, width=4, heads=1, mlp="none", norm="none"))
     zero = first.state() | {"layers.0.attention.output.weight": torch.zeros(1, 4, 4, dtype=torch.float64)}
     still = certify(Transformer.from_weights(first.arch, zero), X, theorems="dong2021-skip", centre="argmin")
-    assert float(about.min()) >= still.table["log10_measured"][0] - 1e-4  # type: ignore[arg-type, operator]
+    assert float(about.min()) >= still.table["log10_measured"][0] - 1e-4  # type: ignore[arg-type]
 
 
 def test_every_theorem_refuses_something() -> None:
-    """Pure attention, a transformer with everything in it, and one whose rows do not sum to one refuse, between
-    them, every theorem."""
+    """Pure attention, a transformer with everything in it, and one whose rows do not sum to one refuse,
+    between them, every theorem."""
     X = 0.1 * normal((1, 5, 4), 0)
     refused = [
         set(THEOREMS) - met(certify(net_of(**fields), X)) for fields in (SAN, {}, {"kernel": "sigmoid"})

@@ -27,7 +27,7 @@ def plot_certificates(found: Certificates, sample: int = 0) -> Figure:
     """By layer, both axes logarithmic: the measurement in black, tokens' own size grey, upper bounds solid,
     lower bounds dashed; open marks where a bound is vacuous, and no line where its hypotheses fail."""
     if sample not in found.table["sample"]:
-        raise TheoremError(f"sample must be one of 0..{found.table['sample'].max()}; got {sample}")
+        raise TheoremError(f"sample must be one of 0..{found.table['sample'].max()!r}; got {sample}")
     table = found.table.filter(sample=sample)
     shown = [name for name in SYMBOLS if not table.filter(quantity=name).filter("met").is_empty()]
     shown = shown or [name for name in SYMBOLS if name in table["quantity"]][:1]
