@@ -43,8 +43,15 @@ class Plain:
         def draw(*shape: int) -> Tensor:
             return 0.7 * torch.randn(shape, generator=g, dtype=torch.float64)
 
-        inward = [draw(layers, heads, d, k) for _ in range(3)]
-        return cls(draw(n, d), *inward, draw(layers, heads, k, d), draw(layers, heads, k))
+        inward = (layers, heads, d, k)
+        return cls(
+            draw(n, d),
+            draw(*inward),
+            draw(*inward),
+            draw(*inward),
+            draw(layers, heads, k, d),
+            draw(layers, heads, k),
+        )
 
     @property
     def tensors(self) -> dict[str, Tensor]:

@@ -147,7 +147,7 @@ def climbed(attack: Attack, seed: int) -> tuple[Plain, float, float]:
             most = float(value.detach())
             best = slow.changed(start, **{name: each.detach().clone() for name, each in free.items()})
         adam.zero_grad()
-        (-value).backward()  # type: ignore[no-untyped-call]
+        (-value).backward()
         if not all(bool(each.grad.isfinite().all()) for each in free.values() if each.grad is not None):
             break
         adam.step()

@@ -90,7 +90,9 @@ def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State
         * spread((2 * (log - unit)).exp(), Y)
         + rest
     )
-    Y = state.real.cleared(Y / _positive(variance).sqrt())
-    return State(
-        Scaled(torch.zeros_like(c.value), log - unit), Scaled(Y, log - unit), state.real, state.doubt
-    )
+    sd = _positive(variance).sqrt()
+    left = Scaled(state.real.cleared(Y / sd), log - unit)
+    # Rounding is a share of the longest token, and the shortest is drawn out the most.
+    given = Scaled(Y.abs().amax(-1, keepdim=True) / sd.amin(-2, keepdim=True), left.log)
+    doubt = doubtful(state.doubt, given.log_size(), left.log_size())
+    return State(Scaled(torch.zeros_like(c.value), left.log), left, state.real, doubt)

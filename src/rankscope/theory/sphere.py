@@ -1,8 +1,8 @@
 """Tokens on a sphere: attention, orthogonal values, a norm that only scales (Wu et al. 2024, Thm 2, Cor 1).
 
 `X' = D A X W`, D > 0 making every token of one length, W orthogonal (or a multiple, which D takes out).
-No token may be zero from layer 1 on: a norm leaves it there, and a first token that is zero under a causal
-mask never joins the others.
+No token may be zero: a norm leaves it there, and a first token that is zero under a causal mask never joins
+the others.
 Let y_i be the directions, `m = min cos(y_i, y_j)`.
 
 **Cor 1**, cosines not negative. `y_i(t+r) = sum_j q_ij y_j(t)` with `q_ij >= eps^r` for every j that
@@ -73,6 +73,7 @@ def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
         _zero("norm's eps", arch.norm_eps),
         _zero("spread of the norms' gains", max(gains, default=0.0)),
         _zero("largest bias of the norms", max(biases, default=0.0)),
+        above("length of the shortest token at layer 0", math.exp(facts.sizes[0].shortest), 0),
     ]  # fmt: skip
 
 
@@ -203,7 +204,7 @@ def _log_apart(facts: Facts, w: Float[Tensor, " width"], heights: Float[Tensor, 
 def _hemisphere(facts: Facts) -> Evaluation:
     lengths = torch.linalg.vector_norm(facts.X, dim=-1)
     smallest = float(lengths.min())
-    fixed = [*_on_sphere(facts), above("length of the shortest token", smallest, 0)]
+    fixed = _on_sphere(facts)
     radius, N, bounds = facts.graph.radius, facts.number, [math.inf] * facts.depth
     alpha = 0.0
     if smallest > 0 and radius is not None:

@@ -249,7 +249,7 @@ def _derivatives(
         real,
         torch.full((2 * number,), EPS, dtype=R.dtype, device=R.device),
     )
-    after, _, _ = block(arch, index, layer, state, setting)
+    after = block(arch, index, layer, state, setting).state
     log = after.R.log - low
     top = log.amax()
     images = (after.R.value[:, 0] - after.R.value[:, 1]) / 2 * (log - top).exp()[:, None]

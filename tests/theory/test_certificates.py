@@ -1,0 +1,169 @@
+"""The table of certificates: kept in a file, summed up, drawn, asked for a depth; and bad questions."""
+
+import math
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from rankscope.errors import FileError, MetricError, TheoremError, TokensError
+from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.theory import THEOREMS, Certificates, certify, collapse_depth
+from rankscope.theory.certificates import SCHEMA
+from rankscope.theory.depth import depth_of
+from tests.theory.families import normal
+
+NET = Transformer.random(Architecture(layers=4, width=8, heads=2), init="bert")
+SAN = named_variant(NET, "san")
+SKIP = NET.variant(mlp=False, norm=False)
+X = 0.1 * normal((2, 5, 8), 0)
+FOUND = certify(SAN, X)
+
+
+def test_one_row_per_theorem_sample_and_layer() -> None:
+    assert FOUND.theorems == list(THEOREMS)
+    assert len(FOUND.table) == len(THEOREMS) * 2 * 4
+    assert dict(FOUND.table.schema) == dict(pl.DataFrame(schema=SCHEMA).schema)
+    assert FOUND.of("oscillation", 1)["layer"].to_list() == [1, 2, 3, 4]
+    for row in FOUND.table.iter_rows(named=True):
+        unmet = [each for each in row["hypotheses"] if not each["met"]]
+        assert row["met"] is (not unmet) and (row["why"] is None) is row["met"]
+        for each in unmet:
+            assert f"{each['says']}: {each['number']:.6g}, must be {each['limit']}" in row["why"]
+        if row["met"]:
+            sign = 1 if row["kind"] == "upper" else -1
+            assert row["slack"] == pytest.approx(sign * (row["log10_bound"] - row["log10_measured"]))
+    assert "18 theorems" in repr(FOUND) and "2 samples" in repr(FOUND)
+
+
+def test_padding_is_left_out() -> None:
+    padding = torch.tensor([[False] * 5 + [True] * 2] * 2)
+    padded = certify(SAN, torch.cat([X, 7 + normal((2, 2, 8), 1)], 1), padding, theorems="dong2021-2.3")
+    alone = FOUND.of("dong2021-2.3")
+    for name in ("log10_bound", "log10_measured"):
+        assert padded.table[name].to_list() == pytest.approx(alone[name].to_list())
+
+
+def test_saved_and_read_again(tmp_path: Path) -> None:
+    again = Certificates.read(FOUND.save(tmp_path / "found.parquet"))
+    assert again.table.equals(FOUND.table)
+    assert again.manifest == FOUND.manifest
+    with pytest.raises(FileError, match="none at|no such|there is no"):
+        Certificates.read(tmp_path / "other.parquet")
+
+
+def test_the_summary_tells_how_far_each_theorem_goes() -> None:
+    summary = FOUND.summary()
+    assert summary["theorem"].to_list() == list(THEOREMS)
+    rows = {row["theorem"]: row for row in summary.iter_rows(named=True)}
+    assert rows["dong2021-2.3"]["met_to"] == 4 and rows["dong2021-2.3"]["why"] is None
+    assert rows["dong2021-2.2"]["met_to"] == 0 and "heads: 2" in rows["dong2021-2.2"]["why"]
+    assert rows["dong2021-2.2"]["log10_bound"] is None
+    last = FOUND.of("dong2021-2.3").filter(layer=4)
+    assert rows["dong2021-2.3"]["slack"] == pytest.approx(last["slack"].max())
+
+
+def test_guarantees_say_something() -> None:
+    said = FOUND.guarantees()
+    assert said["met"].all() and not said["vacuous"].any()
+    assert (said.filter(kind="upper")["log10_bound"] < said.filter(kind="upper")["log10_size"]).all()
+    large = certify(SAN, 1e3 * X, theorems="dong2021-2.3")
+    assert large.table["met"].all() and large.table["vacuous"].all() and large.guarantees().is_empty()
+
+
+@pytest.mark.parametrize(
+    ("net", "quantities"),
+    [(SAN, 3), (SKIP, 3), (NET, 1), (SAN.variant(kernel="sigmoid"), 1), (SAN.variant(mask="causal"), 3)],
+)
+def test_plots_have_a_panel_per_quantity(net: Transformer, quantities: int) -> None:
+    found = certify(net, X)
+    figure = found.plot(1)
+    assert isinstance(figure, Figure) and len(figure.axes) == quantities
+    for axes in figure.axes:
+        assert axes.get_xlabel() == "layer" and axes.get_title()
+        labels = [text.get_text() for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
+        assert {"measured", "tokens' own size"} <= set(labels)
+    met = set(found.table.filter("met").filter(pl.col("quantity") != "affine_rank")["theorem"])
+    drawn = {
+        text.get_text().removesuffix(" (vacuous)")
+        for axes in figure.axes
+        for text in axes.get_legend().get_texts()  # type: ignore[union-attr]
+    }
+    assert drawn - {"measured", "tokens' own size"} == met
+    figure.savefig("/dev/null", format="png")
+
+
+def test_what_cannot_be_drawn() -> None:
+    with pytest.raises(TheoremError, match=r"sample must be one of 0..1; got 7"):
+        FOUND.plot(7)
+    with pytest.raises(TheoremError, match="ranks alone were certified"):
+        certify(NET, X, theorems="norm-rank").plot()
+
+
+# Depth
+
+
+def test_tokens_collapse_no_later_than_is_guaranteed() -> None:
+    depth = collapse_depth(SAN, X, 1e-6)
+    measured = dict(depth.measured.iter_rows())
+    upper = depth.guaranteed.filter(kind="upper").drop_nulls("layer")
+    assert {"dong2021-2.3", "oscillation", "attention-factors"} <= set(upper["theorem"])
+    for theorem, sample, _, layer, says in upper.iter_rows():
+        if THEOREMS[theorem].quantity == "residual":
+            assert measured[sample] <= layer and f"by layer {layer}" in says
+    assert depth.threshold == 1e-6
+    # Read off the table by hand.
+    rows = FOUND.of("dong2021-2.3", 0)
+    below = [r["layer"] for r in rows.iter_rows(named=True) if r["log10_measured"] - r["log10_size"] < -6]
+    assert measured[0] == min(below)
+
+
+def test_lower_bounds_exclude_collapse() -> None:
+    depth = collapse_depth(SKIP, X, 1e-6)
+    assert depth.measured["layer"].to_list() == [None, None]
+    excluded = depth.guaranteed.filter(theorem="aligned-skip")
+    assert excluded["layer"].to_list() == [4, 4]
+    assert excluded["says"][0] == "not uniform to 1e-06 up to layer 4"
+    unmet = depth.guaranteed.filter(theorem="untouched")
+    assert unmet["layer"].to_list() == [None, None] and unmet["says"][0] == "excludes nothing"
+
+
+def test_zero_tokens_are_uniform_and_nothing_is_excluded() -> None:
+    """Zero of zero: neither a share above every threshold nor NaN."""
+    depth = collapse_depth(SKIP, torch.zeros(1, 4, 8, dtype=torch.float64))
+    assert depth.measured["layer"].to_list() == [1]
+    assert depth.guaranteed.filter(theorem="dong2021-skip")["layer"].to_list() == [1]
+    assert depth.guaranteed.filter(kind="lower")["layer"].to_list() == [None] * 4
+
+
+@pytest.mark.parametrize("threshold", [0.0, -1.0, math.inf, math.nan])
+def test_a_threshold_is_a_positive_number(threshold: float) -> None:
+    with pytest.raises(TheoremError, match="threshold must be a number > 0"):
+        depth_of(FOUND, threshold)
+
+
+def test_bad_questions_are_answered_in_one_sentence() -> None:
+    with pytest.raises(TheoremError, match=r"theorem must be one of .* got 'dong'"):
+        certify(SAN, X, theorems="dong")
+    with pytest.raises(TheoremError, match="did you mean 'oscillation'"):
+        certify(SAN, X, theorems=["oscilation"])
+    with pytest.raises(TheoremError, match="at least one theorem; got none"):
+        certify(SAN, X, theorems=[])
+    with pytest.raises(TheoremError, match="theorem must be one of dong2021-2.3"):
+        certify(SAN, X, theorems="dong2021-2.3").of("oscillation")
+    with pytest.raises(MetricError, match="centre must be one of mean, argmin; got 'middle'"):
+        certify(SAN, X, centre="middle")
+    with pytest.raises(TokensError, match=r"of width 8; received \(5, 8\)"):
+        certify(SAN, X[0])
+    with pytest.raises(TokensError, match="embed token ids first"):
+        certify(SAN, torch.ones(1, 5, 8, dtype=torch.long))
+    with pytest.raises(TokensError, match="at least one real token"):
+        certify(SAN, X, torch.ones(2, 5, dtype=torch.bool))
+
+
+def test_progress_is_told_by_sample() -> None:
+    told: list[tuple[int, int]] = []
+    certify(SAN, X, theorems="dobrushin", progress=lambda done, total: told.append((done, total)))
+    assert told == [(1, 2), (2, 2)]
