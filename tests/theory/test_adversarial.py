@@ -16,7 +16,7 @@ from rankscope.theory import certify
 from tests.theory import plain as slow
 from tests.theory.plain import Logs, Plain
 
-STEPS = 40
+STEPS = 30
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rankscope.nets.norms import normalise
 from rankscope.nets.weights import NormWeights
 from rankscope.theory import THEOREMS, certify
 from rankscope.theory.pure_attention import cubed
-from tests.theory.families import FAMILIES, PURE, WITH_SKIP, Case, normal, orthogonal
+from tests.theory.families import FAMILIES, PURE, Case, normal, orthogonal
 from tests.theory.plain import columns, rows
 
 
@@ -28,7 +28,7 @@ def test_no_random_network_breaks_a_bound(family: str) -> None:
     strategy, theorems = FAMILIES[family]
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=12)
+    @settings(max_examples=9)
     @given(strategy)
     def attempt(case: Case) -> None:
         found = certify(*case)
@@ -94,7 +94,7 @@ def test_close_tokens_among_many_on_a_sphere() -> None:
         assert float(found.of("hemisphere")["slack"].max()) < 1.0  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("n", [2, 5])
+@pytest.mark.parametrize("n", [5])
 @pytest.mark.parametrize("kind", ["san", "san + MLP", "san + skip", "transformer", "sphere", "lambda"])
 def test_forty_layers(kind: str, n: int) -> None:
     kinds: dict[str, dict[str, Any]] = {
@@ -111,8 +111,7 @@ def test_forty_layers(kind: str, n: int) -> None:
     X = 0.1 * normal((1, n, 4), n)
     found = certify(Transformer.random(arch, 1, "orthogonal"), X.abs() if kind == "sphere" else X)
     assert found.broken().is_empty()
-    if kind != "transformer" or n == 5:
-        assert not found.guarantees().filter(layer=arch.layers).is_empty()
+    assert not found.guarantees().filter(layer=arch.layers).is_empty()
 
 
 def test_the_smallest_inputs() -> None:
@@ -177,32 +176,22 @@ def test_exact_below_attention_below_oscillation(case: Case, centre: str) -> Non
             assert one["log10_bound"][row] <= measured["log10_bound"][row]
 
 
-@settings(max_examples=8)
-@given(WITH_SKIP)
-def test_layer_by_layer_below_the_closed_form_of_skips(case: Case) -> None:
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 2.0])
+@pytest.mark.parametrize("skip", [1.0, -0.5])
+def test_layer_by_layer_below_the_closed_form_of_skips(skip: float, scale: float) -> None:
     """`max_l (2 c)^((3^l - 1)/2) 2^(3^l (L - l)) r^(3^l)`, in mpmath, for |w| <= 1."""
-    net, X = case
-    if abs(net.arch.attention_skip) > 1:
-        net = net.variant(skip=1.0)
-    net = net.variant(layers=min(net.arch.layers, 4))
+    arch = Architecture(layers=4, width=4, heads=2, key_heads=1, mlp="none", norm="none", attention_skip=skip)
+    net, X = Transformer.random(arch, 2, "xavier"), scale * normal((1, 5, 4), 3)
     found = certify(net, X, theorems="dong2021-skip")
-    one = found.table.filter("met")
-    pure = certify(net.variant(skip=False), X, theorems="dong2021-2.3")
-    assert not pure.table.is_empty()
-    if one.is_empty() or X.shape[1] == 1:
-        return
-    r = float((X - X.mean(1)).abs().sum(1).max().mul((X - X.mean(1)).abs().sum(2).max()).sqrt())
-    if net.arch.positions == "absolute" or r == 0.0:
-        return
-    c = _largest_cubic(net, X)
-    for layer, bound in one.select("layer", "log10_bound").iter_rows():
+    assert found.table["met"].all() and found.broken().is_empty()
+    R = X[0] - X[0].mean(0)
+    r, c = float((columns(R) * rows(R)).sqrt()), _largest_cubic(net, X)
+    for layer, bound in found.table.select("layer", "log10_bound").iter_rows():
         with mpmath.workdps(50):
-            terms = [
-                mpmath.mpf(2 * c) ** ((3**j - 1) // 2)
-                * mpmath.mpf(2) ** (3**j * (layer - j))
-                * mpmath.mpf(r) ** 3**j
-                for j in range(layer + 1)
-            ]
+            terms = []
+            for j in range(layer + 1):
+                term = mpmath.mpf(2 * c) ** ((3**j - 1) // 2) * mpmath.mpf(r) ** 3**j
+                terms.append(term * mpmath.mpf(2) ** (3**j * (layer - j)))
             closed = float(mpmath.log10(max(terms)))
         assert bound <= closed + 1e-9 * (1 + abs(closed))
 
@@ -213,16 +202,15 @@ def _largest_cubic(net: Transformer, X: Tensor) -> float:
     group = arch.heads // arch.key_heads
     for index, state in enumerate(net.run(X).states[:-1]):
         R, w = state[0] - state[0].mean(0), net.weights.layers[index].attention
-        kept = range(arch.heads) if arch.kept_heads is None else arch.kept_heads[index]
         o, wide = 0.0, 0.0
-        for head in kept if arch.kernel != "uniform" else ():
+        for head in range(arch.heads):
             QK = w.query.weight[:, head] @ w.key.weight[:, head // group].mT
             W = w.value.weight[:, head // group] @ w.output.weight[head]
             E = R @ QK @ R.mT / arch.divisor
             o = max(o, float((E.amax(-1) - E.amin(-1)).max()))
             wide = max(wide, float(columns(QK) * max(columns(W), rows(W))))
-        growth = math.inf if o > 700 else max(1.0, math.expm1(o) / (2 * o)) if o > 0 else 1.0
-        found = max(found, 4 * 2 * (1 - 1 / len(R)) * growth * wide * len(kept) / arch.divisor)
+        growth = max(1.0, math.expm1(o) / (2 * o))
+        found = max(found, 4 * 2 * (1 - 1 / len(R)) * growth * wide * arch.heads / arch.divisor)
     return found
 
 
