@@ -75,14 +75,14 @@ def test_guarantees_say_something() -> None:
 
 @pytest.mark.parametrize(
     ("net", "quantities"),
-    [(SAN, 3), (SKIP, 3), (NET, 1), (SAN.variant(kernel="sigmoid"), 1), (SAN.variant(mask="causal"), 3)],
+    [(SAN, 3), (SKIP, 3), (NET, 2), (SAN.variant(kernel="sigmoid"), 1), (SAN.variant(mask="causal"), 3)],
 )
 def test_plots_have_a_panel_per_quantity(net: Transformer, quantities: int) -> None:
     found = certify(net, X)
     figure = found.plot(1)
     assert isinstance(figure, Figure) and len(figure.axes) == quantities
     for axes in figure.axes:
-        assert axes.get_xlabel() == "layer" and axes.get_title()
+        assert axes.get_xlabel() == "layer" and axes.get_title(loc="left")
         labels = [text.get_text() for text in axes.get_legend().get_texts()]  # type: ignore[union-attr]
         assert {"measured", "tokens' own size"} <= set(labels)
     met = set(found.table.filter("met").filter(pl.col("quantity") != "affine_rank")["theorem"])
@@ -96,7 +96,7 @@ def test_plots_have_a_panel_per_quantity(net: Transformer, quantities: int) -> N
 
 
 def test_what_cannot_be_drawn() -> None:
-    with pytest.raises(TheoremError, match=r"sample must be one of 0..1; got 7"):
+    with pytest.raises(TheoremError, match=r"sample must lie in 0..1; got 7"):
         FOUND.plot(7)
     with pytest.raises(TheoremError, match="ranks alone were certified"):
         certify(NET, X, theorems="norm-rank").plot()
