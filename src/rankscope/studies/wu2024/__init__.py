@@ -1,5 +1,8 @@
 """Wu, Ajorlou, Wang, Jegelka, Jadbabaie 2024: the role of attention masks and LayerNorm."""
 
 from rankscope.studies.study import Study
+from rankscope.studies.wu2024.fig1 import FIG1
+from rankscope.studies.wu2024.fig2 import FIG2
+from rankscope.studies.wu2024.thm3 import THM3
 
-STUDIES: tuple[Study, ...] = ()
+STUDIES: tuple[Study, ...] = (FIG1, FIG2, THM3)
