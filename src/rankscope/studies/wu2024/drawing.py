@@ -12,8 +12,6 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullForm
 from rankscope.figures import STYLE
 from rankscope.profiles.plot import DEEP
 
-LAYERS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
-
 
 def grid(rows: int, columns: int, width: float = 3.1, height: float = 2.8) -> tuple[Figure, list[list[Axes]]]:
     """A figure of panels in rows, in the house style."""
@@ -38,31 +36,49 @@ def geometric(logs: Float[np.ndarray, "sample layer"]) -> Float[np.ndarray, " la
 def by_layer(axes: Axes, depth: int) -> None:
     """Layers on a log axis as in the paper, with layer 0, which a log axis proper has no place for."""
     axes.set_xscale("symlog", linthresh=1.0, base=2)
-    axes.xaxis.set_major_locator(FixedLocator([layer for layer in LAYERS if layer <= depth]))
+    ticks = [0, *(2**k for k in range(10) if 2**k <= 0.8 * depth), depth]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda layer, _: f"{layer:g}"))
     axes.set_xlim(0, depth * 1.04)
     axes.set_xlabel("layer")
 
 
-def powers_of_ten(axes: Axes, lowest: float | None = None) -> None:
-    """The vertical axis holds powers of ten; over `DEEP` decades it becomes logarithmic in them."""
-    low, high = axes.get_ylim()
-    if lowest is not None:
-        low = lowest
-    if high - low > DEEP:
+def powers_of_ten(axes: Axes, low: float | None = None) -> None:
+    """The vertical axis holds powers of ten: plain numbers where they are few, and over `DEEP` decades
+    logarithmic in them. It never shows less than half a decade: what hardly moves must look so."""
+    bottom, top = axes.dataLim.y0 if low is None else low, axes.dataLim.y1
+    top += 0.06 * min(top - bottom, DEEP)
+    bottom = min(bottom, top - 0.5)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    if top - bottom > DEEP:
         axes.set_yscale("symlog", linthresh=1.0)
-        decades = math.floor(math.log10(-low))
+        decades = math.floor(math.log10(-bottom))
         every = max(1, math.ceil(decades / 5))
-        ticks = [-(10.0**k) for k in range(decades - decades % every, -1, -every) if k >= 0]
+        ticks = [-(10.0**k) for k in range(decades - decades % every, -1, -every)]
         axes.yaxis.set_major_locator(FixedLocator([*ticks, 0.0]))
         axes.yaxis.set_minor_locator(NullLocator())
-        axes.set_ylim(low, max(high, 1.0))
+        axes.set_ylim(bottom * 1.6, max(top, 2.0))
     else:
+        bottom -= 0.04 * (top - bottom)
+        axes.set_ylim(bottom, top)
+        if top - bottom < 3:
+            axes.yaxis.set_major_locator(FixedLocator(_plain_ticks(bottom, top)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{10**k:.3g}"))
+            return
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.set_ylim(low, high)
-    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: power_of_ten(k)))
+
+
+def _plain_ticks(bottom: float, top: float) -> list[float]:
+    """log10 of 1, 2, 5 or, over more than one decade and a half, of 1 and 3 times powers of ten."""
+    steps = (1, 2, 5) if top - bottom < 1.6 else (1, 3)
+    return [
+        k + math.log10(digit)
+        for k in range(math.floor(bottom), math.ceil(top) + 1)
+        for digit in steps
+        if bottom <= k + math.log10(digit) <= top
+    ]
 
 
 def power_of_ten(k: float) -> str:

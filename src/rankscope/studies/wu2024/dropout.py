@@ -44,7 +44,12 @@ class Dropout:
 
 def training_states(net: Transformer, X: Tokens, p: float = 0.1, seed: int = 0) -> Iterator[Tokens]:
     """Tokens at layer 0, 1, ...: `net.steps` with dropout. At p = 0 they are the same."""
-    _refuse_others(net.arch)
+    if not applies(net.arch):
+        raise StudyError(
+            "dropout is put back into networks built like BERT, GPT-2 or T5 (serial, ungrouped, not rotary); "
+            f"got positions {net.arch.positions!r}, norm_place {net.arch.norm_place!r}, {net.arch.key_heads} "
+            f"key heads of {net.arch.heads}, parallel {net.arch.parallel}"
+        )
     drop = Dropout.seeded(p, seed, net.device)
     X, real, _ = net.prepared(X, None)
     setting = Setting.of(net.arch, net.weights, X, real)
@@ -55,14 +60,10 @@ def training_states(net: Transformer, X: Tokens, p: float = 0.1, seed: int = 0) 
         yield X
 
 
-def _refuse_others(arch: Architecture) -> None:
-    usual = arch.positions in ("none", "absolute") and arch.key_heads == arch.heads and not arch.parallel
-    if not (usual and arch.norm_place in ("pre", "post") and arch.kept_heads is None and not arch.query_norm):
-        raise StudyError(
-            "dropout is put back into networks built like BERT and GPT-2: serial, ungrouped, their positions in "
-            f"the embedding; got positions {arch.positions!r}, norm_place {arch.norm_place!r}, "
-            f"{arch.key_heads} of {arch.heads} key heads, parallel {arch.parallel}"
-        )
+def applies(arch: Architecture) -> bool:
+    """Whether the network is built like BERT, GPT-2 or T5: serial, its heads ungrouped, nothing rotated."""
+    usual = arch.positions in ("none", "absolute", "bias") and arch.key_heads == arch.heads
+    return usual and not arch.parallel and arch.norm_place in ("pre", "post") and not arch.query_norm
 
 
 def _block(

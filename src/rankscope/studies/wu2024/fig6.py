@@ -1,0 +1,154 @@
+"""Figure 6: 128 layers of untrained BERT, five variants under four masks.
+
+The question is what is left at depth, so three things are told apart that mu alone confuses: tokens that become
+equal (mu / ||X||_F), tokens that shrink (mu), and an arithmetic that gives up (float32 beside deviation
+arithmetic). The quick size repeats 12 layers of a narrower network, whose weights are made larger so that each
+matrix multiplies as much as BERT-base's.
+"""
+
+import math
+from dataclasses import replace
+
+import polars as pl
+
+from rankscope.nets import Transformer
+from rankscope.sources.fresh import untrained
+from rankscope.sources.presets import preset
+from rankscope.figures import power
+from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.wu2024.fig2 import figure_of
+from rankscope.studies.wu2024.networks import MASKS, VARIANTS, collapse, excerpts, last, part, tokens_of
+
+DEPTH = 128
+EQUAL = -10.0
+"""log10 of mu / ||X||_F from which tokens are said to be the same."""
+
+
+def _run(setup: Setup) -> Outcome:
+    number, length = (4, 128) if setup.full else (1, 64)
+    net = deep(setup.full, setup.device)
+    X = tokens_of(net, excerpts(number), length)
+    found = pl.concat([
+        setup.kept(
+            part(variant, mask, "dropout" if dropout else ""),
+            lambda v=variant, m=mask, d=dropout: collapse(net, X, v, m, dropout=d),  # type: ignore[misc]
+            excerpts=number, length=length, depth=DEPTH,
+        )
+        for variant in VARIANTS
+        for mask in MASKS
+        for dropout in (False, True)
+    ])  # fmt: skip
+    single = pl.concat([
+        setup.kept(
+            part("float32", mask), lambda m=mask: collapse(net, X, "SAN", m, arithmetic="float32"),  # type: ignore[misc]
+            excerpts=number, length=length, depth=DEPTH,
+        )
+        for mask in MASKS
+    ])  # fmt: skip
+    off = found.filter(~pl.col("dropout"))
+    comparisons = [
+        _until(off, "SAN", "collapses, local masks later"),
+        _until(off, "SAN + LN", "mu levels off above zero"),
+        _with_dropout(found),
+        _gain(off),
+        _underflow(single),
+        _skips(off),
+    ]
+    size = f"{number} excerpt{'s' if number > 1 else ''} of {length} tokens"
+    built = (
+        f"128 layers of bert-base, all different, {size}." if setup.full
+        else f"12 layers of width 256 (heads of 64), weights N(0, 0.02 sqrt 3), repeated to 128; {size}. With --full: "
+        "128 different layers of bert-base."
+    )  # fmt: skip
+    notes = [built, "Nothing trained is needed. Text: Moby Dick in place of Wikipedia, under a random embedding."]
+    tables = {"collapse": found, "float32": single}
+    return Outcome({"fig6": figure_of(found, "128 layers")}, tables, comparisons, notes)
+
+
+def deep(full: bool, device: str = "cpu") -> Transformer:
+    """128 layers, at BERT's size or repeated at a third of its width with the same gain of each matrix."""
+    if full:
+        return untrained(preset("bert-base").replace(layers=DEPTH), "bert, 128 layers", device=device)
+    narrow = untrained(preset("bert-base").replace(width=256, heads=4), "bert, width 256", device=device)
+    larger = {
+        name: tensor * math.sqrt(768 / 256) if name.endswith(".weight") else tensor
+        for name, tensor in narrow.state().items()
+    }
+    weights = Transformer.from_weights(narrow.arch, larger).weights
+    return replace(narrow, weights=weights).variant(layers=DEPTH)
+
+
+def layers_until(found: pl.DataFrame, variant: str, mask: str) -> int | None:
+    """The first layer at which relative mu of every excerpt is below 10^EQUAL; None where there is none."""
+    rows = found.filter(variant=variant, mask=mask, metric="relative_mu")
+    most = rows.group_by("layer").agg(pl.col("log10").max()).filter(pl.col("log10") < EQUAL)
+    return int(most["layer"].min()) if len(most) else None  # type: ignore[arg-type]
+
+
+def _until(off: pl.DataFrame, variant: str, said: str) -> Comparison:
+    layers = {mask: layers_until(off, variant, mask) for mask in MASKS}
+    ends = {mask: last(off, "relative_mu", variant=variant, mask=mask) for mask in MASKS}
+    words = ", ".join(
+        f"{mask} {layers[mask] if layers[mask] is not None else f'not by {DEPTH} (at {power(ends[mask])})'}"
+        for mask in MASKS
+    )
+    depths = [layers[mask] or DEPTH + 1 for mask in MASKS]
+    if variant == "SAN":
+        return Comparison(
+            "SAN: layers until mu/||X||_F < 1e-10", said, words, depths[0] < depths[1] <= min(depths[2:]),
+            "the complete mask falls doubly exponentially, the others exponentially",
+        )  # fmt: skip
+    return Comparison(
+        "SAN + LN, dropout off: layers until mu/||X||_F < 1e-10", said, words, min(depths) > DEPTH,
+        "without dropout LN alone does not stop the collapse of an untrained network",
+    )  # fmt: skip
+
+
+def _with_dropout(found: pl.DataFrame) -> Comparison:
+    on = found.filter("dropout")
+    ends = {mask: last(on, "relative_mu", variant="SAN + LN", mask=mask) for mask in MASKS}
+    pure = {mask: last(on, "relative_mu", variant="SAN", mask=mask) for mask in MASKS}
+    return Comparison(
+        "SAN + LN, dropout on: mu/||X||_F at layer 128", "mu levels off above zero", _each(ends),
+        all(end > -2 for end in ends.values()),
+        f"but so does SAN without LN ({_each(pure)}): dropout, not LN, holds tokens apart",
+    )  # fmt: skip
+
+
+def _gain(off: pl.DataFrame) -> Comparison:
+    """How much of the fall of mu is the tokens' size."""
+    mask = "uni-directional"
+    mu, share = (last(off, name, variant="SAN", mask=mask) for name in ("mu", "relative_mu"))
+    return Comparison(
+        f"SAN, {mask}: mu against mu/||X||_F at layer {DEPTH}", "mu is drawn alone",
+        f"mu {power(mu)}, relative {power(share)}: tokens shrink by {10 ** ((mu - share - 2) / DEPTH):.2f} a layer", None,
+        "values and outputs of N(0, 0.02) multiply tokens by about 0.3: mu falls without any averaging",
+    )  # fmt: skip
+
+
+def _underflow(single: pl.DataFrame) -> Comparison:
+    zero = single.filter(pl.col("metric") == "mu", pl.col("value") == 0)
+    first = {mask: zero.filter(mask=mask)["layer"].min() for mask in MASKS}
+    words = ", ".join(f"{mask} {layer if layer is not None else 'never'}" for mask, layer in first.items())
+    by_64 = [mask for mask, layer in first.items() if isinstance(layer, int) and layer <= 64]
+    return Comparison(
+        "float32 SAN: the first layer at which mu is exactly 0", "curves end; exactly 0 by layer 64", words,
+        "complete" in by_64,
+        "float32 ends at 1e-45: from there on a curve of mu is the arithmetic's, not the network's",
+    )  # fmt: skip
+
+
+def _skips(off: pl.DataFrame) -> Comparison:
+    chosen = [variant for variant in VARIANTS if "skip" in variant or variant == "transformer"]
+    least = {v: min(last(off, "relative_mu", variant=v, mask=mask) for mask in MASKS) for v in chosen}
+    return Comparison(
+        "variants with a skip at layer 128: smallest mu/||X||_F of any mask", "mu does not go to zero", _each(least),
+        all(end > -2 for end in least.values()),
+    )  # fmt: skip
+
+
+def _each(logs: dict[str, float]) -> str:
+    return ", ".join(f"{name} {power(log)}" for name, log in logs.items())
+
+
+FIG6 = Study("wu2024", "fig6", "128 layers of untrained BERT (Figure 6)", _run)
