@@ -44,10 +44,15 @@ def by_layer(axes: Axes, depth: int) -> None:
     axes.set_xlabel("layer")
 
 
-def powers_of_ten(axes: Axes, low: float | None = None) -> None:
+def powers_of_ten(axes: Axes, lowest: float = -math.inf) -> None:
     """The vertical axis holds powers of ten: plain numbers where they are few, and over `DEEP` decades
-    logarithmic in them. It never shows less than half a decade: what hardly moves must look so."""
-    bottom, top = axes.dataLim.y0 if low is None else low, axes.dataLim.y1
+    logarithmic in them. It never shows less than half a decade: what hardly moves must look so. Below `lowest`
+    it ends, and says how far down the data go."""
+    bottom, top = axes.dataLim.y0, axes.dataLim.y1
+    if bottom < lowest:
+        down = power_of_ten(-(10.0 ** round(math.log10(-bottom))))
+        axes.annotate(f"down to {down}", (0.97, 0.03), xycoords="axes fraction", ha="right", fontsize=8)
+        bottom = lowest
     top += 0.06 * min(top - bottom, DEEP)
     bottom = min(bottom, top - 0.5)
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -64,7 +69,7 @@ def powers_of_ten(axes: Axes, low: float | None = None) -> None:
         axes.set_ylim(bottom, top)
         if top - bottom < 3:
             axes.yaxis.set_major_locator(FixedLocator(_plain_ticks(bottom, top)))
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{10**k:.3g}"))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{float(f'{10**k:.3g}'):g}"))
             return
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: power_of_ten(k)))

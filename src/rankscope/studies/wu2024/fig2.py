@@ -67,13 +67,13 @@ def curves(setup: Setup, name: str, net: Transformer, number: int) -> pl.DataFra
     return pl.concat(tables).select(pl.lit(name).alias("network"), pl.all())
 
 
-def figure_of(found: pl.DataFrame, name: str) -> Figure:
+def figure_of(found: pl.DataFrame, name: str, lowest: float = -math.inf) -> Figure:
     """mu above, mu / ||X||_F below; a column for each variant, a line for each mask."""
     figure, axes = grid(2, len(VARIANTS), width=3.0, height=2.9)
     for row, measured in enumerate(COLLAPSE):
         for column, variant in enumerate(VARIANTS):
             panel = axes[row][column]
-            draw(panel, found.filter(variant=variant, metric=measured))
+            draw(panel, found.filter(variant=variant, metric=measured), lowest)
             if row == 0:
                 title(panel, variant)
             if column == 0:
@@ -85,7 +85,7 @@ def figure_of(found: pl.DataFrame, name: str) -> Figure:
     return figure
 
 
-def draw(axes: Axes, found: pl.DataFrame) -> None:
+def draw(axes: Axes, found: pl.DataFrame, lowest: float) -> None:
     """One metric of one variant by layer, a line for each mask."""
     depth = int(found["layer"].max())  # type: ignore[arg-type]
     for number, mask in enumerate(MASKS):
@@ -99,7 +99,7 @@ def draw(axes: Axes, found: pl.DataFrame) -> None:
                 linestyle="--" if dropout else "-", marker=None if dropout else MARKERS[number], markersize=3.5,
                 markevery=max(1, depth // 12), label=None if dropout else mask, zorder=2 if dropout else 3,
             )  # fmt: skip
-    powers_of_ten(axes)
+    powers_of_ten(axes, lowest)
     by_layer(axes, depth)
 
 
