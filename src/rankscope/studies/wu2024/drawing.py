@@ -1,16 +1,21 @@
-"""What the figures of this paper share: grids of panels, and axes of powers of ten that reach any depth."""
+"""What the figures of this paper share: grids of panels, and powers of ten that reach any depth."""
 
 import math
+from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from rankscope.figures import STYLE
+from rankscope.figures import INK, STYLE
 from rankscope.profiles.plot import DEEP
+
+Dash = Literal["-", "--"]
 
 
 def grid(rows: int, columns: int, width: float = 3.1, height: float = 2.8) -> tuple[Figure, list[list[Axes]]]:
@@ -26,8 +31,19 @@ def title(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=11)
 
 
+def key(figure: Figure, axes: Axes, name: str, dashes: Mapping[str, Dash] | None = None) -> None:
+    """One legend for all panels, below them: the lines of one, then what dashes mean."""
+    lines, labels = axes.get_legend_handles_labels()
+    lines = [Line2D([], [], linestyle="none"), *lines]
+    labels = [f"{name}:", *labels]
+    for label, dash in (dashes or {}).items():
+        lines.append(Line2D([], [], color=INK, linewidth=1.4, linestyle=dash))
+        labels.append(label)
+    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+
+
 def geometric(logs: Float[np.ndarray, "sample layer"]) -> Float[np.ndarray, " layer"]:
-    """The mean over samples of a power of ten, where any is finite: exact zeros have no power and stay out."""
+    """The mean over samples of powers of ten, where any is finite: exact zeros have none and stay out."""
     there = np.isfinite(logs)
     total = np.where(there, logs, 0.0).sum(0)
     return np.divide(total, there.sum(0), out=np.full(logs.shape[1], np.nan), where=there.any(0))
@@ -46,8 +62,8 @@ def by_layer(axes: Axes, depth: int) -> None:
 
 def powers_of_ten(axes: Axes, lowest: float = -math.inf) -> None:
     """The vertical axis holds powers of ten: plain numbers where they are few, and over `DEEP` decades
-    logarithmic in them. It never shows less than half a decade: what hardly moves must look so. Below `lowest`
-    it ends, and says how far down the data go."""
+    logarithmic in them. It never shows less than half a decade: what hardly moves must look so. It ends at
+    `lowest`, and says how far down the data go."""
     bottom, top = axes.dataLim.y0, axes.dataLim.y1
     if bottom < lowest:
         down = power_of_ten(-(10.0 ** round(math.log10(-bottom))))

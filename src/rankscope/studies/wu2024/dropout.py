@@ -1,9 +1,10 @@
 """The forward pass of a network in training: dropout as BERT has it.
 
 Entries are set to zero with chance p and the others divided by 1 - p: of the embedding, of the attention
-weights, and of what each branch adds. Rows of attention then no longer sum to one and tokens no longer see the
-same average, so every layer pulls tokens apart anew. The reference network has no dropout (it is measured as it
-is used); here it is put back to see what the paper's measurements in training mode owe to it.
+weights, and of what each branch adds. Rows of attention then no longer sum to one and tokens no longer
+see the same average, so every layer pulls tokens apart anew. The reference network has no dropout (it is
+measured as it is used); here it is put back to see what the paper's measurements in training mode owe to
+it.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,6 +37,7 @@ class Dropout:
         return cls(p, torch.Generator(device=device).manual_seed(seed))
 
     def __call__(self, x: Tensor) -> Tensor:
+        """x with some entries gone and the others larger, so that its mean stays."""
         if not self.p:
             return x
         drawn = torch.rand(x.shape, generator=self.generator, dtype=x.dtype, device=x.device)
@@ -46,8 +48,10 @@ def training_states(net: Transformer, X: Tokens, p: float = 0.1, seed: int = 0) 
     """Tokens at layer 0, 1, ...: `net.steps` with dropout. At p = 0 they are the same."""
     if not applies(net.arch):
         raise StudyError(
-            "dropout is put back into networks built like BERT, GPT-2 or T5 (serial, ungrouped, not rotary); "
-            f"got positions {net.arch.positions!r}, norm_place {net.arch.norm_place!r}, {net.arch.key_heads} "
+            "dropout is put back into networks built like BERT, GPT-2 or T5 (serial, ungrouped, not "
+            "rotary); "
+            f"got positions {net.arch.positions!r}, norm_place {net.arch.norm_place!r}, "
+            f"{net.arch.key_heads} "
             f"key heads of {net.arch.heads}, parallel {net.arch.parallel}"
         )
     drop = Dropout.seeded(p, seed, net.device)
@@ -71,9 +75,12 @@ def _block(
 ) -> Tokens:
     """`nets/block.py`, with dropout on attention and on each branch."""
     X = _around(
-        arch, layer.attention_norm, arch.attention_skip, X,
+        arch,
+        layer.attention_norm,
+        arch.attention_skip,
+        X,
         lambda Y: drop(_attention(arch, index, layer, Y, setting, drop)),
-    )  # fmt: skip
+    )
     if arch.mlp == "none":
         return X
     return _around(arch, layer.mlp_norm, arch.mlp_skip, X, lambda Y: drop(mlp(arch, layer, Y)))

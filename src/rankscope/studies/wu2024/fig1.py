@@ -1,12 +1,13 @@
 """Figures 1 and 5: two tokens in the plane. Without LayerNorm they become one; with it they need not.
 
-N = d = 2, causal, `W_Q = W_K = 0`, so that `A = [[1, 0], [1/2, 1/2]]`, and `W_V = [[1, w], [0, 1]]`, w > 1.
+N = d = 2, causal, `W_Q = W_K = 0`, so that `A = [[1, 0], [1/2, 1/2]]`, and `W_V = [[1, w], [0, 1]]`, w >
+1.
 
-Without LN, `X' = A X W_V`: the tokens differ by `2^-t (x_2 - x_1) W_V^t`, and W_V^t grows only linearly. With
-LN, `X' = D A X W_V`: token 1 turns to (0, 1) or (0, -1), and token 2, once token 1 rests at (0, 1), has three
-points of rest: A = (-1/w, +c), B = (-1/w, -c) with c = sqrt(1 - 1/w^2), and token 1 itself. In y = X22 / X21 a
-layer has the slope 1 + X22: A repels, B attracts. The basin map, which the paper does not have, starts both
-tokens everywhere on the circle and says where they end.
+Without LN, `X' = A X W_V`: the tokens differ by `2^-t (x_2 - x_1) W_V^t`, and W_V^t grows only linearly.
+With LN, `X' = D A X W_V`: token 1 turns to (0, 1) or (0, -1), and token 2, once token 1 rests at (0, 1),
+has three points of rest: A = (-1/w, +c), B = (-1/w, -c) with c = sqrt(1 - 1/w^2), and token 1 itself. In
+y = X22 / X21 a layer has the slope 1 + X22: A repels, B attracts. The basin map, which the paper does
+not have, starts both tokens everywhere on the circle and says where they end.
 """
 
 import math
@@ -60,11 +61,16 @@ def _run(setup: Setup) -> Outcome:
         _boundary(),
     ]
     notes = [
-        f"Dynamics are exact and need no model. Basin map: {number} x {number} starts, {SETTLED} layers each, "
-        "float64; a start ends at rank two if its tokens are then at an angle whose sine exceeds 1/(2w).",
-        "Token 1 alone turns by (x, y) -> (x, y + w x): (0, 1) attracts it from the right and repels it to the "
-        "left. B therefore attracts token 2, but from no neighbourhood of both tokens: where token 1 starts left "
-        f"of (0, 1), however near, it goes round to (0, -1) and takes token 2 along ({_beyond(basins):.1%} of the "
+        f"Dynamics are exact and need no model. Basin map: {number} x {number} starts, {SETTLED} layers "
+        "each, "
+        "float64; a start ends at rank two if its tokens are then at an angle whose sine exceeds "
+        "1/(2w).",
+        "Token 1 alone turns by (x, y) -> (x, y + w x): (0, 1) attracts it from the right and repels it "
+        "to the "
+        "left. B therefore attracts token 2, but from no neighbourhood of both tokens: where token 1 "
+        "starts left "
+        "of (0, 1), however near, it goes round to (0, -1) and takes token 2 along "
+        f"({_beyond(basins):.1%} of the "
         "starts with token 1 between 90° and 180° end apart).",
     ]
     figures = {"dynamics": _dynamics(paths), "basins": _basins(basins, shares)}
@@ -90,11 +96,17 @@ def trajectories() -> pl.DataFrame:
                 turned = torch.atan2(state[0, :, 1], state[0, :, 0]).rad2deg() % 360
                 # A3 bounds the products of W_V: without LN each layer is divided by ||W_V||_2.
                 shrunk = 0.0 if norm else layer * math.log10(_largest_gain(W))
-                rows.append({
-                    "start": name, "norm": norm, "layer": layer, "angle_1": float(turned[0]),
-                    "angle_2": float(turned[1]), "log10_mu": float(mu[layer]) - shrunk,
-                    "log10_relative_mu": float(relative[layer]),
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "start": name,
+                        "norm": norm,
+                        "layer": layer,
+                        "angle_1": float(turned[0]),
+                        "angle_2": float(turned[1]),
+                        "log10_mu": float(mu[layer]) - shrunk,
+                        "log10_relative_mu": float(relative[layer]),
+                    }
+                )
     return pl.DataFrame(rows)
 
 
@@ -123,10 +135,14 @@ def basin_map(number: int, w: float) -> pl.DataFrame:
     grid = torch.meshgrid(angle, angle + 90 / number, indexing="ij")
     first, second = (each.flatten() for each in grid)
     end = settled(pairs(first, second), w)
-    return pl.DataFrame({
-        "angle_1": first.numpy(), "angle_2": second.numpy(), "apart": stays_apart(end, w).bool().numpy(),
-        "pole": end[:, 0, 1].sign().to(torch.int64).numpy(),
-    })  # fmt: skip
+    return pl.DataFrame(
+        {
+            "angle_1": first.numpy(),
+            "angle_2": second.numpy(),
+            "apart": stays_apart(end, w).bool().numpy(),
+            "pole": end[:, 0, 1].sign().to(torch.int64).numpy(),
+        }
+    )
 
 
 def basin_shares(number: int) -> pl.DataFrame:
@@ -149,10 +165,14 @@ def _collapse(paths: pl.DataFrame) -> Comparison:
         slopes.append(10 ** ((end - halfway) / (LAYERS - LAYERS // 2)))
     slowest = max(slopes)
     return Comparison(
-        "two tokens without LN", "collapse exponentially (Thm 1)",
-        f"mu/||X||_F falls by {slowest:.3f} per layer, to {10 ** max(last['log10_relative_mu'].to_list()[1::2]):.0e}"
-        f" at layer {LAYERS}", slowest < 0.6, "A halves the difference of the tokens: 1/2 per layer",
-    )  # fmt: skip
+        "two tokens without LN",
+        "collapse exponentially (Thm 1)",
+        f"mu/||X||_F falls by {slowest:.3f} per layer, to "
+        f"{10 ** max(last['log10_relative_mu'].to_list()[1::2]):.0e}"
+        f" at layer {LAYERS}",
+        slowest < 0.6,
+        "A halves the difference of the tokens: 1/2 per layer",
+    )
 
 
 def multiplier(sign: int, w: float) -> float:
@@ -171,9 +191,11 @@ def _slope(name: str, sign: int) -> Comparison:
     measured, said = multiplier(sign, W), 1 + sign * c
     stable = "stable" if sign < 0 else "unstable"
     return Comparison(
-        f"token 2 at {name} = (-1/w, {'+' if sign > 0 else '-'}c)", f"{stable}, slope {said:.4f}",
-        f"slope {measured:.4f}", math.isclose(measured, said, rel_tol=1e-4) and (measured < 1) == (sign < 0),
-    )  # fmt: skip
+        f"token 2 at {name} = (-1/w, {'+' if sign > 0 else '-'}c)",
+        f"{stable}, slope {said:.4f}",
+        f"slope {measured:.4f}",
+        math.isclose(measured, said, rel_tol=1e-4) and (measured < 1) == (sign < 0),
+    )
 
 
 def _boundary() -> Comparison:
@@ -202,9 +224,13 @@ def _dynamics(paths: pl.DataFrame) -> Figure:
             axes.plot(part["layer"], part["angle_1"], color=colour, linestyle="--", linewidth=1.3)
             axes.plot(part["layer"], part["angle_2"], color=colour, linewidth=1.8, marker="o", markersize=2.5)
             fall.plot(
-                part["layer"], part["log10_relative_mu"], color=colour, linewidth=1.8 if norm else 1.1,
-                linestyle="-" if norm else ":", label=f"{name} start, {'with' if norm else 'without'} LN",
-            )  # fmt: skip
+                part["layer"],
+                part["log10_relative_mu"],
+                color=colour,
+                linewidth=1.8 if norm else 1.1,
+                linestyle="-" if norm else ":",
+                label=f"{name} start, {'with' if norm else 'without'} LN",
+            )
     for axes, name in ((without, "Without LN"), (with_norm, "With LN")):
         title(axes, name)
         by_layer(axes, LAYERS)
@@ -240,16 +266,24 @@ def _basins(basins: pl.DataFrame, shares: pl.DataFrame) -> Figure:
     image = basins["apart"].to_numpy().reshape(number, number).T.astype(float)
     pole = basins["pole"].to_numpy().reshape(number, number).T
     torus.imshow(
-        image + np.where(pole > 0, 0, 2), origin="lower", extent=(0, 360, 0, 360), aspect="auto",
-        interpolation="nearest", cmap=ListedColormap(["#d9e6f2", PALETTE[1], "#eef3f8", PALETTE[4]]), vmin=0,
+        image + np.where(pole > 0, 0, 2),
+        origin="lower",
+        extent=(0, 360, 0, 360),
+        aspect="auto",
+        interpolation="nearest",
+        cmap=ListedColormap(["#d9e6f2", PALETTE[1], "#eef3f8", PALETTE[4]]),
+        vmin=0,
         vmax=3,
-    )  # fmt: skip
+    )
     torus.grid(visible=False)
     in_degrees(torus, both=True)
     torus.set(xlabel="token 1 starts at", ylabel="token 2 starts at")
     title(torus, f"Where both end, $w$ = {W:g}")
-    for colour, label in ((PALETTE[1], "rank 2, token 1 at (0, 1)"), (PALETTE[4], "rank 2, token 1 at (0, −1)"),
-                          ("#d9e6f2", "rank 1")):  # fmt: skip
+    for colour, label in (
+        (PALETTE[1], "rank 2, token 1 at (0, 1)"),
+        (PALETTE[4], "rank 2, token 1 at (0, −1)"),
+        ("#d9e6f2", "rank 1"),
+    ):
         torus.plot([], [], linestyle="none", marker="s", color=colour, label=label)
     torus.legend(fontsize=8, loc="upper left", frameon=True, framealpha=0.9)
     by_w.plot(shares["w"], shares["share"], color=PALETTE[1], marker="o", linewidth=1.8)
@@ -273,7 +307,9 @@ def _map(axes: Axes) -> None:
         axes.plot([], [], color=colour, linewidth=2, label=label)
     at_A = math.degrees(math.atan2(math.sqrt(1 - 1 / W**2), -1 / W))
     for name, at, filled in (("A", at_A, False), ("B", 360 - at_A, True), ("token 1", 90.0, True)):
-        axes.plot(at, at, marker="o", markersize=7, color=INK, markerfacecolor=INK if filled else "white", zorder=4)
+        axes.plot(
+            at, at, marker="o", markersize=7, color=INK, markerfacecolor=INK if filled else "white", zorder=4
+        )
         axes.annotate(name, (at, at), xytext=(8, -12), textcoords="offset points", color=INK)
     axes.set(xlabel="token 2 before", ylabel="token 2 after one layer")
     title(axes, "Token 2, once token 1 rests at (0, 1)")
@@ -281,4 +317,6 @@ def _map(axes: Axes) -> None:
     in_degrees(axes, both=True)
 
 
-FIG1 = Study("wu2024", "fig1", "two tokens, without and with LayerNorm (Figures 1 and 5), and their basins", _run)
+FIG1 = Study(
+    "wu2024", "fig1", "two tokens, without and with LayerNorm (Figures 1 and 5), and their basins", _run
+)

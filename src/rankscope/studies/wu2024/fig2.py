@@ -1,9 +1,9 @@
 """Figure 2: BERT, untrained and trained, five variants under four masks.
 
-Each network keeps its weights; parts are taken out (`VARIANTS`) and the mask is changed (`MASKS`). mu is drawn by
-layer as in the paper, and beside it mu / ||X||_F: at BERT's initialisation values and outputs together multiply
-tokens by about 0.3 a layer, so that mu falls without any averaging. Every network is run as it is used, in
-deviation arithmetic, and as it is trained, with dropout of 0.1 in float64.
+Each network keeps its weights; parts are taken out (`VARIANTS`) and the mask is changed (`MASKS`). mu is
+drawn by layer as in the paper, and beside it mu / ||X||_F: at BERT's initialisation values and outputs
+together multiply tokens by about 0.3 a layer, so that mu falls without any averaging. Every network is
+run as it is used, in deviation arithmetic, and as it is trained, with dropout of 0.1 in float64.
 """
 
 import math
@@ -12,11 +12,11 @@ import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankscope.figures import INK, MARKERS, PALETTE, power
+from rankscope.figures import MARKERS, PALETTE, power
 from rankscope.nets import Transformer
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
-from rankscope.studies.wu2024.drawing import by_layer, geometric, grid, powers_of_ten, title
+from rankscope.studies.wu2024.drawing import by_layer, geometric, grid, key, powers_of_ten, title
 from rankscope.studies.wu2024.dropout import applies
 from rankscope.studies.wu2024.networks import (
     COLLAPSE,
@@ -57,7 +57,7 @@ def curves(setup: Setup, name: str, net: Transformer, number: int) -> pl.DataFra
     tables = [
         setup.kept(
             part(name, variant, mask, "dropout" if dropout else ""),
-            lambda v=variant, m=mask, d=dropout: collapse(net, X, v, m, dropout=d),  # type: ignore[misc]
+            lambda v=variant, m=mask, d=dropout: collapse(net, X, v, m, dropout=d),
             excerpts=number,
         )
         for variant in VARIANTS
@@ -78,10 +78,7 @@ def figure_of(found: pl.DataFrame, name: str, lowest: float = -math.inf) -> Figu
                 title(panel, variant)
             if column == 0:
                 panel.set_ylabel(TEX[measured])
-    axes[0][0].legend(fontsize=8, frameon=False, loc="lower left", title=name, title_fontsize=9)
-    axes[1][0].plot([], [], color=INK, linewidth=1.6, label="dropout off")
-    axes[1][0].plot([], [], color=INK, linewidth=1.1, linestyle="--", label="dropout on")
-    axes[1][0].legend(handles=axes[1][0].get_lines()[-2:], fontsize=8, frameon=False, loc="lower left")
+    key(figure, axes[0][0], name, {"dropout off": "-", "dropout on": "--"})
     return figure
 
 
@@ -95,10 +92,17 @@ def draw(axes: Axes, found: pl.DataFrame, lowest: float) -> None:
                 continue
             logs = rows["log10"].to_numpy().reshape(-1, depth + 1)
             axes.plot(
-                range(depth + 1), geometric(logs), color=PALETTE[number], linewidth=1.1 if dropout else 1.7,
-                linestyle="--" if dropout else "-", marker=None if dropout else MARKERS[number], markersize=3.5,
-                markevery=max(1, depth // 12), label=None if dropout else mask, zorder=2 if dropout else 3,
-            )  # fmt: skip
+                range(depth + 1),
+                geometric(logs),
+                color=PALETTE[number],
+                linewidth=1.1 if dropout else 1.7,
+                linestyle="--" if dropout else "-",
+                marker=None if dropout else MARKERS[number],
+                markersize=3.5,
+                markevery=max(1, depth // 12),
+                label=None if dropout else mask,
+                zorder=2 if dropout else 3,
+            )
     powers_of_ten(axes, lowest)
     by_layer(axes, depth)
 
@@ -113,21 +117,26 @@ def _compared(found: pl.DataFrame, name: str) -> list[Comparison]:
     fallen = all(end < begin - 2 for end in ends.values())
     return [
         Comparison(
-            f"{name}: SAN collapses under every mask", "mu falls exponentially (Thm 1)",
+            f"{name}: SAN collapses under every mask",
+            "mu falls exponentially (Thm 1)",
             f"mu from {power(begin)} to {_each(ends)} at layer {depth}; relative: {_each(shares)}",
             fallen,
             "criterion: mu falls a hundredfold. "
-            + ("Relative to ||X||_F local masks have hardly begun: what falls is mostly the tokens' size" if fallen
-               else f"{depth} layers are few for masks that are not complete, and trained values do not shrink tokens"),
+            + (
+                "Relative to ||X||_F local masks have hardly begun: what falls is mostly the tokens' size"
+                if fallen
+                else f"{depth} layers are few for these masks, and trained values do not shrink tokens"
+            ),
         ),
         Comparison(
-            f"{name}: local masks are slower", "complete, causal, then window and uni-directional",
+            f"{name}: local masks are slower",
+            "complete, causal, then window and uni-directional",
             f"relative mu at layer {depth}, smallest first: {', '.join(order)}",
             order[:2] == ["complete", "causal"],
         ),
         _plateau(found, name, depth),
         _kept_apart(off, name, depth),
-    ]  # fmt: skip
+    ]
 
 
 def _each(logs: dict[str, float]) -> str:
@@ -140,21 +149,30 @@ def _plateau(found: pl.DataFrame, name: str, depth: int) -> Comparison:
     off = last(found, "relative_mu", **which, dropout=False)
     on = last(found, "relative_mu", **which, dropout=True) if found["dropout"].any() else math.nan
     return Comparison(
-        f"{name}: SAN + LN, complete mask", "mu levels off above zero",
-        f"relative mu at layer {depth}: {power(off)} with dropout off, {power(on)} with dropout on", off > -2,
-        "the plateau is dropout's: it makes tokens different in every layer. Without it LN does not stop the "
-        "collapse under the complete mask" if off <= -2 else "",
-    )  # fmt: skip
+        f"{name}: SAN + LN, complete mask",
+        "mu levels off above zero",
+        f"relative mu at layer {depth}: {power(off)} with dropout off, {power(on)} with dropout on",
+        off > -2,
+        "the plateau is dropout's: it makes tokens different in every layer. Without it LN does not "
+        "stop the "
+        "collapse under the complete mask"
+        if off <= -2
+        else "",
+    )
 
 
 def _kept_apart(off: pl.DataFrame, name: str, depth: int) -> Comparison:
     """With skips nothing collapses."""
-    least = {v: min(last(off, "relative_mu", variant=v, mask=m) for m in MASKS) for v in VARIANTS if "SAN" != v}
+    least = {
+        v: min(last(off, "relative_mu", variant=v, mask=m) for m in MASKS) for v in VARIANTS if v != "SAN"
+    }
     skips = {v: value for v, value in least.items() if v != "SAN + LN"}
     return Comparison(
-        f"{name}: variants with a skip", "mu does not go to zero",
-        f"smallest relative mu of any mask at layer {depth}: {_each(skips)}", all(x > -2 for x in skips.values()),
-    )  # fmt: skip
+        f"{name}: variants with a skip",
+        "mu does not go to zero",
+        f"smallest relative mu of any mask at layer {depth}: {_each(skips)}",
+        all(x > -2 for x in skips.values()),
+    )
 
 
 FIG2 = Study("wu2024", "fig2", "BERT, five variants under four masks, dropout off and on (Figure 2)", _run)

@@ -17,15 +17,14 @@ from rankscope.studies.wu2024.spectra import spectra
 
 
 def _run(setup: Setup) -> Outcome:
-    number = 200 if setup.full else 2
+    number = 200 if setup.full else 4
     mean = (
         spectra(setup, number)
         .group_by("network", "layer", "index", maintain_order=True)
         .agg(pl.col("singular_value").log10().mean().alias("log10"))
         .sort("network", "layer", "index", maintain_order=True)
     )
-    names = mean["network"].unique(maintain_order=True).sort().to_list()
-    names.sort(key=lambda name: name.endswith("untrained"))
+    names = sorted(mean["network"].unique().to_list(), key=lambda name: (name.endswith("untrained"), name))
     comparisons = [_compared(mean.filter(network=name), name) for name in names]
     notes = [f"{number} excerpts of 128 tokens; geometric means over them, float64.", MISSING]
     return Outcome({"fig8": _figure(mean, names)}, {"singular_values": mean}, comparisons, notes)
@@ -48,12 +47,16 @@ def _compared(mean: pl.DataFrame, name: str) -> Comparison:
     share = first_share(logs)
     least = float(10 ** (logs[:, -1] - logs[:, 0]).min())
     return Comparison(
-        f"{name}: singular values", "all stay above zero while one direction comes to dominate",
-        f"the last is at least {least:.0e} of the first; the first holds {share[0]:.0%} of ||X||_F^2 at layer 0, "
+        f"{name}: singular values",
+        "all stay above zero while one direction comes to dominate",
+        f"the last is at least {least:.0e} of the first; the first holds {share[0]:.0%} of ||X||_F^2 at "
+        "layer 0, "
         f"{share[-1]:.0%} at layer {len(share) - 1}, at most {share.max():.0%}",
         bool(least > 1e-12 and share[-1] > share[0]),
-        "" if share[-1] > share[0] else "no value vanishes, but the first direction's share does not grow in this model",
-    )  # fmt: skip
+        ""
+        if share[-1] > share[0]
+        else "no value vanishes, but the first direction's share does not grow in this model",
+    )
 
 
 def _figure(mean: pl.DataFrame, names: list[str]) -> Figure:
@@ -69,7 +72,9 @@ def _figure(mean: pl.DataFrame, names: list[str]) -> Figure:
         title(axes, name)
     rows[0][0].set_ylabel("singular value of the tokens")
     scale = ScalarMappable(Normalize(0, 1), colormaps["viridis"])
-    bar = figure.colorbar(scale, ax=rows[0][-1], ticks=[0, 0.92], label="layer", boundaries=np.linspace(0, 0.92, 100))
+    bar = figure.colorbar(
+        scale, ax=rows[0][-1], ticks=[0, 0.92], label="layer", boundaries=np.linspace(0, 0.92, 100)
+    )
     bar.ax.set_yticklabels(["first", "last"])
     return figure
 

@@ -1,4 +1,4 @@
-"""What this paper's figures are run on: BERT untrained, trained models at hand, prose, variants and masks."""
+"""What this paper's figures are run on: networks, prose, variants and masks."""
 
 import re
 from collections.abc import Sequence
@@ -25,7 +25,12 @@ VARIANTS = {
     "SAN + skip + LN": "san+skip+norm",
     "transformer": "transformer",
 }
-MASKS = {"complete": "complete", "causal": "causal", "window ±1": "window:1", "uni-directional": "unidirectional"}
+MASKS = {
+    "complete": "complete",
+    "causal": "causal",
+    "window ±1": "window:1",
+    "uni-directional": "unidirectional",
+}
 DROPOUT = 0.1
 """BERT's, of attention, branches and embedding."""
 TOKENS = 128
@@ -96,7 +101,7 @@ def collapse(
 
 
 def in_training(net: Transformer, X: Tensor) -> pl.DataFrame:
-    """The same with dropout, in float64: its rows of attention do not sum to one, as deviation arithmetic asks."""
+    """The same with dropout, in float64: deviation arithmetic needs rows of attention that sum to one."""
     chosen, unit = [metric(name) for name in COLLAPSE], unit_of(net.dtype)
     real = real_tokens(X.shape[:-1], None, X.device)
     entries = [

@@ -1,4 +1,4 @@
-"""Singular values and angles of a network's tokens by layer: what Figures 4, 8 and 9 are drawn from."""
+"""Singular values and angles of a network's tokens by layer: what Figures 4 and 8 are drawn from."""
 
 import polars as pl
 import torch
@@ -21,11 +21,11 @@ def networks(setup: Setup) -> dict[str, Transformer]:
 
 
 def spectra(setup: Setup, number: int) -> pl.DataFrame:
-    """network, sample, layer, index, singular_value, mean_abs_cosine of every network."""
+    """Of every network, one row per sample, layer and singular value; `size` is the larger of n and d."""
     found = []
     for name, net in networks(setup).items():
         X = tokens_of(net, excerpts(number))
-        table = setup.kept(part(name), lambda net=net, X=X: spectrum(net, X), excerpts=number)  # type: ignore[misc]
+        table = setup.kept(part(name), lambda net=net, X=X: spectrum(net, X), excerpts=number)
         found.append(table.select(pl.lit(name).alias("network"), pl.all()))
     return pl.concat(found)
 
@@ -38,11 +38,16 @@ def spectrum(net: Transformer, X: Tensor, batch: int = 4) -> pl.DataFrame:
             values = singular_values(step.state).cpu()
             angles = mean_abs_cosine(step.state).cpu()
             samples, many = values.shape
-            tables.append(pl.DataFrame({
-                "sample": torch.arange(start, start + samples).repeat_interleave(many).numpy(),
-                "layer": [step.layer] * values.numel(),
-                "index": torch.arange(1, many + 1).repeat(samples).numpy(),
-                "singular_value": values.flatten().numpy(),
-                "mean_abs_cosine": angles.repeat_interleave(many).numpy(),
-            }))  # fmt: skip
+            tables.append(
+                pl.DataFrame(
+                    {
+                        "sample": torch.arange(start, start + samples).repeat_interleave(many).numpy(),
+                        "layer": [step.layer] * values.numel(),
+                        "index": torch.arange(1, many + 1).repeat(samples).numpy(),
+                        "singular_value": values.flatten().numpy(),
+                        "size": [max(X.shape[1:])] * values.numel(),
+                        "mean_abs_cosine": angles.repeat_interleave(many).numpy(),
+                    }
+                )
+            )
     return pl.concat(tables)
