@@ -1,0 +1,116 @@
+"""What the figures of this paper share: grids of panels, and powers of ten that reach any depth."""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+
+from rankscope.figures import INK, STYLE
+from rankscope.profiles.plot import DEEP
+
+Dash = Literal["-", "--"]
+
+
+def grid(rows: int, columns: int, width: float = 3.1, height: float = 2.8) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of panels in rows, in the house style."""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, [list(row) for row in axes]
+
+
+def title(axes: Axes, text: str) -> None:
+    """A panel's name, at its left."""
+    axes.set_title(text, loc="left", fontsize=11)
+
+
+def key(figure: Figure, axes: Axes, name: str, dashes: Mapping[str, Dash] | None = None) -> None:
+    """One legend for all panels, below them: the lines of one, then what dashes mean."""
+    lines, labels = axes.get_legend_handles_labels()
+    lines = [Line2D([], [], linestyle="none"), *lines]
+    labels = [f"{name}:", *labels]
+    for label, dash in (dashes or {}).items():
+        lines.append(Line2D([], [], color=INK, linewidth=1.4, linestyle=dash))
+        labels.append(label)
+    figure.legend(lines, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+
+
+def geometric(logs: Float[np.ndarray, "sample layer"]) -> Float[np.ndarray, " layer"]:
+    """The mean over samples of powers of ten, where any is finite: exact zeros have none and stay out."""
+    there = np.isfinite(logs)
+    total = np.where(there, logs, 0.0).sum(0)
+    return np.divide(total, there.sum(0), out=np.full(logs.shape[1], np.nan), where=there.any(0))
+
+
+def by_layer(axes: Axes, depth: int) -> None:
+    """Layers on a log axis as in the paper, with layer 0, which a log axis proper has no place for."""
+    axes.set_xscale("symlog", linthresh=1.0, base=2)
+    ticks = [0, *(2**k for k in range(10) if 2**k <= 0.8 * depth), depth]
+    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda layer, _: f"{layer:g}"))
+    axes.set_xlim(0, depth * 1.04)
+    axes.set_xlabel("layer")
+
+
+def powers_of_ten(axes: Axes, lowest: float = -math.inf) -> None:
+    """The vertical axis holds powers of ten: plain numbers where they are few, and over `DEEP` decades
+    logarithmic in them. It never shows less than half a decade: what hardly moves must look so. It ends at
+    `lowest`, and says how far down the data go."""
+    bottom, top = axes.dataLim.y0, axes.dataLim.y1
+    if bottom < lowest:
+        down = power_of_ten(-(10.0 ** round(math.log10(-bottom))))
+        axes.annotate(f"down to {down}", (0.97, 0.03), xycoords="axes fraction", ha="right", fontsize=8)
+        bottom = lowest
+    top += 0.06 * min(top - bottom, DEEP)
+    bottom = min(bottom, top - 0.5)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    if top - bottom > DEEP:
+        axes.set_yscale("symlog", linthresh=1.0)
+        decades = math.floor(math.log10(-bottom))
+        every = max(1, math.ceil(decades / 5))
+        ticks = [-(10.0**k) for k in range(decades - decades % every, -1, -every)]
+        axes.yaxis.set_major_locator(FixedLocator([*ticks, 0.0]))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(bottom * 1.6, max(top, 2.0))
+    else:
+        bottom -= 0.04 * (top - bottom)
+        axes.set_ylim(bottom, top)
+        if top - bottom < 3:
+            axes.yaxis.set_major_locator(FixedLocator(_plain_ticks(bottom, top)))
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{float(f'{10**k:.3g}'):g}"))
+            return
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: power_of_ten(k)))
+
+
+def _plain_ticks(bottom: float, top: float) -> list[float]:
+    """log10 of 1, 2, 5 or, over more than one decade and a half, of 1 and 3 times powers of ten."""
+    steps = (1, 2, 5) if top - bottom < 1.6 else (1, 3)
+    return [
+        k + math.log10(digit)
+        for k in range(math.floor(bottom), math.ceil(top) + 1)
+        for digit in steps
+        if bottom <= k + math.log10(digit) <= top
+    ]
+
+
+def power_of_ten(k: float) -> str:
+    """`10^k` as a figure has it, k itself a power of ten where it is large.
+
+    >>> power_of_ten(-4.0), power_of_ten(-1e6)
+    ('$10^{-4}$', '$10^{-10^{6}}$')
+    """
+    if k == 0:
+        return "$1$"
+    if abs(k) >= 1000 and math.log10(abs(k)) % 1 < 1e-9:
+        sign = "-" if k < 0 else ""
+        return f"$10^{{{sign}10^{{{round(math.log10(abs(k)))}}}}}$"
+    return f"$10^{{{k:.6g}}}$"

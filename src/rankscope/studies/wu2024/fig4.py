@@ -1,0 +1,126 @@
+"""Figure 4: full rank is kept while tokens turn into one direction.
+
+Of each network as it stands, by layer: the share of inputs whose tokens have full rank, their smallest
+singular value, and the mean |cosine| of pairs. Whether a matrix has full rank depends on the arithmetic
+that one asks with: it is answered with float64's tolerance, `max(n, d) eps s_1`, and with float32's, in
+which models run.
+"""
+
+import polars as pl
+import torch
+from matplotlib.figure import Figure
+
+from rankscope.figures import MARKERS, PALETTE, panels
+from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.wu2024.drawing import powers_of_ten, title
+from rankscope.studies.wu2024.networks import MISSING
+from rankscope.studies.wu2024.spectra import spectra
+
+
+def _run(setup: Setup) -> Outcome:
+    number = 200 if setup.full else 4
+    found = by_input(spectra(setup, number))
+    names = found["network"].unique(maintain_order=True).to_list()
+    comparisons = [_compared(found.filter(network=name), name) for name in names]
+    notes = [
+        f"{number} excerpts of 128 tokens; networks run in float64.",
+        MISSING,
+        "Those called untrained have random weights and a random embedding with positions.",
+    ]
+    return Outcome({"fig4": _figure(found, names)}, {"ranks": found}, comparisons, notes)
+
+
+def by_input(values: pl.DataFrame) -> pl.DataFrame:
+    """Of each input at each layer: full rank or not, the smallest singular value, the mean |cosine|."""
+    most, least = pl.col("singular_value").max(), pl.col("singular_value").min()
+    tolerances = {
+        "full_rank": torch.finfo(torch.float64).eps,
+        "full_rank_float32": torch.finfo(torch.float32).eps,
+    }
+    return values.group_by("network", "layer", "sample", maintain_order=True).agg(
+        *(
+            ((least > pl.col("size").first() * eps * most).cast(pl.Float64)).alias(name)
+            for name, eps in tolerances.items()
+        ),
+        least.alias("sigma_min"),
+        (least / most).alias("relative_sigma_min"),
+        pl.col("mean_abs_cosine").first(),
+    )
+
+
+def mean(found: pl.DataFrame, column: str) -> list[float]:
+    """By layer, over inputs."""
+    return found.group_by("layer").agg(pl.col(column).mean()).sort("layer")[column].to_list()
+
+
+def _compared(found: pl.DataFrame, name: str) -> Comparison:
+    rank, single, cosine = (
+        mean(found, column) for column in ("full_rank", "full_rank_float32", "mean_abs_cosine")
+    )
+    kept, rises = min(rank) > 0.5, cosine[-1] > cosine[0]
+    smallest = min(mean(found, "relative_sigma_min"))
+    why = f"smallest singular value at least {smallest:.0e} of the largest"
+    if not kept:
+        why = "rank is lost: " + why
+    elif not rises:
+        why += "; the mean |cosine| does not rise from input to output in this model"
+    return Comparison(
+        f"{name}: rank and angles",
+        "full rank is kept while the mean |cosine| rises",
+        f"full rank in {min(rank):.0%} of inputs at the worst layer ({min(single):.0%} with float32's "
+        "tolerance); mean "
+        f"|cosine| {cosine[0]:.2f} at layer 0, at most {max(cosine):.2f}, {cosine[-1]:.2f} at layer "
+        f"{len(cosine) - 1}",
+        kept and rises,
+        why,
+    )
+
+
+def _figure(found: pl.DataFrame, names: list[str]) -> Figure:
+    figure, (rank, sigma, cosine) = panels(3, width=4.4, height=3.8)
+    for number, name in enumerate(names):
+        part = found.filter(network=name)
+        layers = range(int(part["layer"].max()) + 1)  # type: ignore[arg-type]
+        colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+        dash = "--" if name.endswith("untrained") else "-"
+        rank.plot(
+            layers,
+            mean(part, "full_rank"),
+            color=colour,
+            linestyle=dash,
+            marker=marker,
+            markersize=5,
+            linewidth=1.4,
+        )
+        logs = part.with_columns(pl.col("sigma_min").log10().alias("log10"))
+        sigma.plot(
+            layers,
+            mean(logs, "log10"),
+            color=colour,
+            linestyle=dash,
+            marker=marker,
+            markersize=5,
+            linewidth=1.4,
+        )
+        cosine.plot(
+            layers,
+            mean(part, "mean_abs_cosine"),
+            color=colour,
+            linestyle=dash,
+            marker=marker,
+            markersize=5,
+            linewidth=1.4,
+            label=name,
+        )
+    title(rank, "Inputs of full rank")
+    rank.set(xlabel="layer", ylabel="share of inputs", ylim=(-0.03, 1.05))
+    title(sigma, "Smallest singular value")
+    sigma.set(xlabel="layer", ylabel=r"$\sigma_{\min}(X)$")
+    powers_of_ten(sigma)
+    title(cosine, "Angles of pairs")
+    cosine.set(xlabel="layer", ylabel=r"mean $|\cos(x_i, x_j)|$", ylim=(0, 1))
+    cosine.legend(fontsize=8, frameon=False)
+    return figure
+
+
+FIG4 = Study("wu2024", "fig4", "rank, smallest singular value and angles by layer (Figure 4)", _run)

