@@ -1,6 +1,7 @@
 """Dong, Cordonnier, Loukas 2021: pure attention loses rank doubly exponentially with depth."""
 
+from rankscope.studies.dong2021.fig4 import FIG4
 from rankscope.studies.dong2021.lengths import LENGTHS
 from rankscope.studies.study import Study
 
-STUDIES: tuple[Study, ...] = (LENGTHS,)
+STUDIES: tuple[Study, ...] = (FIG4, LENGTHS)

@@ -3,7 +3,7 @@
 | | memorization | sort | convex hull |
 |---|---|---|---|
 | token | a word of a text | a symbol | a point of the plane |
-| label | drawn at random, 0 or 1 | the symbol that stands here when all are sorted | whether it is on the hull |
+| label | drawn at random, 0 or 1 | the symbol here when all are sorted | whether it is on the hull |
 | evaluated on | what it was trained on | other samples | other samples |
 
 Without positions, tokens that are equal in a text get equal outputs: memorization has a ceiling below one.
@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from scipy.spatial import ConvexHull
 from torch import Tensor
 
+from rankscope.errors import StudyError
 from rankscope.nets import Architecture
 from rankscope.sources.words import bundled_excerpts, split
 
@@ -42,6 +43,11 @@ class Data:
     def part(self, chosen: slice | Tensor) -> "Data":
         """Some of the samples."""
         return Data(self.inputs[chosen], self.labels[chosen], self.padding[chosen])
+
+    def trimmed(self) -> "Data":
+        """Without the padding that all samples have: padding is at the end."""
+        longest = int((~self.padding).sum(1).max())
+        return Data(self.inputs[:, :longest], self.labels[:, :longest], self.padding[:, :longest])
 
     def to(self, device: str) -> "Data":
         """The same on another device."""
@@ -146,9 +152,7 @@ def memorization_task(texts: int = 500, longest: int = 128, width: int = 250, se
         "context-free ceiling": ceiling([word for _, word in places], told),
         "ceiling": ceiling(places, told),
     }
-    return Task(
-        "memorization", architecture(6, 2, width), 2, data, data, baselines, vocabulary=len(number)
-    )
+    return Task("memorization", architecture(6, 2, width), 2, data, data, baselines, vocabulary=len(number))
 
 
 def prose(texts: int, longest: int) -> list[list[str]]:
@@ -161,7 +165,9 @@ def prose(texts: int, longest: int) -> list[list[str]]:
             if len(piece) >= SHORTEST:
                 found.append(piece)
     if len(found) < texts:
-        raise ValueError(f"the bundled prose has {len(found)} texts of {longest} words; {texts} were asked for")
+        raise StudyError(
+            f"the bundled prose has {len(found)} texts of {longest} words; {texts} were asked for"
+        )
     return found[:texts]
 
 

@@ -1,8 +1,8 @@
 """Train figure 4's networks: an input map, the canonical network, a linear head.
 
-The tensors of all three are one flat mapping; the network itself is `Transformer.from_weights` of those that are
-named `net.*`, in training as in evaluation. Everything is drawn from the seed, every epoch's order from
-the seed and the epoch: a run that goes on from a checkpoint gives what an unbroken one gives.
+The tensors of all three are one flat mapping; the network itself is `Transformer.from_weights` of those named
+`net.*`, in training as in evaluation. Everything is drawn from the seed, an epoch's order from the seed and
+its number: a run that goes on from a checkpoint gives what an unbroken one gives.
 """
 
 import math
@@ -50,7 +50,9 @@ def initial(task: Task, recipe: Recipe) -> Tensors:
     def normal(*shape: int, spread: float) -> Tensor:
         return spread * torch.randn(shape, generator=draw, dtype=torch.float64)
 
-    tensors = {f"net.{name}": each for name, each in random_tensors(task.arch, recipe.seed, recipe.init).items()}
+    tensors = {
+        f"net.{name}": each for name, each in random_tensors(task.arch, recipe.seed, recipe.init).items()
+    }
     if task.vocabulary:
         tensors["input.symbols"] = normal(task.vocabulary, width, spread=1.0)
     else:
@@ -100,7 +102,7 @@ def accuracy(task: Task, tensors: Tensors, data: Data, batch: int = 500) -> floa
     """The share of real tokens that the whole model labels rightly."""
     right = total = 0
     for start in range(0, len(data), batch):
-        piece = data.part(slice(start, start + batch))
+        piece = data.part(slice(start, start + batch)).trimmed()
         hit = (logits(task, tensors, piece).argmax(-1) == piece.labels) & ~piece.padding
         right, total = right + int(hit.sum()), total + int((~piece.padding).sum())
     return right / total
@@ -126,12 +128,16 @@ def train(
     data = task.train.to(device)
     batches = math.ceil(len(data) / recipe.batch)
     for epoch in range(done, recipe.epochs if stop is None else stop):
-        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(recipe.seed * 100003 + epoch))
+        order = torch.randperm(
+            len(data), generator=torch.Generator().manual_seed(recipe.seed * 100003 + epoch)
+        )
         losses = 0.0
-        for number, chosen in enumerate(order.split(recipe.batch)):
+        for number, chosen in enumerate(torch.split(order, recipe.batch)):
             for group in optimiser.param_groups:
-                group["lr"] = recipe.rate * pace(epoch * batches + number, recipe.epochs * batches, recipe.warmup)
-            piece = data.part(chosen.to(device))
+                group["lr"] = recipe.rate * pace(
+                    epoch * batches + number, recipe.epochs * batches, recipe.warmup
+                )
+            piece = data.part(chosen.to(device)).trimmed()
             real = ~piece.padding
             loss = F.cross_entropy(logits(task, tensors, piece)[real], piece.labels[real])
             optimiser.zero_grad()
