@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 import polars as pl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -44,6 +45,13 @@ FULL: dict[str, tuple[Make, Recipe]] = {
     "sort": (sort_task, Recipe(epochs=60, batch=50, rate=1e-3)),
     "hull": (hull_task, Recipe(epochs=15, batch=100, rate=1e-3, keep_every=1)),
 }
+WITHOUT_CONTEXT = {"context-free ceiling", "majority by position"}
+"""Baselines that see one token alone: its word, or its position."""
+LEGEND = (
+    "5 paths (own attention)", "20 paths (own attention)", "all paths (exact; shared attention)",
+    "5 paths, published", "20 paths, published", "whole network, published",
+    "whole network", "best constant guess", "best guess without context",
+)  # fmt: skip
 TITLES = {"memorization": "Memorization", "sort": "Sorting", "hull": "Convex hull"}
 
 
@@ -188,8 +196,19 @@ def drawn(
     for place, (name, task) in zip(axes, tasks.items(), strict=True):
         _panel(place, summary, task, said[name])
     axes[0].set_ylabel("accuracy")
-    handles, labels = axes[-1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    found: dict[str, Artist] = {}
+    for place in axes:
+        handles, labels = place.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    order = [label for label in LEGEND if label in found]
+    figure.legend(
+        [found[label] for label in order],
+        order,
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+    )
     return figure
 
 
@@ -198,22 +217,18 @@ def _panel(axes: Axes, summary: pl.DataFrame, task: Task, said: dict[str, float 
     full = curve(summary, name, "full", "all")[0]
     guess = task.baselines["majority"]
     axes.axhline(full, color=INK, linewidth=1.2, label="whole network")
-    axes.axhline(
-        _number(said["full"]), color=INK, linewidth=1.0, linestyle=":", label="whole network, published"
-    )
+    axes.axhline(_number(said["full"]), color=INK, linestyle=":", label="whole network, published")
     axes.axhline(guess, color=FAINT, linewidth=1.2, linestyle="--", label="best constant guess")
-    shown = (
-        ("own", "5", "5 paths (own attention)"),
-        ("own", "20", "20 paths (own attention)"),
-        ("shared", "all", "all paths (exact; shared attention)"),
-    )
-    for number, (attention, paths, label) in enumerate(shown):
+    for which in WITHOUT_CONTEXT & task.baselines.keys():
+        axes.axhline(task.baselines[which], color=FAINT, linestyle="-.", label="best guess without context")
+    shown = (("own", "5"), ("own", "20"), ("shared", "all"))
+    for number, (attention, paths) in enumerate(shown):
         shift = 0.08 * (number - 1)
         axes.errorbar(
             [length + shift for length in LENGTHS], curve(summary, name, attention, paths),
             yerr=curve(summary, name, attention, paths, "std") if paths != "all" else None,
             color=PALETTE[number], marker=MARKERS[number], markersize=5, linewidth=1.4,
-            elinewidth=1, capsize=2, label=label,
+            elinewidth=1, capsize=2, label=LEGEND[number],
         )  # fmt: skip
         if f"{paths} paths" in said:
             axes.plot(
