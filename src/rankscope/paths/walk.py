@@ -1,6 +1,6 @@
 """Many paths at once: what they have in common at the start is computed once."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -29,17 +29,25 @@ def own_step(frozen: Frozen) -> Step:
     return OwnPaths(frozen.net, frozen.X, frozen.real).step
 
 
-@torch.no_grad()
-def total(frozen: Frozen, paths: Iterable[Path], step: Step) -> Tensor:
-    """The sum of the terms of some paths, `[batch, token, width]`, before the final norm."""
-    whole, last = torch.zeros_like(frozen.X), Path()
+def terms(frozen: Frozen, paths: Iterable[Path], step: Step) -> Iterator[tuple[Path, Tensor]]:
+    """Each path once, with its term `[batch, token, width]` before the final norm."""
+    last = Path()
     walked = [frozen.X]  # where the last path stood before each layer, and at its end
     for path in sorted(set(paths), key=_sortable):
         common = next((at for at, (a, b) in enumerate(zip(last, path, strict=False)) if a != b), len(last))
         del walked[common + 1 :]
         for index in range(common, len(path)):
             walked.append(step(index, walked[-1], path[index]))
-        whole, last = whole + walked[-1], path
+        last = path
+        yield path, walked[-1]
+
+
+@torch.no_grad()
+def total(frozen: Frozen, paths: Iterable[Path], step: Step) -> Tensor:
+    """The sum of the terms of some paths, `[batch, token, width]`, before the final norm."""
+    whole = torch.zeros_like(frozen.X)
+    for _, term in terms(frozen, paths, step):
+        whole = whole + term
     return whole
 
 

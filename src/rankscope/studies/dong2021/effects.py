@@ -1,0 +1,138 @@
+"""What a few paths of one length are good for: sum them, normalise, classify with the trained head.
+
+| attention | paths | |
+|---|---|---|
+| own | 5, 20 | the published figure: attention recomputed along each path |
+| shared | 5, 20 | the theorem's terms: attention of the full network |
+| shared | all | the exact sum of the theorem's terms, `decompose(...).by_length()` |
+
+Paths are drawn as the published code draws them, with repetition: 20 of the 12 paths of length 1 may hold one
+thrice and another not at all. The sum of all lengths of `shared` is the network's own output;
+its terms may cancel, so it is taken in float64. Single paths are walked in float32, as they were trained.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import polars as pl
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankscope.nets import Transformer
+from rankscope.paths.counts import Path
+from rankscope.paths.frozen import Frozen, freeze
+from rankscope.paths.lengths import by_length
+from rankscope.paths.walk import Step, own_step, shared_step, terms
+from rankscope.studies.dong2021.tasks import Data, Task
+from rankscope.studies.dong2021.train import Tensors, classify, embed, network
+
+PIECE = 2**19
+"""Numbers in the tokens that are evaluated together."""
+STEPS = {"own": own_step, "shared": shared_step}
+Key = tuple[str, str, int, int]
+"""(attention, paths, length, repeat)."""
+
+
+def drawn_path(layers: int, heads: int, length: int, draw: random.Random) -> Path:
+    """A path of a length: which layers take a head, then which head each takes."""
+    through = set(draw.sample(range(layers), length))
+    return tuple(draw.randrange(heads) if layer in through else None for layer in range(layers))
+
+
+def draws(
+    layers: int, heads: int, counts: tuple[int, ...], repeats: int, seed: int
+) -> dict[tuple[str, int, int], Counter[Path]]:
+    """By (paths, length, repeat): how often each path was drawn. The same for both kinds of attention."""
+    draw = random.Random(seed)
+    return {
+        (str(count), length, repeat): Counter(drawn_path(layers, heads, length, draw) for _ in range(count))
+        for count in counts
+        for length in range(layers + 1)
+        for repeat in range(repeats)
+    }
+
+
+@torch.no_grad()
+def effects(
+    task: Task,
+    tensors: Tensors,
+    data: Data,
+    counts: tuple[int, ...],
+    repeats: int,
+    seed: int = 0,
+) -> pl.DataFrame:
+    """One row per attention, paths (5, 20, all), length and repeat, with its accuracy; and one for the
+    network as it is (attention 'full', length null)."""
+    precise = {name: each.double() for name, each in tensors.items()}
+    net = network(task, precise)
+    layers, heads = task.arch.layers, task.arch.heads
+    drawn = draws(layers, heads, counts, repeats, seed)
+    right: Counter[Key | None] = Counter()
+    tokens = 0
+    for piece in _pieces(data, task.arch.width):
+        X = embed(task, precise, piece)
+        real = ~piece.padding
+        tokens += int(real.sum())
+
+        def hits(Y: Tensor, labels: Tensor = piece.labels, real: Tensor = real) -> int:
+            said = classify(precise, F.layer_norm(Y, Y.shape[-1:], eps=task.arch.norm_eps))
+            return int(((said.argmax(-1) == labels) & real).sum())
+
+        for key, Y in _sums(net, X, piece.padding, drawn):
+            right[key] += hits(Y)
+    rows = [
+        {"attention": "full", "paths": "all", "length": None, "repeat": 0, "accuracy": right[key] / tokens}
+        if key is None
+        else {
+            "attention": key[0],
+            "paths": key[1],
+            "length": key[2],
+            "repeat": key[3],
+            "accuracy": n / tokens,
+        }
+        for key, n in right.items()
+    ]
+    kinds = {"attention": pl.String, "paths": pl.String, "length": pl.Int64, "repeat": pl.Int64,
+             "accuracy": pl.Float64}  # fmt: skip
+    return pl.DataFrame(rows, schema=kinds)
+
+
+def _sums(
+    net: Transformer,
+    X: Tensor,
+    padding: Tensor,
+    drawn: dict[tuple[str, int, int], Counter[Path]],
+) -> Iterator[tuple[Key | None, Tensor]]:
+    """What the paths of each draw add up to, tokens where the data have them."""
+    frozen = freeze(net, X, padding)
+    yield None, frozen.restored(frozen.output)
+    exact = by_length(frozen)
+    for length, Y in enumerate(exact.embedding + exact.bias):
+        yield ("shared", "all", length, 0), Y
+    light = freeze(net.to(torch.float32), X.float(), padding)
+    for attention, step in STEPS.items():
+        for key, Y in weighted(light, drawn, step(light)).items():
+            yield (attention, *key), frozen.restored(Y.double())
+
+
+def weighted(
+    frozen: Frozen, wanted: dict[tuple[str, int, int], Counter[Path]], step: Step
+) -> dict[tuple[str, int, int], Tensor]:
+    """The sum of each draw's terms, every path walked once for all draws."""
+    users: dict[Path, list[tuple[tuple[str, int, int], int]]] = {}
+    for key, paths in wanted.items():
+        for path, times in paths.items():
+            users.setdefault(path, []).append((key, times))
+    sums = {key: torch.zeros_like(frozen.X) for key in wanted}
+    for path, term in terms(frozen, users, step):
+        for key, times in users[path]:
+            sums[key].add_(term, alpha=times)
+    return sums
+
+
+def _pieces(data: Data, width: int) -> Iterator[Data]:
+    most = max(1, PIECE // (data.labels.shape[1] * width))
+    for start in range(0, len(data), most):
+        yield data.part(slice(start, start + most)).trimmed()

@@ -1,0 +1,179 @@
+"""Train figure 4's networks: an input map, the canonical network, a linear head.
+
+The tensors of all three are one flat mapping; the network itself is `Transformer.from_weights` of those named
+`net.*`, in training as in evaluation. Everything is drawn from the seed, an epoch's order from the seed and
+its number: a run that goes on from a checkpoint gives what an unbroken one gives.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankscope.files import atomic
+from rankscope.nets import Transformer
+from rankscope.nets.initial import random_tensors
+from rankscope.studies.dong2021.tasks import Data, Task
+
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a network is trained: Adam, a warm-up, then a cosine down to nothing."""
+
+    epochs: int
+    batch: int
+    rate: float
+    warmup: float = 0.05
+    """The share of all steps in which the rate rises."""
+    decay: float = 0.0
+    """Decoupled weight decay."""
+    init: str = "kaiming"
+    clip: float = 1.0
+    """The longest gradient."""
+    seed: int = 0
+    keep_every: int = 10
+    """Epochs between checkpoints."""
+
+
+def initial(task: Task, recipe: Recipe) -> Tensors:
+    """Tensors to start from; gains of norms are ones and stay so."""
+    width = task.arch.width
+    draw = torch.Generator().manual_seed(recipe.seed + 1)
+
+    def normal(*shape: int, spread: float) -> Tensor:
+        return spread * torch.randn(shape, generator=draw, dtype=torch.float64)
+
+    tensors = {
+        f"net.{name}": each for name, each in random_tensors(task.arch, recipe.seed, recipe.init).items()
+    }
+    if task.vocabulary:
+        tensors["input.symbols"] = normal(task.vocabulary, width, spread=1.0)
+    else:
+        tensors["input.first"] = normal(2, width, spread=1 / math.sqrt(2))
+        tensors["input.first_bias"] = normal(width, spread=1.0)
+        tensors["input.second"] = normal(width, width, spread=math.sqrt(2 / width))
+        tensors["input.second_bias"] = torch.zeros(width, dtype=torch.float64)
+    if task.positions:
+        tensors["input.positions"] = normal(task.positions, width, spread=1.0)
+    tensors["head.weight"] = normal(width, task.classes, spread=1 / math.sqrt(width))
+    tensors["head.bias"] = torch.zeros(task.classes, dtype=torch.float64)
+    return {name: each.float() for name, each in tensors.items()}
+
+
+def embed(task: Task, tensors: Tensors, data: Data) -> Float[Tensor, "sample token width"]:
+    """Layer 0: symbols and positions, or points through two layers; then a norm."""
+    if task.vocabulary:
+        X = F.embedding(data.inputs, tensors["input.symbols"])
+    else:
+        scaled = data.inputs.to(tensors["input.first"].dtype) / 5 - 1  # the square is 10 wide
+        X = F.relu(scaled @ tensors["input.first"] + tensors["input.first_bias"])
+        X = X @ tensors["input.second"] + tensors["input.second_bias"]
+    if task.positions:
+        X = X + tensors["input.positions"][: X.shape[1]]
+    return F.layer_norm(X, X.shape[-1:], eps=task.arch.norm_eps)
+
+
+def network(task: Task, tensors: Tensors) -> Transformer:
+    """The canonical network on the trained tensors."""
+    mine = {name.removeprefix("net."): each for name, each in tensors.items() if name.startswith("net.")}
+    return Transformer.from_weights(task.arch, mine)
+
+
+def classify(tensors: Tensors, X: Float[Tensor, "*rest width"]) -> Float[Tensor, "*rest classes"]:
+    """The trained head on normalised tokens."""
+    return X @ tensors["head.weight"] + tensors["head.bias"]
+
+
+def logits(task: Task, tensors: Tensors, data: Data) -> Float[Tensor, "sample token classes"]:
+    """What the whole model says."""
+    padding = data.padding if bool(data.padding.any()) else None
+    return classify(tensors, network(task, tensors).run(embed(task, tensors, data), padding).output)
+
+
+@torch.no_grad()
+def accuracy(task: Task, tensors: Tensors, data: Data, batch: int = 500) -> float:
+    """The share of real tokens that the whole model labels rightly."""
+    right = total = 0
+    for start in range(0, len(data), batch):
+        piece = data.part(slice(start, start + batch)).trimmed()
+        hit = (logits(task, tensors, piece).argmax(-1) == piece.labels) & ~piece.padding
+        right, total = right + int(hit.sum()), total + int((~piece.padding).sum())
+    return right / total
+
+
+def train(
+    task: Task,
+    recipe: Recipe,
+    checkpoint: Path,
+    device: str = "cpu",
+    say: Callable[[str], None] = lambda _: None,
+    stop: int | None = None,
+) -> Tensors:
+    """Trained tensors: from the checkpoint on, where there is one of this recipe.
+
+    `stop`: leave off after that epoch, as an interruption would."""
+    tensors = {name: each.to(device) for name, each in initial(task, recipe).items()}
+    learnt = [each for name, each in tensors.items() if not name.endswith(".gain")]
+    for each in learnt:
+        each.requires_grad_(True)
+    optimiser = torch.optim.AdamW(learnt, lr=recipe.rate, weight_decay=recipe.decay)
+    done = _resume(checkpoint, recipe, tensors, optimiser, device)
+    data = task.train.to(device)
+    batches = math.ceil(len(data) / recipe.batch)
+    for epoch in range(done, recipe.epochs if stop is None else stop):
+        order = torch.randperm(
+            len(data), generator=torch.Generator().manual_seed(recipe.seed * 100003 + epoch)
+        )
+        losses = 0.0
+        for number, chosen in enumerate(torch.split(order, recipe.batch)):
+            for group in optimiser.param_groups:
+                group["lr"] = recipe.rate * pace(
+                    epoch * batches + number, recipe.epochs * batches, recipe.warmup
+                )
+            piece = data.part(chosen.to(device)).trimmed()
+            real = ~piece.padding
+            loss = F.cross_entropy(logits(task, tensors, piece)[real], piece.labels[real])
+            optimiser.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(learnt, recipe.clip)
+            optimiser.step()
+            losses += float(loss.detach())
+        finished = epoch + 1
+        if finished % recipe.keep_every == 0 or finished in (recipe.epochs, stop):
+            state = {"recipe": asdict(recipe), "epoch": finished, "optimiser": optimiser.state_dict(),
+                     "tensors": {name: each.detach() for name, each in tensors.items()}}  # fmt: skip
+            with atomic(checkpoint) as temporary:
+                torch.save(state, temporary)
+            say(f"{task.name}: epoch {finished} of {recipe.epochs}, loss {losses / batches:.4f}")
+    return {name: each.detach() for name, each in tensors.items()}
+
+
+def pace(step: int, steps: int, warmup: float) -> float:
+    """The share of the rate at a step: a straight rise, then half a cosine."""
+    rise = max(1, round(warmup * steps))
+    if step < rise:
+        return (step + 1) / rise
+    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+
+
+def _resume(
+    checkpoint: Path, recipe: Recipe, tensors: Tensors, optimiser: torch.optim.Optimizer, device: str
+) -> int:
+    """Epochs already done; tensors and optimiser as they were left."""
+    if not checkpoint.is_file():
+        return 0
+    state = torch.load(checkpoint, map_location=device, weights_only=True)
+    if state["recipe"] != asdict(recipe):
+        return 0
+    with torch.no_grad():
+        for name, each in tensors.items():
+            each.copy_(state["tensors"][name])
+    optimiser.load_state_dict(state["optimiser"])
+    return int(state["epoch"])
