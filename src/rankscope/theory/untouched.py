@@ -40,7 +40,11 @@ def _written(facts: Facts, index: int) -> Tensor:
 
 
 def _basis(rows: Tensor) -> Tensor:
-    """An orthonormal basis of the row space."""
+    """An orthonormal basis of the row space; where that is plainly everything, without decomposing it."""
+    width = rows.shape[-1]
+    eye = torch.eye(width, dtype=rows.dtype)
+    if len(rows) >= width and int(torch.linalg.cholesky_ex(rows.mT @ rows - 1e-6 * eye).info) == 0:
+        return eye
     _, s, Vh = torch.linalg.svd(rows, full_matrices=False)
     return Vh[s > ROUNDING * s.max().clamp(min=1.0)] if len(s) else Vh
 
