@@ -77,6 +77,7 @@ def test_masks_as_a_table_a_picture_and_json() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["reproduce", "dong2021", "fig7"], "figure of dong2021 must be one of fig2, fig3, fig4"),
         (["bounds", "bert-tiny", "--theorems", "dong"], "theorem must be one of"),
         (["bounds", "bert-tiny", "--threshold", "0"], "threshold must be a number > 0"),
         (["measure", "bert-bse"], "fresh('bert-base') builds one with random weights"),
@@ -190,6 +191,20 @@ def test_bounds_as_json_never_shows_a_bound_without_its_hypotheses() -> None:
         assert row["met"] == all(each["met"] for each in row["hypotheses"]) == (row["why"] is None)
         assert row["met"] or (row["log10_bound"] is None and row["slack"] is None)
     assert {row["sample"] for row in answer["collapse"]["measured"]} == {0, 1}
+
+
+def test_reproduce_compares_with_what_was_published(tmp_path: Path) -> None:
+    done = rankscope("reproduce", "dong2021", "lengths", "-o", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert done.stdout.count("agrees") == 8
+    page = (tmp_path / "out" / "quick" / "REPRODUCTION.md").read_text()
+    assert "11 and 12 (.383 each)" in page and "Not run: dong2021 fig2" in page
+    assert (tmp_path / "out" / "quick" / "dong2021" / "lengths" / "lengths.svg").is_file()
+    answer = json.loads(
+        rankscope("reproduce", "dong2021", "lengths", "-o", "out", "--json", cwd=tmp_path).stdout
+    )
+    assert all(each["agrees"] for each in answer[0]["comparisons"])
 
 
 def test_models_lists_every_family_with_its_parity() -> None:
