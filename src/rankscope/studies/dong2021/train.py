@@ -34,6 +34,8 @@ class Recipe:
     """The share of all steps in which the rate rises."""
     decay: float = 0.0
     """Decoupled weight decay."""
+    spread: float = 1.0
+    """Of the embedding at first; a norm follows, so a smaller one learns faster."""
     init: str = "kaiming"
     clip: float = 1.0
     """The longest gradient."""
@@ -54,14 +56,14 @@ def initial(task: Task, recipe: Recipe) -> Tensors:
         f"net.{name}": each for name, each in random_tensors(task.arch, recipe.seed, recipe.init).items()
     }
     if task.vocabulary:
-        tensors["input.symbols"] = normal(task.vocabulary, width, spread=1.0)
+        tensors["input.symbols"] = normal(task.vocabulary, width, spread=recipe.spread)
     else:
         tensors["input.first"] = normal(2, width, spread=1 / math.sqrt(2))
         tensors["input.first_bias"] = normal(width, spread=1.0)
         tensors["input.second"] = normal(width, width, spread=math.sqrt(2 / width))
         tensors["input.second_bias"] = torch.zeros(width, dtype=torch.float64)
     if task.positions:
-        tensors["input.positions"] = normal(task.positions, width, spread=1.0)
+        tensors["input.positions"] = normal(task.positions, width, spread=recipe.spread)
     tensors["head.weight"] = normal(width, task.classes, spread=1 / math.sqrt(width))
     tensors["head.bias"] = torch.zeros(task.classes, dtype=torch.float64)
     return {name: each.float() for name, each in tensors.items()}
