@@ -12,6 +12,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.nets.variants import named_variant
 from rankscope.sources.fresh import untrained
 from rankscope.sources.presets import preset
+from rankscope.sources.words import bundled_excerpts
 from rankscope.studies import Outcome, Setup, chosen, reproduce
 from rankscope.studies.wu2024 import fig1, fig2, fig3, fig4, fig6, fig8, fig9, networks, spectra, thm3
 from rankscope.studies.wu2024.drawing import by_layer, grid, power_of_ten, powers_of_ten
@@ -34,7 +35,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fig6, "deep", lambda width, device: tiny("bert-base").variant(layers=3))
     monkeypatch.setattr(networks, "TOKENS", 12)
     monkeypatch.setattr(networks, "excerpts", None)
-    texts = networks.bundled_excerpts(128)[:2]
+    texts = bundled_excerpts(128)[:2]
     for module in (fig2, fig3, fig6, fig9, spectra):
         monkeypatch.setattr(module, "excerpts", lambda number: texts)
         monkeypatch.setattr(module, "tokens_of", lambda net, texts, length=12: net.encode(texts, 12).X)
@@ -170,7 +171,7 @@ def test_equilibria_of_every_rank_and_their_ends(tmp_path: Path) -> None:
 
 def test_smaller_divisors_slow_the_collapse() -> None:
     net = untrained(Architecture(layers=4, width=64, heads=2), "small")
-    X = net.encode(networks.bundled_excerpts(128)[:1], 24).X
+    X = net.encode(bundled_excerpts(128)[:1], 24).X
     ends = [
         networks.last(networks.collapse(net, X, "SAN", "complete", divisor=divisor), "relative_mu")
         for divisor in fig3.DIVISORS.values()
@@ -180,7 +181,7 @@ def test_smaller_divisors_slow_the_collapse() -> None:
 
 def test_layer_norm_plateaus_only_with_dropout() -> None:
     net = untrained(Architecture(layers=6, width=64, heads=2), "small")
-    X = net.encode(networks.bundled_excerpts(128)[:1], 24).X
+    X = net.encode(bundled_excerpts(128)[:1], 24).X
     off, on = (
         networks.last(networks.collapse(net, X, "SAN + LN", "complete", dropout=dropout), "relative_mu")
         for dropout in (False, True)
@@ -199,7 +200,7 @@ def test_full_rank_is_asked_with_the_tolerance_of_each_arithmetic() -> None:
 
 def test_singular_values_are_all_there() -> None:
     net = untrained(Architecture(layers=2, width=16, heads=2), "small")
-    X = net.encode(networks.bundled_excerpts(128)[:5], 12).X
+    X = net.encode(bundled_excerpts(128)[:5], 12).X
     found = spectra.spectrum(net, X, batch=2)
     assert len(found) == 5 * 3 * 12
     total = found.filter(sample=4, layer=0)["singular_value"].pow(2).sum()
@@ -218,7 +219,7 @@ def test_cosines_are_counted_once() -> None:
 
 def test_excerpts_are_spread_and_no_more_than_there_are() -> None:
     some, more = networks.excerpts(4), networks.excerpts(10_000)
-    assert len(set(some)) == 4 and len(more) == len(networks.bundled_excerpts(128))
+    assert len(set(some)) == 4 and len(more) == len(bundled_excerpts(128))
     assert networks.part("google-bert/bert", "SAN + LN", "window ±1") == "google-bert_bert_SAN_+_LN_window_1"
 
 
