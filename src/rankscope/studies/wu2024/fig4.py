@@ -60,7 +60,9 @@ def _compared(found: pl.DataFrame, name: str) -> Comparison:
     kept, rises = min(rank) > 0.5, cosine[-1] > cosine[0]
     smallest = min(mean(found, "relative_sigma_min"))
     why = f"smallest singular value at least {smallest:.0e} of the largest"
-    if not kept:
+    if name.endswith("untrained"):
+        why += "; untrained: the paper's models are trained"
+    elif not kept:
         why = "rank is lost: " + why
     elif not rises:
         why += "; the mean |cosine| does not rise from input to output in this model"
@@ -71,7 +73,7 @@ def _compared(found: pl.DataFrame, name: str) -> Comparison:
         "tolerance); mean "
         f"|cosine| {cosine[0]:.2f} at layer 0, at most {max(cosine):.2f}, {cosine[-1]:.2f} at layer "
         f"{len(cosine) - 1}",
-        kept and rises,
+        None if name.endswith("untrained") else kept and rises,
         why,
     )
 

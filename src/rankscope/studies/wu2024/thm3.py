@@ -29,6 +29,8 @@ from rankscope.theory.equilibria import anisotropy_bound, equilibrium, step
 SIZES = range(2, 9)
 LAYERS = 1000
 """Of each random start: token 1 comes to rest only as 1/t."""
+NEAR = 0.02
+"""How near an end must be to an equilibrium to be called that one."""
 NEUTRAL = 1e-6
 """A multiplier this near to one says nothing to first order."""
 
@@ -55,7 +57,6 @@ def _run(setup: Setup) -> Outcome:
         "ended above rank one if the second singular value exceeds 0.3/w of the first (at an "
         "equilibrium of rank "
         "two or more it is at least about 1/w).",
-        "The paper's figure-like statement is Thm 3; it has no figure of its own.",
     ]
     return Outcome(
         {"thm3": _figure(found, by_size)},
@@ -117,10 +118,23 @@ def random_starts(n: int, number: int) -> pl.DataFrame:
             "start": list(range(number)),
             "second_singular_value": (s[:, 1] / s[:, 0]).numpy(),
             "third_singular_value": third.numpy(),
+            "distance": to_construction(X, w).numpy(),
             "moved": (step(X, w) - X).abs().amax((1, 2)).numpy(),
             "apart": (s[:, 1] / s[:, 0] > 0.3 / w).numpy(),
         }
     )
+
+
+def to_construction(X: Float[Tensor, "start token token"], w: float) -> Float[Tensor, " start"]:
+    """The largest entry of the difference to the nearest equilibrium of the construction, up to sign."""
+    n = X.shape[-1]
+    X = X * X[:, :1, -1:].sign()  # token 1 at e_d
+    nearest = torch.full((len(X),), torch.inf, dtype=X.dtype)
+    for rank in range(1, n + 1):
+        for signs in itertools.product((1, -1), repeat=rank - 1):
+            away = (X - equilibrium(n, rank, w, list(signs))).abs().amax((1, 2))
+            nearest = torch.minimum(nearest, away)
+    return nearest
 
 
 def shares(ends: pl.DataFrame) -> pl.DataFrame:
@@ -171,10 +185,13 @@ def _stability(found: pl.DataFrame) -> Comparison:
         "not stated; existence only",
         f"the smallest of their largest multipliers, by N: {words}",
         None,
-        f"stable for N = {stable}, neutral to first order for N = {neutral}, and unstable for every "
-        "rank and every "
-        "choice of signs at the other N; token 1 left out",
+        f"stable for N = {_listed(stable)}, neutral to first order for N = {_listed(neutral)}, and unstable "
+        "for every rank and every choice of signs at the other N; token 1 left out",
     )
+
+
+def _listed(sizes: list[int]) -> str:
+    return ", ".join(map(str, sizes)) or "none"
 
 
 def _positive(by_size: pl.DataFrame) -> Comparison:
@@ -191,17 +208,18 @@ def _positive(by_size: pl.DataFrame) -> Comparison:
 
 
 def _where(ends: pl.DataFrame) -> Comparison:
-    """Full rank exists; what is reached is rank two."""
+    """Full rank exists; what is reached is rank two, and mostly no equilibrium of the construction."""
     apart = ends.filter(pl.col("apart") & (pl.col("tokens") > 2))
     third = float(apart["third_singular_value"].max()) if len(apart) else 0.0  # type: ignore[arg-type]
+    near = apart.filter(pl.col("distance") < NEAR)
+    sizes = _listed(near["tokens"].unique().sort().to_list())
     return Comparison(
         "the rank of those ends, N > 2",
         "every rank up to full has an equilibrium",
         f"rank two, all {len(apart)} of them: the third singular value is at most {third:.0e} of the first",
         None,
-        "they are not the equilibria of the construction, which do not attract: token 2 (or 3) goes to "
-        "its B, and the later "
-        "tokens settle between it and token 1, in one plane",
+        f"{len(near)} of them lie at an equilibrium of the construction (N = {sizes}); at the others a token "
+        "goes to its B and the later ones settle between it and token 1, in one plane",
     )
 
 
