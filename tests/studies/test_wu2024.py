@@ -10,7 +10,6 @@ import torch
 from rankscope.errors import StudyError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.variants import named_variant
-from rankscope.sources import bundled_excerpts
 from rankscope.sources.fresh import untrained
 from rankscope.sources.presets import preset
 from rankscope.sources.words import bundled_excerpts

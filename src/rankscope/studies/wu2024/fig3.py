@@ -98,8 +98,8 @@ def _slower(found: pl.DataFrame, name: str, mask: str, largest: float) -> Compar
     why = ""
     if not falling:
         why = (
-            "the order turns among the smallest divisors, where attention is nearly one-hot: its largest weight "
-            f"is {largest:.2f} on average at 1/8"
+            "the order turns among the smallest divisors, where attention is nearly one-hot: its largest "
+            f"weight is {largest:.2f} on average at 1/8"
         )
     elif max(ends) - min(ends) < 0.15:
         why = "it matters in the first layers; from then on all fall together, ending within a factor 1.4"
