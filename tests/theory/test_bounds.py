@@ -28,7 +28,7 @@ def test_no_random_network_breaks_a_bound(family: str) -> None:
     strategy, theorems = FAMILIES[family]
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=9)
+    @settings(max_examples=12, derandomize=True)  # shares of a dozen draws would come and go by chance
     @given(strategy)
     def attempt(case: Case) -> None:
         found = certify(*case)
@@ -41,8 +41,7 @@ def test_no_random_network_breaks_a_bound(family: str) -> None:
 
     attempt()
     for theorem in theorems:
-        share = 0.0 if theorem == "norm-rank" else 0.1
-        assert seen[theorem] >= share * seen["cases"], f"{theorem} says too little: {dict(seen)}"
+        assert seen[theorem] >= 0.1 * seen["cases"], f"{theorem} says too little: {dict(seen)}"
 
 
 def test_every_theorem_is_strained_by_some_family() -> None:
