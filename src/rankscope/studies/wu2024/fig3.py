@@ -79,9 +79,8 @@ def sharpness(setup: Setup, name: str, net: Transformer, number: int) -> pl.Data
         rows = []
         for label, divisor in DIVISORS.items():
             pure = named_variant(net, "san").variant(mask="complete", divisor=divisor)
-            weights = [
-                float(step.attention.amax(-1).mean()) for step in pure.steps(X) if step.attention is not None
-            ]
+            attention = [step.attention for step in pure.steps(X) if step.attention is not None]
+            weights = [float(P.amax(-1).mean()) for P in attention]
             rows.append({"divisor": label, "largest_weight": sum(weights) / len(weights)})
         return pl.DataFrame(rows)
 
@@ -98,8 +97,8 @@ def _slower(found: pl.DataFrame, name: str, mask: str, largest: float) -> Compar
     why = ""
     if not falling:
         why = (
-            "the order turns among the smallest divisors, where attention is nearly one-hot: its largest weight "
-            f"is {largest:.2f} on average at 1/8"
+            "the order turns among the smallest divisors, where attention is nearly one-hot: its largest "
+            f"weight is {largest:.2f} on average at 1/8"
         )
     elif max(ends) - min(ends) < 0.15:
         why = "it matters in the first layers; from then on all fall together, ending within a factor 1.4"
