@@ -79,9 +79,8 @@ def sharpness(setup: Setup, name: str, net: Transformer, number: int) -> pl.Data
         rows = []
         for label, divisor in DIVISORS.items():
             pure = named_variant(net, "san").variant(mask="complete", divisor=divisor)
-            weights = [
-                float(step.attention.amax(-1).mean()) for step in pure.steps(X) if step.attention is not None
-            ]
+            attention = [step.attention for step in pure.steps(X) if step.attention is not None]
+            weights = [float(P.amax(-1).mean()) for P in attention]
             rows.append({"divisor": label, "largest_weight": sum(weights) / len(weights)})
         return pl.DataFrame(rows)
 

@@ -186,8 +186,8 @@ def _skips(found: pl.DataFrame) -> Comparison:
         None,
         ""
         if kept
-        else "at 12 layers they stay apart; at 128 layers tokens still become equal under the complete mask, "
-        "slowly and with dropout off. mu of SAN + skip does not show it, for there tokens grow",
+        else "at 12 layers they stay apart; at 128 they become equal with dropout off, slowly, and most of "
+        "all under the complete mask. mu of SAN + skip does not show it, for there tokens grow",
     )
 
 
