@@ -11,7 +11,7 @@ import torch
 from rankscope.metrics import relative_residual
 from rankscope.nets import Architecture, Transformer
 from rankscope.studies import Setup, chosen, reproduce
-from rankscope.studies.dong2021 import fig2, fig3, networks, rate
+from rankscope.studies.dong2021 import fig2, networks, rate
 from rankscope.studies.dong2021.networks import Subject
 
 
@@ -64,36 +64,6 @@ def test_words_become_ids_that_repeat_where_words_do() -> None:
     words = ids[1:-1].tolist()
     assert words[0] == words[3] == words[6] and words[1] == words[7] and len(set(words)) == 4
     assert min(words) >= 1000 and max(words) < 30000
-
-
-def test_the_circle_and_what_the_networks_are() -> None:
-    pairs = fig3.circle(8)
-    assert pairs.shape == (9, 2, 2)
-    torch.testing.assert_close(pairs[:, 0], -pairs[:, 1])
-    torch.testing.assert_close(pairs.norm(dim=-1), torch.full((9, 2), 0.3, dtype=torch.float64))
-    assert float(pairs[1, 0, 1]) > 0  # counter-clockwise
-    pure, skip = (fig3.Model(name, 32, 0) for name in ("pure attention", "skip"))
-    near = torch.tensor([[[0.3, 0.0], [0.3, 1e-6]]], dtype=torch.float64)
-    # Two tokens that are nearly one stay nearly one, and pure attention brings them closer still.
-    with torch.no_grad():
-        spreads = [float((model(near)[0, 0] - model(near)[0, 1]).norm()) for model in (pure, skip)]
-    assert spreads[0] < 1e-12 < spreads[1]
-
-
-def test_training_on_the_circle_learns_it() -> None:
-    _, early = fig3.trained("skip", 32, seed=0, rounds=2)
-    model, late = fig3.trained("skip", 32, seed=0, rounds=120)
-    assert late < 0.02 < early
-    assert fig3.followed(model, steps=3).shape == (4, 2, 2)
-
-
-def test_distances_are_shares_of_the_diameter() -> None:
-    rows = [
-        {"network": "skip", "width": 32, "seed": 0, "error": 0.1, "step": fig3.STEPS, "token": k, "x": x,
-         "y": 0.0}
-        for k, x in ((0, 0.3), (1, -0.3))
-    ]  # fmt: skip
-    assert fig3.distances(pl.DataFrame(rows))["share"].to_list() == pytest.approx([1.0])
 
 
 def test_the_rate_is_three_and_small_tokens_prove_it() -> None:
