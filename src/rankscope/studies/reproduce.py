@@ -64,7 +64,7 @@ def write_page(setup: Setup) -> Path:
     home = _home(setup)
     lines = [
         "# Reproduction", "",
-        "Every figure of both papers, published against ours. Written by `rankscope reproduce"
+        "Figures of both papers, published against ours. Written by `rankscope reproduce"
         f"{' --full' if setup.full else ''}`.",
     ]  # fmt: skip
     missing = []
