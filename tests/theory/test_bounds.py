@@ -313,3 +313,31 @@ def test_a_norm_on_a_turned_frame_keeps_many_directions() -> None:
     found = certify(net, X, theorems="norm-rank")
     assert found.guarantees().height == 2 and found.broken().is_empty()
     assert 10 ** found.table["log10_bound"][0] == pytest.approx(6.0)
+
+
+# Beyond what floating point resolves
+
+
+@pytest.mark.parametrize("mask", ["complete", "causal", "strided:2"])
+def test_attention_whose_scores_are_beyond_rounding(mask: str) -> None:
+    """Scores of 1e16 and more pick one token: no weight is above one, and tokens are as large as float64 has
+    them (their logs were off by 1e8)."""
+    arch = Architecture(
+        layers=2, width=4, heads=4, head_width=3, mask=mask, mlp="none", norm="none", biases=False
+    )
+    for seed in range(4):
+        tensors = {name: 1e3 * W for name, W in Transformer.random(arch, seed, "xavier").state().items()}
+        net, X = Transformer.from_weights(arch, tensors), 1e3 * normal((1, 5, 4), seed)
+        found = certify(net, X, theorems=["aligned-skip", "elementary-skip"])
+        size = found.of("aligned-skip")["log10_size"][1]
+        assert size == pytest.approx(math.log10(float(net.run(X).output.norm())), abs=0.3)
+        assert found.broken().is_empty()
+
+
+def test_gated_networks_that_leave_floating_point_have_no_factor() -> None:
+    """Squared by every layer, tokens pass 1e261: what is cut off there must not bound them."""
+    arch = Architecture(layers=7, width=4, heads=2, mlp="gated", mlp_width=5, norm="none", biases=False)
+    tensors = {name: 1e3 * W for name, W in Transformer.random(arch, 7, "xavier").state().items()}
+    found = certify(Transformer.from_weights(arch, tensors), 1e6 * normal((1, 2, 4), 7), theorems="dobrushin")
+    assert float(found.table["log10_size"].max()) > 300  # type: ignore[arg-type]
+    assert found.broken().is_empty() and found.table["log10_bound"][-1] == math.inf

@@ -292,11 +292,14 @@ def _steep(
     log_S = torch.log1p(m) / size
     lost = ~_seen_at(top, visible) | ~(m < 1e300) | ~(m > -1)  # j* is not seen, or the sum left the range
     whole = (weigh + D).masked_fill(~visible, -torch.inf).logsumexp(-1, keepdim=True)
-    log_S = torch.where(lost, whole.nan_to_num(neginf=0.0, posinf=0.0) / size, log_S)
-    # log P_ij: first what may be huge and cancels, then the sum of it; a share is at most one.
-    log_P = (log_others[:, :, None] + D - log_S * size).clamp(max=0.0)
-    D = (U - log_S) * size
-    reach = torch.where(D > 0, log_P, log_others[:, :, None]).masked_fill(~visible, -torch.inf)
+    whole = whole.nan_to_num(neginf=0.0, posinf=0.0)
+    log_S = torch.where(lost, whole / size, log_S)
+    # log P as a log-softmax, where the largest score cancels exactly; no weight is above one.
+    log_P = (weigh + D - torch.where(lost, whole, log_S * size)).clamp(max=0.0)
+    log_P = log_P.masked_fill(log_others[:, :, None] == -torch.inf, -torch.inf)
+    U = U - log_S
+    D = U * size
+    reach = torch.maximum(log_P, log_others[:, :, None]).masked_fill(~visible, -torch.inf)
     reach = torch.maximum(reach.flatten(1).amax(1), log_others.flatten(1).amax(1)).clamp(min=LOWEST)
     weight = (log_others - spread(reach, log_others)).exp()[:, :, None]  # p in units of e^reach
     grown = (log_P - spread(reach, D)).clamp(max=STEEPEST).exp()

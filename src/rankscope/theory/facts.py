@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rankscope.deviation import Block, Half, Scaled, State, applies, dissect
 from rankscope.deviation.attention import Attention, deviations, heads
+from rankscope.deviation.mlp import REACH
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
 from rankscope.metrics import dobrushin, metric, numerical_rank
@@ -477,6 +478,8 @@ def _mlp_stretch(arch: Architecture, layer: Layer, state: State, norms: MLPNorms
     assert w is not None
     if w.gate is None:
         return log(norms.spectral)
+    if float(torch.maximum(state.x.log_size(), state.R.log_size())[0]) > REACH:
+        return math.inf  # beyond what ordinary tokens can hold: no factor, not a small one
     X = state.tokens()[0]
     up, gate = X @ w.up.weight, X @ w.gate.weight
     up = up if w.up.bias is None else up + w.up.bias
