@@ -16,10 +16,9 @@ from torch import Tensor
 from rankscope.profiles import measure
 from rankscope.sources import load
 from rankscope.sources.checkpoint import place, read
+from rankscope.studies.dong2021.networks import CHEMISTRY
 
 WEIGHTS = Path(os.environ.get("RANKSCOPE_WEIGHTS", Path(__file__).parents[2] / ".weights"))
-CHEMISTRY = r"\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%\d\d|\d"
-"""The usual tokens of SMILES strings (Schwaller et al. 2018)."""
 REACTIONS = [
     "CC(C)S.CN(C)C=O.Fc1cccnc1F.O=C([O-])[O-].[K+].[K+]>>CC(C)Sc1ncccc1F",
     "CCO.CC(=O)O>>CC(=O)OCC",
