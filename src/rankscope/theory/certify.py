@@ -15,8 +15,9 @@ from rankscope.nets import Transformer
 from rankscope.profiles.manifest import manifest_of
 from rankscope.theory.catalogue import theorems_named
 from rankscope.theory.certificates import SCHEMA, Certificates
-from rankscope.theory.facts import Centre, Facts, observe
+from rankscope.theory.facts import Centre, Facts
 from rankscope.theory.logs import TEN
+from rankscope.theory.observe import observe
 from rankscope.theory.theorem import Theorem
 
 Progress = Callable[[int, int], None]

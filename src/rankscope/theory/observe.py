@@ -1,0 +1,283 @@
+"""Run a network on one sample and note what the theorems ask for, layer by layer."""
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope.deviation import KERNELS, Block, Half, Scaled, State, applies, dissect
+from rankscope.deviation.attention import Attention, deviations, heads
+from rankscope.deviation.propagate import DeviationStep
+from rankscope.deviation.readings import read
+from rankscope.metrics import dobrushin, metric
+from rankscope.metrics.centre import centred
+from rankscope.metrics.residual import NORMS
+from rankscope.metrics.tokens import tokens, unit_of
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.block import Setting, attention
+from rankscope.nets.weights import Layer
+from rankscope.theory.constants import HeadNorms, MLPNorms, speaking
+from rankscope.theory.facts import Centre, Facts, LayerFacts, Sizes
+from rankscope.theory.halves import half_facts
+from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
+
+MANY = 2048
+"""Tokens from which not all pairs of rows of attention are compared."""
+RESOLVED = 1e-3
+"""The share of rounding in a float64 residual above which it is called noise."""
+
+
+def observe(net: Transformer, X: Float[Tensor, "token width"], centre: Centre = "mean") -> Facts:
+    """Run the network on one sample's tokens and note what the theorems ask for."""
+    net = net.to(torch.float64)
+    sizes, layers, norms = [], [], _Norms(net)
+    deviates = applies(net)
+    start = net.prepared(X[None].to(torch.float64), None)[0]
+    first = State.of(start, torch.ones(1, len(X), dtype=torch.bool))
+    sizes.append(_sizes(first, centre, deviates))
+    setting = Setting.of(net.arch, net.weights, start, first.real.rows)
+    for index, found in enumerate(dissect(net, X[None]) if deviates else _plainly(net, X[None])):
+        sizes.append(_sizes(found.state, centre, deviates))
+        layers.append(_layer(net, index, found, setting, norms.of(index), centre))
+    arithmetic = "deviation" if deviates else "float64"
+    return Facts(net, centre, arithmetic, start[0], tuple(sizes), tuple(layers))
+
+
+class _Norms:
+    """Norms of the weights, taken once for layers that share them."""
+
+    def __init__(self, net: Transformer) -> None:
+        self.net = net
+        self.found: dict[tuple[int, tuple[int, ...]], tuple[HeadNorms, MLPNorms]] = {}
+
+    def of(self, index: int) -> tuple[HeadNorms, MLPNorms]:
+        arch, layer = self.net.arch, self.net.weights.layers[index]
+        key = (id(layer), speaking(arch, index))
+        if key not in self.found:
+            self.found[key] = HeadNorms.of(arch, index, layer), MLPNorms.of(arch, layer)
+        return self.found[key]
+
+
+# Sizes
+
+
+def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
+    step = DeviationStep(0, state, None)
+    suffix = "" if centre == "mean" else "@argmin"
+
+    def reading(name: str) -> float:
+        return float(read(metric(name), step).log10[0]) * TEN  # type: ignore[union-attr]
+
+    R, whole = sized(state.centred()[1]), sized(Scaled.plain(state.tokens(state.log)))
+    lengths = torch.linalg.vector_norm(whole.value[0], dim=-1)
+    unit = whole.log + state.log
+    measured = reading(f"residual{suffix}"), reading("mu")
+    noise = bool(read(metric("mu"), step).below_floor[0])  # type: ignore[union-attr]
+    if not deviates:
+        noise = measured[1] - log_of(NORMS["frobenius"](whole.value)[0], unit[0]) < log(
+            unit_of(torch.float64) / RESOLVED
+        )
+    shortest, longest = log_of(lengths.min(), unit[0]), log_of(lengths.max(), unit[0])
+    return Sizes(
+        *measured,
+        diameter=log_of(torch.cdist(R.value, R.value).max(), R.log[0]),
+        of_tokens={
+            "residual": log_of(NORMS["composite"](whole.value)[0], unit[0]),
+            "mu": log_of(NORMS["frobenius"](whole.value)[0], unit[0]),
+            "diameter": longest,
+        },
+        shortest=shortest,
+        longest=longest,
+        cosine=float(read(metric("min_cosine"), step).value[0]),  # type: ignore[union-attr]
+        log_cosine_gap=reading("max_cosine_gap"),
+        noise=noise,
+    )
+
+
+# One layer
+
+
+def _layer(
+    net: Transformer,
+    index: int,
+    found: Block,
+    setting: Setting,
+    norms: tuple[HeadNorms, MLPNorms],
+    centre: Centre,
+) -> LayerFacts:
+    arch, layer = net.arch, net.weights.layers[index]
+    kept = list(speaking(arch, index))
+    before = found.halves[0].before
+    visible = setting.visible[arch.mask_of(index)][0, 0]
+    Delta = Scaled(found.attention.Delta.value[:, kept], found.attention.Delta.log)
+    P = _matrix(arch, index, layer, found, setting)[kept]
+    tau = [log_of(each, Delta.log[0]) for each in _dobrushin(Delta.value)]
+    averaging = plus(-math.inf, *map(times, tau, norms[0].spectral.log().tolist()))
+    oscillation, factor = math.nan, math.nan
+    if _scores_of_tokens(arch):
+        oscillation, factor = _oscillation(arch, index, layer, before, visible, norms[0], centre)
+    pure = arch.norm == "none" and arch.mlp == "none"
+    return LayerFacts(
+        *norms,
+        log_oscillation=oscillation,
+        log_oscillation_factor=factor,
+        log_attention_factor=_attention_factor(Delta, norms[0]),
+        log_exact_factor=_exact_factor(arch, layer, before, Delta, kept, centre) if pure else math.nan,
+        log_averaging=averaging,
+        log_smallest=log(float(P.masked_fill(~visible, torch.inf).min())) if kept else -math.inf,
+        row_sum_defect=float((P.sum(-1) - 1).abs().max()) if kept else 0.0,
+        halves=tuple(half_facts(arch, layer, half, averaging, norms[1]) for half in found.halves),
+    )
+
+
+def _dobrushin(Delta: Float[Tensor, "1 head token token"]) -> Float[Tensor, " head"]:
+    """Dobrushin's coefficient of every head, or among many tokens an upper bound that does not compare all
+    pairs of rows: `|a - b| / 2 <= max |a - mean|`."""
+    if Delta.shape[-1] > MANY:
+        return (Delta - Delta.mean(-2, keepdim=True)).abs().sum(-1).amax(-1)[0]
+    return dobrushin(Delta)[0]
+
+
+def _matrix(
+    arch: Architecture, index: int, layer: Layer, found: Block, setting: Setting
+) -> Float[Tensor, "head token token"]:
+    """P from the tokens themselves, in which small weights are not differences of large ones; from its two
+    parts where tokens have left floating point's range."""
+    if not found.halves[0].branches:
+        return found.attention.matrix()[0]
+    P = attention(arch, index, layer, found.halves[0].branches[0].inside.tokens(), setting)[1]
+    return P[0] if bool(P.isfinite().all()) else found.attention.matrix()[0]
+
+
+def _scores_of_tokens(arch: Architecture) -> bool:
+    return arch.kernel in KERNELS and arch.positions in ("none", "absolute") and not arch.query_norm
+
+
+def _about(state: State, centre: Centre) -> tuple[Scaled, Scaled]:
+    """(the centre, the deviation about it with its largest entry one)."""
+    mean, R = state.centred()
+    x, R = state.x + mean, sized(R)
+    if centre == "mean":
+        return x, R
+    moved = centred(tokens(R.value), "argmin", "composite")
+    return x + Scaled((R.value - moved)[:, 0], R.log), sized(Scaled(moved, R.log))
+
+
+def _oscillation(
+    arch: Architecture,
+    index: int,
+    layer: Layer,
+    state: State,
+    visible: Tensor,
+    norms: HeadNorms,
+    centre: Centre,
+) -> tuple[float, float]:
+    """(log of the largest oscillation of a row of E, log of the factor of `factors.py` made of them)."""
+    kept = list(speaking(arch, index))
+    if arch.kernel == "uniform" or not kept:
+        return -math.inf, -math.inf
+    (x, R), w = _about(state, centre), layer.attention
+    dq, dk = deviations(R, w.query, arch), deviations(R, w.key, arch)
+    queries, keys = dq.value[0, kept] / arch.divisor, dk.value[0, kept]  # [head, token, head_width]
+    E = queries @ keys.mT
+    hidden = ~visible
+    osc = E.masked_fill(hidden, -torch.inf).amax(-1) - E.masked_fill(hidden, torch.inf).amin(-1)
+    size = torch.where(osc > 0, osc, 1.0).log() + 2 * R.log[0]
+    size = size.masked_fill(osc <= 0, -torch.inf)  # [head, token]
+    grown = _log_expm1(size)
+    top = _log_most(arch, layer, x, dk, visible)[kept]
+    columns = grown.logsumexp(-1) + top
+    rows = grown.amax(-1)
+    return float(size.max()), _combined(columns, rows, norms)
+
+
+def _log_most(
+    arch: Architecture, layer: Layer, x: Scaled, dk: Scaled, visible: Tensor
+) -> Float[Tensor, " head"]:
+    """log of the largest entry of `p = softmax(ref)`, ref the scores that the centre's query gives."""
+    q, k = heads(x, layer.attention.query, arch), heads(x, layer.attention.key, arch)
+    ref = Scaled((dk.value @ q.value[..., None])[..., 0], dk.log + q.log)
+    if arch.kernel == "gaussian":
+        ref = ref + Scaled(-(dk.value @ k.value[..., None])[..., 0], dk.log + k.log)
+        ref = ref + Scaled(-dk.value.square().sum(-1) / 2, 2 * dk.log)
+    scores = ref.explicit()[0] / arch.divisor
+    seen = visible[0]  # every row sees the same where this is used
+    return scores.masked_fill(~seen, -torch.inf).log_softmax(-1).amax(-1)
+
+
+def _log_expm1(size: Tensor) -> Tensor:
+    x = size.clamp(max=6.0).exp()
+    small, middle = size < -30, torch.expm1(x.clamp(min=1e-13, max=40.0)).log()
+    large = size.exp()
+    return torch.where(small, size, torch.where(large > 40, large, middle))
+
+
+def _combined(columns: Tensor, rows: Tensor, norms: HeadNorms) -> float:
+    """log of `sqrt((sum_h ||M_h||_1 ||W_h||_1) (sum_h ||M_h||_inf ||W_h||_inf))` from the logs of M's."""
+    sides = zip((columns, rows), (norms.columns.log(), norms.rows.log()), strict=True)
+    first, second = (plus(-math.inf, *map(times, of_M.tolist(), of_W.tolist())) for of_M, of_W in sides)
+    return times(0.5 * first, 0.5 * second)
+
+
+def _attention_factor(Delta: Scaled, norms: HeadNorms) -> float:
+    """With `M_h = (I - 11^T/n) P_h` as measured."""
+    if not Delta.value.shape[1]:
+        return -math.inf
+    M = (Delta.value - Delta.value.mean(-2, keepdim=True))[0].abs()
+    columns, rows = M.sum(-2).amax(-1).log() + Delta.log[0], M.sum(-1).amax(-1).log() + Delta.log[0]
+    return _combined(columns, rows, norms)
+
+
+def _exact_factor(
+    arch: Architecture, layer: Layer, state: State, Delta: Scaled, kept: list[int], centre: Centre
+) -> float:
+    """`||(P - 1p^T) R W||_{1,inf} / ||R||_{1,inf}`, summed over heads, about the centre."""
+    R = sized(state.centred()[1])
+    values = deviations(R, layer.attention.value, arch).value[:, kept]
+    spoken = (Delta.value @ values).transpose(1, 2).flatten(-2)
+    out = spoken @ layer.attention.output.weight[kept].flatten(0, 1)
+    added = State.of(out, torch.ones(out.shape[:2], dtype=torch.bool))
+    name = "residual" if centre == "mean" else "residual@argmin"
+    numbers = [
+        float(read(metric(name), DeviationStep(0, each, None)).log10[0]) * TEN  # type: ignore[union-attr]
+        for each in (added, State.of(R.value, torch.ones(out.shape[:2], dtype=torch.bool)))
+    ]
+    if numbers[1] == -math.inf:
+        return -math.inf
+    return numbers[0] - numbers[1] + float(Delta.log[0])
+
+
+# Without a rule in deviation arithmetic
+
+
+def _plainly(net: Transformer, X: Tensor) -> Iterator[Block]:
+    """The pass in float64, with what can be had of each block without a rule: its attention, and of a layer
+    without norms and MLP what was added to the skip."""
+    steps = net.steps(X.to(torch.float64))
+    real = torch.ones(X.shape[:2], dtype=torch.bool)
+    before = next(steps).state
+    for step in steps:
+        assert step.attention is not None
+        P, weight = step.attention, net.arch.attention_skip
+        p = P.mean(-2)
+        others = Scaled.plain(P - p[:, :, None])
+        top = p.argmax(-1, keepdim=True)
+        visible = torch.ones(1, 1, *P.shape[-2:], dtype=torch.bool)
+        state, added = State.of(step.state, real), State.of(step.state - weight * before, real)
+        half = Half(State.of(before, real), (), weight, added, state, state)
+        yield Block(state, _Given(p, others, top, visible), None, (half,))  # type: ignore[arg-type]
+        before = step.state
+
+
+class _Given(Attention):
+    """Attention as a matrix: rows need not sum to one."""
+
+    @cached_property
+    def Delta(self) -> Scaled:
+        return self.others
+
+    def matrix(self) -> Tensor:
+        return self.p[:, :, None] + self.others.value
