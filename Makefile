@@ -36,7 +36,7 @@ bench: $(READY)  ## speed, as ratios taken in one process
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo,explore]'
 	touch $(READY)
 
 # Their pins (scipy 1.4, transformers 4) are of no concern: only the files are used, nothing is imported.
