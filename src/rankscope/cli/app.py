@@ -12,6 +12,7 @@ from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
 from rankscope.cli.models import models
 from rankscope.cli.paths import paths
+from rankscope.cli.report import report
 from rankscope.cli.reproduce import reproduce
 from rankscope.errors import RankscopeError
 
@@ -27,6 +28,7 @@ app.command()(measure)
 app.command()(paths)
 app.command()(bounds)
 app.command()(reproduce)
+app.command()(report)
 app.command()(masks)
 app.command()(models)
 

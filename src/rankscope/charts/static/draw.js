@@ -326,6 +326,8 @@ var rankscope = (function () {
 
   let groups = 0;
   function choose(element, views) {
+    // The views of one figure may share what is saved as CSV.
+    for (const view of views) if (!view.figure.table) view.figure.table = views[0].figure.table;
     if (views.length === 1) return draw(element, views[0].figure);
     const group = document.createElement("fieldset");
     const name = "rs-choice-" + (groups += 1);
