@@ -32,38 +32,33 @@ def arithmetics(profile: Profile, metric: str, variant: str) -> Figure:
             ratio = np.concatenate([[np.nan], np.where(lost[:-1] > 0.5, lost[1:] / lost[:-1], np.nan)])
             places = axis.place(np.log10(lost))
         layers = list(range(len(lost)))
+        marks = {"size": 8, "color": colour(number), "symbol": [symbol(number, bool(n)) for n in noise]}
         shared = {
             "type": "scatter", "mode": "lines+markers", "x": layers, "legendgroup": arithmetic,
             "line": {"width": 2, "color": colour(number)}, "hovertemplate": "%{text}<extra></extra>",
-            "name": escaped(arithmetic),
-            "marker": {"size": 8, "color": colour(number), "symbol": [symbol(number, bool(n)) for n in noise]},
+            "name": escaped(arithmetic), "marker": marks,
         }  # fmt: skip
-        said = [f"{escaped(arithmetic)}, layer {layer}" for layer in layers]
-        data.append(
-            {
-                **shared,
-                "y": places,
-                "text": [
-                    f"{who}<br><b>{digits:.6g}</b> digits" for who, digits in zip(said, lost, strict=True)
-                ],
-            }
-        )
-        data.append({**shared, "y": ratio, "xaxis": "x2", "yaxis": "y2", "showlegend": False,
-                     "text": [f"{who}<br>ratio <b>{r:.4g}</b>" for who, r in zip(said, ratio, strict=True)]})  # fmt: skip
+        who = [f"{escaped(arithmetic)}, layer {layer}<br>" for layer in layers]
+        digits = [f"{each}<b>{number:.6g}</b> digits" for each, number in zip(who, lost, strict=True)]
+        ratios = [f"{each}ratio <b>{number:.4g}</b>" for each, number in zip(who, ratio, strict=True)]
+        right = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
+        data += [{**shared, "y": places, "text": digits}, {**shared, **right, "y": ratio, "text": ratios}]
         for name, values in zip(columns, ([arithmetic] * len(lost), layers, lost, ratio, noise), strict=True):
             columns[name] += np.asarray(values).tolist()
     last = max((len(lost) for lost, _ in curves.values()), default=1) - 1
-    data.append({"type": "scatter", "mode": "lines", "x": [0, last], "y": [3, 3], "xaxis": "x2", "yaxis": "y2",
-                 "name": "3", "showlegend": False, "hoverinfo": "skip",
+    three = {"type": "scatter", "mode": "lines", "x": [0, last], "y": [3, 3], "xaxis": "x2", "yaxis": "y2"}
+    data.append({**three, "showlegend": False, "hoverinfo": "skip",
                  "line": {"width": 1, "dash": "dash", "color": FAINT}})  # fmt: skip
+    titles = [heading(f"{variant}: digits lost", 0), heading("ratio of logs, layer to layer", 1)]
     return figure(
         data,
         {
             "xaxis": layer_axis(last), "xaxis2": layer_axis(last),
             "yaxis": axis.axis("−log₁₀"), "yaxis2": {"range": [0, 6]},
-            "annotations": [heading(f"{variant}: digits lost", 0), heading("ratio of logs, layer to layer", 1)],
+            "annotations": titles,
         },
         columns,
-        f"Digits lost by layer of {variant} in {', '.join(curves)}, and the ratio of logs from layer to layer.",
+        f"Digits lost by layer of {variant} in {', '.join(curves)}, and the ratio of logs from layer to "
+        "layer.",
         panels=2,
     )  # fmt: skip

@@ -33,7 +33,8 @@ def demo(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure MiniLM, a trained BERT, with and without its parts; take it apart; certify it; write a report."""
+    """Measure MiniLM, a trained BERT, with and without its parts; take it apart; certify it; write a "
+    "report."""
     from rankscope.cli.measure import about, measured, passages, title_of, write_run
     from rankscope.cli.pictures import pictures
     from rankscope.cli.show import console, machine, profile_table, say, say_report

@@ -33,7 +33,7 @@ def shapes(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Iterat
     with torch.no_grad():
         if applies(cast):
             for step in propagate(cast, X, ~real):
-                mean, R = step.state.centred()
+                R = step.state.centred()[1]
                 whole = torch.linalg.vector_norm(step.state.tokens(step.state.log), dim=(1, 2)).log()
                 yield _shape(step.layer, R.value, R.log, whole + step.state.log)
         else:

@@ -1,7 +1,8 @@
 """The report: one HTML file that stands alone.
 
-Made from run directories and nothing else; a chapter for each. It asks nothing of the network, and its content
-security policy lets no script run but its own three, each named by its hash: plotly, `draw.js` and `page.js`.
+Made from run directories and nothing else; a chapter for each. It asks nothing of the network, and its
+content security policy lets no script run but its own three, each named by its hash: plotly, `draw.js` and
+`page.js`.
 """
 
 import base64
@@ -77,7 +78,7 @@ def _chapter(run: Run, number: int, figures: dict[str, Any]) -> dict[str, Any]:
     plots = {}
     for section in sections:
         for plot in section.plots:
-            key = f"run{number}-{plot.key}"
+            key = f"run{number}-figure-{plot.key}"
             plots[id(plot)] = key
             figures[key] = _views(plot.views)
     measured = run.measured

@@ -87,7 +87,8 @@ def read_run(folder: str | Path) -> Run:
     outcomes = [(path.parent, _json(path)) for path in sorted(folder.rglob("outcome.json"))]
     if measured is None and not tables and not certificates and not outcomes:
         raise FileError(
-            f"{folder} must be a run directory, with profile.parquet, lengths.parquet, certificates.parquet or "
+            f"{folder} must be a run directory, with profile.parquet, lengths.parquet, "
+            "certificates.parquet or "
             "the like in it; it has none of them: measure, paths, bounds and reproduce write one with -o"
         )
     own = measured.manifest if measured is not None else next((each.manifest for each in found), {})

@@ -1,6 +1,5 @@
 """The sections of a chapter: which figures and tables a run gives, each with a sentence on how to read it."""
 
-import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,7 +7,6 @@ import polars as pl
 
 from rankscope import charts
 from rankscope.charts import Figure
-from rankscope.figures import power
 from rankscope.metrics import metric as metric_named
 from rankscope.profiles import Profile, Summary
 from rankscope.report.pictures import data_uri
@@ -63,20 +61,22 @@ def _curves(run: Run, measured: Profile | Summary) -> list[Section]:
         f"Lines: median over {measured.excerpts} excerpts; bands: the middle half of them, and fainter nine "
         f"tenths. Quantiles: {measured.quantiles}."
         if isinstance(measured, Summary)
-        else "Lines: geometric mean over samples on the logarithmic axis, mean on the linear one; bands: their "
-        "range."
+        else "Lines: mean over samples, on the logarithmic axis the geometric mean; bands: their range."
     )
     proved = " Open arrows are bounds: what is proved of that variant." if run.certificates else ""
     plots = [
         Plot(
             "curves", _both(measured, lead, run),
-            f"{metric_named(lead).symbol} after each layer; layer 0 is the input. {about} {FLOORS}{proved} Where "
-            "the fall spans over forty decades, the axis is logarithmic in the exponent: a doubly exponential "
+            f"{metric_named(lead).symbol} after each layer; layer 0 is the input. {about} "
+            f"{FLOORS}{proved} Where "
+            "the fall spans over forty decades, the axis is logarithmic in the exponent: a doubly "
+            "exponential "
             "fall is a straight line.",
         )
     ]  # fmt: skip
-    plots += [Plot(f"curves-{name}", _both(measured, name, None), metric_named(name).symbol, small=True)
-              for name in others]  # fmt: skip
+    plots += [
+        Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in others
+    ]
     tables = [curve_table(measured, lead)]
     if isinstance(measured, Summary):
         spread = last_layer(measured, lead)
@@ -86,7 +86,8 @@ def _curves(run: Run, measured: Profile | Summary) -> list[Section]:
     return [
         Section(
             "residual", "How uniform the tokens become", plots=plots, tables=tables,
-            lead="The residual is what is left of the tokens when the one token nearest to all of them is taken "
+            lead="The residual is what is left of the tokens when the one token nearest to all of them "
+            "is taken "
             "away. At 1 they share nothing, at 0 they are the same.",
         )
     ]  # fmt: skip
@@ -100,6 +101,14 @@ def _both(measured: Profile | Summary, metric: str, run: Run | None) -> Views:
     ]
     narrow = "10<sup>" not in "".join(views[0][1]["layout"]["yaxis"]["ticktext"])
     return views[::-1] if narrow else views
+
+
+def _small(measured: Profile | Summary, metric: str) -> Views:
+    """The same without what the large figure says already."""
+    views = _both(measured, metric, None)
+    for _, figure in views:
+        figure["layout"].update(showlegend=False, height=270)
+    return views
 
 
 def _arithmetics(measured: Profile | Summary) -> list[Section]:
@@ -133,10 +142,14 @@ def _cloud(run: Run) -> list[Section]:
             "cloud", "The tokens, layer by layer",
             plots=[Plot(
                 "cloud", views,
-                "Each mark is a token, coloured by its place in the text from dark to light; point at it to read "
-                "it. The two axes are the leading principal directions of all layers of all variants together, "
-                "the same in every panel, in units of a token's length. As it is, a cloud that becomes uniform "
-                "falls into the middle; magnified, every layer is drawn at the same size, and one sees what is "
+                "Each mark is a token, coloured by its place in the text from dark to light; point at "
+                "it to read "
+                "it. The two axes are the leading principal directions of all layers of all variants "
+                "together, "
+                "the same in every panel, in units of a token's length. As it is, a cloud that becomes "
+                "uniform "
+                "falls into the middle; magnified, every layer is drawn at the same size, and one sees "
+                "what is "
                 f"left of its shape.{part}",
             )],
         )
@@ -152,8 +165,10 @@ def _spectrum(run: Run) -> list[Section]:
             "spectrum", "Singular values",
             plots=[Plot(
                 "spectrum", views,
-                "Singular values of the residual as shares of the tokens' norm, a line for each layer, geometric "
-                "means over samples. Lines that fall as a whole: tokens draw together in every direction. Lines "
+                "Singular values of the residual as shares of the tokens' norm, a line for each layer, "
+                "geometric "
+                "means over samples. Lines that fall as a whole: tokens draw together in every "
+                "direction. Lines "
                 "that grow steep: they still differ, but along few directions.",
             )],
         )
@@ -170,12 +185,14 @@ def _paths(run: Run) -> list[Section]:
     return [
         Section(
             "paths", "Which paths carry the output",
-            lead="A path goes through one head, or past all of them, in every layer; its length is the number of "
+            lead="A path goes through one head, or past all of them, in every layer; its length is the "
+            "number of "
             "heads in it. The terms of all paths are summed exactly, with attention, norms and activations "
             "frozen as measured.",
             plots=[Plot(
                 "lengths", [("", charts.lengths(run.tables["lengths"]))],
-                "Left: share of the output, mean over samples; shares add up to one and may be negative. Right: "
+                "Left: share of the output, mean over samples; shares add up to one and may be "
+                "negative. Right: "
                 f"the relative residual of each length's sum, a mark for each sample.{adds}",
             )],
         )
@@ -193,9 +210,12 @@ def _heads(run: Run) -> list[Section]:
             "heads", "What each head does",
             plots=[Plot(
                 "heads", views,
-                "Contraction: how much what a head says varies from token to token, as a share of how much what "
-                "it reads does; averaging: the same without its weights. Share and residual share: what passes "
-                "through the head of the output, and of what tells tokens apart in it; blue adds, orange takes "
+                "Contraction: how much what a head says varies from token to token, as a share of how "
+                "much what "
+                "it reads does; averaging: the same without its weights. Share and residual share: "
+                "what passes "
+                "through the head of the output, and of what tells tokens apart in it; blue adds, "
+                "orange takes "
                 "away. Point at a head for all of them.",
             )],
         )
@@ -211,7 +231,8 @@ def _bounds(run: Run) -> list[Section]:
             plots.append(Plot(
                 f"bounds-{number}", [("", charts.bounds(found))],
                 f"{variant}: measured (heavy line) and proved. Upper bounds are solid, lower bounds dashed; "
-                "hollow marks are vacuous: as large as the tokens themselves, or zero. A bound is drawn as far "
+                "hollow marks are vacuous: as large as the tokens themselves, or zero. A bound is "
+                "drawn as far "
                 "as its hypotheses hold. One excerpt is shown; the table is of all.",
             ))  # fmt: skip
         tables += [certificate_table(found, variant), failing_table(found, variant)]
@@ -239,11 +260,6 @@ def _studies(run: Run) -> list[Section]:
             )
         )  # fmt: skip
     return found
-
-
-def number(value: float | None) -> str:
-    """At any scale; a dash where there is none."""
-    return power(math.nan if value is None else value)
 
 
 def facts(run: Run) -> list[str]:

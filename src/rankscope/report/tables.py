@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-import polars as pl
-
 from rankscope.figures import power
 from rankscope.profiles import Profile, Summary
 from rankscope.report.verdict import middle
@@ -27,6 +25,8 @@ class Table:
     note: str = ""
     wordy: bool = False
     """Holds sentences, not numbers."""
+    folded: bool = False
+    """Shown when asked for."""
 
 
 def curve_table(measured: Profile | Summary, metric: str) -> Table:
@@ -80,7 +80,7 @@ def failing_table(found: Certificates, variant: str) -> Table:
         for (says, limit), numbers in failing.items()
     ]
     headings = ["hypothesis", "found", "must be", "so not"]
-    return Table(f"Hypotheses that fail: {variant}", headings, rows, wordy=True)
+    return Table(f"Hypotheses that fail: {variant}", headings, rows, wordy=True, folded=True)
 
 
 def comparison_table(outcome: dict[str, Any]) -> Table:

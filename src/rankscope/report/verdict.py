@@ -151,8 +151,8 @@ def _put_back(
     failing = [
         f"{name} (uniform by layer {each.layer})" for name, each in back.items() if each.group == "uniform"
     ]
-    told = [f"{' and '.join(names)} {does}" for names, does in (
-        (holding, "put back alone hold them apart"), (failing, "put back alone do not")) if names]  # fmt: skip
+    groups = ((holding, "put back alone hold them apart"), (failing, "put back alone do not"))
+    told = [f"{' and '.join(names)} {does}" for names, does in groups if names]
     rest = "; ".join(told) or f"which of {said(bare)} holds them apart was not measured"
     return (
         f"Attention alone makes them uniform to {power(alone.there)} by layer {alone.layer} and "
