@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rankscope import charts
+from rankscope.charts.heads import COLUMNS
 from rankscope.errors import MetricError
 from rankscope.figures import power
 from rankscope.nets import Architecture, Transformer, named_variant
@@ -29,7 +30,11 @@ NETS = {name: named_variant(NET, name) for name in ("san", "transformer")}
 @pytest.fixture(scope="module")
 def profile() -> Profile:
     return Profile.join(
-        [measure(net, X, variant=v, arithmetic=a) for v, net in NETS.items() for a in ("deviation", "float64")]
+        [
+            measure(net, X, variant=v, arithmetic=a)
+            for v, net in NETS.items()
+            for a in ("deviation", "float64")
+        ]
     )
 
 
@@ -62,7 +67,7 @@ def test_curves_draw_the_geometric_mean_and_hollow_marks_at_the_floor(profile: P
         noise = profile.at_floor("relative_residual", variant=variant, arithmetic=arithmetic).tolist()
         hollow = [mark.endswith("-open") for mark in named[name]["marker"]["symbol"]]
         assert hollow == noise
-    assert any("floor of float64" == trace.get("name") for trace in figure["data"])
+    assert "floor of float64" in [trace.get("name") for trace in figure["data"]]
 
 
 def test_the_linear_view_draws_the_mean(profile: Profile) -> None:
@@ -101,7 +106,7 @@ def test_lengths_and_heads_show_the_decomposition() -> None:
     bars = {t["name"]: t for t in figure["data"] if t["type"] == "bar"}
     total = sum(sum(trace["y"]) for trace in bars.values())
     assert math.isclose(total, 1.0, rel_tol=1e-6)  # shares add up to one
-    for column in charts.heads.__globals__["COLUMNS"]:
+    for column in COLUMNS:
         grid = charts.heads(heads, column)["data"][0]["z"]
         means = heads.group_by("layer", "head").agg(pl.col(column).mean()).sort("layer", "head")
         assert torch.allclose(torch.tensor(grid).flatten(), torch.tensor(means[column].to_list()), atol=1e-5)
@@ -147,8 +152,7 @@ def test_nothing_from_a_model_is_markup(profile: Profile, bare: Certificates) ->
         charts.cloud(cloud(nets, X, words=words)),
         charts.spectrum(spectra(nets, X)),
     ):
-        found = list(texts(figure["data"])) + list(texts(figure["layout"])) + list(texts(figure["frames"])
-                                                                                  if "frames" in figure else ())  # fmt: skip
+        found = [text for part in ("data", "layout", "frames") for text in texts(figure.get(part))]
         assert any("alert(1)" in text for text in found)
         for text in found:
             assert "<script" not in text and "<b>&" not in text.replace("<b>&lt;b>&amp;amp;", "")

@@ -1,6 +1,7 @@
 """The axis of powers: every finite log10 has a place, in order."""
 
 import math
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,5 +44,5 @@ def test_zero_and_nothing_have_no_place() -> None:
 def test_a_doubly_exponential_fall_is_a_straight_line() -> None:
     logs = [-(3.0**layer) for layer in range(2, 13)]
     places = [place or 0.0 for place in Powers([0.0, *logs]).place(logs)]
-    steps = [b - a for a, b in zip(places, places[1:], strict=False)]
+    steps = [b - a for a, b in pairwise(places)]
     assert all(math.isclose(step, -math.log10(3), rel_tol=1e-12) for step in steps)
