@@ -11,7 +11,7 @@ import pytest
 from tests.report.runs import whole_run
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Dialog, Page
 
 HOSTILE = "<script>alert(1)</script></script><img src=x onerror=alert(2)><b>bold</b><a href='javascript:1'>"
 
@@ -30,8 +30,12 @@ class Opened:
         self.requests: list[str] = []
         page.on("console", lambda m: self.faults.append(m.text) if m.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: self.faults.append(str(error)))
-        page.on("dialog", lambda dialog: (self.faults.append("dialog"), dialog.dismiss()))
+        page.on("dialog", self._asked)
         page.on("request", lambda request: self.requests.append(request.url))
+
+    def _asked(self, dialog: "Dialog") -> None:
+        self.faults.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
 
     def goto(self, path: Path) -> "Page":
         self.page.goto(path.as_uri())
@@ -204,7 +208,9 @@ def test_motion_is_left_out_where_it_is_not_wanted(browser: "Browser", report: P
     page = found.goto(report)
     calls = page.evaluate("""() => { let n = 0; const was = Plotly.animate;
         Plotly.animate = (...a) => { n += 1; return was(...a); };
-        const s = document.querySelector('.rs-player input'); s.value = 1; s.dispatchEvent(new Event('input'));
+        const s = document.querySelector('.rs-player input');
+        s.value = 1;
+        s.dispatchEvent(new Event('input'));
         return n; }""")
     assert calls == 0
     assert found.faults == []

@@ -8,6 +8,7 @@ content security policy lets no script run but its own three, each named by its 
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -43,6 +44,7 @@ def render(runs: Sequence[Run]) -> str:
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
     environment.filters["identity"] = id
+    environment.filters["unbroken"] = _unbroken
     figures: dict[str, Any] = {}
     chapters = [_chapter(run, number, figures) for number, run in enumerate(runs, 1)]
     scripts = [charts.plotly_script(), charts.draw_script(), _file("page.js")] if figures else []
@@ -65,6 +67,17 @@ def policy(scripts: Sequence[str]) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         "base-uri 'none'; form-action 'none'"
     )
+
+
+def _unbroken(text: str) -> str:
+    """Text, escaped, in which no line ends at the sign of an exponent."""
+    from markupsafe import Markup, escape
+
+    parts = re.split(r"(\d[\d.]*e[+-]\d+)", text)
+    wrapped = [
+        f'<span class="number">{part}</span>' if k % 2 else escape(part) for k, part in enumerate(parts)
+    ]
+    return Markup("".join(wrapped))
 
 
 def _file(name: str) -> str:
