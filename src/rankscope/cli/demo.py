@@ -55,9 +55,9 @@ def demo(
     profile = measured(net, X, padding, variants, metrics, ["deviation"], quiet or as_json)
     profile.manifest.update(about(net, "minilm"))
     tables = pictures(net, DRAWN, X, padding, texts, 128)
-    found, closure = _paths(net, X[:, :64], padding[:, :64])
+    found, closure = _paths(net, *net.encode(texts, 64))
     profile.manifest["closure"] = closure
-    _certify(net, X[:2, :32], padding[:2, :32], output, profile.manifest)
+    _certify(net, *net.encode(texts[:2], 32), output, profile.manifest)
     report = write_run(profile, output, title_of(net), {**tables, **found})
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts(), "report": str(report)})

@@ -22,6 +22,10 @@ FLOORS = (
 )
 
 
+MANY = 40
+"""Pictures of studies up to which they are shown at full width."""
+
+
 @dataclass(frozen=True)
 class Plot:
     """A figure in the page, or several of which one is shown."""
@@ -244,13 +248,15 @@ def _bounds(run: Run) -> list[Section]:
 
 def _studies(run: Run) -> list[Section]:
     found = []
+    many = sum(len(outcome.get("figures", [])) for _, outcome in run.outcomes)
+    width = 900 if many <= MANY else 600
     for folder, outcome in run.outcomes:
         name = f"{outcome.get('paper', '')} {outcome.get('figure', folder.name)}".strip()
         title = str(outcome.get("title", ""))
         pictures = [
             {"title": f"{name}: {title}, {figure}", "uri": uri}
             for figure in outcome.get("figures", [])
-            if (uri := data_uri(folder / f"{figure}.png", width=900)) is not None
+            if (uri := data_uri(folder / f"{figure}.png", width)) is not None
         ]
         found.append(
             Section(
