@@ -1,6 +1,7 @@
 """The sections of a chapter: which figures and tables a run gives, each with a sentence on how to read it."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -256,7 +257,7 @@ def _studies(run: Run) -> list[Section]:
         pictures = [
             {"title": f"{name}: {title}, {figure}", "uri": uri}
             for figure in outcome.get("figures", [])
-            if (uri := data_uri(folder / f"{figure}.png", width)) is not None
+            if (uri := data_uri(folder / f"{Path(str(figure)).name}.png", width)) is not None
         ]
         found.append(
             Section(
