@@ -38,7 +38,7 @@ class Scaled:
         flat = self.value.flatten(1)
         if not flat.shape[1]:
             return flat.sum(1)
-        if flat.device.type == "cpu":  # there six times as fast as the norm; elsewhere it is three kernels more
+        if flat.device.type == "cpu":  # six times as fast as the norm there; elsewhere three kernels more
             return torch.maximum(flat.amax(1), -flat.amin(1))
         return torch.linalg.vector_norm(flat, ord=torch.inf, dim=1)
 
