@@ -70,6 +70,8 @@ def _run(setup: Setup) -> Outcome:
             f"published code's: {theirs} seeds, {PUBLISHED_ROUNDS} steps, float32, its dropout left out.",
             "No norm, as the paper's text has it, but in the published code's network. Errors are in steps "
             "along the circle: a network that leaves every pair where it is has 1.",
+            "Trajectories: from the dot to the cross; in colour the middle one of the seeds that end as most "
+            "of them do, the others grey; each up to where its tokens meet.",
             "A head's function here is two matrices of 3 x 3 and 3 x 2 at any width: d changes how "
             "training goes, not what pure attention can compute.",
         ],
@@ -263,7 +265,7 @@ def _trajectories(table: pl.DataFrame, ends: pl.DataFrame) -> Figure:
 
 def _shown(ends: pl.DataFrame) -> int:
     """The seed drawn in colour: the middle one of those that end as most do, by when they leave."""
-    most = ends["ending"].mode(maintain_order=True)[0]
+    most = max(ENDS, key=ends["ending"].to_list().count)
     among = ends.filter(ending=most).sort(pl.col("left").fill_null(STEPS + 1))
     return int(among["seed"][(among.height - 1) // 2])
 

@@ -12,6 +12,7 @@ path.
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import polars as pl
 import torch
@@ -40,8 +41,8 @@ def _run(setup: Setup) -> Outcome:
         {"law": law, "paths": paths},
         _comparisons(law, paths),
         [
-            f"Random {name} repeated to 12 layers, {tokens} tokens; single paths of {trained}'s heads and "
-            "skips."
+            f"Random {name} repeated to 12 layers, {tokens} tokens; single paths of the heads and skips of "
+            f"{Path(trained).name}."
         ],
     )
 
