@@ -220,7 +220,7 @@ def _figure(table: pl.DataFrame, mode: str, trained: bool) -> Figure:
                 top.plot(theirs, color=FAINT, linestyle="none", marker=MARKERS[number], markersize=6,
                          markerfacecolor="none", label=f"{curve}, published")  # fmt: skip
         top.set_title(f"{network}, {'trained' if trained else 'initialised'}", loc="left", fontsize=10)
-        top.set_ylim(0, 1.02)
+        top.set_ylim(0, max(1.02, 1.02 * top.dataLim.y1))
         bottom.set_yscale("symlog", linthresh=1.0)
         low = min(float(value) for value in rows.filter(network=network)["log10"] if math.isfinite(value))
         bottom.set_ylim(min(low * 1.6, -1.2), 0.3)
