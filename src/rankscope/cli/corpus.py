@@ -7,10 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
+from rankscope.cli.asked import CHARACTERS
 from rankscope.cli.show import console, drawn, machine, progress, say, say_report, sparkline
+from rankscope.cli.voice import Stopped, complain
 from rankscope.errors import RankscopeError, TokensError
 from rankscope.files import writable_folder
 
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.profiles import Gatherer, Summary
     from rankscope.sources import Excerpts
-
-CHARACTERS = 64
-"""An excerpt is read up to so many characters a token: no vocabulary has words as long on the average."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,10 @@ def measure_text(
             say_report(written)
     if end is not None:
         again = "no checkpoint without -o" if output is None else "the same command goes on from here"
-        stopped = f"rankscope: stopped after {summary.excerpts} excerpts; {again}"
-        Console(stderr=True, highlight=False, soft_wrap=True).print(stopped, markup=False)
+        stopped = f"after {summary.excerpts} excerpts; {again}"
+        if isinstance(end, KeyboardInterrupt):
+            raise Stopped(stopped) from end
+        complain(f"stopped {stopped}")
         raise end
 
 

@@ -6,21 +6,31 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
     from rankscope.profiles import Profile
 
+T = TypeVar("T")
 BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class _Results(Console):
+    """A console that leaves a closed pipe to whoever ends the command."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich would leave by itself, with exit code 1."""
+        raise BrokenPipeError
 
 
 def console() -> Console:
     """Where results go."""
-    return Console(highlight=False)
+    return _Results(highlight=False)
 
 
 def say(*lines: str) -> None:
@@ -49,24 +59,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[str], "Bar"]]:
-    """A factory of progress callbacks: `bar = start("bert-base, san")`, then `bar(done, total)`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    out = Console(stderr=True)
-    with Progress(*columns, console=out, transient=True, disable=quiet or not out.is_terminal) as bars:
-
-        def start(description: str) -> Bar:
-            task = bars.add_task(description, total=None)
-
-            def bar(done: int, total: int | None, description: str | None = None) -> None:
-                bars.update(task, completed=done, total=total, description=description)
-
-            return bar
-
-        yield start
-
-
 class Bar(Protocol):
     """Moves a progress bar."""
 
@@ -74,20 +66,110 @@ class Bar(Protocol):
         """So much is done of so much (None where that is not known), and what it is called now."""
 
 
-def sparkline(values: Sequence[float]) -> str:
+Tell = Callable[[int, int], None]
+"""So much of a step is done, of so much."""
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Callable[[str], Bar]]:
+    """A factory of progress callbacks: `bar = start("bert-base, san")`, then `bar(done, total)`."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("[dim]left[/dim]"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    out = Console(stderr=True)
+    with Progress(*columns, console=out, transient=True, disable=quiet or not out.is_terminal) as bars:
+
+        def start(description: str) -> Bar:
+            task = bars.add_task(escape(description), total=None)
+
+            def bar(done: int, total: int | None, description: str | None = None) -> None:
+                named = None if description is None else escape(description)
+                bars.update(task, completed=done, total=total, description=named)
+
+            return bar
+
+        yield start
+
+
+@contextmanager
+def steps(quiet: bool, weights: Sequence[float]) -> Iterator[Callable[[str], Tell]]:
+    """One bar for work in several steps, each with its share of the time: `tell = step("san")` begins the
+    next, and `tell(done, total)` says how far it is."""
+    whole, fine = sum(weights) or 1.0, 1000
+    with progress(quiet) as start:
+        bar = start("")
+        begun: list[float] = []
+
+        def step(description: str) -> Tell:
+            before, weight = sum(begun), weights[len(begun)]
+            begun.append(weight)
+
+            def tell(done: int, total: int) -> None:
+                share = (before + weight * done / max(total, 1)) / whole
+                bar(round(fine * share), fine, description)
+
+            tell(0, 1)
+            return tell
+
+        yield step
+
+
+def sparkline(values: Sequence[float | None], limits: tuple[float, float] | None = None) -> str:
     """One character per value, from the lowest (or 0) to the highest; a gap where there is none.
 
     >>> sparkline([1.0, 0.5, 0.0])
     '█▅▁'
     """
-    known = [value for value in values if math.isfinite(value)]
-    low, high = (min(0.0, *known), max(0.0, *known)) if known else (0.0, 0.0)
+    known = [value for value in values if _there(value)]
+    low, high = limits or ((min(0.0, *known), max(0.0, *known)) if known else (0.0, 0.0))
     span = high - low or 1.0
 
-    def block(value: float) -> str:
-        return BLOCKS[round((value - low) / span * 7)] if math.isfinite(value) else " "
+    def block(value: float | None) -> str:
+        return BLOCKS[round((value - low) / span * 7)] if _there(value) else " "
 
     return "".join(block(value) for value in values)
+
+
+def sparklines(*logs: Sequence[float | None]) -> list[str]:
+    """Several curves of log10 on one scale, which leads from their lowest to their highest.
+
+    >>> sparklines([0.0, -4.0], [0.0, -2.0])
+    ['█▁', '█▅']
+    """
+    thin = [thinned(each) for each in logs]
+    flat = [value for each in thin for value in each]
+    shown = drawn(flat, len(flat))
+    known = [value for value in shown if _there(value)]
+    limits = (min(known), max(known)) if known else (0.0, 0.0)
+    parts, at = [], 0
+    for each in thin:
+        parts.append(sparkline(shown[at : at + len(each)], limits))
+        at += len(each)
+    return parts
+
+
+def thinned(values: Sequence[T], most: int = 13) -> Sequence[T]:
+    """At most so many of them, the ends among them."""
+    if len(values) <= most:
+        return values
+    return [values[k * (len(values) - 1) // (most - 1)] for k in range(most)]
+
+
+def drawn(logs: Sequence[float | None], most: int = 13) -> list[float]:
+    """Curves as a sparkline draws them: values; over two decades their log; over fifty its log."""
+    logs = [k if _there(k) else math.nan for k in thinned(logs, most)]
+    known = [k for k in logs if math.isfinite(k)]
+    span = max(known) - min(known) if known else 0.0
+    if span < 2:
+        return [10**k if k < 300 else math.nan for k in logs]
+    if span < 50:
+        return list(logs)
+    return [math.copysign(math.log1p(abs(k)), k) for k in logs]
+
+
+def _there(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
 
 
 def profile_table(profile: "Profile", metric: str) -> Table:
@@ -120,16 +202,3 @@ def profile_table(profile: "Profile", metric: str) -> Table:
             "" if floor is None else f"from {floor}",
         )
     return table
-
-
-def drawn(logs: Sequence[float], most: int = 13) -> list[float]:
-    """Curves as a sparkline draws them: values; over two decades their log; over fifty its log."""
-    if len(logs) > most:
-        logs = [logs[k * (len(logs) - 1) // (most - 1)] for k in range(most)]
-    known = [k for k in logs if math.isfinite(k)]
-    span = max(known) - min(known) if known else 0.0
-    if span < 2:
-        return [10**k for k in logs]
-    if span < 50:
-        return list(logs)
-    return [math.copysign(math.log1p(abs(k)), k) for k in logs]
