@@ -36,7 +36,8 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", metavar=" ", callback=_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
     """How fast the tokens of a transformer become the same, and what holds them apart."""

@@ -4,7 +4,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope.errors import FileError, RankscopeError, SourceError, TokensError
+from rankscope.errors import ArchitectureError, FileError, RankscopeError, SourceError, TokensError
 
 if TYPE_CHECKING:
     from rankscope.nets import Transformer
@@ -25,6 +25,8 @@ def network(
     from rankscope.sources import named_network
 
     drawn(model, init, seed)
+    if not 0 <= (seed or 0) < 2**31:
+        raise ArchitectureError(f"--seed must lie in 0..{2**31 - 1}; got {seed}")
     net = named_network(model, seed or 0, init or "bert").to(device=device)
     return net if mask is None and layers is None else net.variant(mask=mask, layers=layers)
 
@@ -37,8 +39,8 @@ def drawn(model: str, init: str | None, seed: int | None) -> bool:
     given = [name for name, value in (("--init", init), ("--seed", seed)) if value is not None]
     if given and not random:
         raise SourceError(
-            f"{' and '.join(given)} must go with random weights, which {model} does not have: leave out "
-            f"{'it' if len(given) == 1 else 'them'}, or name a size as in bert-base"
+            f"{' and '.join(given)} must go with random weights, which {model} does not have: leave "
+            f"{'it' if len(given) == 1 else 'them'} out, or name a size as in bert-base"
         )
     return random
 

@@ -62,6 +62,7 @@ def compare(
     from rankscope.cli.measure import checked, command, end_if_stopped, fallbacks, together, write_run
     from rankscope.cli.show import console, machine, say, say_report
     from rankscope.files import writable_folder
+    from rankscope.nets import named_variant
 
     _, numbers, arithmetics = checked("transformer", metrics, arithmetic)
     threshold_is_a_share(threshold)
@@ -83,8 +84,6 @@ def compare(
     jobs = {}
     nets: dict[str, Transformer] = {}
     encoded: dict[str, tuple[Tensor, Tensor]] = {}
-    from rankscope.nets import named_variant
-
     for side, title in zip(sides, titles, strict=True):
         model = side.model
         if model is None:
@@ -130,8 +129,8 @@ class Side(NamedTuple):
             return cls(None, "", _last(thing))
         if (Path(thing) / "summary.parquet").is_file():
             raise FileError(
-                f"a run to compare must hold profile.parquet; {thing} holds statistics over a corpus: compare "
-                "the models themselves, with --text"
+                f"a run to compare must hold profile.parquet; {thing} holds statistics over a corpus: "
+                "compare the models themselves, with --text"
             )
         model, colon, variant = thing.rpartition(":")
         if colon and not Path(thing).exists():

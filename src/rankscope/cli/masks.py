@@ -19,7 +19,7 @@ def masks(
     specs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MASK ...]",
+            metavar="MASK",
             help="As in window:2 or 'causal&window:4'.",
             show_default="one of each kind",
             autocompletion=one(names.MASKS),
@@ -29,7 +29,9 @@ def masks(
         int,
         typer.Option(metavar="N", min=1, max=4096, help="Tokens that they join.", rich_help_panel=TEXT),
     ] = 16,
-    picture: Annotated[bool, typer.Option("--picture", help="Draw each: rows attend to columns.")] = False,
+    picture: Annotated[
+        bool, typer.Option("--picture", metavar=" ", help="Draw each: rows attend to columns.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

@@ -14,7 +14,7 @@ NETWORK, TEXT, RESULT = "Network", "Text", "Result"
 Model = Annotated[
     str,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="minilm (trained), a directory or hub id of a model, a size with random weights "
         "(bert-base, gpt2, ...), or a JSON file of an architecture.",
         autocompletion=one(names.MODELS),
@@ -23,7 +23,7 @@ Model = Annotated[
 Compared = Annotated[
     list[str],
     typer.Argument(
-        metavar="A B ...",
+        metavar="A",
         help="Models as in measure, model:variant as in minilm:san, or folders of runs.",
         autocompletion=compared,
     ),
@@ -73,8 +73,6 @@ Seed = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        min=0,
-        max=2**31 - 1,
         help="Of random weights and their embedding of words.",
         show_default="0",
         rich_help_panel=NETWORK,
@@ -164,10 +162,13 @@ Folder = Annotated[
     ),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="JSON on stdout, and nothing else.", rich_help_panel=RESULT)
+    bool,
+    typer.Option("--json", metavar=" ", help="JSON on stdout, and nothing else.", rich_help_panel=RESULT),
 ]
 Quiet = Annotated[
     bool,
-    typer.Option("--quiet", "-q", help="Results alone: no progress, no hints.", rich_help_panel=RESULT),
+    typer.Option(
+        "--quiet", "-q", metavar=" ", help="Results alone: no progress, no hints.", rich_help_panel=RESULT
+    ),
 ]
 DEFAULT_METRICS = "relative_residual,residual,relative_mu,mu"

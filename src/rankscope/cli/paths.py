@@ -219,7 +219,7 @@ def heads_table(heads: "pl.DataFrame") -> "Table":
     contracting = means.filter(pl.col("averaging").is_finite()).sort("averaging").head(3)
     for number, part in enumerate((carrying, contracting)):
         if number:
-            table.add_section()
+            table.add_row()
         for row in part.iter_rows(named=True):
             shares = [f"{row[name]:+.3f}" for name in ("share", "residual_share")]
             factors = [f"{row[name]:.3f}" for name in ("contraction", "averaging", "dobrushin")]

@@ -20,12 +20,12 @@ def reproduce(
     paper: Annotated[
         str,
         typer.Argument(
-            metavar="[PAPER]", help="dong2021, wu2024, or all.", autocompletion=one([*names.FIGURES, "all"])
+            metavar="PAPER", help="dong2021, wu2024, or all.", autocompletion=one([*names.FIGURES, "all"])
         ),
     ] = "all",
     figure: Annotated[
         str | None,
-        typer.Argument(metavar="[FIGURE]", help="One of it; left out: all.", autocompletion=complete_figure),
+        typer.Argument(metavar="FIGURE", help="One of it; left out: all.", autocompletion=complete_figure),
     ] = None,
     full: Annotated[
         bool, typer.Option("--full/--quick", help="The papers' sizes, or minutes on two cores.")
@@ -53,10 +53,12 @@ def reproduce(
     from rankscope.cli.show import console, machine, progress, say
     from rankscope.cli.voice import Stopped
     from rankscope.files import writable_folder
+    from rankscope.nets.transformer import refuse_absent
     from rankscope.studies import Setup, chosen, write_page
     from rankscope.studies import reproduce as run
 
     studies = chosen(paper, figure)
+    refuse_absent(device)
     writable_folder(output)
     named = tuple(name.strip() for name in models.split(",") if name.strip())
     answers: list[dict[str, Any]] = []

@@ -132,7 +132,7 @@ def sparkline(values: Sequence[float | None], limits: tuple[float, float] | None
 
 
 def sparklines(*logs: Sequence[float | None]) -> list[str]:
-    """Several curves of log10 on one scale, which leads from their lowest to their highest.
+    """Several curves of log10 on one scale.
 
     >>> sparklines([0.0, -4.0], [0.0, -2.0])
     ['█▁', '█▅']
@@ -141,7 +141,7 @@ def sparklines(*logs: Sequence[float | None]) -> list[str]:
     flat = [value for each in thin for value in each]
     shown = drawn(flat, len(flat))
     known = [value for value in shown if _there(value)]
-    limits = (min(known), max(known)) if known else (0.0, 0.0)
+    limits = (min(0.0, *known), max(0.0, *known)) if known else (0.0, 0.0)
     parts, at = [], 0
     for each in thin:
         parts.append(sparkline(shown[at : at + len(each)], limits))

@@ -103,7 +103,7 @@ def _misuse(error: Any) -> str:
     said = error.format_message().rstrip(". ")
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "rankscope"
-    return f"{said[:1].lower()}{said[1:]}: see {command} --help"
+    return f"{said[:1].lower()}{said[1:]}; see {command} --help"
 
 
 def _said(error: OSError) -> str:

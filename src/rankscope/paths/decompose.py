@@ -54,11 +54,22 @@ def decompose(net: Transformer, X: Tensor, padding: Tensor | None = None) -> "De
     return Decomposition(frozen)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Decomposition:
     """A network taken apart into paths: see `decompose`."""
 
     frozen: Frozen
+
+    def __repr__(self) -> str:
+        from rankscope.paths.shown import count, decomposition_title
+
+        return f"{decomposition_title(self)}, {count(sum(counts_along(self.frozen.ways)))} paths"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: its paths by length, which are summed for this."""
+        from rankscope.paths.shown import decomposition_title, lengths_card
+
+        return lengths_card(self.by_length(), decomposition_title(self))
 
     @property
     def layers(self) -> int:
