@@ -25,12 +25,13 @@ for command in (demo, measure, compare, paths, bounds, reproduce, masks, models)
     app.command(help=unwrapped(command.__doc__))(command)
 
 
-def _version(asked: bool) -> None:
+def _version(asked: bool) -> bool:
     if asked:
         from importlib.metadata import version
 
         typer.echo(f"rankscope {version('rankscope')}")
         raise typer.Exit
+    return asked
 
 
 @app.callback()

@@ -145,9 +145,9 @@ def certified(
     parts: list[Certificates] = []
     try:
         with progress(quiet) as start:
-            bar = start(f"{title}, samples")
+            bar = start(title)
             for sample in range(len(X)):
-                bar(sample, len(X))
+                bar(sample, len(X), f"{title}, sample {sample + 1} of {len(X)}")
                 parts.append(certify(net, X[sample : sample + 1], padding[sample : sample + 1], theorems))
     except KeyboardInterrupt:
         if not parts:

@@ -35,10 +35,11 @@ def several(known: Iterable[str]) -> Completer:
     return complete
 
 
-def compared(args: list[str], incomplete: str) -> list[str]:
+def compared(ctx: typer.Context, incomplete: str) -> list[str]:
     """A model, or after its colon a variant. Bash takes the colon for a word of its own."""
-    if incomplete == ":" or (args and args[-1] == ":"):
-        return one(names.VARIANTS)(incomplete.removeprefix(":"))
+    before = ctx.params.get("things") or ()
+    if before and before[-1] == ":":
+        return one(names.VARIANTS)(incomplete)
     model, colon, variant = incomplete.partition(":")
     if colon:
         return [f"{model}:{name}" for name in one(names.VARIANTS)(variant)]

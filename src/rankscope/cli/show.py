@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from rich.console import Console
 from rich.markup import escape
@@ -59,6 +59,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
+@runtime_checkable
 class Bar(Protocol):
     """Moves a progress bar."""
 
