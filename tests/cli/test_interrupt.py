@@ -63,8 +63,8 @@ def test_compare_keeps_those_that_were_finished(tmp_path: Path) -> None:
 
 def test_paths_keeps_lengths_and_heads(tmp_path: Path) -> None:
     code, out, said = interrupted(
-        "heaviest single paths", "paths", "bert-mini", "--layers", "8", "--top", "99", "--samples", "1", "-o", "out",
-        cwd=tmp_path,
+        "heaviest single paths", "paths", "bert-mini", "--layers", "8", "--top", "99", "--samples", "1",
+        "-o", "out", cwd=tmp_path,
     )  # fmt: skip
     assert code == 130 and "paths by length" in out and "heads, mean over samples" in out
     assert said == "stopped after lengths and heads; these are written to out"

@@ -134,10 +134,10 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.studies import STUDIES
     from rankscope.theory.catalogue import THEOREMS
 
-    assert names.MODELS == ("minilm", *PRESETS)
-    assert names.PARTS == PARTS and names.SPLITS == SPLITS and names.INITS == tuple(SCHEMES)
-    assert names.METRICS == tuple(METRICS) and names.ARITHMETICS == tuple(ARITHMETICS)
-    assert names.THEOREMS == tuple(THEOREMS)
+    assert ("minilm", *PRESETS) == names.MODELS
+    assert names.PARTS == PARTS and names.SPLITS == SPLITS and tuple(SCHEMES) == names.INITS
+    assert tuple(METRICS) == names.METRICS and tuple(ARITHMETICS) == names.ARITHMETICS
+    assert tuple(THEOREMS) == names.THEOREMS
     studies = [(paper, figure) for paper, figures in names.FIGURES.items() for figure in figures]
     assert studies == [(study.paper, study.figure) for study in STUDIES]
     from rankscope.nets import named_variant

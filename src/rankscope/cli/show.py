@@ -30,7 +30,7 @@ class _Results(Console):
 
 def console() -> Console:
     """Where results go."""
-    return _Results(highlight=False)
+    return _Results(highlight=False, emoji=False)  # :a: may be the name of a run
 
 
 def say(*lines: str) -> None:
@@ -78,7 +78,7 @@ def progress(quiet: bool) -> Iterator[Callable[[str], Bar]]:
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("[dim]left[/dim]"),
         TimeRemainingColumn(),
     )  # fmt: skip
-    out = Console(stderr=True)
+    out = Console(stderr=True, emoji=False)
     with Progress(*columns, console=out, transient=True, disable=quiet or not out.is_terminal) as bars:
 
         def start(description: str) -> Bar:

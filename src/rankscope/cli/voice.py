@@ -69,7 +69,7 @@ class Voice(TyperGroup):
 
 def complain(sentence: str) -> None:
     """One line on stderr, whole at any width."""
-    out = Console(stderr=True, highlight=False, soft_wrap=True)
+    out = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
     out.print(f"rankscope: {' '.join(sentence.split())}", markup=False)
 
 
