@@ -178,11 +178,14 @@ def summary_table(found: "Certificates") -> "Table":
     """Two lines per theorem whose hypotheses are met from layer 1 on: bound and measurement at the last layer
     at which it says something, and beneath them both by layer, on one scale."""
     import polars as pl
-    from rich.table import Table
 
-    from rankscope.cli.show import sparklines
+    from rankscope.cli.show import sparklines, titled
 
-    table = Table(title="bounds whose hypotheses are met", title_justify="left", box=None)
+    legend = (
+        "res: ‖X−1xᵀ‖₁,∞   µ: ‖X−1xᵀ‖F   D: largest distance   rank: affine\n"
+        "Slack in decades. Beneath: measured and bound by layer, on one scale."
+    )
+    table = titled("bounds whose hypotheses are met", legend)
     table.add_column("theorem", no_wrap=True)
     table.add_column("layers", no_wrap=True)
     for heading in ("at", "", "measured", "", "bound", "slack"):
@@ -203,11 +206,6 @@ def summary_table(found: "Certificates") -> "Table":
             f"{_number(row['quantity'], row['log10_bound']) if says else 'vacuous'}\n{bound}",
             f"{row['slack']:.3g}" if says else "",
         )
-    table.caption = (
-        "res: ‖X−1xᵀ‖₁,∞   µ: ‖X−1xᵀ‖F   D: largest distance   rank: affine\n"
-        "Slack in decades. Beneath: measured and bound by layer, on one scale."
-    )
-    table.caption_justify = "left"
     return table
 
 

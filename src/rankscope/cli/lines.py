@@ -62,14 +62,12 @@ def uniform_from(log10: list[float], threshold: float, first: int = 0) -> int | 
 
 def lines_table(lines: list[Line], metric: str, threshold: float) -> "Table":
     """A line per curve: its shape, its ends, from where tokens are uniform, and from where it is noise."""
-    from rich.table import Table
-
-    from rankscope.cli.show import drawn, sparkline
+    from rankscope.cli.show import drawn, sparkline, titled
     from rankscope.figures import power
     from rankscope.metrics import metric as metric_named
 
     title = f"{metric}: {metric_named(metric).symbol}, geometric mean over samples"
-    table = Table(title=title, title_justify="left", box=None)
+    table = titled(title, f"uniform: below {threshold:g} from that layer on" if is_share(metric) else "")
     table.add_column("", overflow="fold")
     table.add_column("by layer", no_wrap=True)
     for heading in ("first", "middle", "last"):
@@ -88,9 +86,6 @@ def lines_table(lines: list[Line], metric: str, threshold: float) -> "Table":
         if any(each.floor_from is not None for each in lines):
             cells.append("" if line.floor_from is None else f"from {line.floor_from}")
         table.add_row(*map(_plain, cells))
-    if is_share(metric):
-        table.caption = f"uniform: below {threshold:g} from that layer on"
-        table.caption_justify = "left"
     return table
 
 

@@ -78,6 +78,7 @@ def measure(
     """
     from rankscope.cli.show import console, machine, profile_table, say, say_report
     from rankscope.files import writable_folder
+    from rankscope.report import verdict
 
     names, numbers, arithmetics = checked(variants, metrics, arithmetic)
     net = network(model, mask, layers, init, seed, device)
@@ -99,9 +100,9 @@ def measure(
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts()})
     else:
         console().print(profile_table(profile, numbers[0]))
-        for line in fallbacks(profile):
-            say(line)
+        say(*fallbacks(profile), "", verdict(profile))
         if written and not quiet:
+            say("")
             say_report(written)
     end_if_stopped(profile, output)
 

@@ -197,8 +197,8 @@ def lengths_table(found: "ByLength") -> "Table":
             power_of(own["norm"]) if exists else "–",
             f"{residual} ○" if exists and own["below_floor"] else residual,
         )
-    own = means.filter(start="embedding").sort("length")
-    shares, residuals = own["share"].to_list(), own["relative_residual"].to_list()
+    curves = means.filter(start="embedding").sort("length")
+    shares, residuals = curves["share"].to_list(), curves["relative_residual"].to_list()
     table.caption = f"share {sparkline(thinned(shares))}   res / norm {sparkline(drawn(residuals))}"
     table.caption_justify = "left"
     return table
@@ -207,12 +207,14 @@ def lengths_table(found: "ByLength") -> "Table":
 def heads_table(heads: "pl.DataFrame") -> "Table":
     """The heads through which most of the output passes, and those that average most."""
     import polars as pl
-    from rich.table import Table
+
+    from rankscope.cli.show import titled
 
     means = heads.group_by("layer", "head").agg(
         pl.col("share", "residual_share", "contraction", "averaging", "dobrushin").mean()
     )
-    table = Table(title="heads, mean over samples", title_justify="left", box=None)
+    below = "Above: those that carry most of the output. Below: those that average most."
+    table = titled("heads, mean over samples", below)
     for heading in ("layer", "head", "share", "of residual", "contraction", "averaging", "dobrushin"):
         table.add_column(heading, justify="right", no_wrap=True)
     carrying = means.sort(pl.col("share").abs(), descending=True).head(5)
@@ -225,8 +227,6 @@ def heads_table(heads: "pl.DataFrame") -> "Table":
             factors = [f"{row[name]:.3f}" for name in ("contraction", "averaging", "dobrushin")]
             shown = ["–" if "nan" in number else number for number in (*shares, *factors)]  # noise
             table.add_row(str(row["layer"]), str(row["head"]), *shown)
-    table.caption = "Above: those that carry most of the output. Below: those that average most."
-    table.caption_justify = "left"
     return table
 
 

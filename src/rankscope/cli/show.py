@@ -159,18 +159,28 @@ def thinned(values: Sequence[T], most: int = 13) -> Sequence[T]:
 
 def drawn(logs: Sequence[float | None], most: int = 13) -> list[float]:
     """Curves as a sparkline draws them: values; over two decades their log; over fifty its log."""
-    logs = [k if _there(k) else math.nan for k in thinned(logs, most)]
-    known = [k for k in logs if math.isfinite(k)]
+    thin = [k if _there(k) else math.nan for k in thinned(logs, most)]
+    known = [k for k in thin if math.isfinite(k)]
     span = max(known) - min(known) if known else 0.0
     if span < 2:
-        return [10**k if k < 300 else math.nan for k in logs]
+        top = max(known, default=0.0)  # a sparkline has no unit: values beyond floating point are drawn too
+        return [10.0 ** (k - top) for k in thin]
     if span < 50:
-        return list(logs)
-    return [math.copysign(math.log1p(abs(k)), k) for k in logs]
+        return thin
+    return [math.copysign(math.log1p(abs(k)), k) for k in thin]
 
 
 def _there(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
+
+
+def titled(title: str, caption: str = "") -> Table:
+    """A table as wide as its title at least, where the terminal is: a title that breaks reads badly."""
+    widest = max(len(line) for line in (title, *caption.split("\n")))
+    return Table(
+        title=title, title_justify="left", caption=caption or None, caption_justify="left", box=None,
+        min_width=min(widest, console().width),
+    )  # fmt: skip
 
 
 def profile_table(profile: "Profile", metric: str) -> Table:
@@ -181,7 +191,7 @@ def profile_table(profile: "Profile", metric: str) -> Table:
     each, several = metric_named(metric), len(profile.arithmetics) > 1
     first = 0 if each.of == "tokens" else 1  # there is no attention at layer 0
     title = f"{metric}: {each.symbol}, geometric mean over samples"
-    table = Table(title=title, title_justify="left", box=None)
+    table = titled(title)
     table.add_column("variant", overflow="fold")
     if several:
         table.add_column("arithmetic", no_wrap=True)
