@@ -12,7 +12,6 @@ from rankscope.cli.complete import several
 from rankscope.cli.options import (
     RESULT,
     TEXT,
-    Device,
     Field,
     Init,
     Json,
@@ -46,7 +45,6 @@ def bounds(
     layers: Layers = None,
     init: Init = None,
     seed: Seed = None,
-    device: Device = "cpu",
     text: Text = None,
     split: Split = "auto",
     field: Field = "text",
@@ -94,7 +92,7 @@ def bounds(
     if not (math.isfinite(scale) and scale > 0):
         raise TheoremError(f"--scale must be a number > 0; got {scale:g}")
     read = excerpts_of(text, split, field, samples, tokens)
-    net = named_variant(network(model, mask, layers, init, seed, device), variant)
+    net = named_variant(network(model, mask, layers, init, seed), variant)
     if output is not None:
         writable_folder(output)
     X, padding = net.encode(read, tokens)
