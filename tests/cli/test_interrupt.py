@@ -12,9 +12,9 @@ from rankscope.profiles import Profile
 from rankscope.theory import Certificates
 
 
-def interrupted(awaited: str, *arguments: str, cwd: Path) -> tuple[int, str, str]:
+def interrupted(awaited: str | None, *arguments: str, cwd: Path) -> tuple[int, str, str]:
     """Run with a terminal for stderr, press Ctrl-C once the progress names what is awaited; answers with the
-    exit code, stdout, and the last line of the terminal."""
+    exit code, stdout, and what the terminal says at last."""
     ours, theirs = pty.openpty()
     run = subprocess.Popen(
         [sys.executable, "-c", "from rankscope.cli import main; main()", *arguments], cwd=cwd, text=True,
@@ -32,7 +32,7 @@ def interrupted(awaited: str, *arguments: str, cwd: Path) -> tuple[int, str, str
         if not piece:
             break
         seen += piece
-        if not pressed and awaited in seen:
+        if not pressed and awaited is not None and awaited in seen:
             run.send_signal(signal.SIGINT)
             pressed = True
     os.close(ours)
@@ -88,3 +88,9 @@ def test_reproduce_says_that_it_goes_on(tmp_path: Path) -> None:
     code, _, said = interrupted("wu2024 fig1: ", "reproduce", "wu2024", "-o", "out", cwd=tmp_path)
     assert code == 130
     assert said == "stopped in wu2024 fig1, after 0 of 8; the same command goes on from here"
+
+
+def test_results_go_to_stdout_while_a_terminal_shows_progress(tmp_path: Path) -> None:
+    code, out, seen = interrupted(None, "reproduce", "dong2021", "lengths", "-o", "out", cwd=tmp_path)
+    assert code == 0 and out.count("agrees") == 8 and out.splitlines()[-1].startswith("Written: ")
+    assert "agrees" not in seen and "dong2021 lengths" in seen

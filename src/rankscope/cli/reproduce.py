@@ -78,8 +78,9 @@ def reproduce(
                 answers.append({"study": study.name, "comparisons": [asdict(each) for each in
                                 found.comparisons], "notes": found.notes})  # fmt: skip
                 if not as_json:
-                    console().print(comparison_table(study, found))
-                    say(*found.notes, "")
+                    with start.aside():
+                        console().print(comparison_table(study, found))
+                        say(*found.notes, "")
     except KeyboardInterrupt as stop:
         if as_json:
             machine(answers)

@@ -71,26 +71,48 @@ Tell = Callable[[int, int], None]
 """So much of a step is done, of so much."""
 
 
+class Bars:
+    """Makes progress bars: `bar = start("bert-base, san")`, then `bar(done, total)`."""
+
+    def __init__(self, bars: Progress) -> None:
+        self.bars = bars
+
+    def __call__(self, description: str) -> Bar:
+        """A new bar, whose length is not known yet."""
+        task = self.bars.add_task(escape(description), total=None)
+
+        def bar(done: int, total: int | None, description: str | None = None) -> None:
+            named = None if description is None else escape(description)
+            self.bars.update(task, completed=done, total=total, description=named)
+
+        return bar
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The bars make room for results, which share the terminal with them."""
+        if self.bars.disable:
+            yield
+            return
+        self.bars.stop()
+        try:
+            yield
+        finally:
+            self.bars.start()
+
+
 @contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[str], Bar]]:
-    """A factory of progress callbacks: `bar = start("bert-base, san")`, then `bar(done, total)`."""
+def progress(quiet: bool) -> Iterator[Bars]:
+    """Bars on stderr, where that is a terminal."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("[dim]left[/dim]"),
         TimeRemainingColumn(),
     )  # fmt: skip
     out = Console(stderr=True, emoji=False)
-    with Progress(*columns, console=out, transient=True, disable=quiet or not out.is_terminal) as bars:
-
-        def start(description: str) -> Bar:
-            task = bars.add_task(escape(description), total=None)
-
-            def bar(done: int, total: int | None, description: str | None = None) -> None:
-                named = None if description is None else escape(description)
-                bars.update(task, completed=done, total=total, description=named)
-
-            return bar
-
-        yield start
+    # Rich would send what is printed meanwhile to stderr, with the bars.
+    with Progress(
+        *columns, console=out, transient=True, redirect_stdout=False, disable=quiet or not out.is_terminal
+    ) as bars:
+        yield Bars(bars)
 
 
 @contextmanager
