@@ -21,7 +21,8 @@ LONGEST = 60
 
 _CARD = (
     f"background:#fff;color:{INK};border:1px solid #e0e0e0;border-radius:6px;padding:12px 16px;"
-    "max-width:min(900px,100%);width:fit-content;box-sizing:border-box;overflow-x:auto;font:13px/1.45 system-ui,sans-serif"
+    "max-width:min(900px,100%);width:fit-content;box-sizing:border-box;overflow-x:auto;"
+    "font:13px/1.45 system-ui,sans-serif"
 )
 _TABLE = f"border-collapse:collapse;margin:6px 0 0;background:#fff;color:{INK};font-size:12.5px"
 _CELL = f"padding:2px 12px 2px 0;border:0;background:#fff;color:{INK};white-space:nowrap;text-align:"
