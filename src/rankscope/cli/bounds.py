@@ -177,15 +177,17 @@ def summary_table(found: "Certificates") -> "Table":
     at which it says something, and beneath them both by layer, on one scale."""
     import polars as pl
 
-    from rankscope.cli.show import sparklines, titled
+    from rankscope.cli.show import console, sparklines, titled
 
     legend = (
         "res: ‖X−1xᵀ‖₁,∞   µ: ‖X−1xᵀ‖F   D: largest distance   rank: affine\n"
         "Slack in decades. Beneath: measured and bound by layer, on one scale."
     )
     table = titled("bounds whose hypotheses are met", legend)
+    wide = console().width >= 72  # in little room numbers are left out, never cut
     table.add_column("theorem", no_wrap=True)
-    table.add_column("layers", no_wrap=True)
+    if wide:
+        table.add_column("layers", no_wrap=True)
     for heading in ("at", "", "measured", "", "bound", "slack"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in found.summary().filter(pl.col("met_to") > 0).iter_rows(named=True):
@@ -196,7 +198,7 @@ def summary_table(found: "Certificates") -> "Table":
         measured, bound = sparklines(means["log10_measured"].to_list(), means["log10_bound"].to_list())
         table.add_row(
             row["theorem"],
-            f"1–{row['met_to']}",
+            *([f"1–{row['met_to']}"] if wide else []),
             str(row["says_at"] or row["met_to"]),
             SYMBOLS[row["quantity"]],
             f"{_number(row['quantity'], row['log10_measured'])}\n{measured}",

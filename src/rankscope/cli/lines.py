@@ -31,12 +31,14 @@ def judged(profile: "Profile", metric: str, threshold: float) -> list[Line]:
 
     first = 0 if metric_named(metric).of == "tokens" else 1  # there is no attention at layer 0
     lines = []
+    variants = [variant for variant, _ in profile.lines(metric)]
     for variant, arithmetic in profile.lines(metric):
         curve = profile.curve(metric, "log10", variant=variant, arithmetic=arithmetic)[:, first:]
         mean = curve.transpose(0, 1).flatten(1).nanmean(1).tolist()
         noise = profile.at_floor(metric, variant=variant, arithmetic=arithmetic).tolist()
         floor = next((layer for layer, part in enumerate(noise) if part), None)
-        name = variant if len(profile.arithmetics) == 1 else f"{variant} in {arithmetic}"
+        several = variants.count(variant) > 1
+        name = f"{variant} in {arithmetic}" if several else variant
         below = uniform_from(mean, threshold, first) if is_share(metric) else None
         lines.append(Line(name, arithmetic, mean, first, below, floor))
     return lines
@@ -70,20 +72,21 @@ def lines_table(lines: list[Line], metric: str, threshold: float) -> "Table":
     table = titled(title, f"uniform: below {threshold:g} from that layer on" if is_share(metric) else "")
     table.add_column("", overflow="fold")
     table.add_column("by layer", no_wrap=True)
-    for heading in ("first", "middle", "last"):
+    noisy = any(line.floor_from is not None for line in lines)
+    for heading in ("first", "last") if noisy else ("first", "middle", "last"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("layers", justify="right", no_wrap=True)
     if is_share(metric):
         table.add_column("uniform", no_wrap=True)
-    if any(line.floor_from is not None for line in lines):
+    if noisy:
         table.add_column("at floor", no_wrap=True)
     for line in lines:
         curve = line.log10
-        ends = map(power, (curve[0], curve[len(curve) // 2], curve[-1]))
-        cells = [line.name, sparkline(drawn(curve)), *ends, str(line.last_layer)]
+        ends = [curve[0], curve[-1]] if noisy else [curve[0], curve[len(curve) // 2], curve[-1]]
+        cells = [line.name, sparkline(drawn(curve)), *map(power, ends), str(line.last_layer)]
         if is_share(metric):
             cells.append("no" if line.uniform_from is None else f"from {line.uniform_from}")
-        if any(each.floor_from is not None for each in lines):
+        if noisy:
             cells.append("" if line.floor_from is None else f"from {line.floor_from}")
         table.add_row(*map(_plain, cells))
     return table

@@ -208,24 +208,27 @@ def heads_table(heads: "pl.DataFrame") -> "Table":
     """The heads through which most of the output passes, and those that average most."""
     import polars as pl
 
-    from rankscope.cli.show import titled
+    from rankscope.cli.show import console, titled
 
     means = heads.group_by("layer", "head").agg(
         pl.col("share", "residual_share", "contraction", "averaging", "dobrushin").mean()
     )
     below = "Above: those that carry most of the output. Below: those that average most."
     table = titled("heads, mean over samples", below)
-    for heading in ("layer", "head", "share", "of residual", "contraction", "averaging", "dobrushin"):
+    columns = {"share": "share", "of residual": "residual_share", "contraction": "contraction",
+               "averaging": "averaging", "dobrushin": "dobrushin"}  # fmt: skip
+    if console().width < 72:
+        del columns["contraction"]  # in little room numbers are left out, never cut
+    for heading in ("layer", "head", *columns):
         table.add_column(heading, justify="right", no_wrap=True)
     carrying = means.sort(pl.col("share").abs(), descending=True).head(5)
     contracting = means.filter(pl.col("averaging").is_finite()).sort("averaging").head(3)
-    for number, part in enumerate((carrying, contracting)):
-        if number:
+    for place, part in enumerate((carrying, contracting)):
+        if place:
             table.add_row()
         for row in part.iter_rows(named=True):
-            shares = [f"{row[name]:+.3f}" for name in ("share", "residual_share")]
-            factors = [f"{row[name]:.3f}" for name in ("contraction", "averaging", "dobrushin")]
-            shown = ["–" if "nan" in number else number for number in (*shares, *factors)]  # noise
+            numbers = [f"{row[name]:{'+' if 'share' in name else ''}.3f}" for name in columns.values()]
+            shown = ["–" if "nan" in number else number for number in numbers]  # noise
             table.add_row(str(row["layer"]), str(row["head"]), *shown)
     return table
 
