@@ -1,28 +1,21 @@
 """`rankscope demo`: the main job on the embedded default model, and its report."""
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from rankscope.cli.options import Json, Quiet
+from rankscope.cli.options import Folder, Json, Quiet
 
 
-def demo(
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder for the table, figures, manifest and report.")
-    ] = Path("runs/demo"),
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet = False) -> None:
     """Measure MiniLM, a trained BERT, with and without its skips and MLPs, and write a report."""
-    from rankscope.cli.measure import about, measured, prose, title_of, write_run
+    from rankscope.cli.measure import about, end_if_stopped, measured, prose, title_of, write_run
     from rankscope.cli.show import console, machine, profile_table, say, say_report
+    from rankscope.files import writable_folder
     from rankscope.nets import PUBLISHED
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict
     from rankscope.sources import load
 
+    writable_folder(output)
     if not (quiet or as_json):
         say(
             "MiniLM (all-MiniLM-L6-v2), a trained English BERT of 6 layers, reads 4 excerpts of Moby Dick, "
@@ -37,7 +30,10 @@ def demo(
     report = write_run(profile, output, title_of(net))
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts(), "report": str(report)})
-        return
-    console().print(profile_table(profile, "relative_residual"))
-    say("", verdict(profile), "")
-    say_report(report)
+    else:
+        console().print(profile_table(profile, "relative_residual"))
+        say("", verdict(profile))
+        if not quiet:
+            say("")
+            say_report(report)
+    end_if_stopped(profile, output)
