@@ -141,9 +141,9 @@ def endings(table: pl.DataFrame) -> pl.DataFrame:
         rows.append(
             {
                 **dict(zip(keys, key, strict=True)),
-                "ending": ending(path),
+                "ending": ending(path, STEPS),
                 "inwards_at_first": bool(distance(path)[1] < 1),
-                "left": left(path),
+                "left": left(path, STEPS),
                 "last_step": len(path) - 1,
                 "last_distance": float(distance(path)[-1]),
             }
