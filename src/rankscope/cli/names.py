@@ -10,6 +10,7 @@ MODELS = (
 PARTS = ("skip", "attention_skip", "mlp_skip", "mlp", "norm")
 VARIANTS = (
     "transformer",
+    *(f"transformer-{part}" for part in PARTS),
     "san",
     *(f"san+{part}" for part in PARTS),
     "san+norm+skip",
@@ -37,6 +38,6 @@ THEOREMS = (
     "elementary-skip", "aligned-skip", "untouched", "lambda-skip", "norm-rank",
 )  # fmt: skip
 FIGURES = {
-    "dong2021": ("fig2", "fig4", "lengths", "rate"),
+    "dong2021": ("fig2", "fig3", "fig4", "lengths", "rate"),
     "wu2024": ("fig1", "fig2", "fig3", "fig4", "fig6", "fig8", "fig9", "thm3"),
 }

@@ -5,15 +5,22 @@ from typing import Annotated
 
 import typer
 
-from rankscope.cli.options import Json
+from rankscope.cli.options import RESULT, Json, Quiet
 
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders that measure, paths, bounds, reproduce or demo wrote.")
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Folders that measure, paths, bounds, reproduce or demo wrote."
+        ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("report.html"),
+    output: Annotated[
+        Path,
+        typer.Option("-o", "--output", metavar="PAGE", help="The page to write.", rich_help_panel=RESULT),
+    ] = Path("report.html"),
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Make one page of run directories, a chapter for each: figures to handle, tables, manifest.
 
@@ -25,5 +32,5 @@ def report(
     written = write_report(runs, output)
     if as_json:
         machine({"report": str(written)})
-    else:
+    elif not quiet:
         say_report(written)
