@@ -178,7 +178,7 @@ def test_bash_completes_commands_and_names_without_torch() -> None:
     assert completed("rankscope paths --mask win") == ["window:1"]
     assert completed("rankscope bounds --theorems dob") == ["dobrushin"]
     assert completed("rankscope reproduce wu") == ["wu2024"]
-    assert completed("rankscope reproduce dong2021 f") == ["fig2", "fig4"]
+    assert completed("rankscope reproduce dong2021 f") == ["fig2", "fig3", "fig4"]
     assert set(completed("rankscope compare minilm:san+n")) == {
         "minilm:san+norm", "minilm:san+norm+skip", "minilm:san+norm+mlp+mlp_skip",
     }  # fmt: skip

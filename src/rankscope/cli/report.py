@@ -12,7 +12,7 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Folders that measure, paths, bounds, reproduce or demo wrote."
+            metavar="RUN", help="Folders that measure, paths, bounds, reproduce or demo wrote."
         ),
     ],
     output: Annotated[
