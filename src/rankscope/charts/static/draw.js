@@ -68,6 +68,20 @@ var rankscope = (function () {
     return rows;
   }
 
+  // Pixels that the labels of the axes on the left need, and their title.
+  function labelled(layout) {
+    let most = 0;
+    for (const key of Object.keys(layout)) {
+      if (!/^yaxis\d*$/.test(key)) continue;
+      const title = layout[key].title && layout[key].title.text ? 30 : 8;
+      for (const text of layout[key].ticktext || []) {
+        const [base, raised] = text.replace("</sup>", "").split("<sup>");
+        most = Math.max(most, title + 10 + 7.5 * base.length + 5.5 * (raised || "").length);
+      }
+    }
+    return most;
+  }
+
   function layoutOf(figure, colours, width) {
     const layout = coloured(figure.layout, colours, "");
     const panels = figure.panels || 1;
@@ -83,9 +97,10 @@ var rankscope = (function () {
     const margin = layout.margin;
     const shown = layout.showlegend === false ? 0 : legendRows(figure, width - 40);
     layout.showlegend = shown > 0;
-    margin.b = 46 + (shown ? 20 * shown + 14 : 0);
-    if (width < NARROW) { margin.l = Math.min(margin.l, 58); margin.r = 8; }
-    layout.height = (layout.height - 60) * rows + 60 + (shown > 1 ? 20 * (shown - 1) : 0);
+    margin.b = 50 + (shown ? 30 * shown + 6 : 0);
+    margin.l = Math.max(margin.l, labelled(layout)); // plotly's own automargin draws everything twice
+    if (width < NARROW) margin.r = 8;
+    layout.height = (layout.height - 60) * rows + 60 + (shown > 1 ? 30 * (shown - 1) : 0);
     layout.width = width;
     layout.paper_bgcolor = "rgba(0,0,0,0)";
     layout.plot_bgcolor = "rgba(0,0,0,0)";
@@ -100,7 +115,7 @@ var rankscope = (function () {
       if (/^[xy]axis\d*$/.test(key)) {
         Object.assign(layout[key], {
           gridcolor: colours.grid, linecolor: colours.faint, zerolinecolor: colours.faint,
-          tickcolor: colours.faint, automargin: true,
+          tickcolor: colours.faint,
         });
       }
     }
