@@ -20,6 +20,7 @@ FLOORS = [
     "live",
     "studies",
     "report",
+    "explorer",
     "cli",
 ]
 """Each room may import those before it."""
