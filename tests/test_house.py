@@ -19,6 +19,7 @@ FLOORS = [
     "sources",
     "live",
     "studies",
+    "charts",
     "report",
     "explorer",
     "cli",

@@ -5,8 +5,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankscope.figures import panels
+from rankscope.profiles.lines import summary_floor, summary_quantiles
 from rankscope.profiles.plot import band, draw_floors, dress, trace
-from rankscope.profiles.summary import QUANTILES, Summary
+from rankscope.profiles.summary import Summary
 
 
 def plot_summary(summary: Summary, metric: str, log: bool | None = None) -> Figure:
@@ -21,38 +22,19 @@ def draw_summary(axes: Axes, summary: Summary, metric: str, log: bool | None = N
 
     A median is hollow where at least half of the excerpts lie at their floor. Axes as in `draw_profile`.
     """
-    logs = {line: _logs(summary, metric, line) for line in summary.lines(metric)}
+    logs = {line: summary_quantiles(summary, metric, line, log=True) for line in summary.lines(metric)}
     known = np.concatenate([np.ravel(list(each.values())) for each in logs.values()])
     known = known[np.isfinite(known)]
     span = float(np.ptp(known)) if len(known) else 0.0
     log = span > 2 if log is None else log
     strength = min(1.0, 4 / len(logs))  # many bands upon each other would hide the lines
     for number, (line, of_log) in enumerate(logs.items()):
-        drawn = of_log if log else {name: _curve(summary, metric, name, line) for name in QUANTILES}
+        drawn = of_log if log else summary_quantiles(summary, metric, line, log=False)
         band(axes, drawn["q05"], drawn["q95"], number, 0.12 * strength)
         band(axes, drawn["q25"], drawn["q75"], number, 0.25 * strength)
         noise = summary.at_floor(metric, variant=line[0], arithmetic=line[1]).numpy()
         label = line[0] if len(summary.arithmetics) == 1 else f"{line[0]}, {line[1]}"
         trace(axes, np.where(np.isfinite(drawn["q50"]), drawn["q50"], np.nan), noise, number, label)
     if log:
-        draw_floors(axes, {line: _log_floor(summary, metric, line) for line in logs})
+        draw_floors(axes, {line: summary_floor(summary, metric, line) for line in logs})
     dress(axes, metric, span if log else None)
-
-
-def _curve(summary: Summary, metric: str, column: str, line: tuple[str, str]) -> np.ndarray:
-    return summary.curve(metric, column, variant=line[0], arithmetic=line[1]).numpy()
-
-
-def _log_floor(summary: Summary, metric: str, line: tuple[str, str]) -> np.ndarray:
-    floor = _curve(summary, metric, "floor", line)
-    return np.log10(np.where(floor > 0, floor, np.nan))
-
-
-def _logs(summary: Summary, metric: str, line: tuple[str, str]) -> dict[str, np.ndarray]:
-    """Quantiles of log10. A zero beneath a floor has the floor's log; one without a floor has none."""
-    floor = _log_floor(summary, metric, line)
-    found = {}
-    for name in QUANTILES:
-        curve = _curve(summary, metric, f"log10_{name}", line)
-        found[name] = np.where(np.isneginf(curve), floor, curve)
-    return found

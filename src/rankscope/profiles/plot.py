@@ -3,16 +3,15 @@
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels, tick
 from rankscope.metrics import metric as metric_named
+from rankscope.profiles.lines import Curve, by_sample, extent, log_floor, mean
 from rankscope.profiles.profile import Profile
 
-Curve = Float[np.ndarray, "sample layer"]
 DEEP = 40
 """Decades over which the axis of powers of ten becomes logarithmic itself."""
 
@@ -30,17 +29,17 @@ def draw_profile(axes: Axes, profile: Profile, metric: str, log: bool | None = N
     A log axis has the powers of ten as its numbers, so that 1e-4000 can be drawn; where they span over
     `DEEP` decades it is logarithmic in them, and a doubly exponential fall is a straight line.
     """
-    logs = {line: _by_sample(profile, metric, "log10", line) for line in profile.lines(metric)}
+    logs = {line: by_sample(profile, metric, "log10", line) for line in profile.lines(metric)}
     known = np.concatenate([curve[np.isfinite(curve)] for curve in logs.values()])
     span = float(np.ptp(known)) if len(known) else 0.0
     log = span > 2 if log is None else log
     for number, (line, curve) in enumerate(logs.items()):
-        drawn = curve if log else _by_sample(profile, metric, "value", line)
+        drawn = curve if log else by_sample(profile, metric, "value", line)
         noise = profile.at_floor(metric, variant=line[0], arithmetic=line[1]).numpy()
         label = line[0] if len(profile.arithmetics) == 1 else f"{line[0]}, {line[1]}"
         _line(axes, drawn, noise, number, label)
     if log:
-        draw_floors(axes, {line: _floor(profile, metric, line) for line in logs})
+        draw_floors(axes, {line: log_floor(profile, metric, line) for line in logs})
     dress(axes, metric, span if log else None)
 
 
@@ -64,10 +63,10 @@ def draw_arithmetics(fall: Axes, slope: Axes, profile: Profile, metric: str, var
     for number, (name, arithmetic) in enumerate(profile.lines(metric)):
         if name != variant:
             continue
-        curve = _by_sample(profile, metric, "log10", (name, arithmetic))
+        curve = by_sample(profile, metric, "log10", (name, arithmetic))
         noise = profile.at_floor(metric, variant=name, arithmetic=arithmetic).numpy()
         lost = np.where(curve < 0, -curve, np.nan)
-        _line(fall, lost, noise, number, arithmetic, middle=lambda c: 10 ** _mean(np.log10(c)))
+        _line(fall, lost, noise, number, arithmetic, middle=lambda c: 10 ** mean(np.log10(c)))
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.where((lost[:, 1:] > 0) & (lost[:, :-1] > 0.5), lost[:, 1:] / lost[:, :-1], np.nan)
         first = np.full((len(ratio), 1), np.nan)
@@ -93,9 +92,9 @@ def _line(
     label: str,
     middle: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
-    trace(axes, (middle or _mean)(curve), noise, number, label)
+    trace(axes, (middle or mean)(curve), noise, number, label)
     if len(curve) > 1:
-        band(axes, *_range(curve), number, 0.15)
+        band(axes, *extent(curve), number, 0.15)
 
 
 def trace(axes: Axes, centre: np.ndarray, noise: np.ndarray, number: int, label: str) -> None:
@@ -128,32 +127,3 @@ def draw_floors(axes: Axes, floors: Mapping[tuple[str, str], np.ndarray]) -> Non
             axes.plot(floor, color=FAINT, linestyle=":", linewidth=1.2, label=name, zorder=1)
             drawn.add(key)
             named.add(arithmetic)
-
-
-def _floor(profile: Profile, metric: str, line: tuple[str, str]) -> np.ndarray:
-    floor = _by_sample(profile, metric, "floor", line)
-    return _mean(np.log10(np.where(floor > 0, floor, np.nan)))
-
-
-def _by_sample(profile: Profile, metric: str, column: str, line: tuple[str, str]) -> Curve:
-    """[sample, layer]; heads count as samples. A zero beneath a floor has the floor's log."""
-    curve = profile.curve(metric, column, variant=line[0], arithmetic=line[1]).numpy()
-    if column == "log10":
-        floor = profile.curve(metric, "floor", variant=line[0], arithmetic=line[1]).numpy()
-        with np.errstate(divide="ignore"):
-            curve = np.where(np.isneginf(curve) & (floor > 0), np.log10(floor), curve)
-    return curve if curve.ndim == 2 else curve.transpose(0, 2, 1).reshape(-1, curve.shape[1])
-
-
-def _mean(curve: Curve) -> np.ndarray:
-    """Mean over samples that have a finite value; NaN where none has."""
-    there = np.isfinite(curve)
-    total = np.where(there, curve, 0.0).sum(0)
-    return np.divide(total, there.sum(0), out=np.full(curve.shape[1], np.nan), where=there.any(0))
-
-
-def _range(curve: Curve) -> tuple[np.ndarray, np.ndarray]:
-    there = np.isfinite(curve)
-    low = np.where(there, curve, np.inf).min(0)
-    high = np.where(there, curve, -np.inf).max(0)
-    return np.where(there.any(0), low, np.nan), np.where(there.any(0), high, np.nan)

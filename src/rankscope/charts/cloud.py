@@ -1,0 +1,78 @@
+"""The tokens as a cloud that falls together: two axes for all layers, a frame for each."""
+
+import math
+from typing import Any
+
+import polars as pl
+
+from rankscope.charts.safe import Figure, escaped
+from rankscope.charts.style import HEIGHT, figure, heading, in_order, suffix
+from rankscope.figures import power
+
+PANELS = 4
+FRAMES = 25
+"""Layers drawn at most, evenly among those there are."""
+
+
+def cloud(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -> Figure:
+    """A panel for each variant (four at most), a mark for each token, a frame for each layer; axes are those
+    of all layers and, across panels, the same.
+
+    `table` is that of `profiles.cloud`. As it is, the cloud shrinks by its scale; `magnified`, it is drawn
+    at the same size at every layer, and one sees it turn into a line. Tokens are coloured by their place in
+    the text. `figure["frames"]` has a `name` and new data for each layer. Where a few tokens lie far out,
+    axes are those of the others.
+    """
+    rows = table.filter(sample=sample)
+    variants = rows["variant"].unique(maintain_order=True).to_list()[:PANELS]
+    layers = sorted(rows["layer"].unique().to_list())
+    if len(layers) > FRAMES:
+        layers = [layers[round(k * (len(layers) - 1) / (FRAMES - 1))] for k in range(FRAMES)]
+    seen = pl.col("shown").sqrt()  # the plane shows a part of the shape: magnified, it has size one
+    factor = pl.when(seen > 0).then(1 / seen).otherwise(1.0) if magnified else 10.0 ** pl.col("log10_scale")
+    rows = rows.filter(pl.col("variant").is_in(variants), pl.col("layer").is_in(layers)).with_columns(
+        (pl.col("x") * factor).alias("across"), (pl.col("y") * factor).alias("up")
+    )
+    frames = [_frame(rows.filter(layer=layer), variants, layer) for layer in layers]
+    size = _extent([abs(v) for v in (*rows["across"], *rows["up"]) if v is not None and math.isfinite(v)])
+    axis = {"range": [-1.08 * size, 1.08 * size], "zeroline": True, "showticklabels": True, "nticks": 5}
+    data, layout = [], dict[str, Any](frames[0]["layout"]) if frames else {}
+    for panel, variant in enumerate(variants):
+        first = rows.filter(variant=variant, layer=layers[0]).sort("token")
+        number = max(1, len(first) - 1)
+        data.append({
+            "type": "scatter", "mode": "markers", **frames[0]["data"][panel],
+            "xaxis": f"x{suffix(panel)}", "yaxis": f"y{suffix(panel)}", "showlegend": False,
+            "text": [f"<b>{escaped(text)}</b><br>token {token} · {escaped(variant)}"
+                     for token, text in first.select("token", "text").iter_rows()],
+            "hovertemplate": "%{text}<extra></extra>",
+            "marker": {"size": 8, "opacity": 0.85, "line": {"width": 0.6, "color": "@paper"},
+                       "color": [in_order(k / number) for k in range(len(first))]},
+        })  # fmt: skip
+        layout[f"xaxis{suffix(panel)}"] = dict(axis)
+        layout[f"yaxis{suffix(panel)}"] = {**axis, "scaleanchor": f"x{suffix(panel)}"}
+    return figure(
+        data, {**layout, "height": HEIGHT}, rows.drop("across", "up").to_dict(as_series=False),
+        f"Tokens on two principal axes by layer, {'each at unit size' if magnified else 'as they are'}, "
+        f"of {', '.join(map(str, variants))}.",
+        panels=len(variants), columns=min(2, len(variants)), frames=frames,
+    )  # fmt: skip
+
+
+def _extent(sizes: list[float]) -> float:
+    """The largest, or what all but a fiftieth lie within, where that is far less."""
+    if not sizes:
+        return 1.0
+    most, usual = max(sizes), 1.3 * sorted(sizes)[int(0.98 * (len(sizes) - 1))]
+    return (usual if most > 2.5 * usual > 0 else most) or 1.0
+
+
+def _frame(rows: pl.DataFrame, variants: list[str], layer: int) -> dict[str, Any]:
+    data, titles = [], []
+    for panel, variant in enumerate(variants):
+        own = rows.filter(variant=variant).sort("token")
+        data.append({"x": own["across"].to_list(), "y": own["up"].to_list()})
+        scale = own["log10_scale"][0] if len(own) else math.nan
+        titles.append({**heading(variant, panel)})
+        titles[-1]["text"] += f"  apart by {power(math.nan if scale is None else scale)}"
+    return {"name": str(layer), "data": data, "layout": {"annotations": titles}}

@@ -1,0 +1,357 @@
+/* Draws the figures of rankscope.charts with plotly, in the reader's theme.
+
+   rankscope.draw(element, figure)                    one figure; again to put another in its place
+   rankscope.choose(element, [{label, figure}, ...])  several, one at a time, with a choice above them
+   rankscope.csv(figure)                              its data as text
+   rankscope.retheme()                                after data-theme of the root element has changed
+
+   A figure is {data, layout, table, alt, panels[, frames]}; layout.height is that of one row of panels. Colours
+   @ink, @faint, @paper and @order 0.3 follow the theme. Figures are saved as PNG, SVG and CSV from plotly's bar, always in
+   light colours. Nothing here turns text into markup. */
+var rankscope = (function () {
+  "use strict";
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  const calm = matchMedia("(prefers-reduced-motion: reduce)");
+  const coarse = matchMedia("(pointer: coarse)");
+  const VIRIDIS = [
+    "#440154", "#481467", "#482576", "#453781", "#404688", "#39558c", "#33638d", "#2d718e", "#287d8e",
+    "#238a8d", "#1f968b", "#20a386", "#29af7f", "#3dbc74", "#56c667", "#75d054", "#95d840", "#bade28",
+    "#dde318", "#fde725",
+  ];
+  const THEMES = {
+    light: { ink: "#1c1e21", faint: "#7b8087", grid: "#e4e6ea", paper: "#ffffff", order: VIRIDIS.slice(0, 15) },
+    dark: { ink: "#e9e8e4", faint: "#8d939a", grid: "#34393f", paper: "#1e2124", order: VIRIDIS.slice(5) },
+  };
+  const NARROW = 620; // pixels under which panels stand above each other
+  const PRINTED = 680; // pixels across a printed page
+  const states = new Map();
+  let printing = false;
+
+  function theme() {
+    if (printing) return THEMES.light;
+    const asked = document.documentElement.dataset.theme;
+    return THEMES[asked] || THEMES[dark.matches ? "dark" : "light"];
+  }
+
+  function namedColour(name, colours) {
+    const order = /^order ([\d.]+)$/.exec(name);
+    if (!order) return colours[name] || colours.ink;
+    const place = Number(order[1]) * (colours.order.length - 1);
+    return colours.order[Math.min(colours.order.length - 1, Math.round(place))];
+  }
+
+  // Only values under a key that names a colour: a token may well read "@ink".
+  function coloured(value, colours, key) {
+    if (typeof value === "string") {
+      return /color/.test(key) && value[0] === "@" ? namedColour(value.slice(1), colours) : value;
+    }
+    if (Array.isArray(value)) return value.map((item) => coloured(item, colours, key));
+    if (value && typeof value === "object") {
+      const found = {};
+      for (const name of Object.keys(value)) {
+        found[name] = coloured(value[name], colours, /color/.test(key) ? key + name : name);
+      }
+      return found;
+    }
+    return value;
+  }
+
+  function legendRows(figure, width) {
+    let across = 0, rows = 0;
+    for (const trace of figure.data) {
+      if (!trace.name || trace.showlegend === false) continue;
+      const room = 52 + 6.6 * trace.name.length;
+      if (!rows || across + room > width) { rows += 1; across = 0; }
+      across += room;
+    }
+    return rows;
+  }
+
+  function layoutOf(figure, colours, width) {
+    const layout = coloured(figure.layout, colours, "");
+    const panels = figure.panels || 1;
+    let columns = layout.grid ? layout.grid.columns : 1;
+    if (width < NARROW) columns = 1;
+    const rows = Math.ceil(panels / columns);
+    if (layout.grid) {
+      layout.grid.columns = columns;
+      layout.grid.rows = rows;
+      // Gaps are shares of a panel, and a panel's share shrinks as rows are added.
+      layout.grid.ygap = rows > 1 ? 0.34 : 0;
+    }
+    const margin = layout.margin;
+    const shown = legendRows(figure, width - 40);
+    layout.showlegend = shown > 0;
+    margin.b = 46 + (shown ? 20 * shown + 14 : 0);
+    if (width < NARROW) { margin.l = Math.min(margin.l, 58); margin.r = 8; }
+    layout.height = (layout.height - 60) * rows + 60 + (shown > 1 ? 20 * (shown - 1) : 0);
+    layout.width = width;
+    layout.paper_bgcolor = "rgba(0,0,0,0)";
+    layout.plot_bgcolor = "rgba(0,0,0,0)";
+    layout.font = { family: "system-ui, -apple-system, 'Segoe UI', sans-serif", size: 13, color: colours.ink };
+    layout.hoverlabel = {
+      bgcolor: colours.paper, bordercolor: colours.faint, align: "left", namelength: -1,
+      font: { color: colours.ink, size: 13 },
+    };
+    layout.modebar = { bgcolor: "rgba(0,0,0,0)", color: colours.faint, activecolor: colours.ink };
+    layout.dragmode = coarse.matches ? false : "zoom"; // a finger that scrolls must not zoom
+    for (const key of Object.keys(layout)) {
+      if (/^[xy]axis\d*$/.test(key)) {
+        Object.assign(layout[key], {
+          gridcolor: colours.grid, linecolor: colours.faint, zerolinecolor: colours.faint,
+          tickcolor: colours.faint, automargin: true,
+        });
+      }
+    }
+    return layout;
+  }
+
+  function widthOf(element) {
+    return printing ? PRINTED : Math.max(240, Math.floor(element.getBoundingClientRect().width));
+  }
+
+  function saved(blob, name) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  }
+
+  function bytesOf(url) {
+    const comma = url.indexOf(",");
+    const body = url.slice(comma + 1);
+    if (!/;base64/.test(url.slice(0, comma))) return decodeURIComponent(body);
+    return Uint8Array.from(atob(body), (letter) => letter.charCodeAt(0));
+  }
+
+  async function image(element, format) {
+    const figure = states.get(element).shown();
+    const colours = THEMES.light;
+    const layout = layoutOf(figure, colours, 900);
+    layout.paper_bgcolor = colours.paper;
+    const drawn = { data: coloured(figure.data, colours, ""), layout, config: { staticPlot: true } };
+    const url = await Plotly.toImage(drawn, {
+      format, width: 900, height: layout.height, scale: format === "png" ? 2 : 1,
+    });
+    const type = format === "png" ? "image/png" : "image/svg+xml";
+    saved(new Blob([bytesOf(url)], { type }), nameOf(element) + "." + format);
+  }
+
+  function nameOf(element) {
+    return (element.id || "figure").replace(/[^\w-]+/g, "_");
+  }
+
+  function csv(figure) {
+    const columns = Object.keys(figure.table || {});
+    const cell = (value) => {
+      if (value === null || value === undefined) return "";
+      let text = String(value);
+      // A spreadsheet would run a text of this beginning as a formula.
+      if (typeof value === "string" && text.length > 1 && /^[=+\-@\t\r]/.test(text)) text = "'" + text;
+      return /[",\r\n]/.test(text) ? '"' + text.replace(/"/g, '""') + '"' : text;
+    };
+    const rows = columns.length ? figure.table[columns[0]].length : 0;
+    const lines = [columns.map(cell).join(",")];
+    for (let row = 0; row < rows; row += 1) {
+      lines.push(columns.map((name) => cell(figure.table[name][row])).join(","));
+    }
+    return lines.join("\r\n") + "\r\n";
+  }
+
+  function button(label, title, click) {
+    return { name: label, title, icon: icon(label), click };
+  }
+
+  function icon(label) {
+    const svg =
+      '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 34 20"><text x="17" y="15" text-anchor="middle" ' +
+      'font-family="system-ui, sans-serif" font-size="14" font-weight="600">' + label + "</text></svg>";
+    return { width: 34, height: 20, svg };
+  }
+
+  const CONFIG = {
+    displaylogo: false,
+    displayModeBar: true,
+    responsive: false,
+    plotlyServerURL: "", // plotly would offer to send figures there
+    modeBarButtons: [["zoom2d", "pan2d", "autoScale2d", "resetScale2d"], [
+      button("PNG", "Save as PNG", (element) => image(element, "png")),
+      button("SVG", "Save as SVG", (element) => image(element, "svg")),
+      button("CSV", "Save the data as CSV", (element) => {
+        saved(new Blob([csv(states.get(element).figure)], { type: "text/csv" }), nameOf(element) + ".csv");
+      }),
+    ]],
+  };
+
+  function render(state) {
+    const { element } = state;
+    const colours = theme();
+    state.width = widthOf(element);
+    const figure = state.shown();
+    return Plotly.react(
+      element, coloured(figure.data, colours, ""), layoutOf(figure, colours, state.width), CONFIG
+    ).then(() => named(element, state.figure.alt));
+  }
+
+  function named(element, alt) {
+    const drawing = element.querySelector(".svg-container");
+    if (drawing) { drawing.setAttribute("role", "img"); drawing.setAttribute("aria-label", alt || "figure"); }
+    for (const part of element.querySelectorAll(".modebar-btn")) {
+      part.setAttribute("tabindex", "0");
+      part.setAttribute("role", "button");
+      part.setAttribute("aria-label", part.getAttribute("data-title") || "");
+      if (part.dataset.keyed || part.tagName === "BUTTON") continue;
+      part.dataset.keyed = "yes";
+      part.addEventListener("keydown", (event) => {
+        if (event.key === "Enter" || event.key === " ") {
+          event.preventDefault();
+          part.dispatchEvent(new MouseEvent("click", { bubbles: true, cancelable: true }));
+        }
+      });
+    }
+  }
+
+  const watcher = new ResizeObserver((entries) => {
+    for (const entry of entries) {
+      const state = states.get(entry.target);
+      if (state && !printing && widthOf(state.element) !== state.width) requestAnimationFrame(() => render(state));
+    }
+  });
+
+  function draw(element, figure) {
+    let state = states.get(element);
+    if (!state) {
+      state = { element, at: 0, playing: null };
+      states.set(element, state);
+      watcher.observe(element);
+    }
+    stop(state);
+    state.figure = figure;
+    state.at = figure.frames ? Math.min(state.at, figure.frames.length - 1) : 0;
+    state.shown = () => framed(state.figure, state.at);
+    player(state);
+    return render(state);
+  }
+
+  // The figure as it stands at a frame.
+  function framed(figure, at) {
+    if (!figure.frames) return figure;
+    const frame = figure.frames[at];
+    const data = figure.data.map((trace, k) => Object.assign({}, trace, frame.data[k]));
+    return Object.assign({}, figure, { data, layout: Object.assign({}, figure.layout, frame.layout) });
+  }
+
+  function controls(element) {
+    let before = element.previousElementSibling;
+    if (!before || !before.classList.contains("rs-controls")) {
+      before = document.createElement("div");
+      before.className = "rs-controls";
+      element.before(before);
+    }
+    return before;
+  }
+
+  function player(state) {
+    const frames = state.figure.frames;
+    const there = states.get(state.element).player;
+    if (!frames) { if (there) { there.box.remove(); state.player = null; } return; }
+    if (!there) state.player = makePlayer(state);
+    state.player.slider.max = String(frames.length - 1);
+    label(state);
+  }
+
+  function makePlayer(state) {
+    const box = document.createElement("div");
+    box.className = "rs-player";
+    const start = document.createElement("button");
+    start.type = "button";
+    start.textContent = "▶ play";
+    start.addEventListener("click", () => (state.playing ? stop(state) : play(state)));
+    const slider = document.createElement("input");
+    slider.type = "range";
+    slider.min = "0";
+    slider.step = "1";
+    slider.setAttribute("aria-label", "layer");
+    slider.addEventListener("input", () => { stop(state); go(state, Number(slider.value)); });
+    const said = document.createElement("output");
+    box.append(start, slider, said);
+    controls(state.element).append(box);
+    return { box, start, slider, said };
+  }
+
+  function label(state) {
+    const { slider, said } = state.player;
+    const name = state.figure.frames[state.at].name;
+    slider.value = String(state.at);
+    slider.setAttribute("aria-valuetext", "layer " + name);
+    said.textContent = "layer " + name;
+  }
+
+  function go(state, at) {
+    state.at = at;
+    label(state);
+    const figure = state.shown();
+    const colours = theme();
+    if (calm.matches) return render(state);
+    return Plotly.animate(
+      state.element,
+      {
+        data: figure.data.map(({ x, y }) => ({ x, y })),
+        traces: figure.data.map((_, k) => k),
+        layout: { annotations: coloured(figure.layout.annotations || [], colours, "") },
+      },
+      { transition: { duration: 450, easing: "cubic-in-out" }, frame: { duration: 450, redraw: true }, mode: "immediate" }
+    ).catch(() => undefined); // another frame came before this one was through
+  }
+
+  function play(state) {
+    const number = state.figure.frames.length;
+    if (state.at === number - 1) state.at = -1;
+    state.player.start.textContent = "❚❚ pause";
+    const step = () => {
+      go(state, state.at + 1);
+      if (state.at === number - 1) stop(state);
+    };
+    state.playing = setInterval(step, 900);
+    step();
+  }
+
+  function stop(state) {
+    if (!state.playing) return;
+    clearInterval(state.playing);
+    state.playing = null;
+    state.player.start.textContent = "▶ play";
+  }
+
+  let groups = 0;
+  function choose(element, views) {
+    if (views.length === 1) return draw(element, views[0].figure);
+    const group = document.createElement("fieldset");
+    const name = "rs-choice-" + (groups += 1);
+    group.className = "rs-choice";
+    group.setAttribute("aria-label", "what is drawn");
+    views.forEach((view, number) => {
+      const words = document.createElement("label");
+      const input = document.createElement("input");
+      input.type = "radio";
+      input.name = name;
+      input.checked = number === 0;
+      input.addEventListener("change", () => draw(element, view.figure));
+      words.append(input, document.createTextNode(view.label));
+      group.append(words);
+    });
+    controls(element).prepend(group);
+    return draw(element, views[0].figure);
+  }
+
+  function retheme() {
+    return Promise.all([...states.values()].map(render));
+  }
+
+  dark.addEventListener("change", retheme);
+  addEventListener("beforeprint", () => { printing = true; retheme(); });
+  addEventListener("afterprint", () => { printing = false; retheme(); });
+
+  return { draw, choose, csv, retheme };
+})();
