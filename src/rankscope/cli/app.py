@@ -8,6 +8,7 @@ from rich.console import Console
 
 from rankscope.cli.bounds import bounds
 from rankscope.cli.demo import demo
+from rankscope.cli.explore import explore
 from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
 from rankscope.cli.models import models
@@ -26,6 +27,7 @@ app.command()(demo)
 app.command()(measure)
 app.command()(paths)
 app.command()(bounds)
+app.command()(explore)
 app.command()(reproduce)
 app.command()(masks)
 app.command()(models)

@@ -1,8 +1,8 @@
 """One computation at a time, and only while someone waits for it.
 
-A visitor's newer request takes the place of the older. Whether a computation is still wanted is asked at
-every torch operation (`Interruptible`), so it ends within one, wherever it is: nothing beneath this floor
-has to know.
+A visitor's newer request takes the place of the older. Whether a computation is still wanted is asked between
+layers, and where nobody says when a layer is done at every torch operation (`Interruptible`): nothing beneath
+this floor has to know.
 """
 
 import threading
@@ -20,7 +20,7 @@ WAITING = 8
 SECONDS = 30.0
 """What a computation may take."""
 
-Work = Callable[[], Iterator[Any]]
+Work = Callable[["Job"], Iterator[Any]]
 Give = Callable[[Any], None]
 
 
@@ -76,10 +76,9 @@ class Job:
         ending: Exception | None = None
         try:
             self.ask()
-            with Interruptible(self.ask):
-                for part in work():
-                    give(part)
-                    self.ask()
+            for part in work(self):
+                give(part)
+                self.ask()
         except Cancelled:
             pass
         except Exception as error:

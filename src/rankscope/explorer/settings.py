@@ -93,10 +93,19 @@ class Setting(_Strict):
 
 
 class Request(_Strict):
-    """What the page asks for: a setting, and which parts of the answer."""
+    """What the page asks for: a setting, those pinned beside it, and which parts of the answer."""
 
     setting: Setting
+    A: Setting | None = None
+    B: Setting | None = None
+    focus: Literal["now", "A", "B"] = "now"
+    """Whose paths and bounds."""
     parts: Annotated[tuple[Part, ...], Field(min_length=1, max_length=len(PARTS), strict=False)] = PARTS
+
+    @property
+    def pinned(self) -> dict[str, Setting]:
+        """The pinned settings by name."""
+        return {name: pin for name, pin in (("A", self.A), ("B", self.B)) if pin is not None}
 
 
 def read_request(body: bytes) -> Request:

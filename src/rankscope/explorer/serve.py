@@ -1,0 +1,62 @@
+"""The explorer at a port of the loopback, until Ctrl-C."""
+
+import signal
+import socket
+import threading
+import webbrowser
+from types import FrameType
+
+import uvicorn
+
+from rankscope.errors import ExplorerError
+from rankscope.explorer.server import app
+from rankscope.explorer.shelf import Shelf
+
+LOOPBACK = "127.0.0.1"
+
+
+def bound(port: int) -> socket.socket:
+    """A socket at that port of the loopback, 0 for any that is free: taken before anything is loaded."""
+    taken = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        taken.bind((LOOPBACK, port))
+    except OSError as error:
+        taken.close()
+        raise ExplorerError(
+            f"the explorer needs a free port; {port} cannot be had ({error.strerror}): leave --port out"
+        ) from error
+    return taken
+
+
+def server_at(shelf: Shelf, at: socket.socket) -> uvicorn.Server:
+    """The server for a bound socket; `server.run(sockets=[at])` runs it."""
+    config = uvicorn.Config(
+        app(shelf, at.getsockname()[1]), log_level="error", access_log=False, server_header=False,
+        timeout_keep_alive=30, timeout_graceful_shutdown=1, limit_concurrency=64, ws="none",
+        h11_max_incomplete_event_size=32768,
+    )  # fmt: skip
+    return _Quiet(config)
+
+
+def serve(shelf: Shelf, at: socket.socket, page: str | None = None) -> None:
+    """Serve until Ctrl-C; open a browser at `page` once the server answers."""
+    server = server_at(shelf, at)
+    if page is not None:
+        threading.Thread(target=_open_when_ready, args=(at, page), daemon=True).start()
+    server.run(sockets=[at])
+
+
+class _Quiet(uvicorn.Server):
+    """Ends on Ctrl-C without raising it again: it is how one leaves."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; a second Ctrl-C does not wait for anyone."""
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+
+
+def _open_when_ready(at: socket.socket, page: str) -> None:
+    with socket.create_connection(at.getsockname(), timeout=30):
+        webbrowser.open(page)
