@@ -4,7 +4,7 @@ Figures are those of `charts`, over the setting at hand and those that are pinne
 of a setting is kept for a while, so that a pinned one costs nothing.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -12,8 +12,10 @@ import polars as pl
 import torch
 
 from rankscope import charts
+from rankscope.charts.bounds import QUANTITIES
 from rankscope.charts.lengths import counted
 from rankscope.errors import RankscopeError
+from rankscope.explorer import panels
 from rankscope.explorer.jobs import Interruptible
 from rankscope.explorer.measured import Measured, measured
 from rankscope.explorer.settings import Request, Setting
@@ -99,8 +101,10 @@ class Answers:
         table = found.table
         shares = table.filter(start="all")["share"].to_list()
         numbers = {"share": shares, "paths": [str(count) for count in found.counts]}
+        whole = charts.lengths(table)
         return {
-            "figure": charts.lengths(table),
+            "share": panels.alone(whole, 0),
+            "residual": panels.alone(whole, 1),
             "said": lengths_said(found, shares),
             "numbers": charts.plain(numbers),
         }
@@ -109,9 +113,10 @@ class Answers:
         """Bounds next to what is measured, a line a theorem; or why there are none."""
         try:
             found = self.certificates(setting, ask)
-            return {"figure": charts.bounds(found), "lines": bound_lines(found), "said": bounds_said(found)}
         except RankscopeError as error:
             return {"why": sentence(error)}
+        lines = bound_lines(found)
+        return {"figures": bound_figures(found, lines), "lines": lines, "said": bounds_said(lines)}
 
     def _once(self, kind: str, setting: Setting, compute: Callable[[], Kept]) -> Kept:
         key = (kind, setting.key())
@@ -128,9 +133,13 @@ def curve_part(found: Mapping[str, Measured]) -> dict[str, Any]:
     profile = Profile.join([each.profile(name) for name, each in found.items()])
     now = found[NOW]
     arch = now.net.arch
+    figures = {log: charts.curves(profile, "relative_residual", log=log) for log in (True, False)}
+    if len(found) == 1:
+        for figure in figures.values():
+            panels.unnamed(figure)
     return {
-        "log": charts.curves(profile, "relative_residual", log=True),
-        "linear": charts.curves(profile, "relative_residual", log=False),
+        "log": figures[True],
+        "linear": figures[False],
         "verdicts": {name: verdict(each.curve(), len(each.words)) for name, each in found.items()},
         "about": {
             "tokens": len(now.words), "layers": arch.layers, "width": arch.width, "heads": arch.heads,
@@ -163,17 +172,10 @@ def cloud_part(found: Mapping[str, Measured]) -> dict[str, Any]:
         tables.append(placed(shapes, 0, here, first.words))
     table = pl.concat(tables)
     return {
-        "plain": _beside(charts.cloud(table)),
-        "magnified": _beside(charts.cloud(table, magnified=True)),
+        "plain": panels.beside(charts.cloud(table)),
+        "magnified": panels.beside(charts.cloud(table, magnified=True)),
         "words": found[NOW].words,
     }
-
-
-def _beside(figure: charts.Figure) -> charts.Figure:
-    """All panels in one row."""
-    if "grid" in figure["layout"]:
-        figure["layout"]["grid"].update(rows=1, columns=figure["panels"])
-    return figure
 
 
 def lengths_said(found: ByLength, shares: list[float]) -> str:
@@ -214,9 +216,26 @@ def bound_lines(found: Certificates) -> list[dict[str, Any]]:
     return sorted(lines, key=lambda line: ("says", "vacuous", "refused").index(line["state"]))
 
 
-def bounds_said(found: Certificates) -> str:
+def bound_figures(found: Certificates, lines: list[dict[str, Any]]) -> dict[str, charts.Figure]:
+    """A figure for each quantity of which something is proved, that with most bounds first. Bounds that say
+    nothing are left to the list, unless there are no others."""
+    drawn = [line for line in lines if line["quantity"] in QUANTITIES and line["theorem"] != "exact-factors"]
+    kept = [line for line in drawn if line["state"] == "says"] or drawn
+    counts = Counter(line["quantity"] for line in kept)
+    names = [line["theorem"] for line in kept]
+    return {
+        quantity: charts.bounds(
+            Certificates(
+                found.table.filter(pl.col("theorem").is_in(names), quantity=quantity), found.manifest
+            )
+        )
+        for quantity, _ in counts.most_common()
+    }
+
+
+def bounds_said(lines: list[dict[str, Any]]) -> str:
     """How many theorems say something."""
-    states = [line["state"] for line in bound_lines(found)]
+    states = [line["state"] for line in lines]
     count = {state: states.count(state) for state in ("says", "vacuous", "refused")}
     return (
         f"{count['says']} theorems say something here, {count['vacuous']} hold and say nothing, "

@@ -9,6 +9,7 @@ from types import FrameType
 import uvicorn
 
 from rankscope.errors import ExplorerError
+from rankscope.explorer.guard import Guard
 from rankscope.explorer.server import app
 from rankscope.explorer.shelf import Shelf
 
@@ -29,10 +30,10 @@ def bound(port: int) -> socket.socket:
     return taken
 
 
-def server_at(shelf: Shelf, at: socket.socket) -> uvicorn.Server:
-    """The server for a bound socket; `server.run(sockets=[at])` runs it."""
+def server_of(asgi: Guard) -> uvicorn.Server:
+    """The server of an app; `server.run(sockets=[bound(0)])` runs it."""
     config = uvicorn.Config(
-        app(shelf, at.getsockname()[1]), log_level="error", access_log=False, server_header=False,
+        asgi, log_level="error", access_log=False, server_header=False,
         timeout_keep_alive=30, timeout_graceful_shutdown=1, limit_concurrency=64, ws="none",
         h11_max_incomplete_event_size=32768,
     )  # fmt: skip
@@ -41,7 +42,7 @@ def server_at(shelf: Shelf, at: socket.socket) -> uvicorn.Server:
 
 def serve(shelf: Shelf, at: socket.socket, page: str | None = None) -> None:
     """Serve until Ctrl-C; open a browser at `page` once the server answers."""
-    server = server_at(shelf, at)
+    server = server_of(app(shelf, at.getsockname()[1]))
     if page is not None:
         threading.Thread(target=_open_when_ready, args=(at, page), daemon=True).start()
     server.run(sockets=[at])

@@ -37,8 +37,9 @@ KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".s
 VISITOR = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
-def app(shelf: Shelf, port: int, jobs: Jobs | None = None) -> Guard:
-    """The explorer over these networks, for a server at that port of the loopback."""
+def app(shelf: Shelf, port: int, jobs: Jobs | None = None, patience: float = BODY_SECONDS) -> Guard:
+    """The explorer over these networks, for a server at that port of the loopback. `patience` is how long it
+    waits for a request to arrive."""
     running = Jobs() if jobs is None else jobs
     answers = Answers(shelf)
 
@@ -97,7 +98,7 @@ def app(shelf: Shelf, port: int, jobs: Jobs | None = None) -> Guard:
 
     @api.post("/api/answer")
     async def answer(request: Request) -> Response:
-        asked = settings.read_request(await _body(request))
+        asked = settings.read_request(await _body(request, patience))
         visitor = request.headers.get("x-visitor", "someone")
         if not VISITOR.fullmatch(visitor):
             raise HTTPException(400, "a visitor's name is up to 64 letters, digits, - and _")
@@ -160,7 +161,7 @@ def _line(part: dict[str, Any]) -> bytes:
     return json.dumps(part, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, patience: float) -> bytes:
     """The body of a request: JSON by its own word, not too large, not too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -171,14 +172,14 @@ async def _body(request: Request) -> bytes:
         raise too_large
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(patience):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > MOST_BYTES:
                     raise too_large
     except TimeoutError:
         raise HTTPException(
-            408, f"a request must arrive within {BODY_SECONDS:g} s; this one did not", {"Connection": "close"}
+            408, f"a request must arrive within {patience:g} s; this one did not", {"Connection": "close"}
         ) from None
     return bytes(body)
 

@@ -19,10 +19,9 @@ MOST_WEIGHTS = 20_000_000
 MOST_TEXT = 4000
 MOST_TOKENS = 64
 MOST_DEPTH = 96
-PARTS = ("curve", "cloud", "paths", "bounds")
-"""What an answer consists of, in the order in which it comes."""
-
 Part = Literal["curve", "cloud", "paths", "bounds"]
+PARTS: tuple[Part, ...] = ("curve", "cloud", "paths", "bounds")
+"""What an answer consists of, in the order in which it comes."""
 
 
 class _Strict(BaseModel):
@@ -32,10 +31,10 @@ class _Strict(BaseModel):
 class Shape(_Strict):
     """A random network: what it is built of."""
 
-    layers: int = Field(6, ge=1, le=24)
-    width: int = Field(64, ge=2, le=512)
-    heads: int = Field(4, ge=1, le=32)
-    seed: int = Field(0, ge=0, le=2**31 - 1)
+    layers: Annotated[int, Field(ge=1, le=24)] = 6
+    width: Annotated[int, Field(ge=2, le=512)] = 64
+    heads: Annotated[int, Field(ge=1, le=32)] = 4
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
     init: Literal["bert", "xavier", "kaiming", "orthogonal"] = "bert"
     mlp: Literal["plain", "gated"] = "plain"
     norm: Literal["layer", "rms", "scale"] = "layer"
@@ -66,25 +65,25 @@ class Setting(_Strict):
     True
     """
 
-    model: str = Field(RANDOM, min_length=1, max_length=300)
+    model: Annotated[str, Field(min_length=1, max_length=300)] = RANDOM
     shape: Shape = Shape()
     """Of a random network; of no effect on others."""
-    text: str = Field("Call me Ishmael.", max_length=MOST_TEXT)
-    tokens: int = Field(32, ge=1, le=MOST_TOKENS)
+    text: Annotated[str, Field(max_length=MOST_TEXT)] = "Call me Ishmael."
+    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] = 32
     """The text is cut to so many."""
-    skip: float | None = Field(None, ge=-2, le=2)
+    skip: Annotated[float | None, Field(ge=-2, le=2)] = None
     """The weight of both skips; None: the model's own."""
     mlp: bool = True
     norm: bool = True
-    mask: str | None = Field(None, min_length=1, max_length=200)
+    mask: Annotated[str | None, Field(min_length=1, max_length=200)] = None
     """As `nets.masks` spells it; None: the model's own."""
-    window: int | None = Field(None, ge=0, le=MOST_TOKENS)
+    window: Annotated[int | None, Field(ge=0, le=MOST_TOKENS)] = None
     """Tokens see no further than this, whatever the mask."""
-    divisor: float | None = Field(None, ge=1e-3, le=1e6)
+    divisor: Annotated[float | None, Field(ge=1e-3, le=1e6)] = None
     """Of scores; None: the model's own."""
-    temperature: float = Field(1.0, ge=0.01, le=100.0)
+    temperature: Annotated[float, Field(ge=0.01, le=100.0)] = 1.0
     """Multiplies the divisor."""
-    layers: int | None = Field(None, ge=1, le=MOST_DEPTH)
+    layers: Annotated[int | None, Field(ge=1, le=MOST_DEPTH)] = None
     """Layers are repeated, or cut, to this depth; None: as many as the model has."""
 
     def key(self) -> str:

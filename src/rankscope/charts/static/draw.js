@@ -5,7 +5,8 @@
    rankscope.csv(figure)                              its data as text
    rankscope.retheme()                                after data-theme of the root element has changed
 
-   A figure is {data, layout, table, alt, panels[, frames]}; layout.height is that of one row of panels. Colours
+   A figure is {data, layout, table, alt, panels[, frames][, narrow]}; layout.height is that of one row of panels, narrow
+   the pixels under which its panels stand above each other. Colours
    @ink, @faint, @paper and @order 0.3 follow the theme. Figures are saved as PNG, SVG and CSV from plotly's bar, always in
    light colours. Nothing here turns text into markup. */
 var rankscope = (function () {
@@ -71,7 +72,7 @@ var rankscope = (function () {
     const layout = coloured(figure.layout, colours, "");
     const panels = figure.panels || 1;
     let columns = layout.grid ? layout.grid.columns : 1;
-    if (width < NARROW) columns = 1;
+    if (width < (figure.narrow || NARROW)) columns = 1;
     const rows = Math.ceil(panels / columns);
     if (layout.grid) {
       layout.grid.columns = columns;

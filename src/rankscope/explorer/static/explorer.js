@@ -139,7 +139,7 @@ function listen() {
   for (const input of document.getElementsByName("focus")) {
     input.addEventListener("change", () => { state.focus = input.value; changed(); });
   }
-  for (const name of ["axis", "cloud", "bounds"]) {
+  for (const name of ["axis", "cloud", "paths"]) {
     for (const input of document.getElementsByName(name)) input.addEventListener("change", draw);
   }
   $("copy").addEventListener("click", async () => {
@@ -197,16 +197,24 @@ function request() {
 
 const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
 
+// One screen: what the window leaves for the two rows of charts, above 1000 pixels a little less dense.
 function room() {
-  const narrow = matchMedia("(max-width: 56rem)").matches;
-  if (narrow) return { upper: 300, lower: 280 };
-  const free = innerHeight - $("curve-card").offsetTop - 16;
-  const lower = Math.max(210, Math.min(360, 0.44 * free - 44));
-  return { upper: Math.max(230, Math.min(520, free - lower - 128)), lower };
+  if (matchMedia("(max-width: 56rem)").matches) return { upper: 290, lower: 260 };
+  const free = innerHeight - $("curve-card").getBoundingClientRect().top - scrollY - 160;
+  const lower = Math.max(200, Math.min(380, 0.45 * free));
+  return { upper: Math.max(240, Math.min(560, free - lower)), lower };
 }
 
 function sized(figure, height) {
-  return { ...figure, layout: { ...figure.layout, height, margin: { ...figure.layout.margin } } };
+  const layout = { ...figure.layout, height, margin: { ...figure.layout.margin } };
+  layout.margin.t = layout.annotations ? 34 : 16;
+  for (const key of Object.keys(layout)) {
+    if (!/^[xy]axis/.test(key)) continue;
+    const title = { ...(layout[key].title || {}), font: { size: 12 }, standoff: 6 };
+    layout[key] = { ...layout[key], title, tickfont: { size: 11 } };
+  }
+  layout.legend = { ...layout.legend, font: { size: 11 } };
+  return { ...figure, layout };
 }
 
 function draw() {
@@ -220,20 +228,54 @@ function drawPart(name) {
     rankscope.draw($("curve"), sized(part[chosen("axis")], upper));
     verdicts(part);
   } else if (name === "cloud") {
-    rankscope.draw($("cloud"), sized(part[chosen("cloud")], upper - 8));
+    const before = slider();
+    const last = !before || before.value === before.max;
+    rankscope.draw($("cloud"), sized(part[chosen("cloud")], upper - 30));
+    if (last) toLast();
   } else if (name === "paths") {
     $("paths-said").textContent = part.why || part.said;
-    $("paths").parentElement.hidden = !part.figure;
-    if (part.figure) rankscope.draw($("paths"), sized(part.figure, lower));
+    $("paths").parentElement.hidden = Boolean(part.why);
+    if (!part.why) rankscope.draw($("paths"), sized(part[chosen("paths")], lower));
   } else {
-    const list = chosen("bounds") === "list";
-    $("bounds-said").textContent = part.why || part.said;
-    $("bounds").parentElement.hidden = list || !part.figure;
-    $("bounds-list").hidden = !list || !part.lines;
-    $("bounds-list").style.maxHeight = `${lower}px`;
-    if (part.figure && !list) rankscope.draw($("bounds"), sized(part.figure, lower));
-    if (part.lines) theorems(part.lines);
+    drawBounds(part, lower);
   }
+}
+
+const slider = () => document.querySelector("#cloud-card .rs-player input");
+
+// The cloud is first seen where it ends up, and stays at the end when the depth changes.
+function toLast() {
+  const input = slider();
+  if (!input || input.value === input.max) return;
+  input.value = input.max;
+  input.dispatchEvent(new Event("input"));
+}
+
+const QUANTITIES = { residual: "‖res‖", mu: "µ", diameter: "distance", list: "list" };
+let quantity = null;
+
+function drawBounds(part, height) {
+  $("bounds-said").textContent = part.why || part.said;
+  const there = part.why ? [] : [...Object.keys(part.figures), "list"];
+  const shown = there.includes(quantity) ? quantity : there[0];
+  $("bounds-choice").replaceChildren(...Object.keys(QUANTITIES).filter((name) => there.includes(name)).map((name) => {
+    const label = document.createElement("label");
+    const input = document.createElement("input");
+    Object.assign(input, { type: "radio", name: "bounds", value: name, checked: name === shown });
+    input.addEventListener("change", () => {
+      quantity = name;
+      drawPart("bounds");
+      document.querySelector(`input[name="bounds"][value="${name}"]`).focus();
+    });
+    label.append(input, QUANTITIES[name]);
+    return label;
+  }));
+  const figure = (part.figures || {})[shown];
+  $("bounds").parentElement.hidden = !figure;
+  $("bounds-list").hidden = shown !== "list";
+  $("bounds-list").style.maxHeight = `${height}px`;
+  if (figure) rankscope.draw($("bounds"), sized({ ...figure, layout: { ...figure.layout, annotations: [] } }, height));
+  if (shown === "list") theorems(part.lines);
 }
 
 function verdicts(part) {
