@@ -1,25 +1,56 @@
+"""The report: made from a directory alone, nothing in it but text, numbers and its own scripts."""
+
+import base64
+import hashlib
+import io
 import json
 import re
+from html.parser import HTMLParser
 from pathlib import Path
 
-import torch
+import pytest
+from PIL import Image
 
+from rankscope.errors import FileError
 from rankscope.figures import power
-from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.profiles import Profile, measure
-from rankscope.report import verdict, write_run_directory
+from rankscope.report import read_run, verdict, write_report, write_run_directory
+from tests.report.runs import NET, X, profile_of, study, whole_run
 
-NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
-X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></title>\u2028"
 
 
-def both(arithmetic: str = "float64") -> Profile:
-    nets = {name: named_variant(NET, name) for name in ("san", "transformer")}
-    return Profile.join([measure(net, X, variant=v, arithmetic=arithmetic) for v, net in nets.items()])
+class Scripts(HTMLParser):
+    """Collects every script of a page, and every attribute that could fetch or run something."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=False)
+        self.inside: dict[str, str | None] | None = None
+        self.found: list[tuple[dict[str, str | None], str]] = []
+        self.active: list[tuple[str, str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.active += [(tag, k, v) for k, v in attrs if k in ("src", "href", "action") or k.startswith("on")]
+        if tag == "script":
+            self.inside = dict(attrs)
+            self.found.append((self.inside, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = None if tag == "script" else self.inside
+
+    def handle_data(self, data: str) -> None:
+        if self.inside is not None:
+            self.found[-1] = (self.inside, self.found[-1][1] + data)
+
+
+def parsed(html: str) -> Scripts:
+    found = Scripts()
+    found.feed(html)
+    return found
 
 
 def test_the_run_directory_holds_everything(tmp_path: Path) -> None:
-    profile = both()
+    profile = profile_of()
     page = write_run_directory(profile, tmp_path / "run", "a title")
     names = {path.name for path in page.parent.iterdir()}
     assert {"profile.parquet", "manifest.json", "report.html"} <= names
@@ -29,47 +60,91 @@ def test_the_run_directory_holds_everything(tmp_path: Path) -> None:
     assert Profile.read(page.parent / "profile.parquet").table.equals(profile.table)
 
 
-def test_the_page_stands_alone_and_escapes_what_it_is_told(tmp_path: Path) -> None:
-    hostile = "<script>alert(1)</script>"
-    profile = measure(NET, X, variant=hostile)
-    html = write_run_directory(profile, tmp_path, hostile).read_text()
-    assert "<script" not in html
+def test_the_page_stands_alone_and_runs_only_its_own_scripts(tmp_path: Path) -> None:
+    html = whole_run(tmp_path, HOSTILE, HOSTILE).read_text()
+    found = parsed(html)
+    executed = [text for attributes, text in found.found if attributes.get("type") != "application/json"]
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in executed]
+    policy = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', html)
+    assert len(policy) == 1
+    allowed = re.findall(r"&#39;sha256-([^&]+)&#39;", policy[0])
+    assert len(executed) == 3 and allowed == hashes
+    assert "default-src &#39;none&#39;" in policy[0]
+    assert "unsafe-eval" not in policy[0] and "connect-src" not in policy[0]
+    assert "alert(" not in "".join(text for text in executed[1:])
+    for tag, name, value in found.active:
+        assert name in ("href", "src") and (value or "").startswith(("#", "data:")), (tag, name, value)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
-    fetched = re.findall(r"""(?:src|href)\s*=\s*["'](?!#)([^"']+)""", html)
-    assert fetched == []
-    assert "Content-Security-Policy" in html
+    data = next(text for attributes, text in found.found if attributes.get("type") == "application/json")
+    assert "\u2028" not in data and "<" not in data
+    assert {key.split("-figure-")[1] for key in json.loads(data)} >= {
+        "curves", "cloud", "spectrum", "lengths", "heads", "bounds-0"
+    }  # fmt: skip
+    assert len(html) < 8e6
 
 
 def test_the_page_shows_each_layers_value_and_marks_the_floor(tmp_path: Path) -> None:
-    profile = both()
+    profile = profile_of()
     html = write_run_directory(profile, tmp_path, "t").read_text()
     for variant in profile.variants:
         for log10 in profile.curve("relative_residual", "log10", variant=variant).mean(0).tolist():
             assert f">{power(log10)}</td>" in html
     marked = profile.at_floor("relative_residual", variant="san").sum()
     assert html.count('class="noise"') == int(marked) > 0
-    assert verdict(profile) in html.replace("&#39;", "'")
+    bare = re.sub(r'<span class="number">([^<]*)</span>', r"\1", html)
+    assert verdict(profile) in bare.replace("&#39;", "'")
+
+
+def test_a_section_for_each_table_and_a_chapter_for_each_run(tmp_path: Path) -> None:
+    whole_run(tmp_path / "one")
+    write_run_directory(profile_of(), tmp_path / "two", "another")
+    html = write_report([tmp_path / "one", tmp_path / "two"], tmp_path / "both.html").read_text()
+    assert html.count("<article") == 2
+    assert 'id="run1-cloud"' in html and 'id="run2-residual"' in html and 'id="run2-cloud"' not in html
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    for link in re.findall(r'href="#([^"]+)"', html):
+        assert link in ids
+    assert len(parsed(html).found) == 4  # the scripts stand in it once, whatever the number of runs
 
 
 def test_several_arithmetics_are_drawn_side_by_side(tmp_path: Path) -> None:
-    page = write_run_directory(Profile.join([both(), both("deviation")]), tmp_path, "t")
+    page = write_run_directory(
+        Profile.join([profile_of(), profile_of(arithmetic="deviation")]), tmp_path, "t"
+    )
     assert {"arithmetics_san.png", "arithmetics_transformer.svg"} <= {p.name for p in tmp_path.iterdir()}
-    assert "arithmetics_san" in page.read_text()
+    assert "arithmetics-san" in page.read_text()
 
 
-def test_the_verdict_says_who_collapses_and_when() -> None:
-    profile = both()
-    curve = profile.curve("relative_residual", "log10", variant="san").mean(0).tolist()
-    below = next(k for k, value in enumerate(curve) if value <= -3)
-    floor = profile.at_floor("relative_residual", variant="san").tolist().index(True)
-    said = verdict(profile)
-    assert f"san (below 0.001 from layer {below}, at float64's floor from layer {floor})" in said
-    assert "At layer 5 tokens stay apart in transformer (0." in said
+def test_studies_become_pictures_and_tables(tmp_path: Path) -> None:
+    drawn = Image.effect_noise((2400, 1600), 80.0)
+    buffer = io.BytesIO()
+    drawn.save(buffer, "PNG")
+    study(tmp_path / "quick" / "dong2021" / "fig2", buffer.getvalue(), HOSTILE)
+    html = write_report([tmp_path / "quick"], tmp_path / "report.html").read_text()
+    found = parsed(html)
+    pictures = [value for tag, name, value in found.active if tag == "img"]
+    assert len(pictures) == 1 and (pictures[0] or "").startswith("data:image/png;base64,")
+    small = Image.open(io.BytesIO(base64.b64decode((pictures[0] or "").split(",")[1])))
+    assert small.width <= 1100
+    assert not found.found  # no figure to draw, no script
+    assert "differs: seeds" in html
 
 
-def test_the_verdict_gives_the_number_where_there_is_no_floor() -> None:
-    profile = both("deviation")
-    curve = profile.curve("relative_residual", "log10", variant="san").mean(0).tolist()
-    below = next(k for k, value in enumerate(curve) if value <= -3)
-    assert curve[-1] < -40
-    assert f"san (below 0.001 from layer {below}, {power(curve[-1])})" in verdict(profile)
+def test_a_folder_that_is_no_run_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(FileError, match="must be a run directory"):
+        read_run(tmp_path)
+    with pytest.raises(FileError, match="there is none at"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(FileError, match="at least one run directory"):
+        write_report([], tmp_path / "report.html")
+    (tmp_path / "heads.parquet").write_text("no table")
+    with pytest.raises(FileError, match="must be a Parquet file"):
+        read_run(tmp_path)
+    measure(NET, X).table.write_parquet(tmp_path / "heads.parquet")
+    with pytest.raises(FileError, match="must have the columns sample, layer, head"):
+        read_run(tmp_path)
+    (tmp_path / "heads.parquet").unlink()
+    (tmp_path / "outcome.json").write_text("[1]")
+    with pytest.raises(FileError, match="must hold a JSON object"):
+        read_run(tmp_path)

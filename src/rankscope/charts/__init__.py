@@ -13,6 +13,7 @@ In the page, after plotly's script and `draw.js`:
     rankscope.retheme()                                after `data-theme` of the root element has changed
 """
 
+from rankscope.charts.arithmetics import arithmetics
 from rankscope.charts.bounds import bounds
 from rankscope.charts.cloud import cloud
 from rankscope.charts.curves import curves
@@ -24,6 +25,7 @@ from rankscope.charts.spectrum import spectrum
 
 __all__ = [
     "Figure",
+    "arithmetics",
     "bounds",
     "cloud",
     "curves",

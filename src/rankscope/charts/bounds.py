@@ -13,7 +13,8 @@ from rankscope.errors import TheoremError
 from rankscope.figures import power
 from rankscope.theory import Certificates
 
-QUANTITIES = {"residual": "‖res X‖₁,∞", "mu": "µ(X) = ‖res X‖F", "diameter": "largest distance of two tokens"}
+QUANTITIES = {"residual": "residual ‖res X‖₁,∞", "mu": "µ, the residual in Frobenius norm",
+              "diameter": "largest distance of two tokens"}  # fmt: skip
 LOWEST = -1e9
 """Bounds of fewer decades are drawn here."""
 

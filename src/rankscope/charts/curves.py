@@ -46,8 +46,8 @@ def curves(
             data += [_bound(line, kind, curve, number, axis) for kind, curve in bounds[line.variant].items()]
     if log:
         data += _floors(logs, axis)
-    each = metric_named(metric)
-    y = axis.axis(each.symbol) if log else {"title": {"text": each.symbol}, "rangemode": "tozero"}
+    name = written(metric)
+    y = axis.axis(name) if log else {"title": {"text": name}, "rangemode": "tozero"}
     return figure(
         data,
         {"xaxis": layer_axis(max(len(line.centre) for line in lines) - 1), "yaxis": y},
@@ -56,6 +56,12 @@ def curves(
         + "; ".join(f"{line.label} ends at {power(float(line.centre[-1]))}" for line in logs)
         + ".",
     )
+
+
+def written(metric: str) -> str:
+    """The symbol of a metric as plotly sets it."""
+    symbol = metric_named(metric).symbol.replace("<", "&lt;")
+    return symbol.replace("₁,∞", "<sub>1,∞</sub>").replace("_F", "<sub>F</sub>")
 
 
 def layer_axis(last: int, title: str = "layer") -> dict[str, Any]:

@@ -44,7 +44,7 @@ def heads(table: pl.DataFrame, column: str = "contraction") -> Figure:
         "hovertemplate": "%{text}<extra></extra>",
     }  # fmt: skip
     if len(layers) * len(numbers) <= LABELLED:
-        trace["texttemplate"] = "%{z:+.0%}" if percent else "%{z:.2f}"
+        trace["texttemplate"] = "%{z:+.1%}" if percent else "%{z:.2f}"
         trace["textfont"] = {"size": 10}
     wide = {"dtick": max(1, len(numbers) // 12), "showgrid": False, "zeroline": False}
     tall = {"dtick": max(1, len(layers) // 12), "showgrid": False, "zeroline": False}

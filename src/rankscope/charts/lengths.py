@@ -49,7 +49,7 @@ def lengths(table: pl.DataFrame) -> Figure:
             "xaxis": across,
             "xaxis2": {**across, "range": [-0.3, last + 0.3]},
             "yaxis": {"title": {"text": "share of the output"}, "tickformat": ".0%"},
-            "yaxis2": axis.axis("‖res T‖₁,∞ / ‖T‖₁,∞"),
+            "yaxis2": axis.axis("‖res T‖<sub>1,∞</sub> / ‖T‖<sub>1,∞</sub>"),
             "annotations": [
                 heading("what the paths of a length carry", 0),
                 heading("how uniform their sum T is", 1),

@@ -6,7 +6,7 @@ import polars as pl
 
 from rankscope.charts.powers import Powers
 from rankscope.charts.safe import Figure, escaped
-from rankscope.charts.style import figure, heading, in_order, suffix, symbol
+from rankscope.charts.style import figure, heading, in_order, suffix
 from rankscope.figures import power
 
 PANELS = 6
@@ -36,18 +36,17 @@ def spectrum(table: pl.DataFrame) -> Figure:
             ink = in_order(number / max(1, len(layers) - 1))
             logs = rows["log10"].to_list()
             data.append({
-                "type": "scatter", "mode": "lines+markers", "x": rows["index"].to_list(),
+                "type": "scatter", "mode": "lines", "x": rows["index"].to_list(),
                 "y": axis.place(logs),
                 "xaxis": f"x{suffix(panel)}", "yaxis": f"y{suffix(panel)}", "name": f"layer {layer}",
                 "legendgroup": f"layer {layer}", "showlegend": panel == 0,
                 "line": {"width": 1.6, "color": ink},
-                "marker": {"size": 4, "color": ink, "symbol": symbol(number)},
                 "text": [f"{escaped(variant)}, layer {layer}<br>singular value {index}: <b>{power(k)}</b>"
                          for index, k in zip(rows["index"], logs, strict=True)],
                 "hovertemplate": "%{text}<extra></extra>",
             })  # fmt: skip
         layout[f"xaxis{suffix(panel)}"] = {"title": {"text": "singular value"}, "zeroline": False}
-        layout[f"yaxis{suffix(panel)}"] = axis.axis("σ / ‖X‖F" if panel % 2 == 0 else "")
+        layout[f"yaxis{suffix(panel)}"] = axis.axis("σ / ‖X‖<sub>F</sub>" if panel % 2 == 0 else "")
         layout["annotations"].append(heading(variant, panel))
     return figure(
         data, {**layout, "height": 320}, means.to_dict(as_series=False),

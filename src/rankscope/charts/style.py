@@ -4,7 +4,7 @@ Colours of text, grid and ground are not here: `draw.js` puts them in by the rea
 must follow it is written `@ink`, `@faint`, `@paper`, or `@order 0.3` of a place in an order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankscope.charts.safe import Figure, escaped, plain
@@ -64,7 +64,7 @@ def heading(text: str, panel: int) -> dict[str, Any]:
 def figure(
     data: list[dict[str, Any]],
     layout: dict[str, Any],
-    table: dict[str, Sequence[Any]],
+    table: Mapping[str, Sequence[Any]],
     alt: str,
     panels: int = 1,
     columns: int | None = None,
@@ -77,7 +77,7 @@ def figure(
     """
     whole: dict[str, Any] = {
         "height": HEIGHT,
-        "margin": {"l": 64, "r": 16, "t": 40 if layout.get("annotations") else 20, "b": 48},
+        "margin": {"l": 64, "r": 16, "t": 60 if layout.get("annotations") else 30, "b": 48},
         "hovermode": "closest",
         "legend": {"orientation": "h", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
         **layout,

@@ -13,6 +13,7 @@ from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
 from rankscope.cli.models import models
 from rankscope.cli.paths import paths
+from rankscope.cli.report import report
 from rankscope.cli.reproduce import reproduce
 from rankscope.errors import RankscopeError
 
@@ -29,6 +30,7 @@ app.command()(paths)
 app.command()(bounds)
 app.command()(explore)
 app.command()(reproduce)
+app.command()(report)
 app.command()(masks)
 app.command()(models)
 

@@ -44,7 +44,7 @@ def bounds(
     large as the tokens, or zero) is called vacuous. All measured in deviation arithmetic.
     """
     from rankscope.cli.measure import about, listed, prose
-    from rankscope.cli.show import console, machine, progress, say
+    from rankscope.cli.show import console, machine, progress, say, say_report
     from rankscope.nets import named_variant
     from rankscope.sources import named_network
     from rankscope.theory import certify
@@ -81,19 +81,22 @@ def bounds(
     say("", verdict(found, depth))
     if output is not None and not quiet:
         say("", f"Certificates and figures: {output}")
+        say_report(output / "report.html")
 
 
 def write(found: "Certificates", folder: Path) -> None:
-    """The table in Parquet, the figure, and the manifest."""
+    """The table in Parquet, the figure, the manifest and the report."""
     import json
 
     from rankscope.figures import save
     from rankscope.files import write_text
+    from rankscope.report import write_report
 
     found.save(folder / "certificates.parquet")
     if any(quantity != "affine_rank" for quantity in found.table["quantity"].unique()):
         save(found.plot(), folder / "bounds")
     write_text(folder / "manifest.json", json.dumps(found.manifest, indent=1, ensure_ascii=False) + "\n")
+    write_report([folder], folder / "report.html")
 
 
 def summary_table(found: "Certificates") -> "Table":

@@ -24,6 +24,7 @@ from rankscope.cli.options import (
 )
 
 if TYPE_CHECKING:
+    import polars as pl
     from torch import Tensor
 
     from rankscope.nets import Transformer
@@ -64,6 +65,7 @@ def measure(
     With [bold]--text[/bold] it is your text, of any size: means, deviations and quantiles over its excerpts,
     one a line, a paragraph or a JSON line. With [bold]-o[/bold] an interrupted run goes on where it stopped.
     """
+    from rankscope.cli.pictures import pictures
     from rankscope.cli.show import console, machine, profile_table, say, say_report
     from rankscope.profiles import ARITHMETICS
     from rankscope.sources import named_network
@@ -83,7 +85,10 @@ def measure(
     X, padding = prose(net, samples, tokens)
     profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json)
     profile.manifest.update(about(net, model))
-    written = None if output is None else write_run(profile, output, title_of(net))
+    written = None
+    if output is not None:
+        tables = pictures(net, names, X, padding, passages(samples, tokens), tokens)
+        written = write_run(profile, output, title_of(net), tables)
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts()})
         return
@@ -114,6 +119,11 @@ def title_of(net: "Transformer") -> str:
 
 def prose(net: "Transformer", samples: int, tokens: int) -> tuple["Tensor", "Tensor"]:
     """Excerpts of the bundled text as tokens for this network."""
+    return net.encode(passages(samples, tokens), tokens)
+
+
+def passages(samples: int, tokens: int) -> list[str]:
+    """So many excerpts of the bundled text, each of at least so many tokens."""
     from rankscope.errors import TokensError
     from rankscope.sources import bundled_excerpts
 
@@ -123,7 +133,7 @@ def prose(net: "Transformer", samples: int, tokens: int) -> tuple["Tensor", "Ten
             f"the bundled prose must have {samples} excerpts of {tokens} tokens; it has {len(excerpts)}: "
             "ask for fewer samples or tokens"
         )
-    return net.encode(excerpts[:samples], tokens)
+    return excerpts[:samples]
 
 
 def measured(
@@ -164,11 +174,16 @@ def fallbacks(profile: "Profile | Summary") -> list[str]:
     ]
 
 
-def write_run(profile: "Profile | Summary", folder: Path, title: str) -> Path:
-    """The run directory: table, manifest, figures and report. Answers with the report's path."""
+def write_run(
+    profile: "Profile | Summary",
+    folder: Path,
+    title: str,
+    tables: "dict[str, pl.DataFrame] | None" = None,
+) -> Path:
+    """The run directory: tables, manifest, figures and report. Answers with the report's path."""
     from rankscope.report import write_run_directory
 
-    return write_run_directory(profile, folder, title)
+    return write_run_directory(profile, folder, title, tables)
 
 
 def listed(option: str, text: str) -> list[str]:

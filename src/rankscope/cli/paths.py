@@ -34,7 +34,7 @@ def paths(
     then add up to the output, and are summed by length, layer and head.
     """
     from rankscope.cli.measure import about, prose
-    from rankscope.cli.show import console, machine, say
+    from rankscope.cli.show import console, machine, say, say_report
     from rankscope.nets import named_variant
     from rankscope.paths import decompose
     from rankscope.sources import named_network
@@ -68,26 +68,27 @@ def paths(
             say(f"  {weight:10.4g}  {' '.join('·' if head is None else str(head) for head in path)}")
     if output is not None and not quiet:
         say("", f"Tables and figures: {output}")
+        say_report(output / "report.html")
 
 
 def write(
     d: "Decomposition", found: "ByLength", heads: "pl.DataFrame", folder: Path, manifest: dict[str, Any]
 ) -> None:
-    """Tables in Parquet, figures, and the manifest."""
+    """Tables in Parquet, figures, the manifest and the report."""
     import json
 
     from rankscope.figures import save
-    from rankscope.files import atomic, write_text
+    from rankscope.files import write_text
     from rankscope.paths.plot import plot_heads, plot_single
+    from rankscope.report import write_report, write_tables
 
     tables = {"lengths": found.table, "layers": d.by_layer(), "heads": heads, "single_paths": d.residuals()}
-    for name, table in tables.items():
-        with atomic(folder / f"{name}.parquet") as temporary:
-            table.write_parquet(temporary)
+    write_tables(folder, tables, manifest)
     save(found.plot(), folder / "lengths")
     save(plot_heads(heads), folder / "heads")
     save(plot_single(tables["single_paths"]), folder / "single_paths")
     write_text(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    write_report([folder], folder / "report.html")
 
 
 def lengths_table(found: "ByLength") -> "Table":

@@ -37,8 +37,9 @@ def reproduce(
 
     from rich.console import Console
 
-    from rankscope.cli.show import console, machine, say
+    from rankscope.cli.show import console, machine, say, say_report
     from rankscope.files import writable_folder
+    from rankscope.report import write_report
     from rankscope.studies import Setup, chosen, write_page
     from rankscope.studies import reproduce as run
 
@@ -62,10 +63,12 @@ def reproduce(
         if not as_json:
             console().print(comparison_table(study, found))
             say(*found.notes, "")
+    written = write_report([page.parent], page.parent / "report.html")
     if as_json:
         machine(answers)
     elif not quiet:
         say(f"Written: {page}")
+        say_report(written)
 
 
 def comparison_table(study: "Study", found: "Outcome") -> "Table":

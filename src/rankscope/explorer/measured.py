@@ -72,8 +72,7 @@ def measured(base: Transformer, setting: Setting, ask: Callable[[], None]) -> Me
     net = turned(base, setting)
     X, _ = net.encode([setting.text], setting.tokens)
     ask()
-    assert net.origin is not None  # or it could not have been encoded
-    (words,) = net.origin.words([setting.text], setting.tokens)
+    (words,) = net.words([setting.text], setting.tokens)
     if not applies(net):
         profile = measure(net, X, metrics=METRICS, progress=lambda *_: ask())
         found = []

@@ -143,6 +143,16 @@ class Transformer:
         X, padding = self.origin.encode(inputs, length, padding)
         return Encoded(X.to(dtype=self.dtype, device=self.device), padding.to(self.device))
 
+    def words(self, texts: str | Sequence[str], length: int = 128) -> list[list[str]]:
+        """The tokens that `encode` makes of each text, readable; padding has none."""
+        if self.origin is None:
+            raise TokensError(
+                "a network built from an architecture alone has no tokenizer; got a text to take "
+                "apart: load or "
+                "fresh give networks that have one"
+            )
+        return self.origin.words(texts_of(texts), length)
+
     def steps(self, X: Tensor, padding: Tensor | None = None) -> Iterator[Step]:
         """The forward pass one layer at a time: only one state is alive unless you keep more.
 

@@ -1,7 +1,8 @@
 """Variants by name: `san+skip+norm` is pure attention with its skips and norms, and no MLP.
 
-`transformer` is the network as it stands. `san` is pure attention: no skip, no MLP, no norm; each `+part`
-puts one back. Parts: `skip` (both), `attention_skip`, `mlp_skip`, `mlp`, `norm`.
+`transformer` is the network as it stands; each `-part` takes one out, as in `transformer-attention_skip`.
+`san` is pure attention: no skip, no MLP, no norm; each `+part` puts one back. Parts: `skip` (both),
+`attention_skip`, `mlp_skip`, `mlp`, `norm`.
 
 What the 2021 paper's code calls SAN keeps its norms, and takes only the attention skip out, so its four
 curves are `san+norm`, `san+norm+mlp+mlp_skip`, `san+norm+skip` and `transformer` (`PUBLISHED`).
@@ -31,21 +32,36 @@ def named_variant(net: Transformer, name: str) -> Transformer:
     >>> named_variant(net, "san+skip").arch.norm
     'none'
     """
-    base, *parts = name.split("+")
-    if base == "transformer" and not parts:
-        return net
-    if base != "san":
+    whole = name.startswith("transformer")
+    base, *parts = name.split("-" if whole else "+")
+    if base not in ("transformer", "san"):
         raise ArchitectureError(
-            "a variant must be 'transformer', or 'san' and parts joined by +, as in san+skip+norm; "
-            f"got {name!r}"
+            "a variant must be 'transformer', or it without parts, as in transformer-norm, or 'san' "
+            "and parts "
+            f"joined by +, as in san+skip+norm; got {name!r}"
         )
     for part in parts:
         if part not in PARTS:
             raise ArchitectureError(one_of("variant part", part, PARTS))
+    if whole:
+        return _without(net, parts)
     return net.variant(
         skip=None if "skip" in parts else 0.0,
         attention_skip=net.arch.attention_skip if "attention_skip" in parts else None,
         mlp_skip=net.arch.mlp_skip if "mlp_skip" in parts and not net.arch.parallel else None,
         mlp="mlp" in parts,
         norm="norm" in parts,
+    )
+
+
+def _without(net: Transformer, parts: list[str]) -> Transformer:
+    """The network less these parts."""
+    if not parts:
+        return net
+    return net.variant(
+        skip=0.0 if "skip" in parts else None,
+        attention_skip=0.0 if "attention_skip" in parts else None,
+        mlp_skip=0.0 if "mlp_skip" in parts and not net.arch.parallel else None,
+        mlp="mlp" not in parts,
+        norm="norm" not in parts,
     )

@@ -90,6 +90,7 @@ def measure(
         "first_layer_not_finite": None,
     }
     rounding = ROUNDING * unit_of(cast.dtype)
+    rounding = max(rounding, min(1e-9, rounding * X.shape[1]))  # a row is a sum of so many
     entries: list[Entry] = []
     starts = range(0, len(X), batch)
     run = _in_deviations if arithmetic == "deviation" else _plainly

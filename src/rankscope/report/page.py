@@ -1,142 +1,161 @@
-"""The report: one HTML file that stands alone, and the run directory around it."""
+"""The report: one HTML file that stands alone.
 
-import io
+Made from run directories and nothing else; a chapter for each. It asks nothing of the network, and its
+content security policy lets no script run but its own three, each named by its hash: plotly, `draw.js` and
+`page.js`.
+"""
+
+import base64
+import hashlib
 import json
+import re
+from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
-from matplotlib.figure import Figure
-
-from rankscope.figures import STYLE, panels, power, save
+from rankscope import charts
+from rankscope.errors import FileError
 from rankscope.files import write_text
-from rankscope.profiles import Profile, Summary
-from rankscope.profiles.bands import draw_summary
-from rankscope.profiles.plot import draw_arithmetics, draw_profile
-from rankscope.report.statistics import last_layer
-from rankscope.report.verdict import middle, verdict
+from rankscope.report.run import Run, read_run
+from rankscope.report.sections import Section, facts, sections_of
+from rankscope.report.tables import checks
+from rankscope.report.verdict import verdict
 
-READING = (
-    "Lines: mean over samples (on the logarithmic side the geometric mean); bands: their range. Hollow marks "
-    "lie at or below the dotted floor, the least that the arithmetic can resolve: there a value is rounding "
-    "noise."
-)
-READING_OF_A_CORPUS = (
-    "Lines: median over {} excerpts; bands: the middle half of them, and fainter nine tenths. Quantiles: {}. "
-    "Marks are hollow where at least half of the excerpts lie at or below the dotted floor, the least that "
-    "the arithmetic can resolve: there a value is rounding noise."
-)
+MANIFEST = 200_000
+"""Characters of a manifest that are shown at most."""
 
 
-def write_run_directory(profile: Profile | Summary, folder: str | Path, title: str) -> Path:
-    """Table, manifest, figures and report; answers with the path of the report."""
-    folder = Path(folder)
-    profile.save(folder / ("profile.parquet" if isinstance(profile, Profile) else "summary.parquet"))
-    write_text(folder / "manifest.json", json.dumps(profile.manifest, indent=1, ensure_ascii=False) + "\n")
-    figures: dict[str, Figure] = {metric: _figure(profile, metric) for metric in profile.metrics}
-    if isinstance(profile, Profile) and len(profile.arithmetics) > 1:
-        figures = {**_arithmetics(profile), **figures}
-    for name, figure in figures.items():
-        save(figure, folder / name)
-    page = folder / "report.html"
-    write_text(page, render(profile, title, {metric: _svg(figure) for metric, figure in figures.items()}))
-    return page
+def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
+    """Write the report of these run directories; answers with its path."""
+    if not folders:
+        raise FileError("a report is made of at least one run directory; received none")
+    write_text(path, render([read_run(folder) for folder in folders]))
+    return Path(path)
 
 
-def render(profile: Profile | Summary, title: str, figures: dict[str, str]) -> str:
-    """The page; everything that came from a run is escaped."""
+def render(runs: Sequence[Run]) -> str:
+    """The page. Everything that came from a run is escaped, whatever it reads."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(
-        loader=PackageLoader("rankscope.report", ""), autoescape=True, undefined=StrictUndefined
-    )
-    lead = profile.metrics[0]
-    corpus = profile if isinstance(profile, Summary) else None
+        loader=PackageLoader("rankscope.report", ""), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["identity"] = id
+    environment.filters["unbroken"] = _unbroken
+    figures: dict[str, Any] = {}
+    chapters = [_chapter(run, number, figures) for number, run in enumerate(runs, 1)]
+    scripts = [charts.plotly_script(), charts.draw_script(), _file("page.js")] if figures else []
+    scripts = [f"\n{script}\n" for script in scripts]
     return environment.get_template("page.html").render(
-        title=title,
-        verdict=verdict(profile),
-        lead=lead,
-        table=_table(profile, lead),
-        figures=figures,
-        reading=READING if corpus is None else READING_OF_A_CORPUS.format(corpus.excerpts, corpus.quantiles),
-        statistics=None if corpus is None else last_layer(corpus, lead),
-        checks=[_checks(network) for network in profile.manifest["networks"]],
-        manifest=json.dumps(profile.manifest, indent=1, ensure_ascii=False),
-        created=profile.manifest["created"],
+        title=" · ".join(dict.fromkeys(run.title for run in runs)),
+        chapters=chapters,
+        style=Markup(charts.style_sheet() + _file("page.css")),
+        scripts=[Markup(script) for script in scripts],
+        policy=policy(scripts),
+        figures=Markup(charts.script_json(figures)),
     )
 
 
-def _figure(profile: Profile | Summary, metric: str) -> Figure:
-    """Linear beside logarithmic: what a person sees, and what is really there."""
-    figure, (left, right) = panels(2, width=5.0)
-    for axes, log in ((left, False), (right, True)):
-        if isinstance(profile, Summary):
-            draw_summary(axes, profile, metric, log)
-        else:
-            draw_profile(axes, profile, metric, log)
-    left.get_legend().remove()  # type: ignore[union-attr]
-    right.get_legend().remove()  # type: ignore[union-attr]
-    handles, labels = right.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
-    return figure
-
-
-def _arithmetics(profile: Profile) -> dict[str, Figure]:
-    """How each arithmetic sees the fall of a residual, variant by variant."""
-    metric = next((name for name in profile.metrics if "residual" in name or name.endswith("mu")), None)
-    figures = {}
-    for variant in profile.variants if metric else []:
-        figure, (fall, slope) = panels(2, width=5.0)
-        draw_arithmetics(fall, slope, profile, str(metric), variant)
-        figures[f"arithmetics_{variant}"] = figure
-    return figures
-
-
-def _svg(figure: Figure) -> str:
-    buffer = io.StringIO()
-    with rc_context(STYLE):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()[buffer.getvalue().index("<svg") :]
-
-
-def _table(profile: Profile | Summary, metric: str) -> dict[str, Any]:
-    """Geometric mean over samples (and heads), or of a corpus the median, by layer; values at the floor are
-    marked."""
-    lines = []
-    for variant, arithmetic in profile.lines(metric):
-        curve, noise = middle(profile, metric, variant, arithmetic)
-        cells = [{"text": power(k), "noise": part} for k, part in zip(curve, noise, strict=True)]
-        lines.append({"variant": variant, "arithmetic": arithmetic, "cells": cells})
-    return {"layers": list(range(max(len(line["cells"]) for line in lines))), "lines": lines}
-
-
-def _checks(network: dict[str, Any]) -> dict[str, Any]:
-    """What the run found about itself, in words."""
-    found = network["checks"]
-    overflow = found["first_layer_not_finite"]
-    asked = found["arithmetic_asked"]
-    instead = (
-        []
-        if asked == network["arithmetic"]
-        else [f"run instead of {asked}, which has no rule for its kernel"]
+def policy(scripts: Sequence[str]) -> str:
+    """What the page may do: run these scripts, by their hashes, and show what it holds itself."""
+    digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests) or "'none'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
+        "base-uri 'none'; form-action 'none'"
     )
+
+
+def _unbroken(text: str) -> str:
+    """Text, escaped, in which no line ends at the sign of an exponent."""
+    from markupsafe import Markup, escape
+
+    parts = re.split(r"(\d[\d.]*e[+-]\d+)", text)
+    wrapped = [
+        f'<span class="number">{part}</span>' if k % 2 else escape(part) for k, part in enumerate(parts)
+    ]
+    return Markup("".join(wrapped))
+
+
+def _file(name: str) -> str:
+    return files("rankscope.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _chapter(run: Run, number: int, figures: dict[str, Any]) -> dict[str, Any]:
+    """What the template needs of one run; its figures go into `figures` under ids of their own."""
+    sections = sections_of(run)
+    ids = {id(section): f"run{number}-{section.key}" for section in sections}
+    plots = {}
+    for section in sections:
+        for plot in section.plots:
+            key = f"run{number}-figure-{plot.key}"
+            plots[id(plot)] = key
+            figures[key] = _views(plot.views)
+    measured = run.measured
+    manifests = {"manifest": run.manifest}
+    for variant, found in run.certificates.items():
+        if found.manifest != run.manifest:
+            manifests[f"certificates of {variant}"] = found.manifest
     return {
-        "variant": network["variant"],
-        "arithmetic": network["arithmetic"],
-        "said": [
-            _rows(found),
-            f"{found['padded_tokens']} padded tokens left out",
-            f"dropout {found['dropout']:g}",
-            "all layers finite" if overflow is None else f"numbers overflow from layer {overflow}",
-            *instead,
-        ],
+        "id": f"run{number}",
+        "title": run.title,
+        "facts": facts(run),
+        "verdict": _verdict(run, sections),
+        "sections": sections,
+        "ids": ids,
+        "plots": plots,
+        "checks": [] if measured is None else checks(measured),
+        "manifests": {name: _shown(manifest) for name, manifest in manifests.items()},
+        "command": str(run.manifest.get("command", "")),
     }
 
 
-def _rows(found: dict[str, Any]) -> str:
-    if found["rows_sum_to_one"] is None:
-        return "attention was not looked at"
-    sums = found["largest_row_sum_defect"]
-    if found["rows_sum_to_one"]:
-        return f"attention rows sum to one within {sums:.1e}"
-    return f"attention rows miss one by up to {sums:.2g}: theorems on averaging do not apply"
+def _views(views: list[tuple[str, charts.Figure]]) -> list[dict[str, Any]]:
+    """The views of one figure: what its CSV holds is the same in all, and kept once."""
+    found: list[dict[str, Any]] = []
+    for label, figure in views:
+        again = found and figure["table"] == found[0]["figure"]["table"]
+        kept = {name: part for name, part in figure.items() if not (again and name == "table")}
+        found.append({"label": label, "figure": kept})
+    return found
+
+
+def _verdict(run: Run, sections: list[Section]) -> str:
+    """What the run says, in a sentence or two."""
+    if run.measured is not None:
+        return verdict(run.measured)
+    if run.outcomes:
+        agrees = [
+            each.get("agrees") for _, outcome in run.outcomes for each in outcome.get("comparisons", [])
+        ]
+        yes, no = agrees.count(True), agrees.count(False)
+        return (
+            f"Of {yes + no} published numbers, {yes} are met; {no} differ, with the reason beside them. "
+            f"{len(run.outcomes)} studies were run."
+        )
+    if "lengths" in run.tables:
+        return _carried(run)
+    return "Measured against theory: " + ", ".join(run.certificates) + "." if run.certificates else ""
+
+
+def _carried(run: Run) -> str:
+    """Of a decomposition: which length carries most."""
+    import polars as pl
+
+    rows = run.tables["lengths"].filter(pl.col("start") == "all")
+    means = rows.group_by("length").agg(pl.col("share").mean(), pl.col("paths").first()).sort("share")
+    if means.is_empty():
+        return ""
+    most = means.row(-1, named=True)
+    heads = (
+        "no head" if most["length"] == 0 else "one head" if most["length"] == 1 else f"{most['length']} heads"
+    )
+    return f"Paths through {heads} carry most of the output: {most['share']:.0%} of it."
+
+
+def _shown(manifest: dict[str, Any]) -> str:
+    text = json.dumps(manifest, indent=1, ensure_ascii=False)
+    return text if len(text) <= MANIFEST else f"{text[:MANIFEST]}\n… {len(text) - MANIFEST} characters more"

@@ -81,7 +81,7 @@ var rankscope = (function () {
       layout.grid.ygap = rows > 1 ? 0.34 : 0;
     }
     const margin = layout.margin;
-    const shown = legendRows(figure, width - 40);
+    const shown = layout.showlegend === false ? 0 : legendRows(figure, width - 40);
     layout.showlegend = shown > 0;
     margin.b = 46 + (shown ? 20 * shown + 14 : 0);
     if (width < NARROW) { margin.l = Math.min(margin.l, 58); margin.r = 8; }
@@ -190,8 +190,11 @@ var rankscope = (function () {
     const colours = theme();
     state.width = widthOf(element);
     const figure = state.shown();
+    const data = coloured(figure.data, colours, "");
+    // Numbers do not fit into the squares of a map on a phone.
+    if (state.width < NARROW) for (const trace of data) delete trace.texttemplate;
     return Plotly.react(
-      element, coloured(figure.data, colours, ""), layoutOf(figure, colours, state.width), CONFIG
+      element, data, layoutOf(figure, colours, state.width), CONFIG
     ).then(() => named(element, state.figure.alt));
   }
 
@@ -223,7 +226,7 @@ var rankscope = (function () {
   function draw(element, figure) {
     let state = states.get(element);
     if (!state) {
-      state = { element, at: 0, playing: null };
+      state = { element, at: Infinity, playing: null }; // a cloud is first shown at the last layer
       states.set(element, state);
       watcher.observe(element);
     }
@@ -327,6 +330,8 @@ var rankscope = (function () {
 
   let groups = 0;
   function choose(element, views) {
+    // The views of one figure may share what is saved as CSV.
+    for (const view of views) if (!view.figure.table) view.figure.table = views[0].figure.table;
     if (views.length === 1) return draw(element, views[0].figure);
     const group = document.createElement("fieldset");
     const name = "rs-choice-" + (groups += 1);

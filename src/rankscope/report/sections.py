@@ -1,0 +1,280 @@
+"""The sections of a chapter: which figures and tables a run gives, each with a sentence on how to read it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+
+from rankscope import charts
+from rankscope.charts import Figure
+from rankscope.metrics import metric as metric_named
+from rankscope.profiles import Profile, Summary
+from rankscope.report.pictures import data_uri
+from rankscope.report.run import Run
+from rankscope.report.statistics import last_layer
+from rankscope.report.tables import Table, certificate_table, comparison_table, curve_table, failing_table
+
+Views = list[tuple[str, Figure]]
+
+FLOORS = (
+    "Marks are hollow where a value lies at or below the dotted floor, the least that its arithmetic can "
+    "resolve: there it is rounding noise."
+)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure in the page, or several of which one is shown."""
+
+    key: str
+    views: Views
+    caption: str
+    small: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading and what stands under it."""
+
+    key: str
+    title: str
+    lead: str = ""
+    plots: list[Plot] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    pictures: list[dict[str, str]] = field(default_factory=list)
+    """Of studies: a title and the picture as a data URI."""
+
+
+def sections_of(run: Run) -> list[Section]:
+    """All that the run has something for, in the order of reading."""
+    found: list[Section] = []
+    if run.measured is not None:
+        found += [*_curves(run, run.measured), *_arithmetics(run.measured)]
+    found += [*_cloud(run), *_spectrum(run), *_paths(run), *_heads(run), *_bounds(run), *_studies(run)]
+    return found
+
+
+def _curves(run: Run, measured: Profile | Summary) -> list[Section]:
+    lead, *others = measured.metrics
+    about = (
+        f"Lines: median over {measured.excerpts} excerpts; bands: the middle half of them, and fainter nine "
+        f"tenths. Quantiles: {measured.quantiles}."
+        if isinstance(measured, Summary)
+        else "Lines: mean over samples, on the logarithmic axis the geometric mean; bands: their range."
+    )
+    proved = " Open arrows are bounds: what is proved of that variant." if run.certificates else ""
+    plots = [
+        Plot(
+            "curves", _both(measured, lead, run),
+            f"{metric_named(lead).symbol} after each layer; layer 0 is the input. {about} "
+            f"{FLOORS}{proved} Where "
+            "the fall spans over forty decades, the axis is logarithmic in the exponent: a doubly "
+            "exponential "
+            "fall is a straight line.",
+        )
+    ]  # fmt: skip
+    plots += [
+        Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in others
+    ]
+    tables = [curve_table(measured, lead)]
+    if isinstance(measured, Summary):
+        spread = last_layer(measured, lead)
+        headings = ["variant", *map(str, spread["headings"])]
+        tables.append(Table(f"{lead} over excerpts, at the last layer", headings,
+                            [[str(cell) for cell in line] for line in spread["lines"]]))  # fmt: skip
+    return [
+        Section(
+            "residual", "How uniform the tokens become", plots=plots, tables=tables,
+            lead="The residual is what is left of the tokens when the one token nearest to all of them "
+            "is taken "
+            "away. At 1 they share nothing, at 0 they are the same.",
+        )
+    ]  # fmt: skip
+
+
+def _both(measured: Profile | Summary, metric: str, run: Run | None) -> Views:
+    """Logarithmic and linear, the one first that shows more."""
+    views = [
+        ("log", charts.curves(measured, metric, True, None if run is None else run.certificates)),
+        ("linear", charts.curves(measured, metric, False)),
+    ]
+    narrow = "10<sup>" not in "".join(views[0][1]["layout"]["yaxis"]["ticktext"])
+    return views[::-1] if narrow else views
+
+
+def _small(measured: Profile | Summary, metric: str) -> Views:
+    """The same without what the large figure says already."""
+    views = _both(measured, metric, None)
+    for _, figure in views:
+        figure["layout"].update(showlegend=False, height=270)
+    return views
+
+
+def _arithmetics(measured: Profile | Summary) -> list[Section]:
+    if isinstance(measured, Summary) or len(measured.arithmetics) < 2:
+        return []
+    metric = next((name for name in measured.metrics if "residual" in name or name.endswith("mu")), None)
+    if metric is None:
+        return []
+    plots = [
+        Plot(f"arithmetics-{variant}", [("", charts.arithmetics(measured, metric, variant))],
+             f"{variant}. Left: digits that {metric_named(metric).symbol} has lost. Right: the ratio of its "
+             "logarithm from layer to layer; under the doubly exponential law it tends to 3.")
+        for variant in measured.variants
+    ]  # fmt: skip
+    return [Section("arithmetics", "What each arithmetic can see", plots=plots, lead=FLOORS)]
+
+
+def _cloud(run: Run) -> list[Section]:
+    if "cloud" not in run.tables or not run.tables["cloud"].height:
+        return []
+    table = run.tables["cloud"]
+    shown = table.filter(pl.col("shown") > 0)["shown"].to_numpy()
+    part = (
+        f" The plane shows {shown.min():.1%} to {shown.max():.0%} of a layer's variance."
+        if len(shown)
+        else ""
+    )
+    views = [("as it is", charts.cloud(table)), ("magnified", charts.cloud(table, magnified=True))]
+    return [
+        Section(
+            "cloud", "The tokens, layer by layer",
+            plots=[Plot(
+                "cloud", views,
+                "Each mark is a token, coloured by its place in the text from dark to light; point at "
+                "it to read "
+                "it. The two axes are the leading principal directions of all layers of all variants "
+                "together, "
+                "the same in every panel, in units of a token's length. As it is, a cloud that becomes "
+                "uniform "
+                "falls into the middle; magnified, every layer is drawn at the same size, and one sees "
+                "what is "
+                f"left of its shape.{part}",
+            )],
+        )
+    ]  # fmt: skip
+
+
+def _spectrum(run: Run) -> list[Section]:
+    if "spectrum" not in run.tables or not run.tables["spectrum"].height:
+        return []
+    views = [("", charts.spectrum(run.tables["spectrum"]))]
+    return [
+        Section(
+            "spectrum", "Singular values",
+            plots=[Plot(
+                "spectrum", views,
+                "Singular values of the residual as shares of the tokens' norm, a line for each layer, "
+                "geometric "
+                "means over samples. Lines that fall as a whole: tokens draw together in every "
+                "direction. Lines "
+                "that grow steep: they still differ, but along few directions.",
+            )],
+        )
+    ]  # fmt: skip
+
+
+def _paths(run: Run) -> list[Section]:
+    if "lengths" not in run.tables:
+        return []
+    closure = run.manifest.get("closure")
+    adds = (
+        f" All of them add up to the output within {closure:.0e} of it." if isinstance(closure, float) else ""
+    )
+    return [
+        Section(
+            "paths", "Which paths carry the output",
+            lead="A path goes through one head, or past all of them, in every layer; its length is the "
+            "number of "
+            "heads in it. The terms of all paths are summed exactly, with attention, norms and activations "
+            "frozen as measured.",
+            plots=[Plot(
+                "lengths", [("", charts.lengths(run.tables["lengths"]))],
+                "Left: share of the output, mean over samples; shares add up to one and may be "
+                "negative. Right: "
+                f"the relative residual of each length's sum, a mark for each sample.{adds}",
+            )],
+        )
+    ]  # fmt: skip
+
+
+def _heads(run: Run) -> list[Section]:
+    if "heads" not in run.tables:
+        return []
+    table = run.tables["heads"]
+    views = [(name.replace("_", " "), charts.heads(table, name))
+             for name in ("contraction", "averaging", "share", "residual_share")]  # fmt: skip
+    return [
+        Section(
+            "heads", "What each head does",
+            plots=[Plot(
+                "heads", views,
+                "Contraction: how much what a head says varies from token to token, as a share of how "
+                "much what "
+                "it reads does; averaging: the same without its weights. Share and residual share: "
+                "what passes "
+                "through the head of the output, and of what tells tokens apart in it; blue adds, "
+                "orange takes "
+                "away. Point at a head for all of them.",
+            )],
+        )
+    ]  # fmt: skip
+
+
+def _bounds(run: Run) -> list[Section]:
+    if not run.certificates:
+        return []
+    plots, tables, notes = [], [], []
+    for number, (variant, found) in enumerate(run.certificates.items()):
+        if (found.table["quantity"] != "affine_rank").any():
+            plots.append(Plot(
+                f"bounds-{number}", [("", charts.bounds(found))],
+                f"{variant}: measured (heavy line) and proved. Upper bounds are solid, lower bounds dashed; "
+                "hollow marks are vacuous: as large as the tokens themselves, or zero. A bound is "
+                "drawn as far "
+                "as its hypotheses hold. One excerpt is shown; the table is of all.",
+            ))  # fmt: skip
+        tables += [certificate_table(found, variant), failing_table(found, variant)]
+        if len(found.broken()):
+            notes.append(f"{variant}: a measurement contradicts a theorem. Please report this network.")
+    lead = "Theorems whose hypotheses were checked on this network and this text, next to what was measured."
+    return [Section("bounds", "What is proved", lead, plots, [each for each in tables if each.rows], notes)]
+
+
+def _studies(run: Run) -> list[Section]:
+    found = []
+    for folder, outcome in run.outcomes:
+        name = f"{outcome.get('paper', '')} {outcome.get('figure', folder.name)}".strip()
+        title = str(outcome.get("title", ""))
+        pictures = [
+            {"title": f"{name}: {title}, {figure}", "uri": uri}
+            for figure in outcome.get("figures", [])
+            if (uri := data_uri(folder / f"{figure}.png", width=900)) is not None
+        ]
+        found.append(
+            Section(
+                name.replace(" ", "-"), f"{name}: {title}",
+                tables=[table for table in [comparison_table(outcome)] if table.rows],
+                notes=[str(note) for note in outcome.get("notes", [])], pictures=pictures,
+            )
+        )  # fmt: skip
+    return found
+
+
+def facts(run: Run) -> list[str]:
+    """What was run on what, in a few words each."""
+    manifest: dict[str, Any] = run.manifest
+    found = []
+    networks = manifest.get("networks") or []
+    arch = (networks[0].get("architecture") if networks else None) or manifest.get("architecture") or {}
+    if arch:
+        found.append(f"{arch['layers']} layers of {arch['heads']} heads, width {arch['width']}")
+    if isinstance(run.measured, Summary):
+        found.append(f"{run.measured.excerpts} excerpts")
+    elif run.measured is not None:
+        found.append(f"{run.measured.table['sample'].n_unique()} samples")
+        found.append(f"{', '.join(run.measured.arithmetics)} arithmetic")
+    if manifest.get("created"):
+        found.append(str(manifest["created"]))
+    return found

@@ -1,0 +1,135 @@
+"""Tables of the page, as text."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankscope.figures import power
+from rankscope.profiles import Profile, Summary
+from rankscope.report.verdict import middle
+from rankscope.theory import Certificates
+
+SYMBOLS = {"residual": "‖res X‖₁,∞", "mu": "µ(X)", "diameter": "diameter", "affine_rank": "affine rank"}
+LAYERS = 33
+"""Columns at most: of more layers, so many evenly."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headings and rows of text; `marked` are cells (row, column) that are only noise."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    marked: set[tuple[int, int]] = field(default_factory=set)
+    note: str = ""
+    wordy: bool = False
+    """Holds sentences, not numbers."""
+    folded: bool = False
+    """Shown when asked for."""
+
+
+def curve_table(measured: Profile | Summary, metric: str) -> Table:
+    """Geometric mean over samples (and heads), or of a corpus the median, by layer; noise is marked."""
+    rows, marked, depth = [], set(), 0
+    for number, (variant, arithmetic) in enumerate(measured.lines(metric)):
+        curve, noise = middle(measured, metric, variant, arithmetic)
+        some = _some(len(curve))
+        marked |= {(number, place + 1) for place, layer in enumerate(some) if noise[layer]}
+        name = variant if len(measured.arithmetics) == 1 else f"{variant}, {arithmetic}"
+        rows.append([name, *(power(curve[layer]) for layer in some)])
+        depth = max(depth, len(curve))
+    said = "○ at or below the floor." if marked else ""
+    return Table(f"{metric} by layer", ["variant", *map(str, _some(depth))], rows, marked, said)
+
+
+def _some(number: int) -> list[int]:
+    if number <= LAYERS:
+        return list(range(number))
+    return [round(k * (number - 1) / (LAYERS - 1)) for k in range(LAYERS)]
+
+
+def certificate_table(found: Certificates, variant: str) -> Table:
+    """A line per theorem: where its hypotheses hold, what it says at the last layer at which it says
+    something, next to the measurement."""
+    rows = []
+    for row in found.summary().iter_rows(named=True):
+        says = row["says_at"] is not None
+        rank = row["quantity"] == "affine_rank"
+        sign = "≤" if row["kind"] == "upper" else "≥"
+        met = f"1–{row['met_to']}" if row["met_to"] else "none"
+        at = str(row["says_at"] or row["met_to"]) if row["met_to"] else ""
+        bound = f"{sign} {_number(row['log10_bound'], rank)}" if says else "vacuous" if row["met_to"] else "–"
+        measured = _number(row["log10_measured"], rank) if row["met_to"] else "–"
+        slack = f"{row['slack']:.3g}" if says and row["slack"] is not None else ""
+        rows.append([row["theorem"], SYMBOLS[row["quantity"]], met, at, measured, bound, slack])
+    headings = ["theorem", "of", "holds at layers", "at layer", "measured", "proved", "slack, decades"]
+    note = "Vacuous: it holds, but says no more than is known anyway. None: a hypothesis fails, see below."
+    return Table(f"Certificates: {variant}", headings, rows, note=note)
+
+
+def failing_table(found: Certificates, variant: str) -> Table:
+    """A line per hypothesis that fails somewhere: its number, its limit, and the theorems it takes out."""
+    failing: dict[tuple[str, str], dict[str, float]] = {}
+    for theorem, hypotheses in found.table.select("theorem", "hypotheses").iter_rows():
+        for each in hypotheses:
+            if not each["met"]:
+                failing.setdefault((each["says"], each["limit"]), {}).setdefault(theorem, each["number"])
+    rows = [
+        [says, f"{next(iter(numbers.values())):.4g}", limit, ", ".join(numbers)]
+        for (says, limit), numbers in failing.items()
+    ]
+    headings = ["hypothesis", "found", "must be", "so not"]
+    return Table(f"Hypotheses that fail: {variant}", headings, rows, wordy=True, folded=True)
+
+
+def comparison_table(outcome: dict[str, Any]) -> Table:
+    """What the paper says, and what came out here."""
+    marks = {True: "agrees", False: "differs", None: "no number to compare"}
+    rows = [
+        [str(each.get("what", "")), str(each.get("published", "")), str(each.get("ours", "")),
+         ": ".join(filter(None, (marks.get(each.get("agrees"), ""), str(each.get("because", "")))))]
+        for each in outcome.get("comparisons", [])
+    ]  # fmt: skip
+    return Table("", ["", "published", "ours", ""], rows, wordy=True)
+
+
+def _number(log10: float | None, rank: bool) -> str:
+    if log10 is None or math.isnan(log10):
+        return "–"
+    return str(round(10**log10)) if rank else power(log10)
+
+
+def checks(measured: Profile | Summary) -> list[dict[str, str]]:
+    """What the run found about itself, in words."""
+    return [
+        {
+            "variant": str(network["variant"]),
+            "arithmetic": str(network["arithmetic"]),
+            "said": _checked(network),
+        }
+        for network in measured.manifest["networks"]
+    ]
+
+
+def _checked(network: dict[str, Any]) -> str:
+    found = network["checks"]
+    overflow, asked = found["first_layer_not_finite"], found["arithmetic_asked"]
+    said = [
+        _rows(found),
+        f"{found['padded_tokens']} padded tokens left out",
+        f"dropout {found['dropout']:g}",
+        "all layers finite" if overflow is None else f"numbers overflow from layer {overflow}",
+    ]
+    if asked != network["arithmetic"]:
+        said.append(f"run instead of {asked}, which has no rule for its kernel")
+    return "; ".join(said)
+
+
+def _rows(found: dict[str, Any]) -> str:
+    if found["rows_sum_to_one"] is None:
+        return "attention was not looked at"
+    sums = found["largest_row_sum_defect"]
+    if found["rows_sum_to_one"]:
+        return f"attention rows sum to one within {sums:.1e}"
+    return f"attention rows miss one by up to {sums:.2g}: theorems on averaging do not apply"

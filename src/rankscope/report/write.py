@@ -1,0 +1,65 @@
+"""The run directory around a profile: tables, manifest, figures to print, and the report."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import polars as pl
+from matplotlib.figure import Figure
+
+from rankscope.figures import panels, save
+from rankscope.files import write_text
+from rankscope.profiles import Profile, Summary
+from rankscope.profiles.bands import draw_summary
+from rankscope.profiles.plot import draw_arithmetics, draw_profile
+from rankscope.report.page import write_report
+from rankscope.report.run import write_tables
+
+
+def write_run_directory(
+    profile: Profile | Summary,
+    folder: str | Path,
+    title: str,
+    tables: Mapping[str, pl.DataFrame] | None = None,
+) -> Path:
+    """Tables, manifest, figures and report; answers with the path of the report.
+
+    `tables` are more tables of the same run by their known names: cloud, spectrum.
+    """
+    folder = Path(folder)
+    profile.manifest.setdefault("title", title)
+    profile.save(folder / ("profile.parquet" if isinstance(profile, Profile) else "summary.parquet"))
+    write_tables(folder, tables or {}, profile.manifest)
+    write_text(folder / "manifest.json", json.dumps(profile.manifest, indent=1, ensure_ascii=False) + "\n")
+    figures = {metric: _figure(profile, metric) for metric in profile.metrics}
+    if isinstance(profile, Profile) and len(profile.arithmetics) > 1:
+        figures = {**_arithmetics(profile), **figures}
+    for name, figure in figures.items():
+        save(figure, folder / name)
+    return write_report([folder], folder / "report.html")
+
+
+def _figure(profile: Profile | Summary, metric: str) -> Figure:
+    """Linear beside logarithmic: what a person sees, and what is really there."""
+    figure, (left, right) = panels(2, width=5.0)
+    for axes, log in ((left, False), (right, True)):
+        if isinstance(profile, Summary):
+            draw_summary(axes, profile, metric, log)
+        else:
+            draw_profile(axes, profile, metric, log)
+    left.get_legend().remove()  # type: ignore[union-attr]
+    right.get_legend().remove()  # type: ignore[union-attr]
+    handles, labels = right.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    return figure
+
+
+def _arithmetics(profile: Profile) -> dict[str, Figure]:
+    """How each arithmetic sees the fall of a residual, variant by variant."""
+    metric = next((name for name in profile.metrics if "residual" in name or name.endswith("mu")), None)
+    figures = {}
+    for variant in profile.variants if metric else []:
+        figure, (fall, slope) = panels(2, width=5.0)
+        draw_arithmetics(fall, slope, profile, str(metric), variant)
+        figures[f"arithmetics_{variant}"] = figure
+    return figures

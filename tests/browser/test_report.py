@@ -1,0 +1,217 @@
+"""The report in a real browser: it draws, asks for nothing, and runs nothing that it was told."""
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.report.runs import whole_run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Dialog, Page
+
+HOSTILE = "<script>alert(1)</script></script><img src=x onerror=alert(2)><b>bold</b><a href='javascript:1'>"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return whole_run(tmp_path_factory.mktemp("run"), HOSTILE, HOSTILE)
+
+
+class Opened:
+    """A page, and what it did that it should not."""
+
+    def __init__(self, page: "Page") -> None:
+        self.page = page
+        self.faults: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda m: self.faults.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+        page.on("dialog", self._asked)
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def _asked(self, dialog: "Dialog") -> None:
+        self.faults.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def goto(self, path: Path) -> "Page":
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-drawn]", state="attached")
+        return self.page
+
+
+@pytest.fixture
+def opened(browser: "Browser", report: Path) -> Iterator[Opened]:
+    """The report, drawn; afterwards nothing may have gone wrong or out."""
+    context = browser.new_context(viewport={"width": 1300, "height": 900}, color_scheme="light")
+    found = Opened(context.new_page())
+    found.goto(report)
+    yield found
+    assert found.faults == []
+    # Images and downloads that the page makes itself are no requests of the network.
+    assert [url for url in found.requests if not url.startswith(("data:", "blob:"))] == [report.as_uri()]
+    context.close()
+
+
+def ranges(page: "Page", key: str) -> Any:
+    return page.evaluate("key => document.getElementById(key).layout.yaxis.range", key)
+
+
+def test_every_figure_is_drawn_with_a_name(opened: Opened) -> None:
+    plots = opened.page.locator(".plot")
+    assert plots.count() >= 8
+    for number in range(plots.count()):
+        assert plots.nth(number).locator("svg.main-svg").count() >= 1
+        label = plots.nth(number).locator("[role=img]").first.get_attribute("aria-label")
+        assert label and len(label) > 10
+
+
+def test_what_a_model_says_stays_text(opened: Opened) -> None:
+    page = opened.page
+    assert HOSTILE in page.inner_text("h1")
+    assert page.locator("main img, main script, main a:not([href^='#'])").count() == 0
+    legend = page.locator("#run1-figure-curves .legendtext")
+    assert HOSTILE in [legend.nth(k).text_content() for k in range(legend.count())]
+    page.evaluate(
+        """() => Plotly.Fx.hover(document.getElementById('run1-figure-cloud'),
+                                 [{curveNumber: 0, pointNumber: 0}])"""
+    )
+    hover = page.locator("#run1-figure-cloud .hovertext")
+    assert HOSTILE in (hover.first.text_content() or "")
+    assert page.locator("svg a").count() == 0
+
+
+def test_the_choice_of_axis_changes_the_figure(opened: Opened) -> None:
+    page = opened.page
+    before = ranges(page, "run1-figure-curves")
+    choice = page.locator(".rs-controls:has(+ #run1-figure-curves) input")
+    assert choice.count() == 2
+    choice.first.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_timeout(300)
+    assert ranges(page, "run1-figure-curves") != before
+    assert choice.nth(1).is_checked()
+
+
+def test_the_cloud_moves(opened: Opened) -> None:
+    page = opened.page
+    where = "() => document.querySelector('#run1-figure-cloud .points path').getAttribute('transform')"
+    controls = page.locator(".rs-controls:has(+ #run1-figure-cloud)")
+    slider = controls.locator("input[type=range]")
+    slider.focus()
+    last = page.evaluate(where)
+    assert controls.locator("output").inner_text() == "layer 5"
+    page.keyboard.press("Home")
+    page.wait_for_timeout(900)
+    assert controls.locator("output").inner_text() == "layer 0"
+    first = page.evaluate(where)
+    assert first != last
+    controls.locator("button").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(1500)
+    assert "pause" in controls.locator("button").inner_text()
+    assert page.evaluate(where) != first
+
+
+def test_keys_reach_every_control(opened: Opened) -> None:
+    page = opened.page
+    page.evaluate("document.activeElement.blur()")
+    seen = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        seen.add(
+            page.evaluate("(a => a.className && a.className.baseVal === undefined"
+                          " ? a.tagName + '.' + a.className : a.tagName)(document.activeElement)")
+        )  # fmt: skip
+    assert "A.skip" in seen and any(each.startswith("INPUT") for each in seen)
+    assert any("modebar-btn" in each for each in seen)
+
+
+@pytest.mark.parametrize("kind", ["CSV", "SVG", "PNG"])
+def test_figures_are_saved(opened: Opened, kind: str) -> None:
+    page = opened.page
+    button = page.locator(f"#run1-figure-curves .modebar-btn[data-title*={kind}]")
+    with page.expect_download() as waiting:
+        button.focus()
+        page.keyboard.press("Enter")
+    path = waiting.value.path()
+    assert waiting.value.suggested_filename == f"run1-figure-curves.{kind.lower()}"
+    if kind == "PNG":
+        assert path.read_bytes().startswith(b"\x89PNG")
+    elif kind == "SVG":
+        text = path.read_text()
+        assert text.startswith("<svg") and "alert(1)" in text and "<script" not in text
+    else:
+        rows = list(csv.DictReader(io.StringIO(path.read_text())))
+        assert {row["variant"] for row in rows} >= {"san", "transformer", HOSTILE}
+        assert {int(row["layer"]) for row in rows} == set(range(6))
+        last = next(r for r in rows if r["variant"] == "san" and r["layer"] == "5")
+        assert float(last["log10"]) < -40
+
+
+@pytest.mark.parametrize(("scheme", "light"), [("light", True), ("dark", False)])
+def test_the_page_follows_the_theme(browser: "Browser", report: Path, scheme: Any, light: bool) -> None:
+    context = browser.new_context(color_scheme=scheme, viewport={"width": 1300, "height": 900})
+    found = Opened(context.new_page())
+    page = found.goto(report)
+
+    def brightness(script: str) -> float:
+        return page.evaluate(f"(() => {{ const c = {script}; const m = c.match(/[\\d.]+/g).map(Number);"
+                             " return (m[0] + m[1] + m[2]) / 765; })()")  # fmt: skip
+
+    ground = brightness("getComputedStyle(document.body).backgroundColor")
+    ink = brightness("getComputedStyle(document.querySelector('#run1-figure-curves .xtick text')).fill")
+    assert (ground > 0.9) == light and (ink < 0.3) == light
+    page.emulate_media(color_scheme="dark" if light else "light")
+    page.wait_for_timeout(800)
+    turned = brightness("getComputedStyle(document.querySelector('#run1-figure-curves .xtick text')).fill")
+    assert (turned > 0.6) == light
+    assert found.faults == []
+    context.close()
+
+
+def test_a_phone_shows_it_without_scrolling_aside(browser: "Browser", report: Path) -> None:
+    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    found = Opened(context.new_page())
+    page = found.goto(report)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    widths = page.evaluate(
+        "[...document.querySelectorAll('.main-svg')].map(e => e.getBoundingClientRect().right)"
+    )
+    assert max(widths) <= 390
+    assert found.faults == []
+    context.close()
+
+
+def test_it_prints_with_all_details_open_and_in_light_colours(browser: "Browser", report: Path) -> None:
+    context = browser.new_context(color_scheme="dark", viewport={"width": 1300, "height": 900})
+    found = Opened(context.new_page())
+    page = found.goto(report)
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_timeout(800)
+    assert page.locator("details:not([open])").count() == 0
+    assert page.evaluate("document.querySelector('#run1-figure-curves').layout.font.color") == "#1c1e21"
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.wait_for_timeout(500)
+    assert page.locator("details:not([open])").count() > 0
+    assert page.pdf().startswith(b"%PDF")
+    assert found.faults == []
+    context.close()
+
+
+def test_motion_is_left_out_where_it_is_not_wanted(browser: "Browser", report: Path) -> None:
+    context = browser.new_context(reduced_motion="reduce", viewport={"width": 1300, "height": 900})
+    found = Opened(context.new_page())
+    page = found.goto(report)
+    calls = page.evaluate("""() => { let n = 0; const was = Plotly.animate;
+        Plotly.animate = (...a) => { n += 1; return was(...a); };
+        const s = document.querySelector('.rs-player input');
+        s.value = 1;
+        s.dispatchEvent(new Event('input'));
+        return n; }""")
+    assert calls == 0
+    assert found.faults == []
+    context.close()

@@ -1,0 +1,158 @@
+"""Every chart is plain JSON that draws what its table holds, and lets nothing through as markup."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from rankscope import charts
+from rankscope.charts.heads import COLUMNS
+from rankscope.errors import MetricError
+from rankscope.figures import power
+from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.paths import decompose
+from rankscope.profiles import Profile, Summary, measure
+from rankscope.profiles.cloud import cloud
+from rankscope.profiles.gather import Gatherer
+from rankscope.profiles.spectra import spectra
+from rankscope.theory import Certificates, certify
+
+HOSTILE = "<b>&amp;<script>alert(1)</script>"
+NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
+X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+NETS = {name: named_variant(NET, name) for name in ("san", "transformer")}
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return Profile.join(
+        [
+            measure(net, X, variant=v, arithmetic=a)
+            for v, net in NETS.items()
+            for a in ("deviation", "float64")
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def bare() -> Certificates:
+    return certify(NETS["san"], X)
+
+
+def texts(value: Any, key: str = "") -> Iterator[str]:
+    """What plotly would read as markup, but for our own tags."""
+    if isinstance(value, str) and key in ("text", "name", "ticktext", "hovertemplate", "alt"):
+        yield value
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from texts(item, name) if name != "table" else ()
+    if isinstance(value, list):
+        for item in value:
+            yield from texts(item, key)
+
+
+def test_curves_draw_the_geometric_mean_and_hollow_marks_at_the_floor(profile: Profile) -> None:
+    figure = charts.curves(profile, "relative_residual", True)
+    json.dumps(figure, allow_nan=False)
+    named = {trace["name"]: trace for trace in figure["data"] if trace.get("mode") == "markers"}
+    assert set(named) == {f"{v}, {a}" for v in NETS for a in ("deviation", "float64")}
+    for (variant, arithmetic), name in ((tuple(n.split(", ")), n) for n in named):
+        logs = profile.curve("relative_residual", "log10", variant=variant, arithmetic=arithmetic).mean(0)
+        for k, text in zip(logs.tolist(), named[name]["text"], strict=True):
+            assert f"<b>{power(k)}</b>" in text
+        noise = profile.at_floor("relative_residual", variant=variant, arithmetic=arithmetic).tolist()
+        hollow = [mark.endswith("-open") for mark in named[name]["marker"]["symbol"]]
+        assert hollow == noise
+    assert "floor of float64" in [trace.get("name") for trace in figure["data"]]
+
+
+def test_the_linear_view_draws_the_mean(profile: Profile) -> None:
+    figure = charts.curves(profile, "relative_residual", False)
+    marks = next(t for t in figure["data"] if t.get("name") == "transformer, deviation")
+    mean = profile.curve("relative_residual", variant="transformer", arithmetic="deviation").mean(0)
+    assert torch.allclose(torch.tensor(marks["y"], dtype=torch.float64), mean, rtol=1e-6)
+
+
+def test_proved_bounds_lie_on_their_side_of_the_measurement(bare: Certificates) -> None:
+    small = measure(NETS["san"], X, variant="san")
+    figure = charts.curves(small, "relative_residual", True, {"san": bare})
+    marks = next(t for t in figure["data"] if t.get("mode") == "markers")["y"]
+    bounds = [t for t in figure["data"] if "proved" in t.get("name", "")]
+    assert bounds
+    for trace in bounds:
+        for measured, bound in zip(marks, trace["y"], strict=True):
+            assert bound is None or (bound >= measured) == ("most" in trace["name"])
+
+
+def test_a_corpus_has_its_median(profile: Profile) -> None:
+    gathered = Gatherer()
+    gathered.add(measure(NET, X, variant="transformer"))
+    summary = gathered.summary()
+    assert isinstance(summary, Summary)
+    figure = charts.curves(summary, "relative_residual")
+    marks = next(t for t in figure["data"] if t.get("mode") == "markers")
+    for k, text in zip(summary.curve("relative_residual", "log10_q50").tolist(), marks["text"], strict=True):
+        assert power(k) in text
+
+
+def test_lengths_and_heads_show_the_decomposition() -> None:
+    d = decompose(NET, X)
+    table, heads = d.by_length().table, d.by_head()
+    figure = charts.lengths(table)
+    bars = {t["name"]: t for t in figure["data"] if t["type"] == "bar"}
+    total = sum(sum(trace["y"]) for trace in bars.values())
+    assert math.isclose(total, 1.0, rel_tol=1e-6)  # shares add up to one
+    for column in COLUMNS:
+        grid = charts.heads(heads, column)["data"][0]["z"]
+        means = heads.group_by("layer", "head").agg(pl.col(column).mean()).sort("layer", "head")
+        assert torch.allclose(torch.tensor(grid).flatten(), torch.tensor(means[column].to_list()), atol=1e-5)
+    with pytest.raises(MetricError, match="column must be one of contraction"):
+        charts.heads(heads, "contractoin")
+
+
+def test_the_cloud_has_the_same_axes_in_every_frame_and_panel() -> None:
+    table = cloud(NETS, X)
+    for magnified in (False, True):
+        figure = charts.cloud(table, magnified)
+        assert [frame["name"] for frame in figure["frames"]] == [str(k) for k in range(6)]
+        ranges = [tuple(figure["layout"][a]["range"]) for a in ("xaxis", "xaxis2", "yaxis", "yaxis2")]
+        assert len(set(ranges)) == 1
+        first = figure["frames"][0]["data"]
+        assert first[0] == first[1]  # both variants begin with the same tokens
+        spread = [sum(v * v for v in frame["data"][0]["x"]) for frame in figure["frames"]]
+        assert magnified or spread[-1] < 1e-12 * spread[0]  # pure attention falls together
+
+
+def test_bounds_draw_what_holds(bare: Certificates) -> None:
+    figure = charts.bounds(bare)
+    met = bare.table.filter(pl.col("met"), pl.col("sample") == 0, pl.col("quantity") != "affine_rank")
+    names = " ".join(trace["name"] for trace in figure["data"])
+    for theorem in met["theorem"].unique():
+        assert theorem in names
+
+
+def test_spectra_have_a_panel_a_variant_and_arithmetics_their_digits(profile: Profile) -> None:
+    figure = charts.spectrum(spectra(NETS, X))
+    assert figure["panels"] == 2 and len(figure["data"]) == 2 * 6
+    digits = charts.arithmetics(profile, "relative_residual", "san")
+    names = {trace.get("name") for trace in digits["data"]}
+    assert {"deviation", "float64"} <= names
+
+
+def test_nothing_from_a_model_is_markup(profile: Profile, bare: Certificates) -> None:
+    nets = {HOSTILE: NET}
+    hostile = measure(NET, X, variant=HOSTILE)
+    words = [[HOSTILE] * 9, [HOSTILE] * 9]
+    for figure in (
+        charts.curves(hostile, "relative_residual", True, {HOSTILE: bare}),
+        charts.cloud(cloud(nets, X, words=words)),
+        charts.spectrum(spectra(nets, X)),
+    ):
+        found = [text for part in ("data", "layout", "frames") for text in texts(figure.get(part))]
+        assert any("alert(1)" in text for text in found)
+        for text in found:
+            assert "<script" not in text and "<b>&" not in text.replace("<b>&lt;b>&amp;amp;", "")

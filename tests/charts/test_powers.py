@@ -1,0 +1,48 @@
+"""The axis of powers: every finite log10 has a place, in order."""
+
+import math
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.charts.powers import DEEP, Powers
+
+LOGS = st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=2, max_size=20)
+
+
+@given(LOGS)
+def test_places_keep_the_order(logs: list[float]) -> None:
+    axis = Powers(logs)
+    ordered = sorted(logs)
+    places = axis.place(ordered)
+    assert all(place is not None for place in places)
+    assert places == sorted(places, key=lambda place: place or 0.0)
+    low, high = axis.axis("")["range"]
+    assert low < (places[0] or 0.0) and (places[-1] or 0.0) < high
+
+
+@given(LOGS)
+def test_labels_stand_where_their_numbers_do(logs: list[float]) -> None:
+    axis = Powers(logs)
+    drawn = axis.axis("")
+    assert len(drawn["tickvals"]) >= 1
+    for place, label in zip(drawn["tickvals"], drawn["ticktext"], strict=True):
+        if label.startswith("10<sup>"):
+            k = float(label.removeprefix("10<sup>").removesuffix("</sup>").replace("−", "-"))
+        else:
+            k = math.log10(float(label))
+        assert math.isclose(axis.place([k])[0] or 0.0, place, rel_tol=2e-2, abs_tol=2e-2)
+
+
+def test_zero_and_nothing_have_no_place() -> None:
+    axis = Powers([0.0, -3.0])
+    assert axis.place([-math.inf, math.nan, -2.0]) == [None, None, -2.0]
+    assert not axis.deep and Powers([0.0, -DEEP - 1]).deep
+
+
+def test_a_doubly_exponential_fall_is_a_straight_line() -> None:
+    logs = [-(3.0**layer) for layer in range(2, 13)]
+    places = [place or 0.0 for place in Powers([0.0, *logs]).place(logs)]
+    steps = [b - a for a, b in pairwise(places)]
+    assert all(math.isclose(step, -math.log10(3), rel_tol=1e-12) for step in steps)

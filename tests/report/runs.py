@@ -1,0 +1,51 @@
+"""Small run directories, of a tiny network, with everything in them that a report can show."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.paths import decompose
+from rankscope.profiles import Profile, measure
+from rankscope.profiles.cloud import cloud
+from rankscope.profiles.spectra import spectra
+from rankscope.report import write_run_directory
+from rankscope.theory import certify
+
+NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
+X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def profile_of(variants: tuple[str, ...] = ("san", "transformer"), arithmetic: str = "float64") -> Profile:
+    nets = {name: named_variant(NET, name) for name in variants}
+    return Profile.join([measure(net, X, variant=v, arithmetic=arithmetic) for v, net in nets.items()])
+
+
+def whole_run(folder: Path, title: str = "a network", hostile: str = "") -> Path:
+    """Every table; `hostile` stands in for a variant's name, a token and the model's name."""
+    nets = {name: named_variant(NET, name) for name in ("transformer", "san", "transformer-mlp")}
+    if hostile:
+        nets[hostile] = NET.variant(mask="causal")
+    profile = Profile.join([measure(net, X, variant=v) for v, net in nets.items()])
+    profile.manifest.update(model=hostile or "tiny", origin={"name": hostile or "tiny", "weights": "random"})
+    words = [[hostile or f"word{k}" for k in range(9)]] * 2
+    tables = {"cloud": cloud(nets, X, words=words), "spectrum": spectra(nets, X)}
+    d = decompose(NET, X)
+    tables |= {"lengths": d.by_length().table, "heads": d.by_head()}
+    found = certify(nets["san"], X)
+    found.manifest["variant"] = hostile or "san"
+    found.save(folder / "certificates_san.parquet")
+    return write_run_directory(profile, folder, title, tables)
+
+
+def study(folder: Path, picture: bytes, said: str = "a thing") -> None:
+    """What `reproduce` leaves of one study."""
+    folder.mkdir(parents=True)
+    (folder / "drawn.png").write_bytes(picture)
+    outcome = {
+        "paper": "dong2021", "figure": "fig2", "title": said, "notes": [said],
+        "figures": ["drawn", "missing"],
+        "comparisons": [{"what": said, "published": "1", "ours": "2", "agrees": False, "because": "seeds"}],
+    }  # fmt: skip
+    (folder / "outcome.json").write_text(json.dumps(outcome))

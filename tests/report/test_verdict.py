@@ -1,0 +1,78 @@
+"""The verdict names a cause only where taking it out was measured."""
+
+import pytest
+
+from rankscope.figures import power
+from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.profiles import Profile, measure
+from rankscope.report import verdict
+from rankscope.report.parts import removed
+from tests.report.runs import NET, X, profile_of
+
+
+def of(profile: Profile, variant: str) -> list[float]:
+    return profile.curve("relative_residual", "log10", variant=variant).mean(0).tolist()
+
+
+def test_the_part_without_which_tokens_are_the_same_is_the_cause() -> None:
+    profile = profile_of(("transformer", "transformer-attention_skip", "transformer-mlp"), "deviation")
+    curve = of(profile, "transformer-attention_skip")
+    if curve[-1] > -3:
+        pytest.skip("this network keeps its tokens apart without its attention skips")
+    below = next(k for k, value in enumerate(curve) if value <= -3)
+    said = verdict(profile)
+    assert "because of the attention skips: without them they are uniform to" in said
+    assert f"uniform to {power(curve[below])} by layer {below} and to {power(curve[-1])} at layer 5" in said
+
+
+def test_attention_alone_does_not_name_one_part() -> None:
+    said = verdict(profile_of(("transformer", "san"), "deviation"))
+    assert "because" not in said and "was not measured" in said
+    assert power(of(profile_of(("san",), "deviation"), "san")[-1]) in said
+
+
+def test_a_part_put_back_alone_is_said() -> None:
+    said = verdict(profile_of(("transformer", "san", "san+skip", "san+mlp"), "deviation"))
+    assert "the attention skips" in said and "put back alone hold them apart" in said
+
+
+def test_without_variants_nothing_is_claimed() -> None:
+    said = verdict(profile_of(("transformer",), "deviation"))
+    assert said.startswith("Tokens stay apart (0.") and "was not measured" in said
+
+
+def test_other_changes_are_no_cause() -> None:
+    masked = measure(named_variant(NET, "san").variant(mask="window:1"), X, variant="narrow")
+    whole = measure(NET, X, variant="transformer")
+    assert "because" not in verdict(Profile.join([whole, masked]))
+
+
+def test_floors_are_said_not_numbers_beneath_them() -> None:
+    profile = profile_of(("transformer", "san"), "float64")
+    floor = profile.at_floor("relative_residual", variant="san").tolist().index(True)
+    assert f"at float64's floor from layer {floor}" in verdict(profile)
+
+
+def test_without_a_whole_network_the_variants_are_listed() -> None:
+    profile = profile_of(("san", "san+skip"), "deviation")
+    curve = of(profile, "san")
+    below = next(k for k, value in enumerate(curve) if value <= -3)
+    assert f"san (below 0.001 from layer {below}, {power(curve[-1])})" in verdict(profile)
+    assert "tokens stay apart in san+skip" in verdict(profile)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("transformer", set()),
+        ("transformer-attention_skip", {"attention_skip"}),
+        ("transformer-skip", {"attention_skip", "mlp_skip"}),
+        ("transformer-mlp-norm", {"mlp", "norm"}),
+        ("san", {"attention_skip", "mlp", "norm"}),
+        ("san+norm+skip", {"mlp"}),
+    ],
+)
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_parts_are_known_by_the_architecture(name: str, parts: set[str], place: str) -> None:
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2, norm_place=place))  # type: ignore[arg-type]
+    assert removed(net.arch.to_dict(), named_variant(net, name).arch.to_dict()) == frozenset(parts)
