@@ -94,7 +94,7 @@ class Jobs:
     def __init__(self, waiting: int = WAITING, seconds: float = SECONDS) -> None:
         self.waiting, self.seconds = waiting, seconds
         self._latest: dict[str, Job] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explorer")
 
     def start(self, visitor: str, work: Work, give: Give) -> Job:
@@ -106,18 +106,20 @@ class Jobs:
                 older.cancel()
             if sum(not job.cancelled for job in self._latest.values()) > self.waiting:
                 raise BusyError(
-                    f"at most {self.waiting} requests wait for their turn; as many do: try again in a moment"
+                    f"at most {max(self.waiting, 0)} requests wait for their turn; as many do: try again in "
+                    "a moment"
                 )
             job = self._latest[visitor] = Job(self.seconds)
         self._worker.submit(self._run, visitor, job, work, give)
         return job
 
     def close(self) -> None:
-        """Call off everything."""
+        """Call off everything, and take nothing more."""
         with self._lock:
+            self.waiting = -1
             for job in self._latest.values():
                 job.cancel()
-        self._worker.shutdown(wait=False, cancel_futures=True)
+        self._worker.shutdown(wait=False)  # what waits ends at once, and says so to whoever listens
 
     def _run(self, visitor: str, job: Job, work: Work, give: Give) -> None:
         try:
