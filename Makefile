@@ -6,12 +6,12 @@ READY := $(VENV)/.ready
 
 WEIGHTS := .weights/.ready
 
-.PHONY: demo test slow weights lint types format bench clean
+.PHONY: demo test slow weights lint types browser format bench clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
 
-test: lint types  ## lint, types, all tests but the slow ones
+test: lint types browser  ## lint, types, all tests but the slow ones
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q
 
 slow: $(READY) $(WEIGHTS)  ## the studies that take minutes, and trained checkpoints
@@ -25,6 +25,14 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+# Tests of pages drive a real Chromium. CI installs it; elsewhere nobody's system is touched, and they say how.
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	if [ -n "$$CI" ] && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium fonts-dejavu-core >/dev/null && exit 0; \
+	fi; \
+	echo "No Chromium: tests of the report and the explorer will be skipped. To run them: apt-get install chromium"
 
 format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff format .

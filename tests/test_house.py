@@ -10,6 +10,7 @@ FLOORS = [
     "errors",
     "files",
     "figures",
+    "cards",
     "metrics",
     "nets",
     "deviation",

@@ -156,3 +156,11 @@ def test_nothing_from_a_model_is_markup(profile: Profile, bare: Certificates) ->
         assert any("alert(1)" in text for text in found)
         for text in found:
             assert "<script" not in text and "<b>&" not in text.replace("<b>&lt;b>&amp;amp;", "")
+
+
+def test_very_deep_networks_are_thinned_in_the_drawing_and_whole_in_the_data() -> None:
+    deep = measure(NET.variant(layers=260), X[:1, :3], variant="deep", metrics="relative_residual")
+    figure = charts.curves(deep, "relative_residual", True)
+    marks = next(t for t in figure["data"] if t.get("mode") == "markers")
+    assert len(marks["x"]) <= 200 and marks["x"][0] == 0 and marks["x"][-1] == 260
+    assert len(figure["table"]["layer"]) == 261

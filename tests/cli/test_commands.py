@@ -77,7 +77,7 @@ def test_masks_as_a_table_a_picture_and_json() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["reproduce", "dong2021", "fig7"], "figure of dong2021 must be one of fig2, fig4, lengths"),
+        (["reproduce", "dong2021", "fig7"], "figure of dong2021 must be one of fig2, fig3, fig4, lengths"),
         (["bounds", "bert-tiny", "--theorems", "dong"], "theorem must be one of"),
         (["bounds", "bert-tiny", "--threshold", "0"], "threshold must be a number > 0"),
         (["measure", "bert-bse"], "fresh('bert-base') builds one with random weights"),

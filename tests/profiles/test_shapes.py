@@ -78,3 +78,11 @@ def test_spectra_are_singular_values_of_the_residual() -> None:
             found = 10 ** torch.tensor(rows["log10"].to_list(), dtype=torch.float64)
             assert len(found) == 8  # nine tokens about their mean
             assert torch.allclose(found, values[sample, :8] / sizes[sample], rtol=1e-8)
+
+
+def test_of_a_deep_network_some_layers_are_looked_at() -> None:
+    deep = NET.variant(layers=100)
+    layers = [each.layer for each in shapes(deep, X[:1])]
+    assert layers == sorted(layers) and len(layers) == 33
+    assert layers[0] == 0 and layers[-1] == 100
+    assert cloud({"deep": deep}, X).height == 33 * 9

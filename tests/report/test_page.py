@@ -129,6 +129,8 @@ def test_studies_become_pictures_and_tables(tmp_path: Path) -> None:
     assert small.width <= 1100
     assert not found.found  # no figure to draw, no script
     assert "differs: seeds" in html
+    alone = write_report([tmp_path / "quick" / "dong2021" / "fig2"], tmp_path / "one.html").read_text()
+    assert "differs: seeds" in alone
 
 
 def test_a_folder_that_is_no_run_is_a_sentence(tmp_path: Path) -> None:

@@ -265,6 +265,7 @@ def test_the_study_writes_figure_tables_and_comparisons_and_can_be_run_again(
     }
     monkeypatch.setattr(fig4, "QUICK", {name: (make, quick) for name, make in deep.items()})
     monkeypatch.setattr(fig4, "REPEATS", 1)
+    monkeypatch.setattr(fig4, "SEEDS", {"memorization": 1, "sort": 2, "hull": 1})
     study = chosen("dong2021", "fig4")[0]
     said: list[str] = []
     found = reproduce(study, Setup(tmp_path, say=said.append))
@@ -275,6 +276,9 @@ def test_the_study_writes_figure_tables_and_comparisons_and_can_be_run_again(
     assert len(kinds) == 3 * (1 + 2 + 3)
     assert {each.what.partition(":")[0] for each in found.comparisons} == {"memorization", "sort", "hull"}
     assert any("sort" in each for each in said)
+    seeds = found.tables["accuracies"].group_by("task").agg(pl.col("seed").n_unique()).sort("task")
+    assert seeds["seed"].to_list() == [1, 1, 2]
+    assert sum("2 training seeds give" in each.because for each in found.comparisons) == 2
 
     first = pl.read_parquet(home / "accuracies.parquet")
     assert found.tables["accuracies"].equals(first)
@@ -284,3 +288,14 @@ def test_the_study_writes_figure_tables_and_comparisons_and_can_be_run_again(
     for part in (home / "parts").glob("sort*"):
         part.unlink()
     assert reproduce(study, Setup(tmp_path)).tables["accuracies"].equals(first)
+
+
+def test_the_range_over_seeds_is_of_their_means() -> None:
+    rows = [
+        {"task": "sort", "seed": seed, "attention": "own", "paths": "5", "length": 0, "repeat": repeat,
+         "accuracy": accuracy}
+        for seed, accuracies in enumerate(((0.1, 0.3), (0.4, 0.6)))
+        for repeat, accuracy in enumerate(accuracies)
+    ]  # fmt: skip
+    (found,) = fig4.by_seed(pl.DataFrame(rows)).iter_rows(named=True)
+    assert (found["least"], found["most"], found["seeds"]) == (pytest.approx(0.2), pytest.approx(0.5), 2)

@@ -6,7 +6,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from rankscope.errors import StudyError
+from rankscope.errors import ArchitectureError, StudyError
 from rankscope.figures import panels
 from rankscope.studies import STUDIES, Comparison, Outcome, Setup, Study, chosen, reproduce, write_page
 
@@ -65,3 +65,10 @@ def test_names_of_papers_and_figures() -> None:
     ):
         with pytest.raises(StudyError, match=sentence):
             chosen(paper, figure)
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_computed(tmp_path: Path) -> None:
+    (study,) = chosen("dong2021", "fig3")
+    with pytest.raises(ArchitectureError, match="device must be one that torch has"):
+        reproduce(study, Setup(folder=tmp_path, device="nowhere"))
+    assert not list(tmp_path.rglob("*.parquet"))

@@ -229,5 +229,6 @@ def test_axes_of_powers_of_ten() -> None:
     assert deep.get_ylim()[0] == pytest.approx(-1.6e4) and len(deep.texts) == 1
     low, high = shallow.get_ylim()
     assert high - low >= 0.5
+    assert sum(low <= at <= high for at in shallow.get_yticks()) >= 3
     assert power_of_ten(-1e61) == "$10^{-10^{61}}$" and power_of_ten(0.0) == "$1$"
     figure.draw_without_rendering()

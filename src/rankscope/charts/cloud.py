@@ -52,7 +52,9 @@ def cloud(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -> Figu
         layout[f"xaxis{suffix(panel)}"] = dict(axis)
         layout[f"yaxis{suffix(panel)}"] = {**axis, "scaleanchor": f"x{suffix(panel)}"}
     return figure(
-        data, {**layout, "height": HEIGHT}, rows.drop("across", "up").to_dict(as_series=False),
+        data,
+        {**layout, "height": HEIGHT, "margin": {"l": 48, "r": 16, "t": 76, "b": 48}},
+        rows.drop("across", "up").to_dict(as_series=False),
         f"Tokens on two principal axes by layer, {'each at unit size' if magnified else 'as they are'}, "
         f"of {', '.join(map(str, variants))}.",
         panels=len(variants), columns=min(2, len(variants)), frames=frames,
@@ -67,12 +69,17 @@ def _extent(sizes: list[float]) -> float:
     return (usual if most > 2.5 * usual > 0 else most) or 1.0
 
 
+def _short(values: list[float | None]) -> list[float | None]:
+    """In five digits: there are many, and no eye sees more."""
+    return [None if value is None or not math.isfinite(value) else float(f"{value:.5g}") for value in values]
+
+
 def _frame(rows: pl.DataFrame, variants: list[str], layer: int) -> dict[str, Any]:
     data, titles = [], []
     for panel, variant in enumerate(variants):
         own = rows.filter(variant=variant).sort("token")
-        data.append({"x": own["across"].to_list(), "y": own["up"].to_list()})
+        data.append({name: _short(own[column].to_list()) for name, column in (("x", "across"), ("y", "up"))})
         scale = own["log10_scale"][0] if len(own) else math.nan
         titles.append({**heading(variant, panel)})
-        titles[-1]["text"] += f"  apart by {power(math.nan if scale is None else scale)}"
+        titles[-1]["text"] += f"<br>apart by {power(math.nan if scale is None else scale)}"
     return {"name": str(layer), "data": data, "layout": {"annotations": titles}}

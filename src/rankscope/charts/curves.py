@@ -1,6 +1,7 @@
 """A metric by layer: a line for each variant, its range, its floor, and what is proved of it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,8 @@ from rankscope.profiles import Profile, Summary
 from rankscope.profiles.lines import Line, lines_of
 from rankscope.theory import Certificates
 
+DRAWN = 200
+"""Layers drawn at most; what is saved as CSV has all."""
 QUANTITIES = {"relative_residual": "residual", "relative_mu": "mu"}
 """Metrics that are a share of the tokens' size, and what theorems call their numerator."""
 
@@ -81,6 +84,8 @@ def _traces(
 ) -> list[dict[str, Any]]:
     """Bands, the line, and its tail into the noise; one entry of the legend hides all of them."""
     layers = np.arange(len(line.centre))
+    shown = _thinned(line)
+    line, logs, layers = _at(line, shown), logs[shown], layers[shown]
 
     def placed(values: np.ndarray) -> list[float | None]:
         if axis is not None:
@@ -104,7 +109,7 @@ def _traces(
         + (f"<br>at {line.arithmetic}'s floor: rounding noise" if noise else "")
         for layer, k, noise in zip(layers, logs, line.noise, strict=True)
     ]
-    tail = line.noise | (np.roll(line.noise, -1) & (layers < len(layers) - 1))
+    tail = line.noise | (np.roll(line.noise, -1) & (layers < layers[-1]))
     main = np.where(line.noise, np.nan, line.centre)
     silent = {**shared, "hoverinfo": "skip", "showlegend": False}
     for part, width, style in ((np.where(tail, line.centre, np.nan), 1, "dot"), (main, 2, dash(number))):
@@ -117,6 +122,16 @@ def _traces(
                    "symbol": [symbol(number, bool(noise)) for noise in line.noise]},
     })  # fmt: skip
     return data
+
+
+def _thinned(line: Line) -> np.ndarray:
+    """The layers that are drawn: all, or of very many some, evenly."""
+    return np.unique(np.linspace(0, len(line.centre) - 1, min(len(line.centre), DRAWN)).round().astype(int))
+
+
+def _at(line: Line, layers: np.ndarray) -> Line:
+    bands = [(low[layers], high[layers]) for low, high in line.bands]
+    return replace(line, centre=line.centre[layers], bands=bands, noise=line.noise[layers])
 
 
 def _floors(lines: list[Line], axis: Powers) -> list[dict[str, Any]]:

@@ -39,12 +39,12 @@ def heads(table: pl.DataFrame, column: str = "contraction") -> Figure:
     trace: dict[str, Any] = {
         "type": "heatmap", "x": numbers, "y": layers, "z": grid, "xgap": 1, "ygap": 1,
         "colorscale": DIVERGING if signed else SEQUENTIAL, "zmin": -limit if signed else 0, "zmax": limit,
-        "colorbar": {"thickness": 10, "outlinewidth": 0, "tickformat": ".0%" if percent else ""},
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "tickformat": ".1%" if percent else ".2~g"},
         "text": [[_said(each) for each in row.iter_rows(named=True)] for row in rows],
         "hovertemplate": "%{text}<extra></extra>",
     }  # fmt: skip
     if len(layers) * len(numbers) <= LABELLED:
-        trace["texttemplate"] = "%{z:+.1%}" if percent else "%{z:.2f}"
+        trace["texttemplate"] = "%{z:+.1%}" if percent else "%{z:.2f}" if limit >= 0.1 else "%{z:.0e}"
         trace["textfont"] = {"size": 10}
     wide = {"dtick": max(1, len(numbers) // 12), "showgrid": False, "zeroline": False}
     tall = {"dtick": max(1, len(layers) // 12), "showgrid": False, "zeroline": False}

@@ -6,34 +6,69 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.cli.options import Init, Json, Model, Output, Quiet, Samples, Seed, Tokens
+from rankscope.cli import names
+from rankscope.cli.asked import described, excerpts_of, listed, network
+from rankscope.cli.complete import several
+from rankscope.cli.options import (
+    RESULT,
+    TEXT,
+    Field,
+    Init,
+    Json,
+    Layers,
+    Mask,
+    Model,
+    Output,
+    Quiet,
+    Samples,
+    Seed,
+    Split,
+    Text,
+    Threshold,
+    Tokens,
+    Variant,
+)
+from rankscope.errors import TheoremError
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from torch import Tensor
 
+    from rankscope.nets import Transformer
     from rankscope.theory import Certificates, CollapseDepth
 
 
 def bounds(
     model: Model = "minilm",
-    variant: Annotated[
-        str, typer.Option(help="transformer, san, san+skip, san+norm+skip, ...")
-    ] = "transformer",
-    theorems: Annotated[
-        str | None, typer.Option(help="Comma-separated names, as the table has them; left out: all.")
-    ] = None,
-    threshold: Annotated[
-        float, typer.Option(help="Tokens are uniform when the residual is below this share of them.")
-    ] = 1e-6,
-    mask: Annotated[str | None, typer.Option(help="A mask in place of the model's own.")] = None,
-    layers: Annotated[int | None, typer.Option(min=1, help="Repeat the layers to this depth.")] = None,
-    scale: Annotated[
-        float, typer.Option(help="Multiply the tokens by it: the theorems are about small residuals.")
-    ] = 1.0,
-    init: Init = "bert",
-    tokens: Tokens = 32,
+    variant: Variant = "transformer",
+    mask: Mask = None,
+    layers: Layers = None,
+    init: Init = None,
+    seed: Seed = None,
+    text: Text = None,
+    split: Split = "auto",
+    field: Field = "text",
     samples: Samples = 2,
-    seed: Seed = 0,
+    tokens: Tokens = 32,
+    scale: Annotated[
+        float,
+        typer.Option(
+            metavar="FACTOR",
+            help="Multiply the tokens by it: the theorems are about small residuals.",
+            rich_help_panel=TEXT,
+        ),
+    ] = 1.0,
+    theorems: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Comma-separated, as the table has them.",
+            show_default="all",
+            rich_help_panel=RESULT,
+            autocompletion=several(names.THEOREMS),
+        ),
+    ] = None,
+    threshold: Threshold = 1e-6,
     output: Output = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -43,22 +78,27 @@ def bounds(
     A bound whose hypotheses fail is not shown, and the line says which. One that holds but says nothing (as
     large as the tokens, or zero) is called vacuous. All measured in deviation arithmetic.
     """
-    from rankscope.cli.measure import about, listed, prose
-    from rankscope.cli.show import console, machine, progress, say, say_report
+    from rankscope.cli.measure import about, kept
+    from rankscope.cli.show import console, machine, say, say_report
+    from rankscope.cli.voice import Stopped
+    from rankscope.files import writable_folder
     from rankscope.nets import named_variant
-    from rankscope.sources import named_network
-    from rankscope.theory import certify
+    from rankscope.theory.catalogue import theorems_named
     from rankscope.theory.depth import depth_of
 
-    net = named_variant(named_network(model, seed, init), variant)
-    if mask is not None or layers is not None:
-        net = net.variant(mask=mask, layers=layers)
-    X, padding = prose(net, samples, tokens)
-    with progress(quiet or as_json) as start:
-        bar = start(f"{variant}, samples")
-        named = None if theorems is None else listed("theorems", theorems)
-        found = certify(net, scale * X, padding, named, progress=bar)
-    found.manifest.update(**about(net, model), variant=variant, tokens=tokens, samples=samples, scale=scale)
+    named = None if theorems is None else listed("theorems", theorems)
+    theorems_named(named)
+    threshold_is_a_share(threshold)
+    if not (math.isfinite(scale) and scale > 0):
+        raise TheoremError(f"--scale must be a number > 0; got {scale:g}")
+    read = excerpts_of(text, split, field, samples, tokens)
+    net = named_variant(network(model, mask, layers, init, seed), variant)
+    if output is not None:
+        writable_folder(output)
+    X, padding = net.encode(read, tokens)
+    found, done = certified(net, scale * X, padding, named, variant, quiet or as_json)
+    found.manifest.update(**about(net, model), variant=variant, scale=scale)
+    found.manifest.update(described(text, split, field, read[:done], tokens))
     depth = depth_of(found, threshold)
     if output is not None:
         write(found, output)
@@ -73,15 +113,51 @@ def bounds(
                 },
             }
         )
-        return
-    console().print(summary_table(found))
-    if not found.table["met"].all():
-        say("")
-        console().print(reasons_table(found))
-    say("", verdict(found, depth))
-    if output is not None and not quiet:
-        say("", f"Certificates and figures: {output}")
-        say_report(output / "report.html")
+    else:
+        console().print(summary_table(found))
+        if not found.table["met"].all():
+            say("")
+            console().print(reasons_table(found))
+        say("", verdict(found, depth))
+        if output is not None and not quiet:
+            say("")
+            console().print(f"Certificates and figures: {output}", markup=False, soft_wrap=True)
+            say_report(output / "report.html")
+    if done < len(read):
+        raise Stopped(f"after {done} of {len(read)} samples; {kept(output)}")
+
+
+def certified(
+    net: "Transformer",
+    X: "Tensor",
+    padding: "Tensor",
+    theorems: list[str] | None,
+    title: str,
+    quiet: bool,
+) -> "tuple[Certificates, int]":
+    """The certificates sample by sample, and of how many: after Ctrl-C of those that were finished."""
+    import polars as pl
+
+    from rankscope.cli.show import progress
+    from rankscope.theory import Certificates, certify
+
+    parts: list[Certificates] = []
+    try:
+        with progress(quiet) as start:
+            bar = start(title)
+            for sample in range(len(X)):
+                bar(sample, len(X), f"{title}, sample {sample + 1} of {len(X)}")
+                parts.append(certify(net, X[sample : sample + 1], padding[sample : sample + 1], theorems))
+    except KeyboardInterrupt:
+        if not parts:
+            raise
+    order = pl.Enum(parts[0].theorems)
+    table = pl.concat(part.table.with_columns(sample=pl.lit(k, pl.Int64)) for k, part in enumerate(parts))
+    table = table.sort(pl.col("theorem").cast(order), "sample", "layer")
+    manifest = parts[0].manifest
+    counts = [part.manifest["networks"][0]["checks"]["tokens"][0] for part in parts]
+    manifest["networks"][0]["checks"].update(samples=len(parts), tokens=counts)
+    return Certificates(table, manifest), len(parts)
 
 
 def write(found: "Certificates", folder: Path) -> None:
@@ -100,30 +176,39 @@ def write(found: "Certificates", folder: Path) -> None:
 
 
 def summary_table(found: "Certificates") -> "Table":
-    """A line per theorem whose hypotheses are met from layer 1 on: bound and measurement at the last layer at
-    which it says something."""
+    """Two lines per theorem whose hypotheses are met from layer 1 on: bound and measurement at the last layer
+    at which it says something, and beneath them both by layer, on one scale."""
     import polars as pl
-    from rich.table import Table
 
-    table = Table(title="bounds whose hypotheses are met", title_justify="left", box=None)
+    from rankscope.cli.show import console, sparklines, titled
+
+    legend = (
+        "res: ‖X−1xᵀ‖₁,∞   µ: ‖X−1xᵀ‖F   D: largest distance   rank: affine\n"
+        "Slack in decades. Beneath: measured and bound by layer, on one scale."
+    )
+    table = titled("bounds whose hypotheses are met", legend)
+    wide = console().width >= 72  # in little room numbers are left out, never cut
     table.add_column("theorem", no_wrap=True)
-    table.add_column("layers", no_wrap=True)
+    if wide:
+        table.add_column("layers", no_wrap=True)
     for heading in ("at", "", "measured", "", "bound", "slack"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in found.summary().filter(pl.col("met_to") > 0).iter_rows(named=True):
         says = row["says_at"] is not None
+        means = found.of(row["theorem"]).group_by("layer").agg(
+            pl.col("log10_measured", "log10_bound").mean()
+        ).sort("layer").head(row["met_to"])  # fmt: skip
+        measured, bound = sparklines(means["log10_measured"].to_list(), means["log10_bound"].to_list())
         table.add_row(
             row["theorem"],
-            f"1–{row['met_to']}",
+            *([f"1–{row['met_to']}"] if wide else []),
             str(row["says_at"] or row["met_to"]),
             SYMBOLS[row["quantity"]],
-            _number(row["quantity"], row["log10_measured"]),
+            f"{_number(row['quantity'], row['log10_measured'])}\n{measured}",
             "≤" if row["kind"] == "upper" else "≥",
-            _number(row["quantity"], row["log10_bound"]) if says else "vacuous",
+            f"{_number(row['quantity'], row['log10_bound']) if says else 'vacuous'}\n{bound}",
             f"{row['slack']:.3g}" if says else "",
         )
-    table.caption = "res: ‖X−1xᵀ‖₁,∞   µ: ‖X−1xᵀ‖F   D: largest distance   rank: affine. Slack in decades."
-    table.caption_justify = "left"
     return table
 
 
@@ -145,6 +230,12 @@ def reasons_table(found: "Certificates") -> "Table":
     for (says, limit), numbers in failing.items():
         table.add_row(says, f"{next(iter(numbers.values())):.4g}", limit, ", ".join(numbers))
     return table
+
+
+def threshold_is_a_share(threshold: float) -> None:
+    """Refuse a threshold that is none, before anything is computed."""
+    if not (math.isfinite(threshold) and threshold > 0):
+        raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold:g}")
 
 
 def verdict(found: "Certificates", depth: "CollapseDepth") -> str:

@@ -7,10 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
-from rankscope.cli.show import console, drawn, machine, progress, say, say_report, sparkline
+from rankscope.cli.asked import CHARACTERS
+from rankscope.cli.show import console, drawn, machine, progress, say, say_report, sparkline, titled
+from rankscope.cli.voice import Stopped, complain
 from rankscope.errors import RankscopeError, TokensError
 from rankscope.files import writable_folder
 
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.profiles import Gatherer, Summary
     from rankscope.sources import Excerpts
-
-CHARACTERS = 64
-"""An excerpt is read up to so many characters a token: no vocabulary has words as long on the average."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +48,7 @@ def measure_text(
     after that of what was done."""
     from rankscope.cli.measure import fallbacks, title_of, write_run
     from rankscope.nets import named_variant
+    from rankscope.report import verdict
     from rankscope.sources import excerpts
     from rankscope.sources.texts import LONGEST
 
@@ -79,12 +78,16 @@ def measure_text(
         say(*fallbacks(summary))
         if summary.quantiles != "exact":
             say(f"Quantiles: {summary.quantiles}.")
+        say("", verdict(summary))
         if written and not quiet:
+            say("")
             say_report(written)
     if end is not None:
         again = "no checkpoint without -o" if output is None else "the same command goes on from here"
-        stopped = f"rankscope: stopped after {summary.excerpts} excerpts; {again}"
-        Console(stderr=True, highlight=False, soft_wrap=True).print(stopped, markup=False)
+        stopped = f"after {summary.excerpts} excerpts; {again}"
+        if isinstance(end, KeyboardInterrupt):
+            raise Stopped(stopped) from end
+        complain(f"stopped {stopped}")
         raise end
 
 
@@ -140,7 +143,7 @@ def summary_table(summary: "Summary", metric: str) -> Table:
     first = 0 if each.of == "tokens" else 1  # there is no attention at layer 0
     title = f"{metric}: {each.symbol}, median of {summary.excerpts} excerpts"
     beneath = "Beneath each median the quartiles."
-    table = Table(title=title, title_justify="left", caption=beneath, caption_justify="left", box=None)
+    table = titled(title, beneath)
     table.add_column("variant", overflow="fold")
     if several:
         table.add_column("arithmetic", no_wrap=True)

@@ -1,11 +1,9 @@
 """`rankscope demo`: the main job on the embedded default model, and its report."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from rankscope.cli.options import Json, Quiet
+from rankscope.cli.options import Folder, Json, Quiet
 
 if TYPE_CHECKING:
     import polars as pl
@@ -26,22 +24,17 @@ DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 """Of which the cloud and the spectra are drawn."""
 
 
-def demo(
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder for the tables, figures, manifest and report.")
-    ] = Path("runs/demo"),
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Measure MiniLM, a trained BERT, with and without its parts; take it apart; certify it; write a "
-    "report."""
-    from rankscope.cli.measure import about, measured, passages, title_of, write_run
-    from rankscope.cli.pictures import pictures
+def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet = False) -> None:
+    """Measure MiniLM, a trained BERT, with and without its parts, take it apart, certify it: a report."""
+    from rankscope.cli.asked import bundled
+    from rankscope.cli.measure import about, end_if_stopped, measured, title_of, write_run
     from rankscope.cli.show import console, machine, profile_table, say, say_report
+    from rankscope.files import writable_folder
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict
     from rankscope.sources import load
 
+    writable_folder(output)
     if not (quiet or as_json):
         say(
             "MiniLM (all-MiniLM-L6-v2), a trained English BERT of 6 layers, reads 4 excerpts of Moby Dick, "
@@ -49,22 +42,46 @@ def demo(
             "attention alone (san). In deviation arithmetic, which has no floor.\n"
         )
     net = load("minilm")
-    texts = passages(samples=4, tokens=128)
+    texts = bundled(samples=4, tokens=128)
     X, padding = net.encode(texts, 128)
     variants, metrics = list(VARIANTS), list(DEFAULT_METRICS)
     profile = measured(net, X, padding, variants, metrics, ["deviation"], quiet or as_json)
     profile.manifest.update(about(net, "minilm"))
-    tables = pictures(net, DRAWN, X, padding, texts, 128)
-    found, closure = _paths(net, X[:, :64], padding[:, :64])
-    profile.manifest["closure"] = closure
-    _certify(net, X[:2, :32], padding[:2, :32], output, profile.manifest)
-    report = write_run(profile, output, title_of(net), {**tables, **found})
+    tables = {}
+    if "stopped" not in profile.manifest:
+        tables = _more(net, X, padding, texts, output, profile.manifest, quiet or as_json)
+    report = write_run(profile, output, title_of(net), tables)
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts(), "report": str(report)})
-        return
-    console().print(profile_table(profile, "relative_residual"))
-    say("", verdict(profile), "")
-    say_report(report)
+    else:
+        console().print(profile_table(profile, "relative_residual"))
+        say("", verdict(profile))
+        if not quiet:
+            say("")
+            say_report(report)
+    end_if_stopped(profile, output)
+
+
+def _more(
+    net: "Transformer",
+    X: "Tensor",
+    padding: "Tensor",
+    texts: list[str],
+    folder: Path,
+    manifest: dict[str, Any],
+    quiet: bool,
+) -> "dict[str, pl.DataFrame]":
+    """What the report shows beside the curves: the cloud, the spectra, paths, and certificates."""
+    from rankscope.cli.pictures import pictures
+    from rankscope.cli.show import progress
+
+    tables = pictures(net, DRAWN, X, padding, texts, 128, quiet)
+    with progress(quiet) as start:
+        start("paths, certificates")
+        found, closure = _paths(net, *net.encode(texts, 64))
+        manifest["closure"] = closure
+        _certify(net, *net.encode(texts[:2], 32), folder, manifest)
+    return {**tables, **found}
 
 
 def _paths(net: "Transformer", X: "Tensor", padding: "Tensor") -> "tuple[dict[str, pl.DataFrame], float]":

@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.cli.options import Json
+from rankscope.cli import names
+from rankscope.cli.complete import one
+from rankscope.cli.options import TEXT, Json, Quiet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,11 +17,23 @@ SHOWN = ["complete", "causal", "window:1", "unidirectional", "dilated:2:2", "str
 
 def masks(
     specs: Annotated[
-        list[str] | None, typer.Argument(help="Masks, as in 'window:2' or 'causal&window:4'.")
+        list[str] | None,
+        typer.Argument(
+            metavar="MASK",
+            help="As in window:2 or 'causal&window:4'.",
+            show_default="one of each kind",
+            autocompletion=one(names.MASKS),
+        ),
     ] = None,
-    tokens: Annotated[int, typer.Option(min=1, max=4096, help="Number of tokens.")] = 16,
-    picture: Annotated[bool, typer.Option(help="Draw each mask: rows attend to columns.")] = False,
+    tokens: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, max=4096, help="Tokens that they join.", rich_help_panel=TEXT),
+    ] = 16,
+    picture: Annotated[
+        bool, typer.Option("--picture", metavar=" ", help="Draw each: rows attend to columns.")
+    ] = False,
     as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
     """Masks as graphs: edges, centres, connectivity, radius and diameter.
 

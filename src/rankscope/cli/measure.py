@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rankscope.cli.asked import bundled, described, excerpts_of, listed, network
 from rankscope.cli.options import (
-    Batch,
+    DEFAULT_METRICS,
+    TEXT,
+    Arithmetic,
+    Device,
     Field,
     Init,
     Json,
-    Limit,
+    Layers,
+    Mask,
+    Metrics,
     Model,
     Output,
     Quiet,
-    Samples,
     Seed,
     Split,
     Text,
     Tokens,
+    Variants,
 )
 
 if TYPE_CHECKING:
@@ -33,26 +39,32 @@ if TYPE_CHECKING:
 
 def measure(
     model: Model = "minilm",
-    variants: Annotated[
-        str, typer.Option(help="Comma-separated: transformer, san, san+skip, san+norm+skip, san+mlp, ...")
-    ] = "san,san+mlp,san+skip,transformer",
-    metrics: Annotated[
-        str, typer.Option(help="Comma-separated names; the first is drawn.")
-    ] = "relative_residual,residual,relative_mu,mu",
-    arithmetic: Annotated[
-        str, typer.Option(help="deviation, float64, float32, bfloat16; several, comma-separated; or all.")
-    ] = "deviation",
-    mask: Annotated[str | None, typer.Option(help="A mask in place of the model's own.")] = None,
-    layers: Annotated[int | None, typer.Option(min=1, help="Repeat the layers to this depth.")] = None,
-    init: Init = "bert",
-    tokens: Tokens = 128,
-    samples: Samples = 4,
+    variants: Variants = "san,san+mlp,san+skip,transformer",
+    mask: Mask = None,
+    layers: Layers = None,
+    init: Init = None,
+    seed: Seed = None,
+    device: Device = "cpu",
     text: Text = None,
     split: Split = "auto",
     field: Field = "text",
-    limit: Limit = None,
-    batch: Batch = 16,
-    seed: Seed = 0,
+    samples: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="So many excerpts, from the first.",
+            show_default="4, or all of --text",
+            rich_help_panel=TEXT,
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, hidden=True, help="Same as --samples.")] = None,
+    tokens: Tokens = 128,
+    batch: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Excerpts run together.", rich_help_panel=TEXT)
+    ] = 16,
+    metrics: Metrics = DEFAULT_METRICS,
+    arithmetic: Arithmetic = "deviation",
     output: Output = None,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -67,36 +79,54 @@ def measure(
     """
     from rankscope.cli.pictures import pictures
     from rankscope.cli.show import console, machine, profile_table, say, say_report
-    from rankscope.profiles import ARITHMETICS
-    from rankscope.sources import named_network
+    from rankscope.files import writable_folder
+    from rankscope.report import verdict
 
-    net = named_network(model, seed, init)
-    if mask is not None or layers is not None:
-        net = net.variant(mask=mask, layers=layers)
-    names, numbers = listed("variants", variants), listed("metrics", metrics)
-    arithmetics = listed("arithmetic", arithmetic)
-    arithmetics = list(ARITHMETICS) if "all" in arithmetics else arithmetics
+    names, numbers, arithmetics = checked(variants, metrics, arithmetic)
+    net = network(model, mask, layers, init, seed, device)
+    samples = limit if samples is None else samples
     if text is not None:
         from rankscope.cli.corpus import Corpus, measure_text
 
-        corpus = Corpus(text, split, field, limit, batch, tokens)
+        corpus = Corpus(text, split, field, samples, batch, tokens)
         measure_text(net, corpus, names, numbers, arithmetics, output, about(net, model), as_json, quiet)
         return
-    X, padding = prose(net, samples, tokens)
+    read = excerpts_of(None, split, field, samples or 4, tokens)
+    if output is not None:
+        writable_folder(output)
+    X, padding = net.encode(read, tokens)
     profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json)
-    profile.manifest.update(about(net, model))
+    profile.manifest.update(**about(net, model), **described(None, split, field, read, tokens))
     written = None
     if output is not None:
-        tables = pictures(net, names, X, padding, passages(samples, tokens), tokens)
+        stopped = "stopped" in profile.manifest
+        tables = {} if stopped else pictures(net, names, X, padding, read, tokens, quiet or as_json)
         written = write_run(profile, output, title_of(net), tables)
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts()})
-        return
-    console().print(profile_table(profile, numbers[0]))
-    for line in fallbacks(profile):
-        say(line)
-    if written and not quiet:
-        say_report(written)
+    else:
+        console().print(profile_table(profile, numbers[0]))
+        say(*fallbacks(profile), "", verdict(profile))
+        if written and not quiet:
+            say("")
+            say_report(written)
+    end_if_stopped(profile, output)
+
+
+def checked(variants: str, metrics: str, arithmetic: str) -> tuple[list[str], list[str], list[str]]:
+    """The names in these options: metrics and arithmetics are known before a model is loaded for them."""
+    from rankscope.errors import MetricError, one_of
+    from rankscope.metrics import metric
+    from rankscope.profiles import ARITHMETICS
+
+    names, numbers = listed("variants", variants), listed("metrics", metrics)
+    arithmetics = listed("arithmetic", arithmetic)
+    for number in numbers:
+        metric(number)
+    for each in arithmetics:
+        if each not in (*ARITHMETICS, "all"):
+            raise MetricError(one_of("arithmetic", each, [*ARITHMETICS, "all"]))
+    return names, numbers, list(ARITHMETICS) if "all" in arithmetics else arithmetics
 
 
 def command() -> str:
@@ -119,21 +149,7 @@ def title_of(net: "Transformer") -> str:
 
 def prose(net: "Transformer", samples: int, tokens: int) -> tuple["Tensor", "Tensor"]:
     """Excerpts of the bundled text as tokens for this network."""
-    return net.encode(passages(samples, tokens), tokens)
-
-
-def passages(samples: int, tokens: int) -> list[str]:
-    """So many excerpts of the bundled text, each of at least so many tokens."""
-    from rankscope.errors import TokensError
-    from rankscope.sources import bundled_excerpts
-
-    excerpts = bundled_excerpts(tokens)
-    if len(excerpts) < samples:
-        raise TokensError(
-            f"the bundled prose must have {samples} excerpts of {tokens} tokens; it has {len(excerpts)}: "
-            "ask for fewer samples or tokens"
-        )
-    return excerpts[:samples]
+    return net.encode(bundled(samples, tokens), tokens)
 
 
 def measured(
@@ -145,23 +161,63 @@ def measured(
     arithmetics: list[str],
     quiet: bool,
 ) -> "Profile":
-    """Every variant in every arithmetic, with progress on stderr."""
-    from rankscope.cli.show import progress
+    """Every variant in every arithmetic, with progress on stderr. After Ctrl-C those that were finished, and
+    the manifest says so."""
     from rankscope.nets import named_variant
+
+    nets = {name: named_variant(net, name) for name in variants}
+    return together({name: (each, X, padding) for name, each in nets.items()}, metrics, arithmetics, quiet)
+
+
+def together(
+    jobs: "dict[str, tuple[Transformer, Tensor, Tensor]]",
+    metrics: list[str],
+    arithmetics: list[str],
+    quiet: bool,
+    beside: "list[Profile] | None" = None,
+) -> "Profile":
+    """Networks by name on their tokens, and profiles that are there already, as one profile."""
+    from rankscope.cli.show import steps
     from rankscope.profiles import Profile
     from rankscope.profiles import measure as measure_network
 
-    nets = {name: named_variant(net, name) for name in variants}
-    profiles = []
-    with progress(quiet) as start:
-        for name, variant in nets.items():
-            for arithmetic in arithmetics:
-                bar = start(f"{name}, {arithmetic}")
-                found = measure_network(variant, X, padding, metrics, arithmetic, variant=name, progress=bar)
+    profiles = list(beside or [])
+    asked = [(name, arithmetic) for name in jobs for arithmetic in arithmetics]
+    finished: list[str] = []
+    weights = [float(X.numel() * net.arch.width * net.arch.layers) for net, X, _ in jobs.values()]
+    try:
+        with steps(quiet, [weight for weight in weights for _ in arithmetics]) as step:
+            for name, arithmetic in asked:
+                net, X, padding = jobs[name]
+                tell = step(f"{name}, {arithmetic}")
+                found = measure_network(net, X, padding, metrics, arithmetic, variant=name, progress=tell)
                 # What fell back to float64 may have been asked for as well.
                 if found.arithmetics == [arithmetic] or found.arithmetics[0] not in arithmetics:
                     profiles.append(found)
+                finished.append(f"{name} in {arithmetic}" if len(arithmetics) > 1 else name)
+    except KeyboardInterrupt:
+        if not profiles:
+            raise
+        profile = Profile.join(profiles)
+        profile.manifest["stopped"] = {"finished": finished, "asked": len(asked)}
+        return profile
     return Profile.join(profiles)
+
+
+def end_if_stopped(profile: "Profile", output: Path | None) -> None:
+    """After Ctrl-C, when what was finished has been shown and written: say what that is, and end."""
+    from rankscope.cli.voice import Stopped
+
+    stopped = profile.manifest.get("stopped")
+    if stopped is None:
+        return
+    finished = ", ".join(stopped["finished"]) or "none"
+    raise Stopped(f"after {len(stopped['finished'])} of {stopped['asked']} ({finished}); {kept(output)}")
+
+
+def kept(output: Path | None) -> str:
+    """Where the part that was done lies."""
+    return "nothing is written without -o" if output is None else f"these are written to {output}"
 
 
 def fallbacks(profile: "Profile | Summary") -> list[str]:
@@ -184,13 +240,3 @@ def write_run(
     from rankscope.report import write_run_directory
 
     return write_run_directory(profile, folder, title, tables)
-
-
-def listed(option: str, text: str) -> list[str]:
-    """The names of a comma-separated option, each once."""
-    from rankscope.errors import RankscopeError
-
-    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not parts:
-        raise RankscopeError(f"--{option} must name at least one; got {text!r}")
-    return parts

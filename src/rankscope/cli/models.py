@@ -32,6 +32,8 @@ def models(as_json: Json = False, quiet: Quiet = False) -> None:
     say("By name, trained: minilm (the demo extra).")
     say("Loaded: a directory or an id on the hub, of one of these families.\n")
     console().print(_table(found))
+    if quiet:
+        return
     say(
         "",
         "Parity: the largest difference between the canonical network and the original, in float64, on a "

@@ -5,70 +5,133 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.cli.options import Init, Json, Model, Output, Quiet, Samples, Seed, Tokens
+from rankscope.cli.asked import described, excerpts_of, network
+from rankscope.cli.options import (
+    RESULT,
+    Device,
+    Field,
+    Init,
+    Json,
+    Layers,
+    Mask,
+    Model,
+    Output,
+    Quiet,
+    Samples,
+    Seed,
+    Split,
+    Text,
+    Tokens,
+    Variant,
+)
 
 if TYPE_CHECKING:
     import polars as pl
     from rich.table import Table
 
-    from rankscope.paths import ByLength, Decomposition
+    from rankscope.nets import Transformer
+    from rankscope.paths import ByLength, Decomposition, Heaviest
 
 
 def paths(
     model: Model = "minilm",
-    variant: Annotated[
-        str, typer.Option(help="transformer, san, san+skip, san+norm+skip, ...")
-    ] = "transformer",
-    init: Init = "bert",
-    top: Annotated[int, typer.Option(min=0, help="So many of the heaviest single paths.")] = 0,
-    tokens: Tokens = 64,
+    variant: Variant = "transformer",
+    mask: Mask = None,
+    layers: Layers = None,
+    init: Init = None,
+    seed: Seed = None,
+    device: Device = "cpu",
+    text: Text = None,
+    split: Split = "auto",
+    field: Field = "text",
     samples: Samples = 4,
-    seed: Seed = 0,
+    tokens: Tokens = 64,
+    top: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="List the N heaviest single paths.", rich_help_panel=RESULT),
+    ] = 0,
     output: Output = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Take a network apart into paths: one head, or none, in every layer. All of them, exactly.
 
-    Attention, norms and activations are frozen as measured on excerpts of Moby Dick; the terms of all paths
-    then add up to the output, and are summed by length, layer and head.
+    Attention, norms and activations are frozen as measured on the text; the terms of all paths then add up to
+    the output, and are summed by length, layer and head.
     """
-    from rankscope.cli.measure import about, prose
-    from rankscope.cli.show import console, machine, say, say_report
+    from rankscope.cli.measure import about, kept
+    from rankscope.cli.show import console, machine, progress, say, say_report
+    from rankscope.cli.voice import Stopped
+    from rankscope.files import writable_folder
     from rankscope.nets import named_variant
-    from rankscope.paths import decompose
-    from rankscope.sources import named_network
 
-    net = named_variant(named_network(model, seed, init), variant)
-    d = decompose(net, *prose(net, samples, tokens))
-    found = d.by_length()
-    heads = d.by_head()
-    heaviest = d.top(top) if top else None
-    manifest = {**about(net, model), "variant": variant, "tokens": tokens, "samples": samples,
+    read = excerpts_of(text, split, field, samples, tokens)
+    net = named_variant(network(model, mask, layers, init, seed, device), variant)
+    if output is not None:
+        writable_folder(output)
+    d, found, heads, heaviest, stopped = taken_apart(net, read, tokens, top, quiet or as_json)
+    manifest = {**about(net, model), "variant": variant, **described(text, split, field, read, tokens),
                 "architecture": net.arch.to_dict(), "closure": found.closure}  # fmt: skip
     if output is not None:
-        write(d, found, heads, output, manifest)
+        with progress(quiet or as_json) as start:
+            start("single paths by length, figures")
+            if heads is None:
+                write_lengths(found, output, manifest)
+            else:
+                write(d, found, heads, output, manifest)
     if as_json:
-        listed = None if heaviest is None else heaviest.__dict__
         machine(
             {
                 "manifest": manifest,
                 "lengths": found.table.to_dicts(),
-                "heads": heads.to_dicts(),
-                "top": listed,
+                "heads": None if heads is None else heads.to_dicts(),
+                "top": None if heaviest is None else heaviest.__dict__,
             }
         )
-        return
-    console().print(lengths_table(found))
-    say(f"The parts add up to the output within {found.closure:.0e} of it.", "")
-    console().print(heads_table(heads))
-    if heaviest is not None:
-        say("", _proved(heaviest.proved, len(heaviest.paths), heaviest.looked_at))
-        for path, weight in zip(heaviest.paths, heaviest.weights, strict=True):
-            say(f"  {weight:10.4g}  {' '.join('·' if head is None else str(head) for head in path)}")
-    if output is not None and not quiet:
-        say("", f"Tables and figures: {output}")
-        say_report(output / "report.html")
+    else:
+        console().print(lengths_table(found))
+        say(f"The parts add up to the output within {found.closure:.0e} of it.")
+        if heads is not None:
+            say("")
+            console().print(heads_table(heads))
+        if heaviest is not None:
+            say("", _proved(heaviest.proved, len(heaviest.paths), heaviest.looked_at))
+            for path, weight in zip(heaviest.paths, heaviest.weights, strict=True):
+                say(f"  {weight:10.4g}  {' '.join('·' if head is None else str(head) for head in path)}")
+        if output is not None and not quiet:
+            say("")
+            console().print(f"Tables and figures: {output}", markup=False, soft_wrap=True)
+            say_report(output / "report.html")
+    if stopped:
+        done = "lengths" if heads is None else "lengths and heads"
+        raise Stopped(f"after {done}; {kept(output)}")
+
+
+def taken_apart(
+    net: "Transformer", read: list[str], tokens: int, top: int, quiet: bool
+) -> "tuple[Decomposition, ByLength, pl.DataFrame | None, Heaviest | None, bool]":
+    """The decomposition, its lengths, its heads, its heaviest paths, and whether Ctrl-C came before all of
+    them were there."""
+    from rankscope.cli.show import steps
+    from rankscope.paths import decompose
+
+    found = heads = heaviest = None
+    weights = [1.0, 2.0, 2.0, *([60.0] if top else [])]  # as they are for a BERT-base
+    try:
+        with steps(quiet, weights) as step:
+            step("the network, frozen")
+            d = decompose(net, *net.encode(read, tokens))
+            step("lengths")
+            found = d.by_length()
+            step("heads")
+            heads = d.by_head()
+            if top:
+                heaviest = d.top(top, progress=step("heaviest single paths"))
+    except KeyboardInterrupt:
+        if found is None:
+            raise
+        return d, found, heads, None, True
+    return d, found, heads, heaviest, False
 
 
 def write(
@@ -91,11 +154,27 @@ def write(
     write_report([folder], folder / "report.html")
 
 
+def write_lengths(found: "ByLength", folder: Path, manifest: dict[str, Any]) -> None:
+    """What there is of a run that was stopped before its heads."""
+    import json
+
+    from rankscope.figures import save
+    from rankscope.files import write_text
+    from rankscope.report import write_report, write_tables
+
+    write_tables(folder, {"lengths": found.table}, manifest)
+    save(found.plot(), folder / "lengths")
+    write_text(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+    write_report([folder], folder / "report.html")
+
+
 def lengths_table(found: "ByLength") -> "Table":
-    """A line for each length: how many paths, what they share, how uniform their sum is."""
+    """A line for each length: how many paths, what they share, how uniform their sum is; and the shares and
+    residuals of all lengths as curves."""
     import polars as pl
     from rich.table import Table
 
+    from rankscope.cli.show import drawn, sparkline, thinned
     from rankscope.figures import power
 
     table = Table(title="paths by length, mean over samples", title_justify="left", box=None)
@@ -120,32 +199,39 @@ def lengths_table(found: "ByLength") -> "Table":
             power_of(own["norm"]) if exists else "–",
             f"{residual} ○" if exists and own["below_floor"] else residual,
         )
+    curves = means.filter(start="embedding").sort("length")
+    shares, residuals = curves["share"].to_list(), curves["relative_residual"].to_list()
+    table.caption = f"share {sparkline(thinned(shares))}   res / norm {sparkline(drawn(residuals))}"
+    table.caption_justify = "left"
     return table
 
 
 def heads_table(heads: "pl.DataFrame") -> "Table":
     """The heads through which most of the output passes, and those that average most."""
     import polars as pl
-    from rich.table import Table
+
+    from rankscope.cli.show import console, titled
 
     means = heads.group_by("layer", "head").agg(
         pl.col("share", "residual_share", "contraction", "averaging", "dobrushin").mean()
     )
-    table = Table(title="heads, mean over samples", title_justify="left", box=None)
-    for heading in ("layer", "head", "share", "of residual", "contraction", "averaging", "dobrushin"):
+    below = "Above: those that carry most of the output. Below: those that average most."
+    table = titled("heads, mean over samples", below)
+    columns = {"share": "share", "of residual": "residual_share", "contraction": "contraction",
+               "averaging": "averaging", "dobrushin": "dobrushin"}  # fmt: skip
+    if console().width < 72:
+        del columns["contraction"]  # in little room numbers are left out, never cut
+    for heading in ("layer", "head", *columns):
         table.add_column(heading, justify="right", no_wrap=True)
     carrying = means.sort(pl.col("share").abs(), descending=True).head(5)
     contracting = means.filter(pl.col("averaging").is_finite()).sort("averaging").head(3)
-    for number, part in enumerate((carrying, contracting)):
-        if number:
-            table.add_section()
+    for place, part in enumerate((carrying, contracting)):
+        if place:
+            table.add_row()
         for row in part.iter_rows(named=True):
-            shares = [f"{row[name]:+.3f}" for name in ("share", "residual_share")]
-            factors = [f"{row[name]:.3f}" for name in ("contraction", "averaging", "dobrushin")]
-            shown = ["–" if "nan" in number else number for number in (*shares, *factors)]  # noise
+            numbers = [f"{row[name]:{'+' if 'share' in name else ''}.3f}" for name in columns.values()]
+            shown = ["–" if "nan" in number else number for number in numbers]  # noise
             table.add_row(str(row["layer"]), str(row["head"]), *shown)
-    table.caption = "Above: those that carry most of the output. Below: those that average most."
-    table.caption_justify = "left"
     return table
 
 

@@ -20,8 +20,10 @@ def pictures(
     padding: "Tensor",
     texts: Sequence[str],
     tokens: int,
+    quiet: bool,
 ) -> "dict[str, pl.DataFrame]":
     """Tables by their known names. `texts` are those that X was encoded from."""
+    from rankscope.cli.show import progress
     from rankscope.nets import named_variant
     from rankscope.profiles.cloud import cloud
     from rankscope.profiles.spectra import spectra
@@ -30,7 +32,9 @@ def pictures(
     if "transformer" in variants and "transformer" not in chosen:
         chosen[-1] = "transformer"
     nets = {name: named_variant(net, name) for name in chosen}
-    return {
-        "cloud": cloud(nets, X, padding, net.words(texts[:1], tokens)),
-        "spectrum": spectra(nets, X, padding, samples=2),
-    }
+    with progress(quiet) as start:
+        start("token cloud, singular values")
+        return {
+            "cloud": cloud(nets, X, padding, net.words(texts[:1], tokens)),
+            "spectrum": spectra(nets, X, padding, samples=2),
+        }

@@ -1,11 +1,14 @@
 """`rankscope reproduce`: both papers, figure by figure, with the published numbers beside ours."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.cli.options import Json, Quiet
+from rankscope.cli import names
+from rankscope.cli.complete import figure as complete_figure
+from rankscope.cli.complete import one, several
+from rankscope.cli.options import NETWORK, Device, Folder, Json, Quiet
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,18 +17,30 @@ if TYPE_CHECKING:
 
 
 def reproduce(
-    paper: Annotated[str, typer.Argument(help="dong2021, wu2024, or all.")] = "all",
-    figure: Annotated[str | None, typer.Argument(help="A figure of it; left out: all.")] = None,
+    paper: Annotated[
+        str,
+        typer.Argument(
+            metavar="PAPER", help="dong2021, wu2024, or all.", autocompletion=one([*names.FIGURES, "all"])
+        ),
+    ] = "all",
+    figure: Annotated[
+        str | None,
+        typer.Argument(metavar="FIGURE", help="One of it; left out: all.", autocompletion=complete_figure),
+    ] = None,
     full: Annotated[
         bool, typer.Option("--full/--quick", help="The papers' sizes, or minutes on two cores.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda: where networks run and train.")] = "cpu",
     models: Annotated[
-        str, typer.Option(help="Comma-separated hub ids or directories of trained models, for those at hand.")
+        str,
+        typer.Option(
+            metavar="NAMES",
+            help="Comma-separated hub ids or directories of trained models, for those at hand.",
+            rich_help_panel=NETWORK,
+            autocompletion=several(names.MODELS[:1]),
+        ),
     ] = "",
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="Folder for figures, tables and REPRODUCTION.md.")
-    ] = Path("runs/reproduce"),
+    device: Device = "cpu",
+    output: Folder = Path("runs/reproduce"),
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -35,40 +50,52 @@ def reproduce(
     """
     from dataclasses import asdict
 
-    from rich.console import Console
-
-    from rankscope.cli.show import console, machine, say, say_report
+    from rankscope.cli.show import console, machine, progress, say, say_report
+    from rankscope.cli.voice import Stopped
     from rankscope.files import writable_folder
+    from rankscope.nets.transformer import refuse_absent
     from rankscope.report import write_report
     from rankscope.studies import Setup, chosen, write_page
     from rankscope.studies import reproduce as run
 
     studies = chosen(paper, figure)
+    refuse_absent(device)
     writable_folder(output)
     named = tuple(name.strip() for name in models.split(",") if name.strip())
-    told = Console(stderr=True, highlight=False)
+    answers: list[dict[str, Any]] = []
+    page = None
+    try:
+        with progress(quiet or as_json) as start:
+            bar = start("")
+            for number, study in enumerate(studies):
+                bar(number, len(studies), study.name)
 
-    def tell(what: str) -> None:
-        if not (quiet or as_json):
-            told.print(f"  {what}", markup=False)
+                def tell(what: str, number: int = number, name: str = study.name) -> None:
+                    bar(number, len(studies), f"{name}: {what}")
 
-    setup = Setup(folder=output, full=full, device=device, models=named, say=tell)
-    answers = []
-    for study in studies:
-        tell(f"{study.name}: {study.title}")
-        found = run(study, setup)
-        page = write_page(setup)
-        answers.append({"study": study.name, "comparisons": [asdict(each) for each in found.comparisons],
-                        "notes": found.notes})  # fmt: skip
-        if not as_json:
-            console().print(comparison_table(study, found))
-            say(*found.notes, "")
-    written = write_report([page.parent], page.parent / "report.html")
+                setup = Setup(folder=output, full=full, device=device, models=named, say=tell)
+                found = run(study, setup)
+                page = write_page(setup)
+                answers.append({"study": study.name, "comparisons": [asdict(each) for each in
+                                found.comparisons], "notes": found.notes})  # fmt: skip
+                if not as_json:
+                    with start.aside():
+                        console().print(comparison_table(study, found))
+                        say(*found.notes, "")
+    except KeyboardInterrupt as stop:
+        if as_json:
+            machine(answers)
+        raise Stopped(
+            f"in {studies[len(answers)].name}, after {len(answers)} of {len(studies)}; the same command goes "
+            "on from here"
+        ) from stop
+    written = None if page is None else write_report([page.parent], page.parent / "report.html")
     if as_json:
         machine(answers)
     elif not quiet:
-        say(f"Written: {page}")
-        say_report(written)
+        console().print(f"Written: {page}", markup=False, soft_wrap=True)
+        if written is not None:
+            say_report(written)
 
 
 def comparison_table(study: "Study", found: "Outcome") -> "Table":

@@ -6,21 +6,31 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
     from rankscope.profiles import Profile
 
+T = TypeVar("T")
 BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+class _Results(Console):
+    """A console that leaves a closed pipe to whoever ends the command."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich would leave by itself, with exit code 1."""
+        raise BrokenPipeError
 
 
 def console() -> Console:
     """Where results go."""
-    return Console(highlight=False)
+    return _Results(highlight=False, emoji=False)  # :a: may be the name of a run
 
 
 def say(*lines: str) -> None:
@@ -49,24 +59,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-@contextmanager
-def progress(quiet: bool) -> Iterator[Callable[[str], "Bar"]]:
-    """A factory of progress callbacks: `bar = start("bert-base, san")`, then `bar(done, total)`."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    out = Console(stderr=True)
-    with Progress(*columns, console=out, transient=True, disable=quiet or not out.is_terminal) as bars:
-
-        def start(description: str) -> Bar:
-            task = bars.add_task(description, total=None)
-
-            def bar(done: int, total: int | None, description: str | None = None) -> None:
-                bars.update(task, completed=done, total=total, description=description)
-
-            return bar
-
-        yield start
-
-
+@runtime_checkable
 class Bar(Protocol):
     """Moves a progress bar."""
 
@@ -74,20 +67,142 @@ class Bar(Protocol):
         """So much is done of so much (None where that is not known), and what it is called now."""
 
 
-def sparkline(values: Sequence[float]) -> str:
+Tell = Callable[[int, int], None]
+"""So much of a step is done, of so much."""
+
+
+class Bars:
+    """Makes progress bars: `bar = start("bert-base, san")`, then `bar(done, total)`."""
+
+    def __init__(self, bars: Progress) -> None:
+        self.bars = bars
+
+    def __call__(self, description: str) -> Bar:
+        """A new bar, whose length is not known yet."""
+        task = self.bars.add_task(escape(description), total=None)
+
+        def bar(done: int, total: int | None, description: str | None = None) -> None:
+            named = None if description is None else escape(description)
+            self.bars.update(task, completed=done, total=total, description=named)
+
+        return bar
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """The bars make room for results, which share the terminal with them."""
+        if self.bars.disable:
+            yield
+            return
+        self.bars.stop()
+        try:
+            yield
+        finally:
+            self.bars.start()
+
+
+@contextmanager
+def progress(quiet: bool) -> Iterator[Bars]:
+    """Bars on stderr, where that is a terminal."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("[dim]left[/dim]"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    out = Console(stderr=True, emoji=False)
+    # Rich would send what is printed meanwhile to stderr, with the bars.
+    with Progress(
+        *columns, console=out, transient=True, redirect_stdout=False, disable=quiet or not out.is_terminal
+    ) as bars:
+        yield Bars(bars)
+
+
+@contextmanager
+def steps(quiet: bool, weights: Sequence[float]) -> Iterator[Callable[[str], Tell]]:
+    """One bar for work in several steps, each with its share of the time: `tell = step("san")` begins the
+    next, and `tell(done, total)` says how far it is."""
+    whole, fine = sum(weights) or 1.0, 1000
+    with progress(quiet) as start:
+        bar = start("")
+        begun: list[float] = []
+
+        def step(description: str) -> Tell:
+            before, weight = sum(begun), weights[len(begun)]
+            begun.append(weight)
+
+            def tell(done: int, total: int) -> None:
+                share = (before + weight * done / max(total, 1)) / whole
+                bar(round(fine * share), fine, description)
+
+            tell(0, 1)
+            return tell
+
+        yield step
+
+
+def sparkline(values: Sequence[float | None], limits: tuple[float, float] | None = None) -> str:
     """One character per value, from the lowest (or 0) to the highest; a gap where there is none.
 
     >>> sparkline([1.0, 0.5, 0.0])
     '█▅▁'
     """
-    known = [value for value in values if math.isfinite(value)]
-    low, high = (min(0.0, *known), max(0.0, *known)) if known else (0.0, 0.0)
+    known = [value for value in values if _there(value)]
+    low, high = limits or ((min(0.0, *known), max(0.0, *known)) if known else (0.0, 0.0))
     span = high - low or 1.0
 
-    def block(value: float) -> str:
-        return BLOCKS[round((value - low) / span * 7)] if math.isfinite(value) else " "
+    def block(value: float | None) -> str:
+        return BLOCKS[round((value - low) / span * 7)] if _there(value) else " "
 
     return "".join(block(value) for value in values)
+
+
+def sparklines(*logs: Sequence[float | None]) -> list[str]:
+    """Several curves of log10 on one scale.
+
+    >>> sparklines([0.0, -4.0], [0.0, -2.0])
+    ['█▁', '█▅']
+    """
+    thin = [thinned(each) for each in logs]
+    flat = [value for each in thin for value in each]
+    shown = drawn(flat, len(flat))
+    known = [value for value in shown if _there(value)]
+    limits = (min(0.0, *known), max(0.0, *known)) if known else (0.0, 0.0)
+    parts, at = [], 0
+    for each in thin:
+        parts.append(sparkline(shown[at : at + len(each)], limits))
+        at += len(each)
+    return parts
+
+
+def thinned(values: Sequence[T], most: int = 13) -> Sequence[T]:
+    """At most so many of them, the ends among them."""
+    if len(values) <= most:
+        return values
+    return [values[k * (len(values) - 1) // (most - 1)] for k in range(most)]
+
+
+def drawn(logs: Sequence[float | None], most: int = 13) -> list[float]:
+    """Curves as a sparkline draws them: values; over two decades their log; over fifty its log."""
+    thin = [k if _there(k) else math.nan for k in thinned(logs, most)]
+    known = [k for k in thin if math.isfinite(k)]
+    span = max(known) - min(known) if known else 0.0
+    if span < 2:
+        top = max(known, default=0.0)  # a sparkline has no unit: values beyond floating point are drawn too
+        return [10.0 ** (k - top) for k in thin]
+    if span < 50:
+        return thin
+    return [math.copysign(math.log1p(abs(k)), k) for k in thin]
+
+
+def _there(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
+
+
+def titled(title: str, caption: str = "") -> Table:
+    """A table as wide as its title at least, where the terminal is: a title that breaks reads badly."""
+    widest = max(len(line) for line in (title, *caption.split("\n")))
+    return Table(
+        title=title, title_justify="left", caption=caption or None, caption_justify="left", box=None,
+        min_width=min(widest, console().width),
+    )  # fmt: skip
 
 
 def profile_table(profile: "Profile", metric: str) -> Table:
@@ -98,7 +213,7 @@ def profile_table(profile: "Profile", metric: str) -> Table:
     each, several = metric_named(metric), len(profile.arithmetics) > 1
     first = 0 if each.of == "tokens" else 1  # there is no attention at layer 0
     title = f"{metric}: {each.symbol}, geometric mean over samples"
-    table = Table(title=title, title_justify="left", box=None)
+    table = titled(title)
     table.add_column("variant", overflow="fold")
     if several:
         table.add_column("arithmetic", no_wrap=True)
@@ -120,16 +235,3 @@ def profile_table(profile: "Profile", metric: str) -> Table:
             "" if floor is None else f"from {floor}",
         )
     return table
-
-
-def drawn(logs: Sequence[float], most: int = 13) -> list[float]:
-    """Curves as a sparkline draws them: values; over two decades their log; over fifty its log."""
-    if len(logs) > most:
-        logs = [logs[k * (len(logs) - 1) // (most - 1)] for k in range(most)]
-    known = [k for k in logs if math.isfinite(k)]
-    span = max(known) - min(known) if known else 0.0
-    if span < 2:
-        return [10**k for k in logs]
-    if span < 50:
-        return list(logs)
-    return [math.copysign(math.log1p(abs(k)), k) for k in logs]

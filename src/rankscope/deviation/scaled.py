@@ -36,7 +36,11 @@ class Scaled:
     def largest(self) -> Logs:
         """The size of the largest entry of each sample's value."""
         flat = self.value.flatten(1)
-        return torch.linalg.vector_norm(flat, ord=torch.inf, dim=1) if flat.shape[1] else flat.sum(1)
+        if not flat.shape[1]:
+            return flat.sum(1)
+        if flat.device.type == "cpu":  # six times as fast as the norm there; elsewhere three kernels more
+            return torch.maximum(flat.amax(1), -flat.amin(1))
+        return torch.linalg.vector_norm(flat, ord=torch.inf, dim=1)
 
     def log_size(self) -> Logs:
         """The log of the largest entry, scale and all; the lowest of all where everything is zero."""

@@ -14,7 +14,7 @@ from rankscope.metrics import metric
 from rankscope.nets import Transformer
 from rankscope.profiles import Profile, measure
 from rankscope.profiles.rows import Entry, table
-from rankscope.profiles.shapes import Shape, shape_of, shapes
+from rankscope.profiles.shapes import Shape, looked_at, shape_of, shapes
 
 METRICS = ("relative_residual", "relative_mu")
 
@@ -81,7 +81,7 @@ def measured(base: Transformer, setting: Setting, ask: Callable[[], None]) -> Me
             found.append(shape)
         return Measured(setting, net, X, words, profile.table, profile.arithmetics[0], found)
     chosen = [metric(name) for name in METRICS]
-    entries, found = [], []
+    entries, found, seen = [], [], looked_at(net.arch.layers)
     with torch.no_grad():
         for step in propagate(net, X):
             ask()
@@ -89,5 +89,6 @@ def measured(base: Transformer, setting: Setting, ask: Callable[[], None]) -> Me
             entries += [
                 Entry(step.layer, 0, each, reading) for each, reading in readings if reading is not None
             ]
-            found.append(shape_of(step))
+            if step.layer in seen:
+                found.append(shape_of(step))
     return Measured(setting, net, X, words, table(entries, "", "deviation"), "deviation", found)

@@ -5,8 +5,8 @@ from typing import Any
 from rankscope.charts import Figure
 from rankscope.charts.style import suffix
 
-NARROW = 300
-"""Pixels under which panels of one row stand above each other."""
+ACROSS = 150
+"""Pixels that a panel needs."""
 
 
 def alone(figure: Figure, panel: int) -> Figure:
@@ -28,7 +28,7 @@ def beside(figure: Figure) -> Figure:
     """All panels of a figure in one row."""
     if "grid" in figure["layout"]:
         figure["layout"]["grid"].update(rows=1, columns=figure["panels"])
-    return {**figure, "narrow": NARROW}
+    return {**figure, "panel": ACROSS}
 
 
 def unnamed(figure: Figure) -> None:

@@ -105,7 +105,7 @@ class Transformer:
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
             raise ArchitectureError(f"a network's dtype must be a floating torch.dtype; got {dtype!r}")
         if device is not None:
-            _refuse_absent(device)
+            refuse_absent(device)
         if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
             return self
         moved = converted(self.weights, lambda tensor: tensor.to(device=device, dtype=dtype))
@@ -254,7 +254,8 @@ class Transformer:
         return replace(self, arch=arch, weights=replace(self.weights, layers=stored))
 
 
-def _refuse_absent(device: torch.device | str) -> None:
+def refuse_absent(device: torch.device | str) -> None:
+    """Say so where this machine has no such device."""
     try:
         torch.empty(0, device=device)
     except (AssertionError, RuntimeError, TypeError) as error:

@@ -36,9 +36,8 @@ def named_variant(net: Transformer, name: str) -> Transformer:
     base, *parts = name.split("-" if whole else "+")
     if base not in ("transformer", "san"):
         raise ArchitectureError(
-            "a variant must be 'transformer', or it without parts, as in transformer-norm, or 'san' "
-            "and parts "
-            f"joined by +, as in san+skip+norm; got {name!r}"
+            "a variant must be 'transformer', or 'san' and parts joined by +, as in san+skip+norm, or the "
+            f"whole less parts, as in transformer-norm; got {name!r}"
         )
     for part in parts:
         if part not in PARTS:

@@ -15,7 +15,7 @@ from rankscope.nets.changes import kept_heads
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import Path, checked, checked_length, counts_along, paths_along, sampled_paths
 from rankscope.paths.frozen import Frozen, freeze
-from rankscope.paths.heaviest import Heaviest, heaviest
+from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
 from rankscope.paths.own import OwnPaths
 from rankscope.paths.parts import by_head, by_layer
@@ -54,11 +54,22 @@ def decompose(net: Transformer, X: Tensor, padding: Tensor | None = None) -> "De
     return Decomposition(frozen)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Decomposition:
     """A network taken apart into paths: see `decompose`."""
 
     frozen: Frozen
+
+    def __repr__(self) -> str:
+        from rankscope.paths.shown import count, decomposition_title
+
+        return f"{decomposition_title(self)}, {count(sum(counts_along(self.frozen.ways)))} paths"
+
+    def _repr_html_(self) -> str:
+        """For notebooks: its paths by length, which are summed for this."""
+        from rankscope.paths.shown import decomposition_title, lengths_card
+
+        return lengths_card(self.by_length(), decomposition_title(self))
 
     @property
     def layers(self) -> int:
@@ -122,9 +133,11 @@ class Decomposition:
         """Paths of one length, drawn uniformly without repetition."""
         return sampled_paths(self.frozen.ways, length, count, seed)
 
-    def top(self, count: int = 10, by: str = "norm", budget: int = 2000) -> Heaviest:
+    def top(
+        self, count: int = 10, by: str = "norm", budget: int = 2000, progress: Progress | None = None
+    ) -> Heaviest:
         """The heaviest single paths by norm or residual, proved as far as the budget goes."""
-        return heaviest(self.frozen, count, by, budget)
+        return heaviest(self.frozen, count, by, budget, progress)
 
     def residuals(self, lengths: Sequence[int] | None = None, count: int = 20, seed: int = 0) -> pl.DataFrame:
         """Relative residuals of single paths, `count` drawn of each length, at any scale (`collapse.py`)."""

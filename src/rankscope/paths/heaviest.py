@@ -12,6 +12,7 @@ norm.
 """
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,9 @@ from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import DIGITS
 from rankscope.paths.walk import shared_step
+
+Progress = Callable[[int, int], None]
+"""Called with (beginnings computed, at most so many)."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,10 @@ class Heaviest:
 
 
 @torch.no_grad()
-def heaviest(frozen: Frozen, count: int, by: str = "norm", budget: int = 2000) -> Heaviest:
-    """The `count` heaviest paths, with a budget of beginnings to compute.
+def heaviest(
+    frozen: Frozen, count: int, by: str = "norm", budget: int = 2000, progress: Progress | None = None
+) -> Heaviest:
+    """The `count` heaviest paths, with a budget of beginnings to compute; `progress` hears of those.
 
     A beam along the heaviest beginnings comes first, so that there is an answer whatever the budget proves.
     """
@@ -74,6 +80,8 @@ def heaviest(frozen: Frozen, count: int, by: str = "norm", budget: int = 2000) -
                 heapq.heappush(queue, (-found[longer], ties, longer, frozen.X))
             else:
                 heapq.heappush(queue, (-_bound(after, ahead[len(longer)]), ties, longer, Y))
+        if progress is not None:
+            progress(min(looked, budget), budget)
     while queue and len(done) < count and len(queue[0][2]) == depth:  # nothing is left to compute for these
         weight, _, path, _ = heapq.heappop(queue)
         done.append((-weight, path))

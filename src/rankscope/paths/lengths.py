@@ -37,7 +37,7 @@ DIGITS = math.log(1e-9) / math.log(unit_of(torch.float64))
 bfloat16."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ByLength:
     """The sum of the terms of all paths of every length."""
 
@@ -52,6 +52,17 @@ class ByLength:
     padding: Tensor
     closure: float
     """How far the terms are from adding up to the output, relative to it."""
+
+    def __repr__(self) -> str:
+        from rankscope.paths.shown import lengths_repr
+
+        return lengths_repr(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: shares and residuals by length."""
+        from rankscope.paths.shown import lengths_card
+
+        return lengths_card(self)
 
     @property
     def table(self) -> pl.DataFrame:

@@ -39,12 +39,23 @@ KEYS = ["variant", "arithmetic", "sample", "layer", "head", "metric"]
 """What a row is identified by."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Profile:
     """Measurements of one or more networks, layer by layer."""
 
     table: pl.DataFrame
     manifest: Manifest
+
+    def __repr__(self) -> str:
+        from rankscope.profiles.shown import profile_repr
+
+        return profile_repr(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the first metric as a figure and a table."""
+        from rankscope.profiles.shown import profile_card
+
+        return profile_card(self)
 
     @classmethod
     def join(cls, profiles: list["Profile"]) -> "Profile":

@@ -25,18 +25,35 @@ class Shape(NamedTuple):
     """Its share of the tokens' norm; -inf where tokens are equal, NaN where numbers overflow."""
 
 
+LAYERS = 33
+"""Layers that are looked at, at most: of a deeper network so many evenly, its ends among them."""
+
+
+def looked_at(depth: int, most: int = LAYERS) -> set[int]:
+    """The layers of a network of this depth that are looked at.
+
+    >>> sorted(looked_at(1000, 3))
+    [0, 500, 1000]
+    """
+    return set(range(depth + 1)) if depth < most else {round(k * depth / (most - 1)) for k in range(most)}
+
+
 def shapes(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Iterator[Shape]:
-    """The residual of every layer in deviation arithmetic, layer 0 the input; in float64 where the kernel has
+    """The residual layer by layer in deviation arithmetic, layer 0 the input; in float64 where the kernel has
     no rule in it."""
+    chosen = looked_at(net.arch.layers)
     cast = net.to(torch.float64)
     X = X.to(dtype=torch.float64, device=cast.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
     with torch.no_grad():
         if applies(cast):
             for step in propagate(cast, X, ~real):
-                yield shape_of(step)
+                if step.layer in chosen:
+                    yield shape_of(step)
         else:
             for plain in cast.steps(X, ~real):
+                if plain.layer not in chosen:
+                    continue
                 state = plain.state * real[..., None]
                 mean = state.sum(1, keepdim=True) / real.sum(-1).clamp(min=1)[:, None, None]
                 whole = torch.linalg.vector_norm(state, dim=(1, 2)).log()

@@ -47,12 +47,23 @@ SCHEMA: dict[str, type[pl.DataType]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Summary:
     """Statistics over excerpts of one or more networks, layer by layer."""
 
     table: pl.DataFrame
     manifest: Manifest
+
+    def __repr__(self) -> str:
+        from rankscope.profiles.shown import summary_repr
+
+        return summary_repr(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the first metric as a figure and a table."""
+        from rankscope.profiles.shown import summary_card
+
+        return summary_card(self)
 
     @property
     def excerpts(self) -> int:

@@ -95,7 +95,7 @@ def _chapter(run: Run, number: int, figures: dict[str, Any]) -> dict[str, Any]:
             plots[id(plot)] = key
             figures[key] = _views(plot.views)
     measured = run.measured
-    manifests = {"manifest": run.manifest}
+    manifests = {"manifest": run.manifest} if run.manifest else {}
     for variant, found in run.certificates.items():
         if found.manifest != run.manifest:
             manifests[f"certificates of {variant}"] = found.manifest
@@ -131,14 +131,22 @@ def _verdict(run: Run, sections: list[Section]) -> str:
         agrees = [
             each.get("agrees") for _, outcome in run.outcomes for each in outcome.get("comparisons", [])
         ]
-        yes, no = agrees.count(True), agrees.count(False)
-        return (
-            f"Of {yes + no} published numbers, {yes} are met; {no} differ, with the reason beside them. "
-            f"{len(run.outcomes)} studies were run."
-        )
+        return _met(agrees.count(True), agrees.count(False))
     if "lengths" in run.tables:
         return _carried(run)
     return "Measured against theory: " + ", ".join(run.certificates) + "." if run.certificates else ""
+
+
+def _met(yes: int, no: int) -> str:
+    """Of studies: how much of what was published came out."""
+    if not yes + no:
+        return "No published number to compare with."
+    if not no:
+        return f"All of {yes} published numbers came out." if yes > 1 else "The published number came out."
+    differ = (
+        "1 differs, with the reason beside it" if no == 1 else f"{no} differ, with the reasons beside them"
+    )
+    return f"Of {yes + no} published numbers, {yes} came out; {differ}."
 
 
 def _carried(run: Run) -> str:

@@ -60,7 +60,7 @@ class Run:
     def title(self) -> str:
         """What was run, for a heading."""
         if self.outcomes and self.measured is None:
-            return "Both papers, run again"
+            return "The papers, run again"
         origin = self.manifest.get("origin") or {}
         name = Path(str(origin.get("name") or self.manifest.get("model") or self.folder.resolve().name)).name
         weights = origin.get("weights")
@@ -72,6 +72,8 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     if not folder.is_dir():
         raise FileError(f"a report is made of run directories; there is none at {folder}")
+    if (folder / "outcome.json").is_file():  # a study's own tables have names of their own
+        return Run(folder, {}, outcomes=[(folder, _json(folder / "outcome.json"))])
     measured: Profile | Summary | None = None
     if (folder / "profile.parquet").is_file():
         measured = Profile.read(folder / "profile.parquet")

@@ -1,6 +1,7 @@
 """The sections of a chapter: which figures and tables a run gives, each with a sentence on how to read it."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -20,6 +21,10 @@ FLOORS = (
     "Marks are hollow where a value lies at or below the dotted floor, the least that its arithmetic can "
     "resolve: there it is rounding noise."
 )
+
+
+MANY = 40
+"""Pictures of studies up to which they are shown at full width."""
 
 
 @dataclass(frozen=True)
@@ -244,13 +249,15 @@ def _bounds(run: Run) -> list[Section]:
 
 def _studies(run: Run) -> list[Section]:
     found = []
+    many = sum(len(outcome.get("figures", [])) for _, outcome in run.outcomes)
+    width = 900 if many <= MANY else 600
     for folder, outcome in run.outcomes:
         name = f"{outcome.get('paper', '')} {outcome.get('figure', folder.name)}".strip()
         title = str(outcome.get("title", ""))
         pictures = [
             {"title": f"{name}: {title}, {figure}", "uri": uri}
             for figure in outcome.get("figures", [])
-            if (uri := data_uri(folder / f"{figure}.png", width=900)) is not None
+            if (uri := data_uri(folder / f"{Path(str(figure)).name}.png", width)) is not None
         ]
         found.append(
             Section(

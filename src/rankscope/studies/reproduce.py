@@ -14,6 +14,7 @@ from typing import Any
 from rankscope.errors import StudyError, one_of
 from rankscope.figures import save
 from rankscope.files import atomic, writable_folder, write_text
+from rankscope.nets import Architecture, Transformer
 from rankscope.studies.catalogue import STUDIES
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 
@@ -40,6 +41,7 @@ def chosen(paper: str, figure: str | None = None) -> list[Study]:
 
 def reproduce(study: Study, setup: Setup) -> Outcome:
     """Run one study below the setup's folder and write all it gives."""
+    Transformer.random(Architecture(layers=1, width=1, heads=1)).to(device=setup.device)  # refused if absent
     folder = _home(setup) / study.paper / study.figure
     writable_folder(folder)
     found = study.run(replace(setup, folder=folder))

@@ -63,6 +63,12 @@ class Certificates:
             f"layer, {self.table['sample'].n_unique()} samples)"
         )
 
+    def _repr_html_(self) -> str:
+        """For notebooks: bounds and measurement as a figure and a table."""
+        from rankscope.theory.shown import certificates_card
+
+        return certificates_card(self)
+
     @property
     def theorems(self) -> list[str]:
         """Those that were evaluated, in order."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import polars as pl
 from torch import Tensor
@@ -12,11 +13,14 @@ from rankscope.nets import Transformer
 from rankscope.theory.certificates import Certificates
 from rankscope.theory.certify import certify
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 SAMPLE = {"sample": pl.Int64, "layer": pl.Int64}
 THEOREM = {"theorem": pl.String, "sample": pl.Int64, "kind": pl.String, "layer": pl.Int64, "says": pl.String}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CollapseDepth:
     """Where the residual, as a share of the tokens' own size, falls below the threshold."""
 
@@ -26,6 +30,23 @@ class CollapseDepth:
     guaranteed: pl.DataFrame
     """theorem, sample, kind, layer, says: for an upper bound the first layer at which it proves so; for a
     lower bound the last layer up to which it proves the contrary; null where it proves neither."""
+
+    def __repr__(self) -> str:
+        from rankscope.theory.shown import depth_repr
+
+        return depth_repr(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what is measured and what is proved, as a figure and a table."""
+        from rankscope.theory.shown import depth_card
+
+        return depth_card(self)
+
+    def plot(self) -> "Figure":
+        """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes."""
+        from rankscope.theory.plot import plot_depth
+
+        return plot_depth(self)
 
 
 def collapse_depth(

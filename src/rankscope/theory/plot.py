@@ -1,16 +1,20 @@
 """Bounds and measurement in one figure: a panel per quantity, what is guaranteed drawn to where it holds."""
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from rankscope.errors import TheoremError
 from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels, tick
 from rankscope.theory.certificates import Certificates
+
+if TYPE_CHECKING:
+    from rankscope.theory.depth import CollapseDepth
 
 SYMBOLS = {
     "residual": r"$\|\mathrm{res}\,X\|_{1,\infty}$",
@@ -38,6 +42,35 @@ def plot_certificates(found: Certificates, sample: int = 0) -> Figure:
     number = 0
     for each, quantity in zip(axes, shown, strict=True):
         number = _panel(each, table.filter(quantity=quantity), quantity, number)
+    return figure
+
+
+def plot_depth(depth: "CollapseDepth") -> Figure:
+    """A line per theorem that proves something of every sample: blue to the right from where tokens are
+    proved uniform, red up to where that is excluded; dotted, where each sample is measured to be uniform."""
+    proved = [
+        (str(name), str(kind), part["layer"].to_list())
+        for (name, kind), part in depth.guaranteed.group_by("theorem", "kind", maintain_order=True)
+        if not part["layer"].is_null().any()
+    ]
+    measured = sorted({layer for layer in depth.measured["layer"].to_list() if layer is not None})
+    known = [layer for _, _, layers in proved for layer in layers] + measured
+    end = max(known, default=1) + 1
+    figure, (axes,) = panels(height=1.3 + 0.32 * max(len(proved), 1))
+    for place, (_, kind, layers) in enumerate(proved):
+        start, stop = (max(layers), end) if kind == "upper" else (0, min(layers))
+        axes.barh(place, stop - start, left=start, height=0.5, color=PALETTE[0 if kind == "upper" else 1])
+    for layer in measured:
+        axes.axvline(layer, color=INK, linestyle=":", linewidth=1.6)
+    axes.plot([], [], color=INK, linestyle=":", label="measured uniform")
+    for number, said in ((0, "proved uniform"), (1, "proved apart")):
+        axes.barh([0], [0], color=PALETTE[number], label=said)
+    axes.set_yticks(range(len(proved)), [name for name, _, _ in proved])
+    axes.invert_yaxis()
+    axes.set(xlabel="layer", xlim=(0, end))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y", visible=False)
+    figure.legend(loc="outside upper left", ncols=3, fontsize=8, frameon=False)
     return figure
 
 

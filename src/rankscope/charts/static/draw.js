@@ -5,8 +5,8 @@
    rankscope.csv(figure)                              its data as text
    rankscope.retheme()                                after data-theme of the root element has changed
 
-   A figure is {data, layout, table, alt, panels[, frames][, narrow]}; layout.height is that of one row of panels, narrow
-   the pixels under which its panels stand above each other. Colours
+   A figure is {data, layout, table, alt, panels[, frames][, panel]}; layout.height is that of one row of panels, panel
+   the pixels that a panel needs across. Colours
    @ink, @faint, @paper and @order 0.3 follow the theme. Figures are saved as PNG, SVG and CSV from plotly's bar, always in
    light colours. Nothing here turns text into markup. */
 var rankscope = (function () {
@@ -23,7 +23,8 @@ var rankscope = (function () {
     light: { ink: "#1c1e21", faint: "#7b8087", grid: "#e4e6ea", paper: "#ffffff", order: VIRIDIS.slice(0, 15) },
     dark: { ink: "#e9e8e4", faint: "#8d939a", grid: "#34393f", paper: "#1e2124", order: VIRIDIS.slice(5) },
   };
-  const NARROW = 620; // pixels under which panels stand above each other
+  const NARROW = 620; // pixels under which margins are small and squares have no numbers
+  const PANEL = 290; // pixels that a panel needs across
   const PRINTED = 680; // pixels across a printed page
   const states = new Map();
   let printing = false;
@@ -72,7 +73,7 @@ var rankscope = (function () {
     const layout = coloured(figure.layout, colours, "");
     const panels = figure.panels || 1;
     let columns = layout.grid ? layout.grid.columns : 1;
-    if (width < (figure.narrow || NARROW)) columns = 1;
+    columns = Math.max(1, Math.min(columns, Math.floor(width / (figure.panel || PANEL))));
     const rows = Math.ceil(panels / columns);
     if (layout.grid) {
       layout.grid.columns = columns;

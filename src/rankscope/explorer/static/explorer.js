@@ -56,7 +56,7 @@ function show() {
   number("window", setting.window ?? Number($("window").max), setting.window === null ? "no limit" : `±${setting.window}`);
   number("temperature", Math.log10(setting.temperature), `×${plain(setting.temperature)}`);
   if (document.activeElement !== $("divisor")) $("divisor").value = setting.divisor ?? "";
-  $("divisor").placeholder = own("divisor") ? `${plain(own("divisor"))} · own` : "the model's own";
+  $("divisor").placeholder = own("divisor") ? `${plain(own("divisor"))} · own` : "own";
   const layers = setting.layers ?? own("layers");
   $("layers").max = String(Math.min(shelf.limits.depth, Math.max(24, 4 * own("layers"), Number(layers) || 0)));
   number("layers", layers, setting.layers === null ? `${layers} · own` : `${layers} of ${own("layers")}`);
@@ -178,7 +178,9 @@ function request() {
       latest[part.part] = part;
       $("error").hidden = true;
       if (part.part === "curve") {
-        latest.own = { ...latest.own, divisor: part.about.divisor / setting.temperature };
+        if (setting.divisor === null) latest.own = { divisor: part.about.divisor / setting.temperature, layers: latest.own?.layers };
+        if (setting.layers === null) latest.own = { ...latest.own, layers: part.about.layers };
+        show();
         latest.milliseconds = milliseconds;
       }
       if (part.part !== "end") { drawPart(part.part); $(part.part + "-card").setAttribute("aria-busy", "false"); }

@@ -47,7 +47,7 @@ class Subject:
     reads: str
 
 
-def random_subject(family: str, seed: int, texts: int, tokens: int) -> Subject:
+def random_subject(family: str, seed: int, texts: int, tokens: int, device: str = "cpu") -> Subject:
     """A network of base size as transformers draws it."""
     import transformers
 
@@ -65,7 +65,7 @@ def random_subject(family: str, seed: int, texts: int, tokens: int) -> Subject:
         make = transformers.XLNetModel
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = load(make(config).eval())
+        net = load(make(config).eval()).to(device=device)
     X, padding = net.encode(hashed(bundled_excerpts(tokens)[:texts], config.vocab_size, tokens), tokens)
     return Subject(f"{family}-base", family, False, net, X, padding, "Moby Dick, words as ids by checksum")
 
@@ -79,11 +79,11 @@ def hashed(texts: list[str], vocabulary: int, tokens: int) -> Tensor:
     return torch.tensor([[101, *map(number, split(text)[: tokens - 2]), 102] for text in texts])
 
 
-def trained_subjects(models: tuple[str, ...], texts: int, tokens: int) -> list[Subject]:
+def trained_subjects(models: tuple[str, ...], texts: int, tokens: int, device: str = "cpu") -> list[Subject]:
     """Those asked for by name, or those at hand: MiniLM, and packages with chemistry where installed."""
     found = []
     for name in models or ("minilm",):
-        net = load(name)
+        net = load(name, device=device)
         X, padding = net.encode(bundled_excerpts(tokens)[:texts], tokens)
         kind = "albert" if net.arch.shared else "bert"
         found.append(Subject(Path(name).name, kind, True, net, X, padding, "Moby Dick"))
@@ -93,17 +93,17 @@ def trained_subjects(models: tuple[str, ...], texts: int, tokens: int) -> list[S
             continue
         folder = Path(next(iter(spec.submodule_search_locations))) / inside
         if folder.is_dir():
-            found.append(_chemist(package, folder, family))
+            found.append(_chemist(package, folder, family, device))
     return found
 
 
-def _chemist(package: str, folder: Path, family: str | None) -> Subject:
+def _chemist(package: str, folder: Path, family: str | None, device: str) -> Subject:
     words = {word: number for number, word in enumerate((folder / "vocab.txt").read_text().split("\n"))}
     lists = [["[CLS]", *re.findall(CHEMISTRY, reaction), "[SEP]"] for reaction in REACTIONS]
     longest = max(map(len, lists))
     ids = torch.tensor([[words[word] for word in each] + [0] * (longest - len(each)) for each in lists])
     hidden = torch.tensor([[column >= len(each) for column in range(longest)] for each in lists])
-    net = load(folder, family=family)
+    net = load(folder, family=family, device=device)
     X, padding = net.encode(ids, longest, hidden)
     kind = "albert" if net.arch.shared else "bert"
     return Subject(package, kind, True, net, X, padding, f"{len(REACTIONS)} chemical reactions")

@@ -12,6 +12,7 @@ path.
 
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import polars as pl
 import torch
@@ -33,21 +34,22 @@ def _run(setup: Setup) -> Outcome:
     name, tokens = ("bert-base", 128) if setup.full else ("bert-mini", 32)
     law = setup.kept("law", lambda: _law(name, tokens))
     trained = setup.models[0] if setup.models else "minilm"
-    paths = setup.kept("paths", lambda: _paths(trained, tokens, 200 if setup.full else 30))
+    count = 200 if setup.full else 30
+    paths = setup.kept("paths", lambda: _paths(trained, tokens, count, setup.device))
     return Outcome(
         {"rate": _figure(law, paths)},
         {"law": law, "paths": paths},
         _comparisons(law, paths),
         [
-            f"Random {name} repeated to 12 layers, {tokens} tokens; single paths of {trained}'s heads and "
-            "skips."
+            f"Random {name} repeated to 12 layers, {tokens} tokens; single paths of the heads and skips of "
+            f"{Path(trained).name}."
         ],
     )
 
 
 def _law(name: str, tokens: int) -> pl.DataFrame:
     """Residual and bounds by layer, at the usual size of tokens and where Thm 2.3 says something."""
-    net = fresh(name)
+    net = fresh(name)  # certificates are for one excerpt, on the CPU
     san = named_variant(net, "san").variant(layers=12)
     X, _ = net.encode(bundled_excerpts(tokens)[:1], tokens)
     found = []
@@ -70,8 +72,8 @@ def small_scale(san: Transformer, X: torch.Tensor) -> float:
     return scale
 
 
-def _paths(name: str, tokens: int, count: int) -> pl.DataFrame:
-    net = named_variant(load(name), "san+skip")
+def _paths(name: str, tokens: int, count: int, device: str = "cpu") -> pl.DataFrame:
+    net = named_variant(load(name, device=device), "san+skip")
     X, padding = net.encode(bundled_excerpts(tokens)[:1], tokens)
     return decompose(net, X, padding).residuals(count=count)
 

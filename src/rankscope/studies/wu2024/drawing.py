@@ -52,7 +52,7 @@ def geometric(logs: Float[np.ndarray, "sample layer"]) -> Float[np.ndarray, " la
 def by_layer(axes: Axes, depth: int) -> None:
     """Layers on a log axis as in the paper, with layer 0, which a log axis proper has no place for."""
     axes.set_xscale("symlog", linthresh=1.0, base=2)
-    ticks = [0, *(2**k for k in range(10) if 2**k <= 0.8 * depth), depth]
+    ticks = [0, *(2**k for k in range(10) if 2**k <= 0.75 * depth), depth]
     axes.xaxis.set_major_locator(FixedLocator(ticks))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda layer, _: f"{layer:g}"))
@@ -92,14 +92,18 @@ def powers_of_ten(axes: Axes, lowest: float = -math.inf) -> None:
 
 
 def _plain_ticks(bottom: float, top: float) -> list[float]:
-    """log10 of 1, 2, 5 or, over more than one decade and a half, of 1 and 3 times powers of ten."""
-    steps = (1, 2, 5) if top - bottom < 1.6 else (1, 3)
-    return [
-        k + math.log10(digit)
-        for k in range(math.floor(bottom), math.ceil(top) + 1)
-        for digit in steps
-        if bottom <= k + math.log10(digit) <= top
-    ]
+    """log10 of round numbers in between: the fewest kinds that give three of them."""
+    found: list[float] = []
+    for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), range(1, 10)):
+        found = [
+            k + math.log10(digit)
+            for k in range(math.floor(bottom), math.ceil(top) + 1)
+            for digit in digits
+            if bottom <= k + math.log10(digit) <= top
+        ]
+        if len(found) >= 3:
+            break
+    return found
 
 
 def power_of_ten(k: float) -> str:

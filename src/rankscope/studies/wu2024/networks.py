@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import polars as pl
 from torch import Tensor
@@ -46,11 +47,24 @@ MISSING = (
 def trained(setup: Setup) -> dict[str, Transformer]:
     """The models asked for, else MiniLM, a BERT of 6 layers, where it is installed."""
     if setup.models:
-        return {name: load(name, device=setup.device) for name in setup.models}
+        return {
+            called: load(name, device=setup.device)
+            for called, name in zip(short_names(setup.models), setup.models, strict=True)
+        }
     try:
         return {"MiniLM": load("minilm", device=setup.device)}
     except SourceError:
         return {}
+
+
+def short_names(models: Sequence[str]) -> list[str]:
+    """A hub id or directory by its last part, unless two share it.
+
+    >>> short_names(["openai-community/gpt2", "/models/one/bert", "/models/two/bert"])
+    ['gpt2', '/models/one/bert', '/models/two/bert']
+    """
+    last = [Path(name).name for name in models]
+    return [short if last.count(short) == 1 else name for short, name in zip(last, models, strict=True)]
 
 
 def said_of(nets: dict[str, Transformer]) -> str:

@@ -1,0 +1,87 @@
+"""The network and the tokens that a command line asks for, the same way in every command."""
+
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rankscope.errors import ArchitectureError, FileError, RankscopeError, SourceError, TokensError
+
+if TYPE_CHECKING:
+    from rankscope.nets import Transformer
+
+CHARACTERS = 64
+"""An excerpt is read up to so many characters a token: no vocabulary has words as long on the average."""
+
+
+def network(
+    model: str,
+    mask: str | None = None,
+    layers: int | None = None,
+    init: str | None = None,
+    seed: int | None = None,
+    device: str = "cpu",
+) -> "Transformer":
+    """The network of that name, with its mask, depth and device as asked for."""
+    from rankscope.sources import named_network
+
+    drawn(model, init, seed)
+    if not 0 <= (seed or 0) < 2**31:
+        raise ArchitectureError(f"--seed must lie in 0..{2**31 - 1}; got {seed}")
+    net = named_network(model, seed or 0, init or "bert").to(device=device)
+    return net if mask is None and layers is None else net.variant(mask=mask, layers=layers)
+
+
+def drawn(model: str, init: str | None, seed: int | None) -> bool:
+    """Whether the model's weights are random; what draws them must not be asked of a trained one."""
+    from rankscope.cli.names import MODELS
+
+    random = model in MODELS[1:] or model.endswith(".json") or Path(model).is_file()
+    given = [name for name, value in (("--init", init), ("--seed", seed)) if value is not None]
+    if given and not random:
+        raise SourceError(
+            f"{' and '.join(given)} must go with random weights, which {model} does not have: leave "
+            f"{'it' if len(given) == 1 else 'them'} out, or name a size as in bert-base"
+        )
+    return random
+
+
+def bundled(samples: int, tokens: int) -> list[str]:
+    """Excerpts of the bundled text, long enough for so many tokens."""
+    from rankscope.sources import bundled_excerpts
+
+    excerpts = bundled_excerpts(tokens)
+    if len(excerpts) < samples:
+        raise TokensError(
+            f"the bundled prose must have {samples} excerpts of {tokens} tokens; it has {len(excerpts)}: "
+            "ask for fewer samples or tokens"
+        )
+    return excerpts[:samples]
+
+
+def excerpts_of(text: str | None, split: str, field: str, samples: int, tokens: int) -> list[str]:
+    """The first excerpts of a text, or of the bundled prose where there is none."""
+    if text is None:
+        if split != "auto" or field != "text":
+            raise FileError("--split and --field must go with --text, which says what is to be read")
+        return bundled(samples, tokens)
+    from rankscope.sources import excerpts
+    from rankscope.sources.texts import LONGEST
+
+    stream = excerpts(text, split, field, longest=max(LONGEST, CHARACTERS * tokens))
+    return list(islice(stream, samples))
+
+
+def described(text: str | None, split: str, field: str, read: list[str], tokens: int) -> dict[str, Any]:
+    """For the manifest: what was read."""
+    source = (
+        {"path": "Moby Dick, bundled"} if text is None else {"path": text, "split": split, "field": field}
+    )
+    return {"text": source, "samples": len(read), "tokens": tokens}
+
+
+def listed(option: str, text: str) -> list[str]:
+    """The names of a comma-separated option, each once."""
+    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not parts:
+        raise RankscopeError(f"--{option} must name at least one; got {text!r}")
+    return parts

@@ -1,0 +1,187 @@
+"""`rankscope compare`: models, variants and runs side by side, on the same text."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from rankscope.cli.asked import described, drawn, excerpts_of, network
+from rankscope.cli.options import (
+    DEFAULT_METRICS,
+    Arithmetic,
+    Compared,
+    Device,
+    Field,
+    Init,
+    Json,
+    Layers,
+    Mask,
+    Metrics,
+    Output,
+    Quiet,
+    Samples,
+    Seed,
+    Split,
+    Text,
+    Threshold,
+    Tokens,
+)
+from rankscope.errors import ArchitectureError, FileError, MetricError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rankscope.nets import Transformer
+    from rankscope.profiles import Profile
+
+
+def compare(
+    things: Compared,
+    mask: Mask = None,
+    layers: Layers = None,
+    init: Init = None,
+    seed: Seed = None,
+    device: Device = "cpu",
+    text: Text = None,
+    split: Split = "auto",
+    field: Field = "text",
+    samples: Samples = 4,
+    tokens: Tokens = 128,
+    metrics: Metrics = DEFAULT_METRICS,
+    arithmetic: Arithmetic = "deviation",
+    threshold: Threshold = 1e-3,
+    output: Output = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Set models, variants and runs side by side: who keeps tokens apart longer?
+
+    All read the same excerpts, each with its own tokenizer. Depths and widths may differ. A run is a folder
+    that [bold]measure -o[/bold] or [bold]compare -o[/bold] has written; it keeps the text it was measured on.
+    """
+    from rankscope.cli.bounds import threshold_is_a_share
+    from rankscope.cli.lines import judged, lines_table, verdict
+    from rankscope.cli.measure import checked, command, end_if_stopped, fallbacks, together, write_run
+    from rankscope.cli.show import console, machine, say, say_report
+    from rankscope.files import writable_folder
+    from rankscope.nets import named_variant
+
+    _, numbers, arithmetics = checked("transformer", metrics, arithmetic)
+    threshold_is_a_share(threshold)
+    sides = [Side.of(thing) for thing in things]
+    refuse_twice(things)
+    models = list(dict.fromkeys(side.model for side in sides if side.model is not None))
+    random = [model for model in models if drawn(model, None, None)]
+    if models and not random:
+        drawn(models[0], init, seed)  # no weights here for --init or --seed to draw
+    if output is not None:
+        writable_folder(output)
+    titles = unique([side.title for side in sides], things)
+    runs = [
+        saved(thing, title, numbers)
+        for thing, side, title in zip(things, sides, titles, strict=True)
+        if side.model is None
+    ]
+    read = excerpts_of(text, split, field, samples, tokens) if models else []
+    jobs = {}
+    nets: dict[str, Transformer] = {}
+    encoded: dict[str, tuple[Tensor, Tensor]] = {}
+    for side, title in zip(sides, titles, strict=True):
+        model = side.model
+        if model is None:
+            continue
+        if model not in nets:
+            own = (init, seed) if model in random else (None, None)
+            nets[model] = network(model, mask, layers, *own, device)
+            encoded[model] = nets[model].encode(read, tokens)
+        jobs[title] = (named_variant(nets[model], side.variant), *encoded[model])
+    profile = together(jobs, numbers, arithmetics, quiet or as_json, beside=runs)
+    profile.manifest.update(command=command(), compared=dict(zip(titles, things, strict=True)))
+    if models:
+        profile.manifest.update(described(text, split, field, read, tokens))
+    lines = judged(profile, numbers[0], threshold)
+    said = verdict(lines, numbers[0], threshold)
+    written = None if output is None else write_run(profile, output, " · ".join(titles))
+    if as_json:
+        table = profile.table.to_dicts()
+        answer = {"manifest": profile.manifest, "lines": [line._asdict() for line in lines], "verdict": said}
+        machine({**answer, "table": table})
+    else:
+        console().print(lines_table(lines, numbers[0], threshold))
+        say(*fallbacks(profile), "", said)
+        if runs and models and not quiet:
+            say("Runs keep the text that they were measured on.")
+        if written and not quiet:
+            say("")
+            say_report(written)
+    end_if_stopped(profile, output)
+
+
+class Side(NamedTuple):
+    """One thing to compare: a model and a variant of it, or a run, which has no model."""
+
+    model: str | None
+    variant: str
+    title: str
+
+    @classmethod
+    def of(cls, thing: str) -> "Side":
+        """What a word of the command line means: a run, a model, or model:variant."""
+        if (Path(thing) / "profile.parquet").is_file() or thing.endswith(".parquet"):
+            return cls(None, "", _last(thing))
+        if (Path(thing) / "summary.parquet").is_file():
+            raise FileError(
+                f"a run to compare must hold profile.parquet; {thing} holds statistics over a corpus: "
+                "compare the models themselves, with --text"
+            )
+        model, colon, variant = thing.rpartition(":")
+        if colon and not Path(thing).exists():
+            if not variant.startswith(("san", "transformer")):
+                raise ArchitectureError(
+                    "after a model's colon comes a variant: 'transformer', or 'san' and parts joined by +; "
+                    f"got {thing!r}"
+                )
+            return cls(model, variant, f"{_last(model)}:{variant}")
+        return cls(thing, "transformer", _last(thing))
+
+
+def _last(path: str) -> str:
+    """The last part of a path or hub id."""
+    return Path(path).name or Path(path).resolve().name or path
+
+
+def refuse_twice(things: list[str]) -> None:
+    """What is compared must differ."""
+    if len(things) < 2 and not (Path(things[0]) / "profile.parquet").is_file():
+        raise MetricError(
+            f"compare must be given at least two things, as in compare {things[0]} {things[0]}:san; got one"
+        )
+    for thing in things:
+        if things.count(thing) > 1:
+            raise MetricError(f"things to compare must differ; {thing} comes twice: leave one out")
+
+
+def unique(titles: list[str], things: list[str]) -> list[str]:
+    """Short titles, but the whole words where two would be the same."""
+    return [title if titles.count(title) == 1 else thing for title, thing in zip(titles, things, strict=True)]
+
+
+def saved(thing: str, title: str, metrics: list[str]) -> "Profile":
+    """The run in a folder, its lines named after it, with as many of the metrics as it has."""
+    import polars as pl
+
+    from rankscope.profiles import Profile
+
+    path = Path(thing) if thing.endswith(".parquet") else Path(thing) / "profile.parquet"
+    profile = Profile.read(path)
+    if metrics[0] not in profile.metrics:
+        raise MetricError(
+            f"{thing} must have been measured in {metrics[0]}; it has {', '.join(profile.metrics)}: name one "
+            "of these with --metrics"
+        )
+    names = {name: f"{title}:{name}" for name in profile.variants}
+    table = profile.table.filter(pl.col("metric").is_in(metrics))
+    table = table.with_columns(pl.col("variant").replace_strict(names, return_dtype=pl.String))
+    networks = [
+        {**each, "variant": names.get(each["variant"], each["variant"])}
+        for each in profile.manifest["networks"]
+    ]
+    return Profile(table, {**profile.manifest, "networks": networks})

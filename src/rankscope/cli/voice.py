@@ -1,0 +1,111 @@
+"""How every command ends: well, with a sentence on stderr, or on Ctrl-C with a word on what was kept.
+
+| exit code | meaning                                                                                    |
+|-----------|--------------------------------------------------------------------------------------------|
+| 0         | done                                                                                       |
+| 2         | bad input, or something that could not be read, written or held: one sentence says what    |
+| 130       | stopped by Ctrl-C: one sentence says what was kept                                         |
+| 141       | whoever was reading closed the pipe (`| head`): nothing is said                            |
+"""
+
+import os
+import re
+import sys
+from inspect import cleandoc
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+from rankscope.errors import RankscopeError
+
+BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
+Misused: Any = typer.BadParameter.__mro__[2]
+"""ClickException, which typer has under another address in each of its versions."""
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C, after what was done has been shown and written; its words say what that is."""
+
+
+class Voice(TyperGroup):
+    """The group of all commands: whatever goes wrong in one is a sentence."""
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run a command and leave with its exit code."""
+        try:
+            code = super().main(*args, standalone_mode=False, **extra)
+            sys.stdout.flush()
+        except Misused as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                sys.exit(0)  # the help is printed: asking for nothing is no mistake
+            _leave(BAD, _misuse(error))
+        except BrokenPipeError:
+            _leave(PIPE_CLOSED)
+        except OSError as error:  # a full disk behind stdout
+            _leave(BAD, _said(error))
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was named."""
+        try:
+            return super().invoke(ctx)
+        except RankscopeError as error:
+            _leave(BAD, str(error))
+        except Stopped as stop:
+            _leave(INTERRUPTED, f"stopped {stop}")
+        except KeyboardInterrupt:
+            _leave(INTERRUPTED, "stopped; what is not printed or written yet is lost")
+        except BrokenPipeError:
+            _leave(PIPE_CLOSED)
+        except OSError as error:
+            _leave(BAD, _said(error))
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and not re.search("allocate|out of memory", str(error)):
+                raise
+            _leave(BAD, "this needs more memory than there is: ask for fewer tokens or samples")
+
+
+def complain(sentence: str) -> None:
+    """One line on stderr, whole at any width."""
+    out = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+    out.print(f"rankscope: {' '.join(sentence.split())}", markup=False)
+
+
+def unwrapped(docstring: str | None) -> str:
+    """A docstring whose paragraphs are one line each, for the terminal to break.
+
+    >>> unwrapped('One.\\n\\n    Two\\n    lines.')
+    'One.\\n\\nTwo lines.'
+    """
+    paragraphs = cleandoc(docstring or "").split("\n\n")
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _leave(code: int, sentence: str | None = None) -> NoReturn:
+    if code == PIPE_CLOSED:
+        # What is still in the buffer has nowhere to go, and Python would say so at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    else:
+        try:
+            sys.stdout.flush()  # what was done comes before what ended it
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sentence = sentence or _said(error)
+    if sentence is not None:
+        complain(sentence)
+    sys.exit(code)
+
+
+def _misuse(error: Any) -> str:
+    """What was wrong with the command line, and where to look it up."""
+    said = error.format_message().rstrip(". ")
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "rankscope"
+    return f"{said[:1].lower()}{said[1:]}; see {command} --help"
+
+
+def _said(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"

@@ -1,0 +1,237 @@
+"""The networks of figure 3: two tokens in the plane that should go round a circle, one step at a time.
+
+`Linear(2 -> d)`, one canonical layer of two heads, `Linear(d -> 2)`, no positions. Without a norm all of it
+but softmax and the MLP's activation is linear in `x~ = (x, 1)`, and folds into small matrices:
+
+    next x = sum_h softmax(x~ A_h x~^T) x~ M_h + b      A_h: 3 x 3, M_h: 3 x 2
+
+Hence what pure attention can compute here does not depend on d; how it trains does. Folded networks cost next
+to nothing, so all seeds train side by side. The published code's network has norms, which do not fold.
+
+On a pair (u, -u) at radius r with A_h = a I and M the same for all heads, attention is
+`p = sigmoid(2 a r^2)` on itself, so a step multiplies the radius by a constant times `2p - 1 = tanh(a r^2)`:
+it grows with r, and the circle is unstable. A small relative change of r becomes
+
+    d log r' / d log r = 1 + 4z / sinh 2z,    z = a r^2
+
+times as large in one step: 3 where attention is nearly uniform (the cube of Dong et al. 2021, Thm 2.2), and
+nearly 1 where it is sharp.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankscope.nets import Architecture, Transformer
+
+RADIUS, ANGLES, HEADS = 0.3, 1000, 2
+OWN = ("into.weight", "into.bias", "out.weight", "out.bias")
+"""The tensors around the layer."""
+Tensors = dict[str, Tensor]
+"""By name, the seed as first axis."""
+Pairs = Float[Tensor, "seed pair 2 2"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A row of the figure: what the layer is and how it is trained."""
+
+    parts: dict[str, Any] = field(default_factory=dict)
+    """Of the architecture."""
+    decay: float = 0.0
+    """Decoupled weight decay."""
+    as_published: bool = False
+    """Data, start and training of the published code."""
+
+    def architecture(self, width: int) -> Architecture:
+        """Its layer; the MLP is as wide as the tokens, as published."""
+        return Architecture(
+            layers=1, width=width, heads=HEADS, mlp_width=width, activation="gelu",
+            **{"norm": "none", "mlp": "none", "attention_skip": 0.0, "mlp_skip": 0.0, **self.parts},
+        )  # fmt: skip
+
+
+NETWORKS = {
+    "pure attention": Network(),
+    "with skip": Network({"attention_skip": 1.0}),
+    "with MLP": Network({"mlp": "plain"}),
+    "pure attention, weight decay": Network(decay=0.3),
+    "the published code": Network({"norm": "layer", "attention_skip": 1.0}, as_published=True),
+}
+"""The published 'no skip' adds the layer's input before a norm, and another norm follows `Linear(2 -> d)`."""
+
+
+def circle(angles: int = ANGLES, apart: float = 0.5) -> Float[Tensor, "pair 2 2"]:
+    """The pairs of one turn and the first again; a token is `apart` turns ahead of the other."""
+    turn = 2 * math.pi * torch.arange(angles + 1, dtype=torch.float64) / angles
+    one, other = (
+        RADIUS * torch.stack([angle.cos(), angle.sin()], -1) for angle in (turn, turn + 2 * math.pi * apart)
+    )
+    return torch.stack([one, other], 1)
+
+
+def initial(network: Network, width: int, seeds: int) -> Tensors:
+    """Random tensors of every seed: Xavier's and, around the layer, torch's; or N(0, 0.02), as published."""
+    arch = network.architecture(width)
+    found = []
+    for seed in range(seeds):
+        draw = torch.Generator().manual_seed(seed)
+        tensors = Transformer.random(arch, seed, "kaiming" if network.as_published else "xavier").state()
+        for name, shape in (("into", (2, width)), ("out", (width, 2))):
+            if network.as_published:
+                weight = 0.02 * torch.randn(shape, generator=draw, dtype=torch.float64)
+                bias = torch.zeros(shape[1], dtype=torch.float64)
+            else:
+                both = 2 * torch.rand(shape[0] + 1, shape[1], generator=draw, dtype=torch.float64) - 1
+                weight, bias = both[:-1] / math.sqrt(shape[0]), both[-1] / math.sqrt(shape[0])
+            tensors |= {f"{name}.weight": weight, f"{name}.bias": bias}
+        found.append(tensors)
+    return {name: torch.stack([tensors[name] for tensors in found]) for name in found[0]}
+
+
+def step(
+    arch: Architecture, tensors: Tensors, pairs: Pairs
+) -> tuple[Pairs, Float[Tensor, "seed pair head 2 2"]]:
+    """The next pair of each pair, and the attention of each."""
+    if arch.norm == "none":
+        return _folded(arch, tensors, pairs)
+    each = [
+        canonical(arch, {name: tensor[seed] for name, tensor in tensors.items()}, part)
+        for seed, part in enumerate(pairs)
+    ]
+    return torch.stack([after for after, _ in each]), torch.stack([attention for _, attention in each])
+
+
+def canonical(
+    arch: Architecture, tensors: Tensors, pairs: Float[Tensor, "pair 2 2"]
+) -> tuple[Float[Tensor, "pair 2 2"], Float[Tensor, "pair head 2 2"]]:
+    """One network on its own tensors (no axis of seeds), layer and all, as it is defined."""
+    net = Transformer.from_weights(arch, {name: each for name, each in tensors.items() if name not in OWN})
+    X = pairs @ tensors["into.weight"] + tensors["into.bias"]
+    if arch.norm == "layer":
+        X = F.layer_norm(X, (arch.width,), eps=arch.norm_eps)
+    *_, last = net.steps(X)
+    assert last.attention is not None
+    return last.state @ tensors["out.weight"] + tensors["out.bias"], last.attention
+
+
+def _folded(arch: Architecture, tensors: Tensors, pairs: Pairs) -> tuple[Pairs, Tensor]:
+    """The same of every seed at once, with the linear maps multiplied out first."""
+    part = {name.removeprefix("layers.0."): tensor for name, tensor in tensors.items()}
+    into = torch.cat([part["into.weight"], part["into.bias"][:, None]], 1)  # [seed, 3, width]
+    constant = into.new_tensor([0.0, 0.0, 1.0])[:, None]
+    seeds, number = pairs.shape[:2]
+
+    def projected(name: str) -> Tensor:  # [seed, head, 3, head_width]
+        flat = into @ part[f"attention.{name}.weight"].flatten(2)
+        flat = flat + constant * part[f"attention.{name}.bias"].flatten(1)[:, None]
+        return flat.view(seeds, 3, arch.heads, arch.head_width).transpose(1, 2)
+
+    A = projected("query") @ projected("key").transpose(-1, -2) / arch.divisor  # [seed, head, 3, 3]
+    W = projected("value") @ part["attention.output.weight"]  # [seed, head, 3, width]
+    bias = part["attention.output.bias"][:, None]  # [seed, 1, width]
+    x = F.pad(pairs, (0, 1), value=1.0)  # [seed, pair, 2, 3]
+    rows = (x.flatten(1, 2)[:, None] @ A).view(seeds, arch.heads, number, 2, 3)
+    P = (rows @ x[:, None].transpose(-1, -2)).softmax(-1)  # [seed, head, pair, 2, 2]
+    mixed = (P @ x[:, None]).flatten(2, 3)  # [seed, head, pair * 2, 3]
+    out, out_bias = part["out.weight"], part["out.bias"][:, None]
+    if arch.mlp == "none":
+        Y = (mixed @ (W @ out[:, None])).sum(1) + bias @ out + out_bias
+        if arch.attention_skip:
+            Y = Y + arch.attention_skip * (x.flatten(1, 2) @ (into @ out))
+    else:
+        up, down = part["mlp.up.weight"], part["mlp.down.weight"]
+        hidden = (mixed @ (W @ up[:, None])).sum(1) + bias @ up + part["mlp.up.bias"][:, None]
+        Y = F.gelu(hidden) @ (down @ out) + part["mlp.down.bias"][:, None] @ out + out_bias
+    return Y.view(seeds, number, 2, 2), P.transpose(1, 2)
+
+
+def trained(network: Network, width: int, seeds: int, rounds: int, device: str = "cpu") -> Tensors:
+    """Tensors after so many steps of Adam on the squared distance to the next pair, seeds side by side.
+
+    Usually: batches of 50 pairs evenly round the circle, a rate that falls from 3e-3 in half a cosine. As
+    published: float32, rate 1e-5, batches of 30 in order, no shuffling; 70 epochs are 1190 steps.
+    """
+    arch = network.architecture(width)
+    dtype = torch.float32 if network.as_published else torch.float64
+    tensors = {
+        name: each.to(device, dtype).requires_grad_() for name, each in initial(network, width, seeds).items()
+    }
+    if network.as_published:
+        pairs, spacing, rate = circle(apart=0.499)[:500], 1, 1e-5
+        starts = [slice(first, first + 30) for first in range(0, 499, 30)]
+    else:
+        pairs, spacing, rate = circle(), 20, 3e-3
+        starts = [slice(7 * first % spacing, None, spacing) for first in range(spacing)]
+    pairs = pairs.to(device, dtype)
+    before, after = pairs[:-1], pairs[1:]
+    optimiser = torch.optim.AdamW(list(tensors.values()), lr=rate, weight_decay=network.decay)
+    for number in range(rounds):
+        if not network.as_published:
+            optimiser.param_groups[0]["lr"] = rate * 0.5 * (1 + math.cos(math.pi * number / rounds))
+        chosen = starts[number % len(starts)]
+        said, _ = step(arch, tensors, before[chosen].expand(seeds, -1, 2, 2))
+        gaps = (said - after[chosen]).square().flatten(1)
+        loss = (gaps.sum(1) if network.as_published else gaps.mean(1)).sum()
+        optimiser.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    return {name: each.detach().double() for name, each in tensors.items()}
+
+
+@torch.no_grad()
+def error(arch: Architecture, tensors: Tensors) -> Float[Tensor, " seed"]:
+    """Root mean square distance from the next pair, in steps along the circle: to stay in place has 1."""
+    pairs = circle().to(tensors["out.bias"].device)
+    said, _ = step(arch, tensors, pairs[:-1].expand(len(tensors["out.bias"]), -1, 2, 2))
+    one = float((pairs[1, 0] - pairs[0, 0]).norm())
+    return (said - pairs[1:]).square().sum(-1).mean((1, 2)).sqrt() / one
+
+
+@torch.no_grad()
+def followed(arch: Architecture, tensors: Tensors, steps: int) -> Float[Tensor, "step seed 2 2"]:
+    """Where networks go that are fed their own predictions, from (r, 0) and (-r, 0) on. From where a token
+    is ten times as far out as the circle is, nothing (nan)."""
+    here = circle().to(tensors["out.bias"].device)[:1].expand(len(tensors["out.bias"]), 1, 2, 2)
+    found, inside = [here[:, 0]], torch.ones_like(here[:, 0, :1, :1], dtype=torch.bool)
+    for _ in range(steps):
+        here, _ = step(arch, tensors, here)
+        far = here[:, 0].norm(dim=-1).amax(-1)[:, None, None]
+        inside = inside & (far <= 10 * RADIUS)
+        found.append(here[:, 0].masked_fill(~inside, math.nan))
+        here = here.masked_fill(~inside[:, None], 0.0)  # what has left is computed no further
+    return torch.stack(found)
+
+
+def multipliers(
+    arch: Architecture, tensors: Tensors, angles: int = 20
+) -> tuple[Float[Tensor, " seed"], Float[Tensor, " seed"]]:
+    """(radial, shift): how many times as large a small error is after one step, on average round the circle.
+
+    radial: of the tokens' distance, relative. shift: of a shift common to both, in its worst direction.
+    """
+    pairs = circle(angles).to(tensors["out.bias"].device)[:-1]
+    seeds = len(tensors["out.bias"])
+    nudge = torch.zeros(seeds, angles, 3, dtype=pairs.dtype, device=pairs.device, requires_grad=True)
+    after, _ = step(arch, tensors, pairs * (1 + nudge[..., :1, None]) + nudge[..., None, 1:])
+    apart = (after[:, :, 0] - after[:, :, 1]).norm(dim=-1).log()
+    (radial,) = torch.autograd.grad(apart.sum(), nudge, retain_graph=True)
+    rows = [
+        torch.autograd.grad(after.mean(2)[..., axis].sum(), nudge, retain_graph=True)[0][..., 1:]
+        for axis in (0, 1)
+    ]
+    worst = torch.linalg.matrix_norm(torch.stack(rows, -2), 2)
+    return radial[..., 0].mean(1), worst.mean(1)
+
+
+@torch.no_grad()
+def sharpness(arch: Architecture, tensors: Tensors) -> Float[Tensor, " seed"]:
+    """The larger of a token's two attention weights, on average over the circle: from 1/2 to 1."""
+    pairs = circle(100).to(tensors["out.bias"].device)
+    _, P = step(arch, tensors, pairs.expand(len(tensors["out.bias"]), -1, 2, 2))
+    return P.amax(-1).flatten(1).mean(1)

@@ -1,0 +1,286 @@
+"""One voice: every command has the same options, answers in the same forms and ends in the same ways."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from typer.main import get_command
+
+from rankscope.cli import app, names
+
+SMALL = ["bert-tiny", "--tokens", "8", "--samples", "2"]
+COMMAND = [sys.executable, "-c", "from rankscope.cli import main; main()"]
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def rankscope(*arguments: str) -> Answer:
+    """In this process, where torch is there already."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+        app(list(arguments), prog_name="rankscope")
+    return Answer(int(end.value.code or 0), out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("mesure", "Did you mean 'measure'"),
+        ("--foo", "no such option: --foo"),
+        ("measure --foo", "see rankscope measure --help"),
+        ("measure bert-tiny extra", "unexpected extra argument"),
+        ("measure bert-tiny --layers 0", "invalid value for '--layers'"),
+        ("measure bert-tiny --layers x", "invalid value for '--layers'"),
+        ("measure bert-tiny --seed -1", "--seed must lie in 0..2147483647; got -1"),
+        ("measure minilm --seed 1", "--seed must go with random weights, which minilm does not have"),
+        ("paths minilm --init xavier --seed 1", "--init and --seed must go with random weights"),
+        ("measure bert-tiny --device tpu", "device must be one that torch has"),
+        ("reproduce wu2024 fig1 --device tpu", "device must be one that torch has"),
+        ("measure bert-tiny --split line", "--split and --field must go with --text"),
+        ("measure bert-tiny --metrics mew", "metric must be one of"),
+        ("compare", "missing argument"),
+        ("compare bert-tiny", "compare must be given at least two things"),
+        ("compare bert-tiny bert-tiny", "things to compare must differ; bert-tiny comes twice"),
+        ("compare bert-tiny bert-tiny:sam", "after a model's colon comes a variant"),
+        ("compare bert-tiny absent.parquet", "there is none at absent.parquet"),
+        ("compare bert-tiny bert-tiny:san --threshold nan", "threshold must be a number > 0"),
+        ("compare minilm minilm:san --seed 1", "--seed must go with random weights"),
+        ("paths bert-tiny --mask foo", "mask must be one of"),
+        ("paths bert-tiny --text absent.txt", "there is none at absent.txt"),
+        ("paths bert-tiny --variant sam", "a variant must be 'transformer'"),
+        ("paths bert-tiny -o afile", "afile must be a place that can be written"),
+        ("bounds bert-tiny --scale 0", "--scale must be a number > 0; got 0"),
+        ("bounds bert-tiny --threshold inf", "threshold must be a number > 0"),
+        ("bounds bert-tiny -o afile", "afile must be a place that can be written"),
+        ("reproduce wu2024 fig1 -o afile", "afile must be a place that can be written"),
+        ("demo -o afile", "afile must be a place that can be written"),
+        ("masks window:1 --tokens 0", "invalid value for '--tokens'"),
+        ("models x", "unexpected extra argument"),
+    ],
+)
+def test_every_mistake_is_one_sentence(tmp_path: Path, line: str, sentence: str) -> None:
+    (tmp_path / "afile").touch()
+    with inside(tmp_path):
+        code, out, err = rankscope(*line.split())
+    assert code == 2 and out == "" and sentence in err, err
+    assert len(err.splitlines()) == 1 and err.startswith("rankscope: ")
+
+
+def commands() -> dict[str, Any]:
+    found: Any = get_command(app)
+    return dict(found.commands)
+
+
+def test_an_option_means_the_same_everywhere() -> None:
+    """The same name has the same help, kind and panel; only its default and its size may differ."""
+    said: dict[str, set[tuple[str, str, bool]]] = {}
+    for command in commands().values():
+        for parameter in command.params:
+            if parameter.param_type_name == "option" and not parameter.hidden:
+                key = (parameter.help, str(parameter.rich_help_panel), parameter.is_flag)
+                said.setdefault(parameter.opts[-1], set()).add(key)
+    own = {"--tokens"}  # of masks: tokens that they join
+    assert {name for name, meanings in said.items() if len(meanings) > 1} <= own
+
+
+def test_every_command_has_the_options_that_make_sense_for_it() -> None:
+    has = {
+        name: {option for parameter in command.params for option in parameter.opts}
+        for name, command in commands().items()
+    }
+    for name in has:
+        assert {"--json", "--quiet", "-q"} <= has[name], name
+    for name in ("measure", "compare", "paths", "bounds"):
+        assert {"--mask", "--layers", "--init", "--seed", "--text", "--split", "--field",
+                "--samples", "--tokens", "-o", "--output"} <= has[name], name  # fmt: skip
+    for name in ("measure", "compare", "paths", "reproduce"):  # theory is computed on the CPU
+        assert "--device" in has[name]
+
+
+def test_every_help_is_one_line_and_fits() -> None:
+    for name, command in commands().items():
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert parameter.help and "\n" not in parameter.help and len(parameter.help) <= 84, name
+
+
+def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
+    from rankscope.metrics import METRICS
+    from rankscope.nets import mask_matrix
+    from rankscope.nets.initial import SCHEMES
+    from rankscope.nets.variants import PARTS
+    from rankscope.profiles import ARITHMETICS
+    from rankscope.sources import PRESETS, fresh
+    from rankscope.sources.texts import SPLITS
+    from rankscope.studies import STUDIES
+    from rankscope.theory.catalogue import THEOREMS
+
+    assert ("minilm", *PRESETS) == names.MODELS
+    assert names.PARTS == PARTS and names.SPLITS == SPLITS and tuple(SCHEMES) == names.INITS
+    assert tuple(METRICS) == names.METRICS and tuple(ARITHMETICS) == names.ARITHMETICS
+    assert tuple(THEOREMS) == names.THEOREMS
+    studies = [(paper, figure) for paper, figures in names.FIGURES.items() for figure in figures]
+    assert studies == [(study.paper, study.figure) for study in STUDIES]
+    from rankscope.nets import named_variant
+
+    net = fresh("bert-tiny")
+    for variant in names.VARIANTS:
+        named_variant(net, variant)
+    for mask in names.MASKS:
+        mask_matrix(mask, 16)
+
+
+def completed(line: str) -> list[str]:
+    """What bash is offered for a line that ends at the cursor, and that torch was not imported for it."""
+    code = (
+        "import sys\n"
+        "from rankscope.cli import main\n"
+        "try:\n    main()\n"
+        "finally:\n    assert not {'torch', 'polars', 'matplotlib', 'numpy'} & set(sys.modules)\n"
+    )
+    words = line.split(" ")
+    asked = {"_RANKSCOPE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_and_names_without_torch() -> None:
+    assert completed("rankscope ") == list(commands())
+    assert completed("rankscope measure bert-t") == ["bert-tiny"]
+    assert set(completed("rankscope measure minilm --variants san,san+m")) == {
+        "san,san+mlp", "san,san+mlp_skip",
+    }  # fmt: skip
+    assert completed("rankscope measure --metrics mu,entr") == ["mu,entropy"]
+    assert completed("rankscope paths --mask win") == ["window:1"]
+    assert completed("rankscope bounds --theorems dob") == ["dobrushin"]
+    assert completed("rankscope reproduce wu") == ["wu2024"]
+    assert completed("rankscope reproduce dong2021 f") == ["fig2", "fig4"]
+    assert set(completed("rankscope compare minilm:san+n")) == {
+        "minilm:san+norm", "minilm:san+norm+skip", "minilm:san+norm+mlp+mlp_skip",
+    }  # fmt: skip
+    assert set(completed("rankscope compare minilm : san+norm+s")) == {"san+norm+skip"}
+
+
+def test_the_completion_script_can_be_shown() -> None:
+    asked = {**os.environ, "_RANKSCOPE_COMPLETE": "source_bash"}
+    shown = subprocess.run(COMMAND, env=asked, capture_output=True, text=True, check=False)
+    assert "complete -o default -F _rankscope_completion rankscope" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["measure", *SMALL, "--arithmetic", "float32", "--metrics", "relative_mu,sigma_min"],
+        ["compare", "bert-tiny", "bert-tiny:san", "--tokens", "8", "--samples", "1"],
+        ["paths", *SMALL, "--variant", "san", "--top", "2"],
+        ["bounds", *SMALL, "--variant", "san"],
+        ["masks", "unidirectional", "edges:0>1"],
+    ],
+)
+def test_json_is_all_there_is_on_stdout(line: list[str]) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    code, out, err = rankscope(*line, "--json")
+    assert code == 0 and err == "" and out.count("\n") == 1
+    json.loads(out, parse_constant=refuse)
+
+
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["measure", *SMALL],
+        ["compare", "bert-tiny", "bert-tiny:san+norm+mlp+mlp_skip", "--tokens", "8", "--samples", "1"],
+        ["paths", *SMALL],
+        ["bounds", *SMALL, "--variant", "san"],
+        ["masks"],
+    ],
+)
+def test_tables_fit_their_terminal_and_a_pipe_has_no_colours(
+    line: list[str], columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    code, out, err = rankscope(*line)
+    assert code == 0 and err == ""
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= int(columns)
+    assert "…" not in out  # nothing is cut off
+
+
+def test_quiet_leaves_out_where_things_lie(tmp_path: Path) -> None:
+    for line in (["measure", *SMALL, "--variants", "san"], ["paths", *SMALL], ["bounds", *SMALL]):
+        loud, soft = (rankscope(*line, "-o", str(tmp_path / line[0]), *more) for more in ([], ["--quiet"]))
+        assert str(tmp_path) in loud.out and str(tmp_path) not in soft.out
+        assert loud.out.startswith(soft.out.rstrip())
+
+
+def test_own_text_in_paths_bounds_and_compare(tmp_path: Path) -> None:
+    """The same words give the same numbers, wherever they come from."""
+    from rankscope.sources import bundled_excerpts
+
+    (tmp_path / "mine.txt").write_text("\n\n".join(bundled_excerpts(8)[:2]))
+    own = ["--text", str(tmp_path / "mine.txt")]
+    for line in (["paths", *SMALL], ["bounds", *SMALL, "--variant", "san"],
+                 ["compare", "bert-tiny", "bert-tiny:san", *SMALL[1:]]):  # fmt: skip
+        bundled, mine = (json.loads(rankscope(*line, *more, "--json").out) for more in ([], own))
+        for key in {"lengths", "heads", "table", "collapse", "lines", "verdict"} & set(bundled):
+            assert bundled[key] == mine[key]
+        assert mine["manifest"]["text"]["path"] == own[1] and mine["manifest"]["samples"] == 2
+
+
+def test_paths_take_a_mask_and_a_depth() -> None:
+    answer = json.loads(rankscope("paths", *SMALL, "--mask", "causal", "--layers", "3", "--json").out)
+    assert answer["manifest"]["architecture"]["mask"] == "causal"
+    assert max(row["length"] for row in answer["lengths"]) == 3
+
+
+def test_a_closed_pipe_ends_quietly() -> None:
+    for line in ("masks --tokens 4096 bigbird:1:1:2:0 --picture", "masks --json"):
+        run = subprocess.Popen(
+            [*COMMAND, *line.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert run.stdout is not None and run.stderr is not None
+        run.stdout.close()
+        assert run.stderr.read() == ""
+        assert run.wait(120) == 141
+        run.stderr.close()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_a_sentence() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*COMMAND, "masks"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr == "rankscope: No space left on device\n"
+
+
+def test_asking_for_nothing_gives_the_help() -> None:
+    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Usage: rankscope" in done.stdout and done.stderr == ""

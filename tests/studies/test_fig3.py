@@ -1,0 +1,174 @@
+"""Figure 3 of the 2021 paper: the folded networks, the radial law, and where trajectories go."""
+
+import math
+from itertools import product
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rankscope.studies import Setup
+from rankscope.studies.dong2021 import circle, fig3
+from rankscope.studies.dong2021.circle import NETWORKS, RADIUS
+
+
+def test_the_circle() -> None:
+    pairs = circle.circle(8)
+    assert pairs.shape == (9, 2, 2)
+    torch.testing.assert_close(pairs[:, 0], -pairs[:, 1])
+    torch.testing.assert_close(pairs.norm(dim=-1), torch.full((9, 2), RADIUS, dtype=torch.float64))
+    torch.testing.assert_close(pairs[0], pairs[-1])
+    assert float(pairs[1, 0, 1]) > 0  # counter-clockwise
+    near = circle.circle(apart=0.499)  # the published code's: not quite opposite
+    assert float((near[:, 0] + near[:, 1]).norm(dim=-1).min()) > 1e-3
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_seeds_side_by_side_are_the_canonical_networks(name: str) -> None:
+    """Folded or not, each seed computes what its canonical layer between two linear maps computes."""
+    network = NETWORKS[name]
+    arch, tensors = network.architecture(8), circle.initial(network, 8, 3)
+    draw = torch.Generator().manual_seed(0)
+    tensors = {n: t + 0.3 * torch.randn(t.shape, generator=draw, dtype=t.dtype) for n, t in tensors.items()}
+    pairs = torch.randn(3, 5, 2, 2, generator=draw, dtype=torch.float64)
+    after, attention = circle.step(arch, tensors, pairs)
+    for seed in range(3):
+        mine = {n: t[seed] for n, t in tensors.items()}
+        expected, P = circle.canonical(arch, mine, pairs[seed])
+        torch.testing.assert_close(after[seed], expected)
+        torch.testing.assert_close(attention[seed], P)
+    sharp = circle.sharpness(arch, tensors)
+    assert sharp.shape == (3,) and bool(((sharp >= 0.5) & (sharp <= 1)).all())
+
+
+def built(network: str, score: float, turn: Tensor) -> dict[str, Tensor]:
+    """Width 4; both heads score a pair by `score x_i . x_j`, and each passes on half of `x turn`."""
+    arch = NETWORKS[network].architecture(4)
+    zeros = {name: torch.zeros_like(t) for name, t in circle.initial(NETWORKS[network], 4, 1).items()}
+    eye = torch.eye(2, dtype=torch.float64)
+    zeros["into.weight"][0, :, :2] = eye
+    zeros["out.weight"][0, :2] = eye
+    for head in range(2):
+        zeros["layers.0.attention.query.weight"][0, :2, head] = score * arch.divisor * eye
+        zeros["layers.0.attention.key.weight"][0, :2, head] = eye
+        zeros["layers.0.attention.value.weight"][0, :2, head] = eye / 2
+        zeros["layers.0.attention.output.weight"][0, head, :, :2] = turn
+    return zeros
+
+
+@given(st.floats(min_value=0.01, max_value=8.0))
+def test_the_radial_law_of_pure_attention(z: float) -> None:
+    """A pair (u, -u) goes to tanh(z) (turn u, -turn u), z = a r^2, and an error of the radius grows by
+    1 + 4z / sinh 2z: between 1 and 3."""
+    angle = 2 * math.pi / 1000
+    size = 1 / math.tanh(z)  # so that the circle is where it stays
+    turn = size * torch.tensor(
+        [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]], dtype=torch.float64
+    )
+    arch = NETWORKS["pure attention"].architecture(4)
+    tensors = built("pure attention", z / RADIUS**2, turn)
+    pairs = circle.circle()
+    after, attention = circle.step(arch, tensors, pairs[None, :-1])
+    torch.testing.assert_close(after[0], pairs[1:])
+    own = torch.full((1000, 2, 2), 1 / (1 + math.exp(-2 * z)), dtype=torch.float64)
+    torch.testing.assert_close(attention[0].diagonal(dim1=-2, dim2=-1), own)
+    assert float(circle.error(arch, tensors)) < 1e-9
+    radial, shift = circle.multipliers(arch, tensors)
+    assert float(radial) == pytest.approx(1 + 4 * z / math.sinh(2 * z), rel=1e-9)
+    assert 1 < float(radial) <= 3 and float(shift) >= size - 1e-9
+
+
+def test_slightly_inside_falls_together_and_slightly_outside_runs_away() -> None:
+    z, angle = 0.5, 2 * math.pi / 1000
+    arch = NETWORKS["pure attention"].architecture(4)
+    ends = []
+    for off in (0.999, 1.001):
+        turn = (
+            off
+            / math.tanh(z)
+            * torch.tensor(
+                [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]], dtype=torch.float64
+            )
+        )
+        path = circle.followed(arch, built("pure attention", z / RADIUS**2, turn), 60)[:, 0]
+        path = path[: int(path[:, 0, 0].isfinite().sum())]
+        ends.append(fig3.ending(path, steps=60))
+        assert fig3.left(path, steps=60) is not None
+    assert ends == ["fell together", "ran away"]
+
+
+def test_a_skip_with_silent_attention_follows_the_circle() -> None:
+    """The skip carries what is linear: (turn - 1) x added to x is the rotation, and errors do not grow."""
+    angle = 2 * math.pi / 1000
+    cos, sin = math.cos(angle), math.sin(angle)
+    tensors = built("with skip", 0.0, torch.zeros(2, 2, dtype=torch.float64))
+    tensors["out.weight"][0, :2] = torch.tensor([[cos, sin], [-sin, cos]], dtype=torch.float64)
+    arch = NETWORKS["with skip"].architecture(4)
+    path = circle.followed(arch, tensors, fig3.STEPS)[:, 0]
+    torch.testing.assert_close(path, circle.circle()[: fig3.STEPS + 1])
+    assert fig3.ending(path) == "on the circle" and fig3.left(path) is None
+    radial, shift = circle.multipliers(arch, tensors)
+    assert float(radial) == pytest.approx(1.0) and float(shift) == pytest.approx(1.0)
+
+
+def test_every_ending() -> None:
+    true = circle.circle()[:301]
+    steps = torch.arange(301, dtype=torch.float64)[:, None, None]
+    away = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    assert fig3.ending(true * 0.9**steps) == "fell together" and fig3.left(true * 0.9**steps) == 7
+    assert fig3.ending((true * 1.1**steps)[:20]) == "ran away" and fig3.left((true * 1.1**steps)[:20]) == 8
+    assert fig3.ending((true + steps * away)[:4]) == "drifted off" and fig3.left((true + steps)[:4]) == 4
+    still = true[:1].expand(301, 2, 2)
+    assert fig3.ending(still) == "apart" and fig3.left(still) is None
+    torch.testing.assert_close(fig3.distance(true), torch.ones(301, dtype=torch.float64))
+
+
+def test_training_learns_the_circle() -> None:
+    network = NETWORKS["with skip"]
+    arch = network.architecture(8)
+    errors = [circle.error(arch, circle.trained(network, 8, 2, rounds)) for rounds in (2, 200)]
+    assert bool((errors[1] < errors[0]).all())
+    theirs = NETWORKS["the published code"]
+    errors = [
+        circle.error(theirs.architecture(8), circle.trained(theirs, 8, 1, rounds)) for rounds in (1, 60)
+    ]
+    assert float(errors[1]) < float(errors[0])
+
+
+def test_seeds_do_not_disturb_each_other() -> None:
+    network = NETWORKS["pure attention"]
+    alone, both = (circle.trained(network, 8, seeds, 5) for seeds in (1, 2))
+    for name, tensor in alone.items():
+        torch.testing.assert_close(both[name][:1], tensor)
+
+
+def test_a_rerun_gives_the_same_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fig3, "WIDTHS", (4, 8))
+    monkeypatch.setattr(fig3, "PUBLISHED_ROUNDS", 2)
+    monkeypatch.setattr(fig3, "QUICK", (2, 1, 4))
+    first = fig3.FIG3.run(Setup(folder=tmp_path / "one"))
+    again = fig3.FIG3.run(Setup(folder=tmp_path / "two"))
+    kept = fig3.FIG3.run(Setup(folder=tmp_path / "one"))
+    for name, table in first.tables.items():
+        assert table.equals(again.tables[name]) and table.equals(kept.tables[name])
+    assert [*first.figures] == ["circle", "distances"]
+    assert len(first.comparisons) == 6
+    ends = first.tables["ends"]
+    seen = {(name, width) for name, width in ends.select("network", "width").iter_rows()}
+    assert seen == set(product(NETWORKS, (4, 8)))
+    assert ends.select(pl.col("ending").is_in(fig3.ENDS).all()).item()
+
+
+def test_the_layer_without_a_skip_has_none() -> None:
+    """Two tokens that are nearly one: pure attention brings them nearer, a skip does not."""
+    near = torch.tensor([[[[0.3, 0.0], [0.3, 1e-6]]]], dtype=torch.float64)
+    spreads = []
+    for name in ("pure attention", "with skip"):
+        network = NETWORKS[name]
+        after, _ = circle.step(network.architecture(32), circle.initial(network, 32, 1), near)
+        spreads.append(float((after[0, 0, 0] - after[0, 0, 1]).norm()))
+    assert spreads[0] < 1e-9 < spreads[1]

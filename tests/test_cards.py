@@ -1,0 +1,185 @@
+"""What objects show of themselves: well-formed, escaped, bounded, with the object's own numbers."""
+
+import re
+from html.parser import HTMLParser
+
+import polars as pl
+import pytest
+import torch
+
+from rankscope import Profile, Transformer, certify, decompose, fresh, measure
+from rankscope.cards import ROWS, card, lines
+from rankscope.figures import panels, power
+from rankscope.nets import named_variant
+from rankscope.paths import path_counts
+from rankscope.profiles import Summary, measure_corpus
+from rankscope.theory import Certificates
+from rankscope.theory.depth import depth_of
+
+EVIL = "<script>alert('x')</script>&\"quoted\""
+VOID = {"img", "br"}
+
+
+class Page(HTMLParser):
+    """Tags that open and close in order; cells, images and text as read."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.rows: list[list[str]] = []
+        self.images: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag == "img":
+            self.images.append(dict(attrs)["src"] or "")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def net() -> Transformer:
+    return fresh("bert-tiny")
+
+
+@pytest.fixture(scope="module")
+def encoded(net: Transformer) -> tuple[torch.Tensor, torch.Tensor]:
+    return net.encode(["Call me Ishmael. Some years ago", "never mind how long precisely"], 8)
+
+
+def shown(thing: object) -> Page:
+    html = thing._repr_html_()  # type: ignore[attr-defined]
+    assert len(html) < 400_000
+    page = Page(html)
+    assert not page.tags & {"script", "style", "link", "iframe"}
+    assert all(source.startswith("data:image/svg+xml;base64,") for source in page.images)
+    assert "background:#fff" in html  # readable whatever the page's own colours
+    return page
+
+
+def test_a_profile_shows_the_ends_of_its_curves(
+    net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    profile = Profile.join(
+        [measure(named_variant(net, "san"), *encoded, variant=EVIL), measure(net, *encoded, variant="whole")]
+    )
+    page = shown(profile)
+    assert len(page.images) == 1 and page.rows[0][1:] == ["first", "middle", "last"]
+    assert [row[0] for row in page.rows[1:]] == [EVIL, "whole"]
+    for row, variant in zip(page.rows[1:], profile.variants, strict=True):
+        mean = profile.curve("relative_residual", "log10", variant=variant).mean(0)
+        assert [row[1], row[-1]] == [power(float(mean[0])), power(float(mean[-1]))]
+        assert f"{row[1]} → {row[-1]}" in repr(profile)
+    assert len(repr(profile).splitlines()) == 3
+
+
+def test_a_large_profile_stays_small(net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]) -> None:
+    one = measure(net, *encoded, variant="v")
+    many = [pl.col("variant").replace({"v": f"variant {k}"}) for k in range(300)]
+    tables = [one.table.with_columns(name) for name in many]
+    profile = Profile(pl.concat(tables), one.manifest)
+    page = shown(profile)
+    assert len(page.rows) == ROWS + 2 and page.rows[-1] == [f"… and {300 - ROWS} more"]
+    assert "Drawn: the first 8 of 300 lines." in page.text
+    assert len(repr(profile).splitlines()) == ROWS + 2
+
+
+def test_metrics_of_attention_and_noise(net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]) -> None:
+    attention = measure(net, *encoded, ["dobrushin"])
+    mean = attention.curve("dobrushin", "log10")[:, 1].mean()
+    assert shown(attention).rows[1][1] == power(float(mean))
+    deep = named_variant(net, "san").variant(layers=6)
+    noise = shown(measure(deep, *encoded, arithmetic="float32"))
+    assert noise.rows[0][-1] == "at floor" and noise.rows[1][-1].startswith("from layer")
+
+
+def test_a_profile_of_nothing(net: Transformer) -> None:
+    empty = measure(net, torch.zeros(0, 4, net.arch.width))
+    assert repr(empty) == "Profile: no rows" and shown(empty).rows == []
+
+
+def test_a_summary_shows_its_medians(net: Transformer) -> None:
+    texts = ["Call me Ishmael.", "Some years ago, never mind how long", "having little or no money"]
+    found = measure_corpus({EVIL: net}, texts)
+    assert isinstance(found, Summary)
+    page = shown(found)
+    median = found.curve("relative_residual", "log10_q50")
+    assert page.rows[1][0] == EVIL and page.rows[1][3] == power(float(median[-1]))
+    assert "Median of 3 excerpts" in page.text and "3 excerpts" in repr(found)
+
+
+def test_a_decomposition_shows_its_lengths(
+    net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    d = decompose(net, *encoded)
+    found = d.by_length()
+    counts = [str(count) for count in path_counts(2, 2)]
+    for thing in (d, found):
+        page = shown(thing)
+        assert [row[1] for row in page.rows[1:]] == counts
+        shares = found.table.filter(start="embedding").group_by("length").agg(pl.col("share").mean())
+        for length, share in shares.iter_rows():
+            assert page.rows[1 + length][2] == f"{share:+.3f}"
+    assert repr(d) == "Decomposition: 2 layers, 2 heads, 2 samples of up to 7 tokens, 9 paths"
+    assert "length 2  4" in repr(found) and len(repr(found).splitlines()) == 4
+
+
+def test_certificates_show_bounds_next_to_measurements(
+    net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    found = certify(named_variant(net, "san"), *encoded)
+    page = shown(found)
+    met = found.summary().filter(pl.col("met_to") > 0)
+    assert [row[0] for row in page.rows[1:]] == met["theorem"].to_list()
+    for row, expected in zip(page.rows[1:], met.iter_rows(named=True), strict=True):
+        assert row[4] == power(expected["log10_measured"])
+        assert row[6] == ("vacuous" if expected["says_at"] is None else power(expected["log10_bound"]))
+    assert "Hypotheses not met: " in page.text and len(page.images) == 1
+    ranks = certify(net, *encoded, theorems="norm-rank")
+    assert shown(ranks).images == []  # there is no figure of ranks
+
+
+def test_a_collapse_depth_shows_what_is_measured_and_proved(
+    net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    found: Certificates = certify(named_variant(net, "san").variant(layers=4), *encoded)
+    depth = depth_of(found, 1e-6)
+    page = shown(depth)
+    layer = max(depth.measured["layer"].to_list())
+    assert f"uniform by layer {layer}" in page.text and f"uniform by layer {layer}" in repr(depth)
+    for name, _, said in page.rows[1:]:
+        layers = depth.guaranteed.filter(theorem=name)["layer"].to_list()
+        assert int(re.findall(r"\d+", said)[0]) in layers
+    apart = depth_of(certify(net, *encoded, theorems="dobrushin"), 1e-6)
+    assert "no sample of 2 is uniform at any layer" in repr(apart)
+    assert "No theorem proves or excludes it" in shown(apart).text
+
+
+def test_a_card_escapes_everything() -> None:
+    figure, _ = panels()
+    page = Page(card(EVIL, figure, [EVIL, "b"], [[EVIL, "1"]], [EVIL]))
+    assert page.rows == [[EVIL, "b"], [EVIL, "1"]] and page.text.count(EVIL) == 4
+    assert not page.tags & {"script"}
+
+
+def test_lines_are_aligned_and_counted() -> None:
+    text = lines("title", [["a", "1"], ["long", "2"]])
+    assert text.splitlines() == ["title", "  a     1", "  long  2"]
+    assert lines("title", [["x"]] * 20).splitlines()[-1] == f"  ... and {20 - ROWS} more"
