@@ -1,5 +1,6 @@
 """`rankscope explore` as a person meets it: a process, its address, Ctrl-C."""
 
+import json
 import signal
 import socket
 import subprocess
@@ -37,7 +38,7 @@ def test_a_port_that_is_taken_and_a_model_that_is_none_are_sentences(tmp_path: P
 
 @pytest.fixture
 def explorer() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", RUN, "explore", "bert-tiny", "--no-open"]
+    command = [sys.executable, "-c", RUN, "explore", "bert-tiny", "--no-open", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
@@ -46,8 +47,7 @@ def explorer() -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("busy", [False, True])
 def test_it_serves_until_ctrl_c(explorer: subprocess.Popen[str], busy: bool) -> None:
     assert explorer.stdout is not None and explorer.stderr is not None
-    line = next(line for line in explorer.stdout if line.startswith("Explorer: "))
-    url = line.split()[1]
+    url = json.loads(explorer.stdout.readline())["address"]
     assert url.startswith("http://127.0.0.1:")
     names = [each["name"] for each in httpx.get(f"{url}api/shelf", timeout=60).json()["models"]]
     assert names[0] == "bert-tiny" and names[-1] == "random"

@@ -14,10 +14,10 @@ APART = 0.05
 def verdict(logs: Sequence[float], tokens: int) -> str:
     """Of log10 of the relative residual by layer.
 
-    >>> verdict([-0.1, -0.4, -1.2], 5)
-    'Tokens draw together: at layer 2 they differ by 0.0631 of their size.'
-    >>> verdict([-0.5, -4.6, -16.8, -53.4], 5)
-    'Tokens are uniform to 1e-12 by layer 2, and to 4.0e-54 at layer 3: each layer cubes the difference.'
+    >>> verdict([-0.1, -0.4, -1.7], 5)
+    'Tokens draw together: at layer 2 they differ by 0.02 of their size.'
+    >>> verdict([-0.5, -5.0, -16.0, -48.4], 5)
+    'Tokens are uniform to 1e-12 by layer 2, and to 4.0e-49 at layer 3: each layer cubes the difference.'
     """
     last, depth = logs[-1], len(logs) - 1
     if tokens == 1:
