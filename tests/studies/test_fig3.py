@@ -14,6 +14,7 @@ from torch import Tensor
 from rankscope.studies import Setup
 from rankscope.studies.dong2021 import circle, fig3
 from rankscope.studies.dong2021.circle import NETWORKS, RADIUS
+from rankscope.studies.dong2021.endings import ENDS, distance, ending, left
 
 
 def test_the_circle() -> None:
@@ -96,8 +97,8 @@ def test_slightly_inside_falls_together_and_slightly_outside_runs_away() -> None
         )
         path = circle.followed(arch, built("pure attention", z / RADIUS**2, turn), 60)[:, 0]
         path = path[: int(path[:, 0, 0].isfinite().sum())]
-        ends.append(fig3.ending(path, steps=60))
-        assert fig3.left(path, steps=60) is not None
+        ends.append(ending(path, steps=60))
+        assert left(path, steps=60) is not None
     assert ends == ["fell together", "ran away"]
 
 
@@ -110,7 +111,7 @@ def test_a_skip_with_silent_attention_follows_the_circle() -> None:
     arch = NETWORKS["with skip"].architecture(4)
     path = circle.followed(arch, tensors, fig3.STEPS)[:, 0]
     torch.testing.assert_close(path, circle.circle()[: fig3.STEPS + 1])
-    assert fig3.ending(path) == "on the circle" and fig3.left(path) is None
+    assert ending(path, fig3.STEPS) == "on the circle" and left(path, fig3.STEPS) is None
     radial, shift = circle.multipliers(arch, tensors)
     assert float(radial) == pytest.approx(1.0) and float(shift) == pytest.approx(1.0)
 
@@ -119,12 +120,17 @@ def test_every_ending() -> None:
     true = circle.circle()[:301]
     steps = torch.arange(301, dtype=torch.float64)[:, None, None]
     away = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    assert fig3.ending(true * 0.9**steps) == "fell together" and fig3.left(true * 0.9**steps) == 7
-    assert fig3.ending((true * 1.1**steps)[:20]) == "ran away" and fig3.left((true * 1.1**steps)[:20]) == 8
-    assert fig3.ending((true + steps * away)[:4]) == "drifted off" and fig3.left((true + steps)[:4]) == 4
     still = true[:1].expand(301, 2, 2)
-    assert fig3.ending(still) == "apart" and fig3.left(still) is None
-    torch.testing.assert_close(fig3.distance(true), torch.ones(301, dtype=torch.float64))
+    for path, end, step in (
+        (true, "on the circle", None),
+        (still, "apart", None),
+        (true * 0.9**steps, "fell together", 7),  # 0.9^7 < 1/2
+        ((true * 1.1**steps)[:20], "ran away", 8),  # 1.1^8 > 2
+        ((true + steps * away)[:4], "drifted off", 4),
+    ):
+        assert ending(path, 300) == end
+        assert left(path, 300) == step
+    torch.testing.assert_close(distance(true), torch.ones(301, dtype=torch.float64))
 
 
 def test_training_learns_the_circle() -> None:
@@ -147,9 +153,10 @@ def test_seeds_do_not_disturb_each_other() -> None:
 
 
 def test_a_rerun_gives_the_same_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fig3, "WIDTHS", (4, 8))
+    monkeypatch.setattr(fig3, "WIDTHS", (4,))
+    monkeypatch.setattr(fig3, "STEPS", 10)
     monkeypatch.setattr(fig3, "PUBLISHED_ROUNDS", 2)
-    monkeypatch.setattr(fig3, "QUICK", (2, 1, 4))
+    monkeypatch.setattr(fig3, "QUICK", (2, 1, 2))
     first = fig3.FIG3.run(Setup(folder=tmp_path / "one"))
     again = fig3.FIG3.run(Setup(folder=tmp_path / "two"))
     kept = fig3.FIG3.run(Setup(folder=tmp_path / "one"))
@@ -159,8 +166,8 @@ def test_a_rerun_gives_the_same_tables(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(first.comparisons) == 6
     ends = first.tables["ends"]
     seen = {(name, width) for name, width in ends.select("network", "width").iter_rows()}
-    assert seen == set(product(NETWORKS, (4, 8)))
-    assert ends.select(pl.col("ending").is_in(fig3.ENDS).all()).item()
+    assert seen == set(product(NETWORKS, (4,)))
+    assert ends.select(pl.col("ending").is_in(ENDS).all()).item()
 
 
 def test_the_layer_without_a_skip_has_none() -> None:

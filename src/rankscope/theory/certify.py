@@ -50,7 +50,7 @@ def certify(
     chosen = theorems_named(theorems)
     if centre not in get_args(Centre):
         raise MetricError(one_of("centre", centre, get_args(Centre)))
-    net = net.to(torch.float64)
+    net = net.to(torch.float64, "cpu")  # small matrices and linear programmes: no work for a GPU
     if not isinstance(X, Tensor) or X.ndim != 3 or X.shape[-1] != net.arch.width:
         got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
         raise TokensError(
