@@ -36,7 +36,7 @@ def rows() -> list[tuple[str, str, float]]:
     assert X.shape[1] == 32
     found = []
     with _served(net) as url, httpx.Client(timeout=60) as client:
-        for name, turns in (("transformer", {}), ("pure attention", {"mlp": False, "norm": False})):
+        for name, turns in (("transformer", {}), ("attention and skip", {"mlp": False, "norm": False})):
             ask = _asker(client, url, turns)
             variant = net.variant(skip=0.5, mlp=turns.get("mlp", True), norm=turns.get("norm", True))
             ask()  # the norms of the weights are taken once

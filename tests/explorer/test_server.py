@@ -4,6 +4,7 @@ import json
 import re
 import socket
 import threading
+import time
 from typing import Any
 
 import httpx
@@ -254,6 +255,20 @@ def test_a_closed_connection_calls_the_computation_off() -> None:
             next(answer.iter_lines())
         (job,) = jobs.started
         assert job.ended.wait(60) and job.cancelled
+
+
+def test_leaving_before_anything_was_answered_calls_it_off_too() -> None:
+    jobs = Remembering()
+    body = json.dumps({**HEAVY, "parts": ["bounds"]}).encode()
+    with serving(small_shelf(), jobs) as explorer:
+        head = f"Host: 127.0.0.1:{explorer.port}\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", explorer.port), timeout=30) as line:
+            line.sendall(
+                f"POST /api/answer HTTP/1.1\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+            )
+            while not jobs.started:
+                time.sleep(0.01)
+        assert jobs.started[0].ended.wait(60) and jobs.started[0].cancelled
 
 
 def test_too_many_are_sent_away_and_told_when_to_come_back() -> None:

@@ -102,7 +102,7 @@ def app(shelf: Shelf, port: int, jobs: Jobs | None = None, patience: float = BOD
         visitor = request.headers.get("x-visitor", "someone")
         if not VISITOR.fullmatch(visitor):
             raise HTTPException(400, "a visitor's name is up to 64 letters, digits, - and _")
-        return await _answered(answers, running, visitor, asked)
+        return await _answered(answers, running, visitor, asked, request)
 
     @api.exception_handler(RankscopeError)
     async def said(_: Request, error: RankscopeError) -> Response:
@@ -113,7 +113,9 @@ def app(shelf: Shelf, port: int, jobs: Jobs | None = None, patience: float = BOD
     return Guard(api, port)
 
 
-async def _answered(answers: Answers, jobs: Jobs, visitor: str, asked: settings.Request) -> Response:
+async def _answered(
+    answers: Answers, jobs: Jobs, visitor: str, asked: settings.Request, request: Request
+) -> Response:
     """Start the computation and wait for its first part: until then an error has a status of its own."""
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
@@ -123,11 +125,14 @@ async def _answered(answers: Answers, jobs: Jobs, visitor: str, asked: settings.
             loop.call_soon_threadsafe(queue.put_nowait, line)
 
     job = jobs.start(visitor, lambda job: answers.parts(asked, job.ask), give)
+    leaving = asyncio.create_task(_left(request, job))
     try:
         first = await queue.get()
     except asyncio.CancelledError:
         job.cancel()
         raise
+    finally:
+        leaving.cancel()
     if isinstance(first, RankscopeError):
         raise first
     if isinstance(first, Exception):
@@ -135,6 +140,13 @@ async def _answered(answers: Answers, jobs: Jobs, visitor: str, asked: settings.
     if first is None:
         raise HTTPException(409, "a newer request of the same visitor took the place of this one")
     return StreamingResponse(_lines(first, queue, job), media_type="application/x-ndjson")
+
+
+async def _left(request: Request, job: Job) -> None:
+    """Call the computation off when the visitor leaves before anything was answered."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    job.cancel()
 
 
 async def _lines(first: bytes, queue: "asyncio.Queue[Any]", job: Job) -> AsyncIterator[bytes]:

@@ -199,17 +199,17 @@ function request() {
 
 const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
 
-// One screen: what the window leaves for the two rows of charts, above 1000 pixels a little less dense.
+// One screen: what the window leaves for the two rows of charts.
 function room() {
   if (matchMedia("(max-width: 56rem)").matches) return { upper: 290, lower: 260 };
-  const free = innerHeight - $("curve-card").getBoundingClientRect().top - scrollY - 160;
+  const free = innerHeight - $("curve-card").getBoundingClientRect().top - scrollY - ($("focus").hidden ? 160 : 205);
   const lower = Math.max(200, Math.min(380, 0.45 * free));
   return { upper: Math.max(240, Math.min(560, free - lower)), lower };
 }
 
 function sized(figure, height) {
   const layout = { ...figure.layout, height, margin: { ...figure.layout.margin } };
-  layout.margin.t = layout.annotations ? 34 : 16;
+  layout.margin.t = layout.annotations && layout.annotations.length ? 46 : 16;
   for (const key of Object.keys(layout)) {
     if (!/^[xy]axis/.test(key)) continue;
     const title = { ...(layout[key].title || {}), font: { size: 12 }, standoff: 6 };
