@@ -39,9 +39,10 @@ def page(browser: "Browser", explorer: Served) -> "Iterator[Page]":
     assert expected == []
 
 
-def opened(page: "Page", explorer: Served, fragment: str = "") -> "Page":
+def opened(page: "Page", explorer: Served, fragment: str = "", whole: bool = False) -> "Page":
+    """The page with its curve drawn, or with its `whole` answer."""
     page.goto(f"{explorer.url}/{fragment}")
-    page.wait_for_selector("body[data-answered]")
+    page.wait_for_selector(f"body[data-{'answered' if whole else 'shown'}]")
     return page
 
 
@@ -55,10 +56,10 @@ def until(page: "Page", condition: str) -> None:
 
 
 def turned(page: "Page", act: Any) -> str:
-    """Do something and wait for its answer; the verdict and what is known of the network."""
-    before = page.evaluate("Number(document.body.dataset.answered)")
+    """Do something and wait for its curve; the verdict and what is known of the network."""
+    before = page.evaluate("Number(document.body.dataset.shown)")
     act()
-    until(page, f"Number(document.body.dataset.answered) > {before}")
+    until(page, f"Number(document.body.dataset.shown) > {before}")
     return page.inner_text("#verdict") + page.inner_text("#about")
 
 
@@ -71,7 +72,7 @@ def slide(page: "Page", control: str, value: float) -> None:
 
 
 def test_the_first_look(page: "Page", explorer: Served) -> None:
-    opened(page, explorer)
+    opened(page, explorer, whole=True)
     assert page.inner_text("#verdict").startswith("Tokens")
     for chart in ("curve", "cloud", "paths", "bounds"):
         assert page.locator(f"#{chart} .main-svg").count() > 0, chart
@@ -109,7 +110,7 @@ def test_pure_attention_falls_and_the_cloud_can_be_scrubbed(page: "Page", explor
     said = turned(page, lambda: page.click("text=Pure attention"))
     assert "uniform to 1e-12" in said
     spread = "Math.max(...document.getElementById('cloud').data[0].x.map(Math.abs))"
-    assert page.evaluate(spread) < 1e-9
+    until(page, f"{spread} < 1e-9")
     page.eval_on_selector(
         ".rs-player input", "e => { e.value = 0; e.dispatchEvent(new Event('input', {bubbles: true})); }"
     )
@@ -135,7 +136,7 @@ def test_a_link_restores_the_setting_and_the_pins(page: "Page", explorer: Served
     assert page.input_value("#text") == "a & b = c # d" and page.input_value("#mask") == "causal"
     assert page.is_checked("input[name=focus][value=A]") and page.url == link
     assert page.locator("#pins li").count() == 2
-    assert page.evaluate("document.getElementById('cloud').data.length") == 3
+    until(page, "document.getElementById('cloud').data.length === 3")
     turned(page, lambda: page.click("#pinA"))
     assert page.locator("#pins li").count() == 1
 
@@ -144,6 +145,7 @@ def test_hostile_text_stays_text(page: "Page", explorer: Served) -> None:
     opened(page, explorer)
     turned(page, lambda: page.fill("#text", HOSTILE))
     assert page.input_value("#text") == HOSTILE
+    until(page, "document.getElementById('cloud').data[0].x.length === 31")
     assert page.locator("main img, main script, main b:not(#pins b)").count() == 0
     page.hover("#cloud .points path >> nth=0", force=True)
     page.wait_for_selector("#cloud .hoverlayer .hovertext")
@@ -157,7 +159,7 @@ def test_a_mistake_is_said_in_the_page_and_goes_with_its_cause(page: "Page", exp
     assert "skip must be" in page.inner_text("#error").lower()
     turned(page, lambda: slide(page, "skip", 0.5))
     assert page.is_hidden("#error")
-    page.select_option("#mask", "write")
+    turned(page, lambda: page.select_option("#mask", "write"))
     turned(page, lambda: page.fill("#mask-text", "causl"))
     assert "did you mean 'causal'" in page.inner_text("#error")
     turned(page, lambda: page.fill("#mask-text", "causal&window:1"))
@@ -165,7 +167,7 @@ def test_a_mistake_is_said_in_the_page_and_goes_with_its_cause(page: "Page", exp
 
 
 def test_the_theory_is_one_key_away(page: "Page", explorer: Served) -> None:
-    opened(page, explorer)
+    opened(page, explorer, whole=True)
     for button in page.locator("button.theory").all():
         button.focus()
         page.keyboard.press("Enter")
@@ -180,7 +182,7 @@ def test_the_theory_is_one_key_away(page: "Page", explorer: Served) -> None:
 
 
 def test_every_control_is_reached_by_keyboard_and_has_a_name(page: "Page", explorer: Served) -> None:
-    opened(page, explorer)
+    opened(page, explorer, whole=True)
     reached = set()
     for _ in range(80):
         page.keyboard.press("Tab")

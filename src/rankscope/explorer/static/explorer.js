@@ -168,6 +168,11 @@ function presets() {
 
 // Asking
 
+// How often a curve was shown and an answer was whole, for whoever watches the page.
+function count(what) {
+  document.body.dataset[what] = String(Number(document.body.dataset[what] || 0) + 1);
+}
+
 const CARDS = { curve: ["curve-card", "cloud-card"], paths: ["paths-card", "bounds-card"] };
 
 function request() {
@@ -184,13 +189,15 @@ function request() {
         latest.milliseconds = milliseconds;
       }
       if (part.part !== "end") { drawPart(part.part); $(part.part + "-card").setAttribute("aria-busy", "false"); }
+      if (part.part === "curve") count("shown");
     },
-    end() { document.body.dataset.answered = String(Number(document.body.dataset.answered || 0) + 1); },
+    end() { count("answered"); },
     error(message) {
       $("error").textContent = message;
       $("error").hidden = false;
       for (const id of [...CARDS.curve, ...CARDS.paths]) $(id).setAttribute("aria-busy", "false");
-      document.body.dataset.answered = String(Number(document.body.dataset.answered || 0) + 1);
+      count("shown");
+      count("answered");
     },
   });
 }
