@@ -22,6 +22,7 @@ FLOORS = [
     "studies",
     "charts",
     "report",
+    "explorer",
     "cli",
 ]
 """Each room may import those before it."""

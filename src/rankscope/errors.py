@@ -14,6 +14,10 @@
     ├── PathError                  a path, length or head that the network does not have
     ├── TheoremError               a theorem that there is not, or a question that theory cannot be asked
     ├── StudyError                 a paper or figure that there is no study of
+    ├── ExplorerError              a request that the explorer does not answer
+    │   ├── SettingError           a setting out of range, or none at all
+    │   ├── BusyError              too many requests wait already
+    │   └── LateError              an answer that takes too long
     ├── ClosureError               parts that do not add up to the whole
     └── ConvergenceError           a numerical search that did not reach its tolerance
 
@@ -78,6 +82,22 @@ class TheoremError(RankscopeError, ValueError):
 
 class StudyError(RankscopeError, ValueError):
     """A paper or figure that there is no study of, or a study that cannot be run so."""
+
+
+class ExplorerError(RankscopeError):
+    """A request that the explorer does not answer."""
+
+
+class SettingError(ExplorerError, ValueError):
+    """A setting of the explorer that is out of range, or no setting at all."""
+
+
+class BusyError(ExplorerError, RuntimeError):
+    """More requests than the explorer lets wait."""
+
+
+class LateError(ExplorerError, TimeoutError):
+    """An answer of the explorer that takes longer than it may."""
 
 
 class ClosureError(RankscopeError, ArithmeticError):

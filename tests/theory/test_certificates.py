@@ -13,6 +13,7 @@ from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.theory import THEOREMS, Certificates, certify, collapse_depth
 from rankscope.theory.certificates import SCHEMA
 from rankscope.theory.depth import depth_of
+from rankscope.theory.observe import WeightNorms
 from tests.theory.families import normal
 
 NET = Transformer.random(Architecture(layers=4, width=8, heads=2), init="bert")
@@ -167,3 +168,12 @@ def test_progress_is_told_by_sample() -> None:
     told: list[tuple[int, int]] = []
     certify(SAN, X, theorems="dobrushin", progress=lambda done, total: told.append((done, total)))
     assert told == [(1, 2), (2, 2)]
+
+
+def test_norms_that_are_kept_change_nothing() -> None:
+    net = Transformer.random(Architecture(layers=3, width=16, heads=4))
+    X, norms = torch.randn(1, 5, 16, dtype=torch.float64), WeightNorms()
+    for changes in ({}, {"skip": 0.0, "mlp": False}, {"kernel": "uniform"}, {"heads": [0, 2]}, {"layers": 5}):
+        variant = net.variant(**changes)
+        assert certify(variant, X, norms=norms).table.equals(certify(variant, X).table)
+    assert len(norms.found) == 3 * 3

@@ -7,6 +7,7 @@ import typer
 from rankscope.cli.bounds import bounds
 from rankscope.cli.compare import compare
 from rankscope.cli.demo import demo
+from rankscope.cli.explore import explore
 from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
 from rankscope.cli.models import models
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (demo, measure, compare, paths, bounds, reproduce, report, masks, models):
+for command in (demo, measure, compare, paths, bounds, explore, reproduce, report, masks, models):
     app.command(help=unwrapped(command.__doc__))(command)
 
 

@@ -66,9 +66,15 @@ def cloud(
     for sample in range(len(X)) if found else []:
         here = real[sample].nonzero()[:, 0]
         texts = [str(token) for token in here.tolist()] if words is None else list(words[sample])
-        axes = _axes([shape for _, shape in found], sample)
-        frames += [_rows(shape, variant, sample, here, texts[:most], axes) for variant, shape in found]
+        frames.append(placed(found, sample, here, texts[:most]))
     return pl.concat(frames)
+
+
+def placed(found: list[tuple[str, Shape]], sample: int, here: Tensor, texts: list[str]) -> pl.DataFrame:
+    """One sample of these (variant, shape) in their common plane. `here` are the numbers of its tokens, and
+    `texts` what the first of them read."""
+    axes = _axes([shape for _, shape in found], sample)
+    return pl.concat([_rows(shape, variant, sample, here, texts, axes) for variant, shape in found])
 
 
 def _axes(found: list[Shape], sample: int) -> Tensor:

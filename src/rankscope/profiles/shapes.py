@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.deviation import applies, propagate
+from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.scaled import LOWEST
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
@@ -47,11 +48,8 @@ def shapes(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Iterat
     with torch.no_grad():
         if applies(cast):
             for step in propagate(cast, X, ~real):
-                if step.layer not in chosen:
-                    continue
-                R = step.state.centred()[1]
-                whole = torch.linalg.vector_norm(step.state.tokens(step.state.log), dim=(1, 2)).log()
-                yield _shape(step.layer, R.value, R.log, whole + step.state.log)
+                if step.layer in chosen:
+                    yield shape_of(step)
         else:
             for plain in cast.steps(X, ~real):
                 if plain.layer not in chosen:
@@ -60,6 +58,13 @@ def shapes(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Iterat
                 mean = state.sum(1, keepdim=True) / real.sum(-1).clamp(min=1)[:, None, None]
                 whole = torch.linalg.vector_norm(state, dim=(1, 2)).log()
                 yield _shape(plain.layer, (state - mean) * real[..., None], torch.zeros_like(whole), whole)
+
+
+def shape_of(step: DeviationStep) -> Shape:
+    """The residual of one step."""
+    _, R = step.state.centred()
+    whole = torch.linalg.vector_norm(step.state.tokens(step.state.log), dim=(1, 2)).log()
+    return _shape(step.layer, R.value, R.log, whole + step.state.log)
 
 
 def _shape(layer: int, R: Tensor, log: Tensor, whole: Tensor) -> Shape:

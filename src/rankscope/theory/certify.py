@@ -17,7 +17,7 @@ from rankscope.theory.catalogue import theorems_named
 from rankscope.theory.certificates import SCHEMA, Certificates
 from rankscope.theory.facts import Centre, Facts
 from rankscope.theory.logs import TEN
-from rankscope.theory.observe import observe
+from rankscope.theory.observe import WeightNorms, observe
 from rankscope.theory.theorem import Theorem
 
 Progress = Callable[[int, int], None]
@@ -32,12 +32,14 @@ def certify(
     *,
     centre: str = "mean",
     progress: Progress | None = None,
+    norms: WeightNorms | None = None,
 ) -> Certificates:
     """What is proved about these tokens in this network, layer by layer, and by how much it is met.
 
     X is `[batch, token, width]`. A theorem whose hypotheses fail says so and gives no number. `centre` is
     what `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear programmes:
-    for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose.
+    for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose. `norms`
+    keeps what is known of the weights for the next call, on this network or a variant of it.
 
     >>> from rankscope.nets import Architecture, named_variant
     >>> san = named_variant(Transformer.random(Architecture(layers=3, width=16, heads=2)), "san")
@@ -60,10 +62,11 @@ def certify(
     real = real_tokens(X.shape[:-1], padding, X.device)
     if not bool(real.any(-1).all()) or not len(X):
         raise TokensError("every sample must have at least one real token; one has none: leave it out")
+    norms = WeightNorms() if norms is None else norms
     rows: list[dict[str, Any]] = []
     arithmetic = ""
     for sample, (each, kept) in enumerate(zip(X, real, strict=True)):
-        facts = observe(net, each[kept], centre)  # type: ignore[arg-type]
+        facts = observe(net, each[kept], centre, norms)  # type: ignore[arg-type]
         arithmetic = facts.arithmetic
         for theorem in chosen:
             rows += _rows(theorem, facts, sample)

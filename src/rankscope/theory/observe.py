@@ -30,10 +30,16 @@ RESOLVED = 1e-3
 """The share of rounding in a float64 residual above which it is called noise."""
 
 
-def observe(net: Transformer, X: Float[Tensor, "token width"], centre: Centre = "mean") -> Facts:
-    """Run the network on one sample's tokens and note what the theorems ask for."""
+def observe(
+    net: Transformer,
+    X: Float[Tensor, "token width"],
+    centre: Centre = "mean",
+    norms: "WeightNorms | None" = None,
+) -> Facts:
+    """Run the network on one sample's tokens and note what the theorems ask for. `norms` are kept from one
+    call to the next, for a network and its variants."""
     net = net.to(torch.float64)
-    sizes, layers, norms = [], [], _Norms(net)
+    sizes, layers, norms = [], [], WeightNorms() if norms is None else norms
     deviates = applies(net)
     start = net.prepared(X[None].to(torch.float64), None)[0]
     first = State.of(start, torch.ones(1, len(X), dtype=torch.bool))
@@ -41,24 +47,25 @@ def observe(net: Transformer, X: Float[Tensor, "token width"], centre: Centre = 
     setting = Setting.of(net.arch, net.weights, start, first.real.rows)
     for index, found in enumerate(dissect(net, X[None]) if deviates else _plainly(net, X[None])):
         sizes.append(_sizes(found.state, centre, deviates))
-        layers.append(_layer(net, index, found, setting, norms.of(index), centre))
+        layers.append(_layer(net, index, found, setting, norms.of(net, index), centre))
     arithmetic = "deviation" if deviates else "float64"
     return Facts(net, centre, arithmetic, start[0], tuple(sizes), tuple(layers))
 
 
-class _Norms:
-    """Norms of the weights, taken once for layers that share them."""
+class WeightNorms:
+    """Norms of the weights, taken once for layers that share them, as those of a network and its variants do.
+    Weights must not change while they are kept."""
 
-    def __init__(self, net: Transformer) -> None:
-        self.net = net
-        self.found: dict[tuple[int, tuple[int, ...]], tuple[HeadNorms, MLPNorms]] = {}
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, tuple[int, ...], str, str], tuple[Layer, HeadNorms, MLPNorms]] = {}
 
-    def of(self, index: int) -> tuple[HeadNorms, MLPNorms]:
-        arch, layer = self.net.arch, self.net.weights.layers[index]
-        key = (id(layer), speaking(arch, index))
-        if key not in self.found:
-            self.found[key] = HeadNorms.of(arch, index, layer), MLPNorms.of(arch, layer)
-        return self.found[key]
+    def of(self, net: Transformer, index: int) -> tuple[HeadNorms, MLPNorms]:
+        """Of layer `index` (0-based)."""
+        arch, layer = net.arch, net.weights.layers[index]
+        key = (id(layer), speaking(arch, index), arch.kernel, arch.activation)
+        if key not in self.found:  # with the layer itself, so that nothing else can have its id
+            self.found[key] = layer, HeadNorms.of(arch, index, layer), MLPNorms.of(arch, layer)
+        return self.found[key][1:]
 
 
 # Sizes

@@ -5,7 +5,8 @@
    rankscope.csv(figure)                              its data as text
    rankscope.retheme()                                after data-theme of the root element has changed
 
-   A figure is {data, layout, table, alt, panels[, frames]}; layout.height is that of one row of panels. Colours
+   A figure is {data, layout, table, alt, panels[, frames][, panel]}; layout.height is that of one row of panels, panel
+   the pixels that a panel needs across. Colours
    @ink, @faint, @paper and @order 0.3 follow the theme. Figures are saved as PNG, SVG and CSV from plotly's bar, always in
    light colours. Nothing here turns text into markup. */
 var rankscope = (function () {
@@ -86,7 +87,7 @@ var rankscope = (function () {
     const layout = coloured(figure.layout, colours, "");
     const panels = figure.panels || 1;
     let columns = layout.grid ? layout.grid.columns : 1;
-    columns = Math.max(1, Math.min(columns, Math.floor(width / PANEL)));
+    columns = Math.max(1, Math.min(columns, Math.floor(width / (figure.panel || PANEL))));
     const rows = Math.ceil(panels / columns);
     if (layout.grid) {
       layout.grid.columns = columns;

@@ -1,0 +1,89 @@
+"""How soon the explorer answers a slider: MiniLM, 32 tokens, end to end through HTTP.
+
+Each request has another skip weight, so nothing is remembered from the one before.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+import torch
+
+from benchmarks.timing import least_seconds
+from rankscope.explorer.jobs import Jobs
+from rankscope.explorer.serve import bound, server_of
+from rankscope.explorer.server import app
+from rankscope.explorer.shelf import Shelf
+from rankscope.nets import Transformer
+from rankscope.sources import load
+
+TEXT = (
+    "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, "
+    "and nothing particular to interest me on shore, I thought I would sail about a little"
+)
+SLOWEST = 40
+"""Turns of the slider of which the slowest is told."""
+
+
+def rows() -> list[tuple[str, str, float]]:
+    """(what, against what, ratio); the parts of an answer are named with the seconds after which they are
+    there."""
+    net = load("minilm")
+    X = net.encode([TEXT], 32).X
+    assert X.shape[1] == 32
+    found = []
+    with _served(net) as url, httpx.Client(timeout=60) as client:
+        for name, turns in (("transformer", {}), ("attention and skip", {"mlp": False, "norm": False})):
+            ask = _asker(client, url, turns)
+            variant = net.variant(skip=0.5, mlp=turns.get("mlp", True), norm=turns.get("norm", True))
+            ask()  # the norms of the weights are taken once
+            seconds = least_seconds({"forward": lambda variant=variant: _forward(variant, X)}, rounds=9)
+            runs = [ask() for _ in range(SLOWEST)]
+            against = f"float64 forward, {1000 * seconds['forward']:.0f} ms"
+            for part in ("curve", "cloud", "paths", "bounds"):
+                best, worst = min(run[part] for run in runs), max(run[part] for run in runs)
+                what = f"{name}, {part} at {best:.2f} s (slowest {worst:.2f})"
+                found.append((what, against, best / seconds["forward"]))
+    return found
+
+
+def _forward(net: Transformer, X: torch.Tensor) -> object:
+    with torch.no_grad():
+        return [step.layer for step in net.steps(X)]
+
+
+def _asker(client: httpx.Client, url: str, turns: dict[str, bool]) -> Callable[[], dict[str, float]]:
+    """Ask with a new skip weight each time; the seconds after which each part had arrived."""
+    skip = 0.0
+
+    def ask() -> dict[str, float]:
+        nonlocal skip
+        skip += 0.01
+        setting = {"model": "minilm", "text": TEXT, "tokens": 32, "skip": skip, **turns}
+        start, came = time.perf_counter(), {}
+        with client.stream("POST", f"{url}/api/answer", json={"setting": setting}) as answer:
+            for line in answer.iter_lines():
+                came[json.loads(line)["part"]] = time.perf_counter() - start
+        assert "end" in came, came
+        return came
+
+    return ask
+
+
+@contextmanager
+def _served(net: Transformer) -> Iterator[str]:
+    at, jobs = bound(0), Jobs()
+    port = at.getsockname()[1]
+    server = server_of(app(Shelf({"minilm": net}), port, jobs), jobs)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        jobs.close()
+        at.close()

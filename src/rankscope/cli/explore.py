@@ -1,0 +1,63 @@
+"""`rankscope explore`: the page in which parts of a network are turned."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from rankscope.cli import names
+from rankscope.cli.complete import one
+from rankscope.cli.options import Json, Quiet
+
+INSTALL = "pip install 'rankscope[explore]'"
+
+
+def explore(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Models to choose from: a directory, a hub id, a size with random weights (bert-tiny), or a "
+            "JSON file of an architecture. MiniLM and random networks of any shape are there anyway.",
+            show_default=False,
+            autocompletion=one(names.MODELS),
+        ),
+    ] = None,
+    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any that is free.")] = 0,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Open a local page: type a text, turn the parts of a network, and watch its tokens become the same.
+
+    It answers to this machine alone. Ctrl-C ends it.
+    """
+    from importlib.util import find_spec
+
+    from rankscope.errors import MissingExtraError
+
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"the explorer needs {' and '.join(missing)}, which is not installed: {INSTALL}"
+        )
+
+    from rankscope.cli.show import console, machine, say
+    from rankscope.explorer.serve import bound, serve
+    from rankscope.explorer.shelf import Shelf
+    from rankscope.sources import named_network
+    from rankscope.sources.checkpoint import MINILM
+
+    there = ["minilm"] if find_spec(MINILM) is not None else []
+    named = list(dict.fromkeys(models or there))
+    socket = bound(port)
+    address = f"http://127.0.0.1:{socket.getsockname()[1]}/"
+    if named and not (as_json or quiet):
+        say(f"Loading {', '.join(named)} ...")
+    shelf = Shelf({name: named_network(name) for name in named}, there)
+    if as_json:
+        machine({"address": address, "models": shelf.names})
+    else:
+        console().print(address if quiet else f"Explorer: {address} (Ctrl-C ends it)", soft_wrap=True)
+    sys.stdout.flush()
+    serve(shelf, socket, None if no_open else address)

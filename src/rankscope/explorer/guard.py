@@ -1,0 +1,73 @@
+"""What stands before every request: it must come from this machine's own page.
+
+A server on the loopback can be reached by any page that the visitor's browser has open. A name that resolves
+to 127.0.0.1 (DNS rebinding) is told by its Host header; a form or script of another site by its Origin. Both
+are refused before anything is read. Answers carry headers that keep a page from loading anything from
+elsewhere and from being framed.
+"""
+
+import json
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+NAMES = ("localhost", "127.0.0.1", "[::1]")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-cache",
+}
+"""plotly sets styles on the elements it draws, hence 'unsafe-inline' there and nowhere else."""
+
+
+class Guard:
+    """Lets through what is addressed to this server and comes from its own page."""
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self.app = app
+        self.hosts = {f"{name}:{port}" for name in NAMES} | (set(NAMES) if port == 80 else set())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse, or hand on with headers added."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self.app(scope, receive, send)
+            return
+        refused = self.refusal(scope["method"], Headers(scope=scope))
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+            await send(message)
+
+        if refused is None:
+            await self.app(scope, receive, with_headers)
+            return
+        status, said = refused
+        body = json.dumps({"error": said}).encode()
+        head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        await with_headers({"type": "http.response.start", "status": status, "headers": head})
+        await with_headers({"type": "http.response.body", "body": body})
+
+    def refusal(self, method: str, headers: Headers) -> tuple[int, str] | None:
+        """(status, why) of a request that is not for us; None for one that is."""
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
+            return 421, "the explorer answers to localhost and 127.0.0.1 alone, with its own port"
+        if method in ("GET", "HEAD"):
+            return None
+        origins = {f"http://{host}" for host in self.hosts}
+        if any(origin.lower() not in origins for origin in headers.getlist("origin")):
+            return 403, "the explorer is asked by its own page alone; this request comes from another"
+        if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+            return 403, "the explorer is asked by its own page alone; this request comes from another site"
+        return None

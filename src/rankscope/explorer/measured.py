@@ -1,0 +1,94 @@
+"""One setting, measured: the network turned, its text as tokens, and one pass in deviation arithmetic."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rankscope.deviation import applies, propagate
+from rankscope.deviation.readings import read
+from rankscope.explorer.settings import Setting
+from rankscope.metrics import metric
+from rankscope.nets import Transformer
+from rankscope.profiles import Profile, measure
+from rankscope.profiles.rows import Entry, table
+from rankscope.profiles.shapes import Shape, looked_at, shape_of, shapes
+
+METRICS = ("relative_residual", "relative_mu")
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What the curve and the cloud are drawn from."""
+
+    setting: Setting
+    net: Transformer
+    """As turned."""
+    X: Tensor
+    words: list[str]
+    rows: pl.DataFrame
+    """As `Profile.table` has them, of a variant without a name."""
+    arithmetic: str
+    shapes: list[Shape]
+
+    def profile(self, name: str) -> Profile:
+        """The measurement under a name."""
+        about = {"variant": name, "arithmetic": self.arithmetic, "metrics": list(METRICS)}
+        return Profile(self.rows.with_columns(pl.lit(name).alias("variant")), {"networks": [about]})
+
+    def curve(self, name: str = "relative_residual", column: str = "log10") -> list[float]:
+        """A metric by layer."""
+        return self.rows.filter(metric=name).sort("layer")[column].to_list()
+
+    @property
+    def starts_like(self) -> tuple[object, ...]:
+        """The same for settings that begin with the same tokens."""
+        s = self.setting
+        return (s.model, s.shape if s.model == "random" else None, s.text, s.tokens)
+
+
+def turned(net: Transformer, setting: Setting) -> Transformer:
+    """The network with its parts as the setting has them; weights are shared."""
+    if setting.layers is not None:
+        net = net.variant(layers=setting.layers)
+    mask = setting.mask
+    if setting.window is not None:
+        parts = (net.arch.mask if mask is None else mask).split(";")
+        mask = ";".join(f"{part}&window:{setting.window}" for part in parts)
+    divisor = (net.arch.divisor if setting.divisor is None else setting.divisor) * setting.temperature
+    return net.variant(
+        skip=setting.skip,
+        mlp=setting.mlp,
+        norm=setting.norm,
+        mask=mask,
+        divisor=None if divisor == net.arch.divisor else divisor,
+    )
+
+
+def measured(base: Transformer, setting: Setting, ask: Callable[[], None]) -> Measured:
+    """Measure a setting of a network. `ask` is called between layers, and may raise."""
+    net = turned(base, setting)
+    X, _ = net.encode([setting.text], setting.tokens)
+    ask()
+    (words,) = net.words([setting.text], setting.tokens)
+    if not applies(net):
+        profile = measure(net, X, metrics=METRICS, progress=lambda *_: ask())
+        found = []
+        for shape in shapes(net, X):
+            ask()
+            found.append(shape)
+        return Measured(setting, net, X, words, profile.table, profile.arithmetics[0], found)
+    chosen = [metric(name) for name in METRICS]
+    entries, found, seen = [], [], looked_at(net.arch.layers)
+    with torch.no_grad():
+        for step in propagate(net, X):
+            ask()
+            readings = [(each, read(each, step)) for each in chosen]
+            entries += [
+                Entry(step.layer, 0, each, reading) for each, reading in readings if reading is not None
+            ]
+            if step.layer in seen:
+                found.append(shape_of(step))
+    return Measured(setting, net, X, words, table(entries, "", "deviation"), "deviation", found)

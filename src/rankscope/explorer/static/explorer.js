@@ -1,0 +1,382 @@
+// The page: controls to a setting, a setting to the server, and what comes back to the figures.
+import { ask } from "/static/ask.js";
+import { SHAPE, USUAL, fromFragment, toFragment } from "/static/link.js";
+import { THEORY } from "/static/theory.js";
+
+const $ = (id) => document.getElementById(id);
+const TEXT = "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, I thought I would sail about a little and see the watery part of the world.";
+const OFF = { skip: null, mlp: true, norm: true, mask: null, window: null, divisor: null, temperature: 1, layers: null };
+const PRESETS = {
+  "Transformer": {},
+  "Pure attention": { skip: 0, mlp: false, norm: false },
+  "With skip": { skip: 1, mlp: false, norm: false },
+  "With MLP": { skip: 0, mlp: true, norm: false },
+  "With norm": { skip: 0, mlp: false, norm: true },
+  "Causal": { skip: 0, mlp: false, norm: false, mask: "causal" },
+  "Narrow window": { skip: 0, mlp: false, norm: false, window: 2 },
+  "Half a skip": { skip: 0.5, mlp: false, norm: false },
+};
+
+let shelf = null;
+let usual = { ...USUAL };
+let state = null; // { setting, pins: {A, B}, focus }
+const latest = {}; // part -> what came last
+
+// Controls
+
+const model = () => shelf.models.find((each) => each.name === state.setting.model) || {};
+
+function own(name) {
+  const about = latest.own || {};
+  if (name === "layers") return state.setting.model === "random" ? state.setting.shape.layers : model().layers || about.layers || 6;
+  if (name === "skip") return model().skip ?? 1;
+  return model()[name] ?? about[name];
+}
+
+function show() {
+  const { setting } = state;
+  for (const name of ["text", "model"]) if ($(name).value !== setting[name]) $(name).value = setting[name];
+  number("tokens", setting.tokens, setting.tokens);
+  $("shape").hidden = setting.model !== "random";
+  for (const [part, of] of Object.entries(setting.shape)) {
+    const input = $("shape-" + part);
+    if (!input || document.activeElement === input) continue;
+    if (input.type === "checkbox") input.checked = of; else input.value = String(of);
+  }
+  const skip = setting.skip ?? own("skip");
+  number("skip", skip, setting.skip === null ? `${skip} · own` : String(skip));
+  $("mlp").checked = setting.mlp;
+  $("norm").checked = setting.norm;
+  const masks = [...$("mask").options].map((option) => option.value);
+  const listed = setting.mask === null ? "" : masks.includes(setting.mask) ? setting.mask : "write";
+  if (!($("mask").value === "write" && document.activeElement === $("mask-text"))) $("mask").value = listed;
+  $("written").hidden = $("mask").value !== "write";
+  if (listed === "write" && document.activeElement !== $("mask-text")) $("mask-text").value = setting.mask;
+  $("window").max = String(Math.max(2, setting.tokens));
+  number("window", setting.window ?? Number($("window").max), setting.window === null ? "no limit" : `±${setting.window}`);
+  number("temperature", Math.log10(setting.temperature), `×${plain(setting.temperature)}`);
+  if (document.activeElement !== $("divisor")) $("divisor").value = setting.divisor ?? "";
+  $("divisor").placeholder = own("divisor") ? `${plain(own("divisor"))} · own` : "own";
+  const layers = setting.layers ?? own("layers");
+  $("layers").max = String(Math.min(shelf.limits.depth, Math.max(24, 4 * own("layers"), Number(layers) || 0)));
+  number("layers", layers, setting.layers === null ? `${layers} · own` : `${layers} of ${own("layers")}`);
+  for (const button of $("presets").children) {
+    button.setAttribute("aria-pressed", String(matches(PRESETS[button.textContent])));
+  }
+  for (const name of ["A", "B"]) {
+    $("pin" + name).setAttribute("aria-pressed", String(Boolean(state.pins[name])));
+    $("pin" + name).textContent = state.pins[name] ? `Unpin ${name}` : `Pin ${name}`;
+  }
+  const pinned = Boolean(state.pins.A || state.pins.B);
+  $("focus").hidden = !pinned;
+  document.body.classList.toggle("pinned", pinned);
+  for (const input of document.getElementsByName("focus")) {
+    input.checked = input.value === state.focus;
+    input.parentElement.hidden = input.value !== "now" && !state.pins[input.value];
+  }
+}
+
+function number(id, value, said) {
+  const input = $(id);
+  if (Number(input.value) !== value) input.value = String(value);
+  input.setAttribute("aria-valuetext", said);
+  document.querySelector(`output[for="${id}"]`).textContent = said;
+}
+
+function plain(value) {
+  return Number.isFinite(value) ? String(Number(value.toPrecision(3))) : String(value);
+}
+
+function matches(preset) {
+  return Object.entries({ ...OFF, ...preset }).every(([name, of]) => state.setting[name] === of);
+}
+
+function turn(changes) {
+  state.setting = { ...state.setting, ...changes };
+  changed();
+}
+
+function changed() {
+  history.replaceState(null, "", "#" + toFragment(state, usual));
+  show();
+  request();
+}
+
+function listen() {
+  const on = (id, event, change) => $(id).addEventListener(event, () => turn(change($(id))));
+  on("text", "input", (e) => ({ text: e.value }));
+  on("tokens", "input", (e) => ({ tokens: Number(e.value) }));
+  $("model").addEventListener("change", () => { latest.own = null; turn({ model: $("model").value }); });
+  on("skip", "input", (e) => ({ skip: Number(e.value) }));
+  on("mlp", "change", (e) => ({ mlp: e.checked }));
+  on("norm", "change", (e) => ({ norm: e.checked }));
+  $("mask").addEventListener("change", () => {
+    const chosen = $("mask").value;
+    $("written").hidden = chosen !== "write";
+    if (chosen === "write") { $("mask-text").value = state.setting.mask || "causal&window:4"; $("mask-text").focus(); }
+    turn({ mask: chosen === "write" ? $("mask-text").value : chosen || null });
+  });
+  on("mask-text", "input", (e) => ({ mask: e.value || null }));
+  on("window", "input", (e) => ({ window: e.value === e.max ? null : Number(e.value) }));
+  on("temperature", "input", (e) => ({ temperature: Number((10 ** Number(e.value)).toPrecision(3)) }));
+  on("divisor", "input", (e) => ({ divisor: e.value === "" ? null : Number(e.value) }));
+  on("layers", "input", (e) => ({ layers: Number(e.value) === own("layers") ? null : Number(e.value) }));
+  for (const part of Object.keys(SHAPE)) {
+    const input = $("shape-" + part);
+    input.addEventListener("input", () => {
+      const of = input.type === "checkbox" ? input.checked : input.type === "number" ? Number(input.value) : input.value;
+      turn({ shape: { ...state.setting.shape, [part]: of } });
+    });
+  }
+  $("controls").addEventListener("submit", (event) => event.preventDefault());
+  for (const name of ["A", "B"]) {
+    $("pin" + name).addEventListener("click", () => {
+      state.pins[name] = state.pins[name] ? null : structuredClone(state.setting);
+      if (state.focus === name) state.focus = "now";
+      changed();
+    });
+  }
+  for (const input of document.getElementsByName("focus")) {
+    input.addEventListener("change", () => { state.focus = input.value; changed(); });
+  }
+  for (const name of ["axis", "cloud", "paths"]) {
+    for (const input of document.getElementsByName(name)) input.addEventListener("change", draw);
+  }
+  $("copy").addEventListener("click", async () => {
+    try { await navigator.clipboard.writeText(location.href); said($("copied"), "copied"); }
+    catch { said($("copied"), "the address bar has it"); }
+  });
+  addEventListener("hashchange", () => { state = fromFragment(location.hash, usual); show(); request(); });
+  let settle = 0;
+  addEventListener("resize", () => { clearTimeout(settle); settle = setTimeout(draw, 150); });
+}
+
+function said(element, text) {
+  element.textContent = text;
+  setTimeout(() => { if (element.textContent === text) element.textContent = ""; }, 2500);
+}
+
+function presets() {
+  for (const [name, preset] of Object.entries(PRESETS)) {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = name;
+    button.addEventListener("click", () => turn({ ...OFF, ...preset }));
+    $("presets").append(button);
+  }
+}
+
+// Asking
+
+// How often a curve was shown and an answer was whole, for whoever watches the page.
+function count(what) {
+  document.body.dataset[what] = String(Number(document.body.dataset[what] || 0) + 1);
+}
+
+const CARDS = { curve: ["curve-card", "cloud-card"], paths: ["paths-card", "bounds-card"] };
+
+function request() {
+  const { setting, pins, focus } = state;
+  ask({ setting, ...(pins.A && { A: pins.A }), ...(pins.B && { B: pins.B }), focus }, {
+    start() { for (const id of [...CARDS.curve, ...CARDS.paths]) $(id).setAttribute("aria-busy", "true"); },
+    part(part, milliseconds) {
+      latest[part.part] = part;
+      $("error").hidden = true;
+      if (part.part === "curve") {
+        if (setting.divisor === null) latest.own = { divisor: part.about.divisor / setting.temperature, layers: latest.own?.layers };
+        if (setting.layers === null) latest.own = { ...latest.own, layers: part.about.layers };
+        show();
+        latest.milliseconds = milliseconds;
+      }
+      if (part.part !== "end") { drawPart(part.part); $(part.part + "-card").setAttribute("aria-busy", "false"); }
+      if (part.part === "curve") count("shown");
+    },
+    end() { count("answered"); },
+    error(message) {
+      $("error").textContent = message;
+      $("error").hidden = false;
+      for (const id of [...CARDS.curve, ...CARDS.paths]) $(id).setAttribute("aria-busy", "false");
+      count("shown");
+      count("answered");
+    },
+  });
+}
+
+// Drawing
+
+const chosen = (name) => document.querySelector(`input[name="${name}"]:checked`).value;
+
+// One screen: what the window leaves for the two rows of charts.
+function room() {
+  if (matchMedia("(max-width: 56rem)").matches) return { upper: 290, lower: 260 };
+  const free = innerHeight - $("curve-card").getBoundingClientRect().top - scrollY - ($("focus").hidden ? 160 : 205);
+  const lower = Math.max(200, Math.min(380, 0.45 * free));
+  return { upper: Math.max(240, Math.min(560, free - lower)), lower };
+}
+
+function sized(figure, height) {
+  const layout = { ...figure.layout, height, margin: { ...figure.layout.margin } };
+  layout.margin.t = layout.annotations && layout.annotations.length ? 46 : 16;
+  for (const key of Object.keys(layout)) {
+    if (!/^[xy]axis/.test(key)) continue;
+    const title = { ...(layout[key].title || {}), font: { size: 12 }, standoff: 6 };
+    layout[key] = { ...layout[key], title, tickfont: { size: 11 } };
+  }
+  layout.legend = { ...layout.legend, font: { size: 11 } };
+  return { ...figure, layout };
+}
+
+function draw() {
+  for (const part of ["curve", "cloud", "paths", "bounds"]) if (latest[part]) drawPart(part);
+}
+
+function drawPart(name) {
+  const part = latest[name];
+  const { upper, lower } = room();
+  if (name === "curve") {
+    rankscope.draw($("curve"), sized(part[chosen("axis")], upper));
+    verdicts(part);
+  } else if (name === "cloud") {
+    const before = slider();
+    const last = !before || before.value === before.max;
+    rankscope.draw($("cloud"), sized(part[chosen("cloud")], upper - 30));
+    if (last) toLast();
+  } else if (name === "paths") {
+    $("paths-said").textContent = part.why || part.said;
+    $("paths").parentElement.hidden = Boolean(part.why);
+    if (!part.why) rankscope.draw($("paths"), sized(part[chosen("paths")], lower));
+  } else {
+    drawBounds(part, lower);
+  }
+}
+
+const slider = () => document.querySelector("#cloud-card .rs-player input");
+
+// The cloud is first seen where it ends up, and stays at the end when the depth changes.
+function toLast() {
+  const input = slider();
+  if (!input || input.value === input.max) return;
+  input.value = input.max;
+  input.dispatchEvent(new Event("input"));
+}
+
+const QUANTITIES = { residual: "‖res‖", mu: "µ", diameter: "distance", list: "list" };
+let quantity = null;
+
+function drawBounds(part, height) {
+  $("bounds-said").textContent = part.why || part.said;
+  const there = part.why ? [] : [...Object.keys(part.figures), "list"];
+  const shown = there.includes(quantity) ? quantity : there[0];
+  $("bounds-choice").replaceChildren(...Object.keys(QUANTITIES).filter((name) => there.includes(name)).map((name) => {
+    const label = document.createElement("label");
+    const input = document.createElement("input");
+    Object.assign(input, { type: "radio", name: "bounds", value: name, checked: name === shown });
+    input.addEventListener("change", () => {
+      quantity = name;
+      drawPart("bounds");
+      document.querySelector(`input[name="bounds"][value="${name}"]`).focus();
+    });
+    label.append(input, QUANTITIES[name]);
+    return label;
+  }));
+  const figure = (part.figures || {})[shown];
+  $("bounds").parentElement.hidden = !figure;
+  $("bounds-list").hidden = shown !== "list";
+  $("bounds-list").style.maxHeight = `${height}px`;
+  if (figure) rankscope.draw($("bounds"), sized({ ...figure, layout: { ...figure.layout, annotations: [] } }, height));
+  if (shown === "list") theorems(part.lines);
+}
+
+function verdicts(part) {
+  const { about } = part;
+  $("verdict").textContent = part.verdicts.now;
+  $("pins").replaceChildren(...Object.keys(part.verdicts).filter((name) => name !== "now").map((name) => {
+    const item = document.createElement("li");
+    const tag = document.createElement("b");
+    tag.textContent = name;
+    item.append(tag, " ", part.verdicts[name]);
+    return item;
+  }));
+  $("about").textContent =
+    `${about.tokens} tokens · ${about.layers} layers of width ${about.width}, ${about.heads} heads · ` +
+    `skip ${plain(about.skip)} · mask ${about.mask} · scores / ${plain(about.divisor)} · ` +
+    `${about.arithmetic} arithmetic · ${Math.round(latest.milliseconds)} ms`;
+}
+
+function theorems(lines) {
+  const table = document.createElement("table");
+  for (const line of lines) {
+    const row = table.insertRow();
+    row.className = line.state;
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = line.theorem;
+    button.addEventListener("click", () => open({
+      title: line.theorem, text: [line.says], source: line.source,
+      theorem: line.bound ? `Here, at layer ${line.layer}: measured ${line.measured} ${line.side} ${line.bound}` : "",
+    }));
+    row.insertCell().append(button);
+    const words = line.state === "says"
+      ? `layer ${line.layer}: ${line.measured} ${line.side} ${line.bound}`
+      : line.state === "vacuous" ? "holds, and says nothing" : line.why || "does not apply";
+    row.insertCell().textContent = words;
+  }
+  $("bounds-list").replaceChildren(table);
+}
+
+// Theory
+
+function open({ title, text, theorem, source }) {
+  $("theory-title").textContent = title;
+  const parts = text.map((words) => paragraph(words));
+  if (theorem) parts.push(paragraph(theorem, "theorem"));
+  if (source) parts.push(paragraph(source, "source"));
+  $("theory-text").replaceChildren(...parts);
+  $("theory").showModal();
+}
+
+function paragraph(words, kind = "") {
+  const element = document.createElement("p");
+  element.className = kind;
+  element.textContent = words;
+  return element;
+}
+
+function theory() {
+  for (const button of document.querySelectorAll("button.theory")) {
+    const about = THEORY[button.dataset.about];
+    button.textContent = "?";
+    button.setAttribute("aria-label", `Theory: ${about.title}`);
+    button.title = `What is behind: ${about.title}`;
+    button.addEventListener("click", (event) => { event.preventDefault(); open(about); });
+  }
+  $("theory-close").addEventListener("click", () => $("theory").close());
+  $("theory").addEventListener("click", (event) => { if (event.target === $("theory")) $("theory").close(); });
+}
+
+async function begin() {
+  theory();
+  presets();
+  try {
+    shelf = await (await fetch("/api/shelf")).json();
+  } catch {
+    $("verdict").textContent = "The explorer does not answer: is rankscope explore still running?";
+    return;
+  }
+  for (const each of shelf.models) {
+    const option = document.createElement("option");
+    option.value = each.name;
+    const size = each.layers ? `, ${each.layers} layers` : "";
+    option.textContent = each.name === "random" ? "random, of any shape" : each.name + size;
+    $("model").append(option);
+  }
+  $("text").maxLength = shelf.limits.text;
+  $("tokens").max = String(shelf.limits.tokens);
+  usual = { ...USUAL, model: shelf.models[0].name, text: TEXT };
+  state = fromFragment(location.hash, usual);
+  listen();
+  show();
+  request();
+}
+
+begin();

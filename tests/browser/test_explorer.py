@@ -1,0 +1,212 @@
+"""The explorer in a real browser: what a person turns, sees, pins, links and reaches by keyboard."""
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.explorer.serving import Served, serving, small_shelf
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+HOSTILE = "<script>alert(1)</script> <b>bold</b> <img src=x onerror=alert(1)>"
+
+
+@pytest.fixture(scope="module")
+def explorer() -> Iterator[Served]:
+    with serving(small_shelf()) as served:
+        yield served
+
+
+@pytest.fixture
+def page(browser: "Browser", explorer: Served) -> "Iterator[Page]":
+    """An open page that has complained of nothing and asked nobody else, checked when the test ends."""
+    complaints: list[str] = []
+    context = browser.new_context(viewport={"width": 1366, "height": 768}, reduced_motion="reduce")
+    page = context.new_page()
+    page.on(
+        "console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None
+    )
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: complaints.append(f"a dialog: {dialog.message}"))
+    page.on("request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(
+        (explorer.url, "data:", "blob:")) else None)  # fmt: skip
+    yield page
+    expected = [said for said in complaints if "422" not in said]  # browsers log an answer that is refused
+    context.close()
+    assert expected == []
+
+
+def opened(page: "Page", explorer: Served, fragment: str = "", whole: bool = False) -> "Page":
+    """The page with its curve drawn, or with its `whole` answer."""
+    page.goto(f"{explorer.url}/{fragment}")
+    page.wait_for_selector(f"body[data-{'answered' if whole else 'shown'}]")
+    return page
+
+
+def until(page: "Page", condition: str) -> None:
+    """Wait for it. (playwright's own way evaluates a string in the page, which the page forbids.)"""
+    for _ in range(1500):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(20)
+    pytest.fail(f"never came to be: {condition}")
+
+
+def turned(page: "Page", act: Any) -> str:
+    """Do something and wait for its curve; the verdict and what is known of the network."""
+    before = page.evaluate("Number(document.body.dataset.shown)")
+    act()
+    until(page, f"Number(document.body.dataset.shown) > {before}")
+    return page.inner_text("#verdict") + page.inner_text("#about")
+
+
+def slide(page: "Page", control: str, value: float) -> None:
+    page.eval_on_selector(
+        f"#{control}",
+        "(e, v) => { e.value = v; e.dispatchEvent(new Event('input', {bubbles: true})); }",
+        str(value),
+    )
+
+
+def test_the_first_look(page: "Page", explorer: Served) -> None:
+    opened(page, explorer, whole=True)
+    assert page.inner_text("#verdict").startswith("Tokens")
+    for chart in ("curve", "cloud", "paths", "bounds"):
+        assert page.locator(f"#{chart} .main-svg").count() > 0, chart
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert "3 layers" in page.inner_text("#about")
+
+
+def test_every_control_changes_what_it_should(page: "Page", explorer: Served) -> None:
+    opened(page, explorer)
+    assert "skip 0 " in turned(page, lambda: slide(page, "skip", 0))
+    curve = "document.getElementById('curve').data.at(-1).y"
+    for act in (lambda: page.uncheck("#mlp"), lambda: page.uncheck("#norm")):
+        before = page.evaluate(curve)
+        turned(page, act)
+        assert page.evaluate(curve) != before
+    assert "mask causal " in turned(page, lambda: page.select_option("#mask", "causal"))
+    assert "mask causal&window:2 " in turned(page, lambda: slide(page, "window", 2))
+    divisor = re.search(r"scores / ([\d.]+)", turned(page, lambda: slide(page, "temperature", 1)))
+    assert divisor and float(divisor[1]) == pytest.approx(10 * 8**0.5, rel=0.01)
+    assert "scores / 20 " in turned(page, lambda: page.fill("#divisor", "2"))
+    assert "7 layers" in turned(page, lambda: slide(page, "layers", 7))
+    assert "4 tokens" in turned(page, lambda: slide(page, "tokens", 4))
+    said = turned(page, lambda: page.select_option("#model", "random"))
+    assert "width 64" in said and page.is_visible("#shape")
+    assert "width 32" in turned(page, lambda: page.fill("#shape-width", "32"))
+    assert "2 tokens" in turned(page, lambda: page.fill("#text", "two words"))
+    assert "own" in page.inner_text("output[for=skip]") or page.inner_text("output[for=skip]") == "0"
+    turned(page, lambda: page.click("text=Transformer"))
+    assert page.get_attribute("#presets button:first-child", "aria-pressed") == "true"
+    assert page.is_checked("#mlp") and page.is_checked("#norm")
+
+
+def test_pure_attention_falls_and_the_cloud_can_be_scrubbed(page: "Page", explorer: Served) -> None:
+    opened(page, explorer, "#model=random")
+    said = turned(page, lambda: page.click("text=Pure attention"))
+    assert "uniform to 1e-12" in said
+    spread = "Math.max(...document.getElementById('cloud').data[0].x.map(Math.abs))"
+    until(page, f"{spread} < 1e-9")
+    page.eval_on_selector(
+        ".rs-player input", "e => { e.value = 0; e.dispatchEvent(new Event('input', {bubbles: true})); }"
+    )
+    until(page, f"{spread} > 0.1")
+    assert page.inner_text(".rs-player output") == "layer 0"
+    page.check("input[name=cloud][value=magnified]", force=True)
+    page.check("input[name=axis][value=linear]", force=True)
+    assert page.evaluate("document.getElementById('curve').data.at(-1).y.at(-1)") < 1e-12
+
+
+def test_a_link_restores_the_setting_and_the_pins(page: "Page", explorer: Served) -> None:
+    opened(page, explorer)
+    turned(page, lambda: slide(page, "skip", 0.25))
+    turned(page, lambda: page.click("#pinA"))
+    turned(page, lambda: page.click("text=Causal"))
+    turned(page, lambda: page.click("#pinB"))
+    turned(page, lambda: page.fill("#text", "a & b = c # d"))
+    turned(page, lambda: page.check("input[name=focus][value=A]", force=True))
+    link, said = page.url, page.inner_text("#verdict") + page.inner_text("#pins")
+    page.goto("about:blank")
+    opened(page, explorer, link.removeprefix(f"{explorer.url}/"))
+    assert page.inner_text("#verdict") + page.inner_text("#pins") == said
+    assert page.input_value("#text") == "a & b = c # d" and page.input_value("#mask") == "causal"
+    assert page.is_checked("input[name=focus][value=A]") and page.url == link
+    assert page.locator("#pins li").count() == 2
+    until(page, "document.getElementById('cloud').data.length === 3")
+    turned(page, lambda: page.click("#pinA"))
+    assert page.locator("#pins li").count() == 1
+
+
+def test_hostile_text_stays_text(page: "Page", explorer: Served) -> None:
+    opened(page, explorer)
+    turned(page, lambda: page.fill("#text", HOSTILE))
+    assert page.input_value("#text") == HOSTILE
+    until(page, "document.getElementById('cloud').data[0].x.length === 31")
+    assert page.locator("main img, main script, main b:not(#pins b)").count() == 0
+    page.hover("#cloud .points path >> nth=0", force=True)
+    page.wait_for_selector("#cloud .hoverlayer .hovertext")
+    hover = page.text_content("#cloud .hoverlayer") or ""
+    assert hover.startswith("<token 0") and "&lt;" not in hover  # the text begins with this mark
+    assert page.locator("#cloud .hoverlayer img").count() == 0
+
+
+def test_a_mistake_is_said_in_the_page_and_goes_with_its_cause(page: "Page", explorer: Served) -> None:
+    opened(page, explorer, "#skip=lots")
+    assert "skip must be" in page.inner_text("#error").lower()
+    turned(page, lambda: slide(page, "skip", 0.5))
+    assert page.is_hidden("#error")
+    turned(page, lambda: page.select_option("#mask", "write"))
+    turned(page, lambda: page.fill("#mask-text", "causl"))
+    assert "did you mean 'causal'" in page.inner_text("#error")
+    turned(page, lambda: page.fill("#mask-text", "causal&window:1"))
+    assert page.is_hidden("#error") and "causal&window:1" in page.inner_text("#about")
+
+
+def test_the_theory_is_one_key_away(page: "Page", explorer: Served) -> None:
+    opened(page, explorer, whole=True)
+    for button in page.locator("button.theory").all():
+        button.focus()
+        page.keyboard.press("Enter")
+        assert page.inner_text("#theory-title") and page.inner_text("#theory-text")
+        page.keyboard.press("Escape")
+        assert page.is_hidden("#theory")
+    page.check("input[name=bounds][value=list]", force=True)
+    assert page.locator("#bounds-list tr").count() == 18
+    page.locator("#bounds-list button").first.click()
+    assert page.is_visible("#theory")
+    page.click("#theory-close")
+
+
+def test_every_control_is_reached_by_keyboard_and_has_a_name(page: "Page", explorer: Served) -> None:
+    opened(page, explorer, whole=True)
+    reached = set()
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.id || document.activeElement.name || ''"))
+    wanted = {"text", "tokens", "model", "skip", "mlp", "norm", "mask", "window", "temperature", "divisor",
+              "layers", "pinA", "pinB", "copy", "axis", "cloud", "paths", "bounds"}  # fmt: skip
+    assert wanted <= reached
+    nameless = page.evaluate(
+        "[...document.querySelectorAll('input, select, textarea, button')].filter(e => "
+        "e.checkVisibility() && "
+        "!(e.labels && e.labels.length) && !e.getAttribute('aria-label') && !e.textContent.trim())"
+        ".map(e => e.id)"
+    )
+    assert nameless == []
+    page.focus("#skip")
+    turned(page, lambda: page.keyboard.press("ArrowLeft"))
+    assert page.inner_text("output[for=skip]") == "0.99"
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1366, "dark")])
+def test_it_fits_a_phone_and_the_dark(browser: "Browser", explorer: Served, width: int, scheme: Any) -> None:
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = opened(context.new_page(), explorer)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
+    assert (sum(ground) < 200) == (scheme == "dark")
+    context.close()

@@ -1,0 +1,64 @@
+"""`rankscope explore` as a person meets it: a process, its address, Ctrl-C."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+RUN = "from rankscope.cli import main; main()"
+
+
+def test_without_the_extra_it_says_the_line_that_installs_it() -> None:
+    code = f"import sys; sys.modules['fastapi'] = None; {RUN}"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "explore"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip().endswith("pip install 'rankscope[explore]'")
+
+
+def test_a_port_that_is_taken_and_a_model_that_is_none_are_sentences(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        command = [sys.executable, "-c", RUN, "explore", "--port", port]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and f"{port} cannot be had" in done.stderr
+    missing = [sys.executable, "-c", RUN, "explore", str(tmp_path / "none.json")]
+    done = subprocess.run(missing, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+@pytest.fixture
+def explorer() -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", RUN, "explore", "bert-tiny", "--no-open", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_it_serves_until_ctrl_c(explorer: subprocess.Popen[str], busy: bool) -> None:
+    assert explorer.stdout is not None and explorer.stderr is not None
+    url = json.loads(explorer.stdout.readline())["address"]
+    assert url.startswith("http://127.0.0.1:")
+    names = [each["name"] for each in httpx.get(f"{url}api/shelf", timeout=60).json()["models"]]
+    assert names[0] == "bert-tiny" and names[-1] == "random"
+    if busy:
+        request = {"setting": {"model": "bert-tiny", "layers": 96, "text": "a b c " * 40, "tokens": 64}}
+        with httpx.stream("POST", f"{url}api/answer", json=request, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            explorer.send_signal(signal.SIGINT)
+            assert explorer.wait(60) in (0, 130)
+    else:
+        explorer.send_signal(signal.SIGINT)
+        assert explorer.wait(60) in (0, 130)
+    assert explorer.stderr.read() == ""

@@ -1,0 +1,74 @@
+"""A real server on a free port of the loopback, and how tests speak to it."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from rankscope.explorer.jobs import Jobs
+from rankscope.explorer.serve import bound, server_of
+from rankscope.explorer.server import app
+from rankscope.explorer.shelf import Shelf
+from rankscope.nets import Architecture
+from rankscope.sources import untrained
+
+SMALL = {"layers": 2, "width": 8, "heads": 2}
+HEAVY = {
+    "setting": {"model": "random", "shape": {"layers": 8, "width": 128, "heads": 8}, "layers": 24,
+                "text": "one two three four five six seven eight nine ten " * 4, "tokens": 64},
+}  # fmt: skip
+"""Seconds of paths and bounds behind a curve."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """An explorer that answers."""
+
+    port: int
+    jobs: Jobs
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, request: Any, **headers: str) -> httpx.Response:
+        """Post a request and wait for all of its answer."""
+        return httpx.post(f"{self.url}/api/answer", json=request, headers=headers, timeout=60)
+
+    def parts(self, request: Any) -> dict[str, dict[str, Any]]:
+        """The parts of an answer by name."""
+        answer = self.ask(request)
+        assert answer.status_code == 200, answer.text
+        return {part["part"]: part for part in map(json.loads, answer.text.splitlines())}
+
+
+def small_shelf() -> Shelf:
+    """A small network with masks by layer, and one whose kernel has no rule in deviation arithmetic."""
+    tiny = Architecture(layers=3, width=16, heads=2, mask="causal;complete", norm_place="pre")
+    other = Architecture(layers=2, width=8, heads=2, kernel="sigmoid")
+    return Shelf({"tiny": untrained(tiny, "tiny"), "sigmoid": untrained(other, "sigmoid")})
+
+
+@contextmanager
+def serving(shelf: Shelf, jobs: Jobs | None = None, patience: float = 5.0) -> Iterator[Served]:
+    """Run an explorer in a thread until the block ends."""
+    at = bound(0)
+    port = at.getsockname()[1]
+    jobs = Jobs() if jobs is None else jobs
+    server = server_of(app(shelf, port, jobs, patience), jobs)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield Served(port, jobs)
+    finally:
+        server.should_exit = True
+        jobs.close()
+        thread.join()
+        at.close()

@@ -1,0 +1,158 @@
+"""What is answered is what `measure`, `decompose` and `certify` say of the same network."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope import certify, decompose, measure
+from rankscope.errors import RankscopeError
+from rankscope.explorer.answer import Answers
+from rankscope.explorer.measured import measured, turned
+from rankscope.explorer.settings import Request, Setting
+from rankscope.explorer.verdict import verdict
+from rankscope.nets import Transformer
+from tests.explorer.serving import Served, small_shelf
+
+TEXT = "the sea, the sea and <b>the</b> ship"
+TURNS: list[dict[str, Any]] = [
+    {},
+    {"skip": 0.0, "mlp": False, "norm": False},
+    {"skip": 0.5, "norm": False, "layers": 5},
+    {"mask": "causal", "window": 2, "divisor": 2.0, "temperature": 3.0, "mlp": False},
+]
+
+
+def tiny() -> Transformer:
+    return small_shelf().network(Setting(model="tiny"))
+
+
+@pytest.mark.parametrize("turns", TURNS, ids=str)
+def test_the_numbers_are_those_of_the_library(served: Served, turns: dict[str, Any]) -> None:
+    parts = served.parts({"setting": {"model": "tiny", "text": TEXT, **turns}})
+    assert list(parts) == ["curve", "cloud", "paths", "bounds", "end"]
+    net = tiny()
+    changes = {key: value for key, value in turns.items() if key in ("skip", "mlp", "norm", "mask", "layers")}
+    divisor = turns.get("divisor", net.arch.divisor) * turns.get("temperature", 1.0)
+    if "window" in turns:
+        changes["mask"] = f"{turns['mask']}&window:{turns['window']}"
+    net = net.variant(**changes, divisor=divisor)
+    X, padding = net.encode([TEXT], 32)
+    curve = measure(net, X, padding).curve("relative_residual", "log10")[0].tolist()
+    assert parts["curve"]["numbers"]["now"] == pytest.approx(curve, rel=1e-6, abs=1e-9)
+    found = decompose(net, X, padding).by_length()
+    shares = found.table.filter(start="all")["share"].to_list()
+    assert parts["paths"]["numbers"]["share"] == pytest.approx(shares, rel=1e-5, abs=1e-8)
+    assert parts["paths"]["numbers"]["paths"] == [str(count) for count in found.counts]
+    summary = certify(net, X, padding).summary()
+    met = {row["theorem"]: row["met_to"] > 0 for row in summary.iter_rows(named=True)}
+    assert {line["theorem"]: line["state"] != "refused" for line in parts["bounds"]["lines"]} == met
+
+
+def test_a_window_narrows_every_mask_of_a_network_that_has_several() -> None:
+    assert turned(tiny(), Setting(window=3)).arch.mask == "causal&window:3;complete&window:3"
+    deeper = turned(tiny(), Setting(window=3, layers=4)).arch
+    assert deeper.mask_of(1) == "complete&window:3" and deeper.mask_of(3) == "causal&window:3"
+
+
+def test_what_is_not_turned_is_the_network_itself() -> None:
+    net = tiny()
+    assert turned(net, Setting()).arch == net.arch
+    assert turned(net, Setting(temperature=2.0)).arch.divisor == 2 * net.arch.divisor
+
+
+def test_a_kernel_without_a_rule_is_measured_in_float64(served: Served) -> None:
+    part = served.parts({"setting": {"model": "sigmoid", "text": TEXT}, "parts": ["curve", "cloud"]})["curve"]
+    assert part["about"]["arithmetic"] == "float64"
+
+
+def test_pinned_settings_come_beside_and_begin_in_the_same_place(served: Served) -> None:
+    now = {"model": "tiny", "text": TEXT}
+    request = {"setting": now, "A": {**now, "skip": 0.0}, "B": {**now, "text": "another text"}, "focus": "A"}
+    parts = served.parts(request)
+    assert list(parts["curve"]["verdicts"]) == ["now", "A", "B"]
+    assert list(parts["curve"]["numbers"]) == ["now", "A", "B"]
+    first = parts["cloud"]["plain"]["frames"][0]["data"]
+    assert first[0] == first[1] != first[2]
+    alone = served.parts({"setting": {**now, "skip": 0.0}})
+    assert parts["paths"] == alone["paths"] and parts["bounds"] == alone["bounds"]
+
+
+def test_only_what_is_asked_for_is_answered(served: Served) -> None:
+    assert list(served.parts({"setting": {"model": "tiny"}, "parts": ["paths"]})) == ["paths", "end"]
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_few_tokens_are_answered(served: Served, tokens: int) -> None:
+    parts = served.parts({"setting": {"model": "tiny", "text": TEXT, "tokens": tokens}})
+    assert ("One token alone" in parts["curve"]["verdicts"]["now"]) == (tokens == 1)
+
+
+def test_too_deep_for_paths_says_so(served: Served) -> None:
+    shape = {"layers": 2, "width": 256, "heads": 4}
+    request = {"setting": {"shape": shape, "layers": 96, "text": TEXT * 9, "tokens": 64}, "parts": ["paths"]}
+    assert "too many to wait for" in served.parts(request)["paths"]["why"]
+
+
+def test_tokens_stay_text_in_every_label(served: Served) -> None:
+    hostile = "<script>alert(1)</script> <img src=x onerror=alert(1)> &lt;"
+    parts = served.parts({"setting": {"model": "tiny", "text": hostile}, "parts": ["curve", "cloud"]})
+    labels = json.dumps([trace["text"] for trace in parts["cloud"]["plain"]["data"]])
+    assert "&lt;" in labels and "<script" not in labels and "<img" not in labels
+
+
+def test_results_are_kept_and_the_oldest_forgotten() -> None:
+    answers, asked = Answers(small_shelf()), Setting(model="tiny", text=TEXT)
+    first = answers.measured(asked, lambda: None)
+    assert answers.measured(asked, lambda: None) is first
+    for number in range(30):
+        answers.measured(Setting(model="tiny", text=TEXT, skip=number / 30), lambda: None)
+    assert answers.measured(asked, lambda: None) is not first
+
+
+def test_a_question_between_layers_can_end_it() -> None:
+    asked: list[int] = []
+
+    def ask() -> None:
+        asked.append(1)
+        if len(asked) > 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(tiny(), Setting(model="tiny", text=TEXT), ask)
+    assert len(asked) == 3
+
+
+def test_a_network_that_is_not_on_the_shelf_is_refused() -> None:
+    with pytest.raises(RankscopeError, match="model must be one of tiny, sigmoid, random; got '/etc'"):
+        list(Answers(small_shelf()).parts(Request(setting=Setting(model="/etc")), lambda: None))
+
+
+@pytest.mark.parametrize(
+    ("logs", "said"),
+    [
+        ([0.0, -0.1], "Tokens stay apart: at layer 1"),
+        ([0.0, -2.0], "Tokens draw together: at layer 1"),
+        ([0.0, -4.0], "uniform to 0.001 by layer 1."),
+        ([0.0, -7.0, -8.0], "uniform to 1e-06 by layer 1, and to 1.0e-08 at layer 2."),
+        ([0.0, float("-inf")], "uniform to 1e-12 by layer 1."),
+        ([0.0, float("nan")], "overflow at layer 1"),
+        ([-0.5, -5.0, -15.0, -45.0], "each layer cubes the difference."),
+    ],
+)
+def test_a_curve_in_a_sentence(logs: list[float], said: str) -> None:
+    assert said in verdict(logs, 5)
+
+
+def test_minilm_is_answered_as_it_is_measured() -> None:
+    from rankscope import load
+    from rankscope.explorer.shelf import Shelf
+
+    net = load("minilm")
+    asked = Setting(model="minilm", text="Call me <b>Ishmael</b>.", skip=0.5)
+    (part, *_) = Answers(Shelf({"minilm": net})).parts(Request(setting=asked, parts=("curve",)), lambda: None)
+    expected = measure(net.variant(skip=0.5), *net.encode([asked.text])).curve("relative_residual", "log10")[
+        0
+    ]
+    assert torch.allclose(torch.tensor(part["numbers"]["now"]).double(), expected, rtol=1e-6)

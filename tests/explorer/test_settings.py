@@ -1,0 +1,84 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.errors import ArchitectureError, RankscopeError, SettingError
+from rankscope.explorer.settings import MOST_TEXT, Request, Setting, Shape, read_request
+
+
+def test_a_setting_that_says_nothing_turns_nothing() -> None:
+    setting = read_request(b'{"setting": {}}').setting
+    assert (setting.skip, setting.mask, setting.window, setting.divisor, setting.layers) == (None,) * 5
+    assert setting.mlp and setting.norm and setting.temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("skip", 2.5), ("skip", "0.5"), ("skip", [1]), ("skip", True), ("mlp", 1), ("norm", "yes"),
+        ("tokens", 0), ("tokens", 65), ("tokens", 3.5), ("temperature", 0), ("temperature", -1.0),
+        ("divisor", 0.0),
+        ("layers", 0), ("layers", 97), ("layers", 10**30), ("window", -1), ("mask", ""),
+        ("mask", "x" * 201),
+        ("text", "x" * (MOST_TEXT + 1)), ("text", None), ("model", ""), ("shape", 3),
+    ],
+)  # fmt: skip
+def test_what_is_out_of_range_is_one_sentence_that_names_it(field: str, value: Any) -> None:
+    with pytest.raises(SettingError, match=f"^{field}.* must .*got") as caught:
+        read_request(json.dumps({"setting": {field: value}}).encode())
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"null", b"{", b'{"setting": {"skip": NaN}}', b"\xff\xfe", b"[" * 10**5]
+)
+def test_what_is_no_request_is_a_sentence(body: bytes) -> None:
+    with pytest.raises(SettingError):
+        read_request(body)
+
+
+def test_unknown_fields_and_parts_are_refused() -> None:
+    with pytest.raises(SettingError, match="no other fields"):
+        read_request(b'{"setting": {"skipp": 1}}')
+    with pytest.raises(SettingError, match="must"):
+        read_request(b'{"setting": {}, "parts": ["curves"]}')
+    with pytest.raises(SettingError):
+        read_request(b'{"setting": {}, "parts": []}')
+
+
+NAMES = st.sampled_from(["setting", "A", "skip", "shape", "text"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.dictionaries(NAMES, inner)
+)
+
+
+@given(st.binary(max_size=200) | VALUES)
+def test_any_bytes_are_a_request_or_a_sentence(body: Any) -> None:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        assert isinstance(read_request(raw), Request)
+    except SettingError as error:
+        assert "\n" not in str(error)
+
+
+def test_a_random_network_has_a_limit_to_its_weights() -> None:
+    assert Shape(layers=24, width=64, heads=4).architecture().layers == 24
+    with pytest.raises(SettingError, match="million weights"):
+        Shape(layers=24, width=512, heads=8).architecture()
+
+
+@given(st.builds(Shape, layers=st.integers(1, 24), width=st.integers(2, 512), heads=st.integers(1, 32)))
+def test_a_shape_is_a_network_or_a_sentence(shape: Shape) -> None:
+    try:
+        arch = shape.architecture()
+    except RankscopeError as error:
+        assert isinstance(error, SettingError | ArchitectureError)
+    else:
+        assert (arch.layers, arch.width, arch.heads) == (shape.layers, shape.width, shape.heads)
+
+
+def test_the_same_setting_has_the_same_key_and_another_has_not() -> None:
+    assert Setting(skip=0.5).key() == Setting(skip=0.5).key() != Setting(skip=0.25).key()
