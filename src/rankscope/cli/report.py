@@ -11,9 +11,7 @@ from rankscope.cli.options import RESULT, Json, Quiet
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="RUN", help="Folders that measure, paths, bounds, reproduce or demo wrote."
-        ),
+        typer.Argument(metavar="RUN", help="Folders that measure, paths, bounds, reproduce or demo wrote."),
     ],
     output: Annotated[
         Path,
