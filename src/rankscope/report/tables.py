@@ -6,7 +6,7 @@ from typing import Any
 
 from rankscope.figures import power
 from rankscope.profiles import Profile, Summary
-from rankscope.report.verdict import middle
+from rankscope.profiles.shown import middle
 from rankscope.theory import Certificates
 
 SYMBOLS = {"residual": "‖res X‖₁,∞", "mu": "µ(X)", "diameter": "diameter", "affine_rank": "affine rank"}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rankscope.figures import power
 from rankscope.profiles import Profile, Summary
+from rankscope.profiles.shown import middle
 from rankscope.report.parts import present, removed, said
 
 APART, UNIFORM = 0.05, 1e-3
@@ -30,18 +31,6 @@ class Fate:
     """log10 at that layer."""
     end: str
     """The number at the last layer, or from where on it is a floor."""
-
-
-def middle(
-    measured: Profile | Summary, metric: str, variant: str, arithmetic: str
-) -> tuple[list[float], list[bool]]:
-    """By layer: log10 of the geometric mean over samples and heads, or of a corpus the median; and whether
-    it is only noise."""
-    noise = measured.at_floor(metric, variant=variant, arithmetic=arithmetic).tolist()
-    if isinstance(measured, Summary):
-        return measured.curve(metric, "log10_q50", variant=variant, arithmetic=arithmetic).tolist(), noise
-    curve = measured.curve(metric, "log10", variant=variant, arithmetic=arithmetic)
-    return curve.transpose(0, 1).flatten(1).nanmean(1).tolist(), noise
 
 
 def verdict(profile: Profile | Summary, metric: str = "relative_residual") -> str:
