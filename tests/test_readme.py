@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def blocks(language: str) -> list[str]:
@@ -35,6 +36,13 @@ def test_the_commands_of_the_readme_are_understood() -> None:
 
 
 def test_the_make_targets_of_the_readme_exist() -> None:
-    makefile = (Path(__file__).parent.parent / "Makefile").read_text(encoding="utf-8")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"^make (\w+)", "\n".join(blocks("sh")), flags=re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
+
+
+def test_every_file_that_the_docs_link_to_is_there() -> None:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+            if not target.startswith(("http:", "https:", "mailto:")):
+                assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
