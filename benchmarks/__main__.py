@@ -18,7 +18,7 @@ def main() -> None:
         for batch in (4, 32):
             _show(f"BERT-base, {batch} x 128 tokens, float64", deviations.rows(batch, "cuda"))
         return
-    from benchmarks import certifying, exploring, measuring, paths, streaming, watching
+    from benchmarks import certifying, exploring, measuring, opening, paths, streaming, watching
 
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     _show("BERT-base, 4 x 128 tokens", measuring.rows())
@@ -28,6 +28,7 @@ def main() -> None:
     _show("Paths: BERT-base, 4 x 128 tokens, float64; 6 layers of 2 heads", paths.rows())
     _show("Certificates: BERT-base, 2 x 64 tokens", certifying.rows())
     _show("The explorer: MiniLM, 32 tokens, through HTTP", exploring.rows())
+    _show("The demo's report, opened in Chromium", opening.rows())
 
 
 def _show(title: str, rows: list[tuple[str, str, float]]) -> None:
