@@ -241,9 +241,11 @@ def bounds_said(lines: list[dict[str, Any]]) -> str:
     """How many theorems say something."""
     states = [line["state"] for line in lines]
     count = {state: states.count(state) for state in ("says", "vacuous", "refused")}
+    one = {state: number == 1 for state, number in count.items()}
     return (
-        f"{count['says']} theorems say something here, {count['vacuous']} hold and say nothing, "
-        f"{count['refused']} do not apply."
+        f"{count['says']} {'theorem says' if one['says'] else 'theorems say'} something here, "
+        f"{count['vacuous']} {'holds and says' if one['vacuous'] else 'hold and say'} nothing, "
+        f"{count['refused']} {'does' if one['refused'] else 'do'} not apply."
     )
 
 

@@ -34,7 +34,7 @@ def prompt(seconds: float = SECONDS) -> type[H11Protocol]:
             self._stop()
 
         def _wait(self) -> None:
-            """Let the clock run while a request arrives; it begins anew with every request, not every byte."""
+            """Let the clock run while a request arrives: anew with every request, not with every byte."""
             if self.conn.their_state not in ARRIVING:
                 self._stop()
             elif self._waits is None:
