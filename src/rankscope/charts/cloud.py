@@ -82,7 +82,7 @@ def _frame(rows: pl.DataFrame, variants: list[str], layer: int) -> dict[str, Any
     data, titles = [], []
     for panel, variant in enumerate(variants):
         own = rows.filter(pl.col("layer") <= layer, variant=variant)
-        last = own["layer"].max()
+        last = max(own["layer"].to_list(), default=layer)
         own = own.filter(layer=last).sort("token")
         data.append({name: _short(own[column].to_list()) for name, column in (("x", "across"), ("y", "up"))})
         scale = own["log10_scale"][0] if len(own) else math.nan
