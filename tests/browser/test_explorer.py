@@ -166,6 +166,48 @@ def test_a_mistake_is_said_in_the_page_and_goes_with_its_cause(page: "Page", exp
     assert page.is_hidden("#error") and "causal&window:1" in page.inner_text("#about")
 
 
+@pytest.mark.parametrize(
+    "fragment",
+    ["#model=random&focus=__proto__", "#focus=constructor", "#nothing=1", "#constructor=2", "#%%%",
+     "#shape=5&shape.width=32", "#model=tiny&shape.layers=many"],
+)  # fmt: skip
+def test_whatever_a_link_says_the_next_turn_is_answered(
+    page: "Page", explorer: Served, fragment: str
+) -> None:
+    opened(page, explorer, fragment)
+    assert page.is_visible("#error") == (page.inner_text("#verdict") == "Nothing to show yet.")
+    assert "skip 0.5 " in turned(page, lambda: slide(page, "skip", 0.5))
+    assert page.is_hidden("#error")
+
+
+def test_a_link_names_its_model_for_it_may_be_opened_on_another_shelf(page: "Page", explorer: Served) -> None:
+    opened(page, explorer)
+    turned(page, lambda: page.click("#pinA"))
+    turned(page, lambda: slide(page, "skip", 0.5))
+    assert "#model=tiny&" in page.url and "A=model%3Dtiny" in page.url
+
+
+def test_an_error_marks_what_is_left_of_the_setting_before(page: "Page", explorer: Served) -> None:
+    opened(page, explorer, whole=True)
+    turned(page, lambda: page.select_option("#mask", "write"))
+    turned(page, lambda: page.fill("#mask-text", "causl"))
+    assert page.locator(".card.stale").count() == 4
+    turned(page, lambda: page.fill("#mask-text", "causal"))
+    until(page, "document.querySelectorAll('.stale').length === 0")
+
+
+def test_an_answer_that_breaks_off_is_said(browser: "Browser") -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    with serving(small_shelf()) as explorer:
+        opened(page, explorer, "#model=random&layers=24&tokens=64&shape.width=256&shape.layers=8")
+        page.wait_for_selector("#bounds-card[aria-busy=true]")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "still running?" in page.inner_text("#error")
+    assert page.locator("#bounds-card.stale").count() == 1 and page.locator("#curve-card.stale").count() == 0
+    context.close()
+
+
 def test_the_theory_is_one_key_away(page: "Page", explorer: Served) -> None:
     opened(page, explorer, whole=True)
     for button in page.locator("button.theory").all():

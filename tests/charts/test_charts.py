@@ -127,6 +127,35 @@ def test_the_cloud_has_the_same_axes_in_every_frame_and_panel() -> None:
         assert magnified or spread[-1] < 1e-12 * spread[0]  # pure attention falls together
 
 
+def test_the_cloud_of_a_network_that_ends_earlier_stays_where_it_ended() -> None:
+    figure = charts.cloud(cloud({"deep": NET.variant(layers=7), "short": NET.variant(layers=3)}, X))
+    short = [frame["data"][1] for frame in figure["frames"]]
+    assert len(short) == 8 and short[3] == short[4] == short[7] != short[2]
+    assert None not in short[7]["x"] and len(short[7]["x"]) == 9
+    said = [frame["layout"]["annotations"][1]["text"] for frame in figure["frames"]]
+    assert "layer" not in said[3] and "layer 3" in said[7]
+
+
+def test_the_cloud_shows_where_tokens_begin_however_long_they_are_one() -> None:
+    line = torch.zeros_like(X)
+    line[:, :, 0] = X[:, :, 0]  # on one axis: half of all coordinates are zero
+    figure = charts.cloud(cloud({"san": named_variant(NET, "san").variant(layers=60)}, line))
+    first = max(map(abs, figure["frames"][0]["data"][0]["x"]))
+    assert figure["layout"]["xaxis"]["range"][1] > 0.3 * first > 0
+
+
+def test_bounds_are_drawn_where_they_are_at_any_depth() -> None:
+    net = named_variant(NET, "san").variant(layers=40)
+    found = certify(net, X)
+    (measured,) = [t for t in charts.bounds(found)["data"] if t["name"] == "measured"][:1]
+    logs = found.table.filter(sample=0, quantity="residual", theorem="dong2021-2.3")[
+        "log10_measured"
+    ].to_list()
+    assert logs[-1] < -1e12
+    assert measured["text"][-1].endswith(f"<b>{power(logs[-1])}</b>")
+    assert sorted(measured["y"], reverse=True) == measured["y"] and len(set(measured["y"])) == len(logs)
+
+
 def test_bounds_draw_what_holds(bare: Certificates) -> None:
     figure = charts.bounds(bare)
     met = bare.table.filter(pl.col("met"), pl.col("sample") == 0, pl.col("quantity") != "affine_rank")

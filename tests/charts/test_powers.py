@@ -35,6 +35,16 @@ def test_labels_stand_where_their_numbers_do(logs: list[float]) -> None:
         assert math.isclose(axis.place([k])[0] or 0.0, place, rel_tol=2e-2, abs_tol=2e-2)
 
 
+@given(st.floats(2, 290))
+def test_labels_are_few_and_short_at_any_depth(depth: float) -> None:
+    drawn = Powers([0.0, -(10.0**depth)]).axis("")
+    assert 4 <= len(drawn["ticktext"]) <= 14
+    assert max(len(label) for label in drawn["ticktext"]) <= len("10<sup>−1000000</sup>")
+    assert len(set(drawn["ticktext"])) == len(drawn["tickvals"])
+    far = drawn["ticktext"][0].removeprefix("10<sup>").removesuffix("</sup>").replace("−", "-")
+    assert math.isclose(-1 - math.log10(-float(far)), drawn["tickvals"][0], rel_tol=1e-9)
+
+
 def test_zero_and_nothing_have_no_place() -> None:
     axis = Powers([0.0, -3.0])
     assert axis.place([-math.inf, math.nan, -2.0]) == [None, None, -2.0]

@@ -60,7 +60,7 @@ def serving(shelf: Shelf, jobs: Jobs | None = None, patience: float = 5.0) -> It
     at = bound(0)
     port = at.getsockname()[1]
     jobs = Jobs() if jobs is None else jobs
-    server = server_of(app(shelf, port, jobs, patience), jobs)
+    server = server_of(app(shelf, port, jobs, patience), jobs, 2 * patience)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
     thread.start()
     try:

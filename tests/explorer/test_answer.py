@@ -1,6 +1,8 @@
 """What is answered is what `measure`, `decompose` and `certify` say of the same network."""
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from rankscope.explorer.measured import measured, turned
 from rankscope.explorer.settings import Request, Setting
 from rankscope.explorer.verdict import verdict
 from rankscope.nets import Transformer
-from tests.explorer.serving import Served, small_shelf
+from tests.explorer.serving import SMALL, Served, small_shelf
 
 TEXT = "the sea, the sea and <b>the</b> ship"
 TURNS: list[dict[str, Any]] = [
@@ -109,6 +111,30 @@ def test_results_are_kept_and_the_oldest_forgotten() -> None:
     for number in range(30):
         answers.measured(Setting(model="tiny", text=TEXT, skip=number / 30), lambda: None)
     assert answers.measured(asked, lambda: None) is not first
+
+
+def test_a_network_that_has_left_the_shelf_is_not_kept_by_its_results() -> None:
+    answers = Answers(small_shelf())
+    drawn = []
+    for seed in range(6):
+        setting = Setting.model_validate({"text": "a b", "shape": {**SMALL, "seed": seed}})
+        list(answers.parts(Request(setting=setting), lambda: None))
+        drawn.append(weakref.ref(answers.shelf.network(setting)))
+    gc.collect()
+    assert [net() is not None for net in drawn] == [False] * 3 + [True] * 3
+
+
+def test_pinned_random_networks_stay_while_another_is_drawn_anew() -> None:
+    answers = Answers(small_shelf())
+    now, A, B = (
+        Setting.model_validate({"text": "a b", "shape": {**SMALL, "seed": seed}}) for seed in range(3)
+    )
+    found = []
+    for seed in (0, 3, 4, 5):
+        turn = now.model_copy(update={"shape": now.shape.model_copy(update={"seed": seed})})
+        list(answers.parts(Request(setting=turn, A=A, B=B, parts=("curve",)), lambda: None))
+        found.append([answers.measured(pin, lambda: None) for pin in (A, B)])
+    assert all(mine is first for pair in found for mine, first in zip(pair, found[0], strict=True))
 
 
 def test_a_question_between_layers_can_end_it() -> None:

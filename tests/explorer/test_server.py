@@ -114,6 +114,27 @@ def test_a_request_that_does_not_arrive_is_given_up() -> None:
         assert slow.ask(QUICK).status_code == 200
 
 
+def test_a_connection_without_a_request_is_closed() -> None:
+    with serving(small_shelf(), patience=0.2) as slow:
+        own = f"Host: 127.0.0.1:{slow.port}\r\n".encode()
+        for begun in (b"", b"GET / HT", b"GET / HTTP/1.1\r\n" + own):
+            assert raw(slow, begun) == b""
+        with socket.create_connection(("127.0.0.1", slow.port), timeout=30) as line:
+            line.sendall(b"POST / HTTP/1.1\r\n" + own + b"Content-Length: 99999999\r\n\r\nand no more")
+            assert b"405" in b"".join(iter(lambda: line.recv(4096), b""))
+        assert slow.ask(QUICK).status_code == 200
+
+
+def test_a_request_that_breaks_off_is_no_error_of_the_server(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = f"POST /api/answer HTTP/1.1\r\nHost: 127.0.0.1:{served.port}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as line:
+        line.sendall((head + 'Content-Length: 90\r\n\r\n{"setting').encode())
+    assert served.ask(QUICK).status_code == 200
+    assert "Exception" not in caplog.text
+
+
 @pytest.mark.parametrize(
     "path",
     ["/static/../server.py", "/static/%2e%2e%2fserver.py", "/static/..", "/static/", "/docs",
@@ -148,7 +169,8 @@ def test_a_bad_visitor_and_malformed_json_are_refused(served: Served) -> None:
     assert httpx.post(f"{served.url}/api/answer", content=b"{no", headers=head).status_code == 422
 
 
-SCALAR = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
+NUMBER = st.floats(allow_nan=False, allow_infinity=False)  # httpx writes no others
+SCALAR = st.none() | st.booleans() | st.integers() | NUMBER | st.text(max_size=20)
 FIELDS = st.fixed_dictionaries(
     {},
     optional={

@@ -15,8 +15,6 @@ from rankscope.theory import Certificates
 
 QUANTITIES = {"residual": "residual ‖res X‖₁,∞", "mu": "µ, the residual in Frobenius norm",
               "diameter": "largest distance of two tokens"}  # fmt: skip
-LOWEST = -1e9
-"""Bounds of fewer decades are drawn here."""
 
 
 def bounds(certificates: Certificates, sample: int = 0) -> Figure:
@@ -61,13 +59,11 @@ def bounds(certificates: Certificates, sample: int = 0) -> Figure:
 
 def _logs(rows: pl.DataFrame, *columns: str) -> list[float]:
     values = [value for column in columns for value in rows[column].to_list() if value is not None]
-    return [max(value, LOWEST) for value in values if math.isfinite(value)]
+    return [value for value in values if math.isfinite(value)]
 
 
 def _line(rows: pl.DataFrame, column: str, axis: Powers, name: str, ink: str) -> dict[str, Any]:
-    logs = [
-        math.nan if k is None else max(k, LOWEST) if math.isfinite(k) else k for k in rows[column].to_list()
-    ]
+    logs = [math.nan if k is None else k for k in rows[column].to_list()]
     return {
         "x": rows["layer"].to_list(), "y": axis.place(logs), "name": escaped(name),
         "text": [f"{escaped(name)}<br>layer {layer}: <b>{power(k)}</b>"

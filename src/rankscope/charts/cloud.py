@@ -20,8 +20,8 @@ def cloud(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -> Figu
 
     `table` is that of `profiles.cloud`. As it is, the cloud shrinks by its scale; `magnified`, it is drawn
     at the same size at every layer, and one sees it turn into a line. Tokens are coloured by their place in
-    the text. `figure["frames"]` has a `name` and new data for each layer. Where a few tokens lie far out,
-    axes are those of the others.
+    the text. `figure["frames"]` has a `name` and new data for each layer; a network that ends earlier than
+    another stays at its last. Where a few tokens lie far out, axes are those of the others.
     """
     rows = table.filter(sample=sample)
     variants = rows["variant"].unique(maintain_order=True).to_list()[:PANELS]
@@ -30,12 +30,15 @@ def cloud(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -> Figu
         layers = [layers[round(k * (len(layers) - 1) / (FRAMES - 1))] for k in range(FRAMES)]
     seen = pl.col("shown").sqrt()  # the plane shows a part of the shape: magnified, it has size one
     factor = pl.when(seen > 0).then(1 / seen).otherwise(1.0) if magnified else 10.0 ** pl.col("log10_scale")
-    rows = rows.filter(pl.col("variant").is_in(variants), pl.col("layer").is_in(layers)).with_columns(
+    whole = rows.filter(pl.col("variant").is_in(variants)).with_columns(
         (pl.col("x") * factor).alias("across"), (pl.col("y") * factor).alias("up")
     )
-    frames = [_frame(rows.filter(layer=layer), variants, layer) for layer in layers]
-    size = _extent([abs(v) for v in (*rows["across"], *rows["up"]) if v is not None and math.isfinite(v)])
-    axis = {"range": [-1.08 * size, 1.08 * size], "zeroline": True, "showticklabels": True, "nticks": 5}
+    frames = [_frame(whole, variants, layer) for layer in layers]
+    rows = whole.filter(pl.col("layer").is_in(layers))
+    # where they begin is always seen, however many layers they are one for
+    size = max(_extent(rows), _extent(rows.filter(layer=layers[0]))) if layers else 1.0
+    axis = {"range": [-1.08 * size, 1.08 * size], "zeroline": True, "showticklabels": True, "nticks": 5,
+            "exponentformat": "power"}  # fmt: skip
     data, layout = [], dict[str, Any](frames[0]["layout"]) if frames else {}
     for panel, variant in enumerate(variants):
         first = rows.filter(variant=variant, layer=layers[0]).sort("token")
@@ -61,8 +64,9 @@ def cloud(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -> Figu
     )  # fmt: skip
 
 
-def _extent(sizes: list[float]) -> float:
-    """The largest, or what all but a fiftieth lie within, where that is far less."""
+def _extent(rows: pl.DataFrame) -> float:
+    """The largest coordinate, or what all but a fiftieth lie within, where that is far less."""
+    sizes = [abs(v) for v in (*rows["across"], *rows["up"]) if v is not None and math.isfinite(v)]
     if not sizes:
         return 1.0
     most, usual = max(sizes), 1.3 * sorted(sizes)[int(0.98 * (len(sizes) - 1))]
@@ -77,9 +81,12 @@ def _short(values: list[float | None]) -> list[float | None]:
 def _frame(rows: pl.DataFrame, variants: list[str], layer: int) -> dict[str, Any]:
     data, titles = [], []
     for panel, variant in enumerate(variants):
-        own = rows.filter(variant=variant).sort("token")
+        own = rows.filter(pl.col("layer") <= layer, variant=variant)
+        last = max(own["layer"].to_list(), default=layer)
+        own = own.filter(layer=last).sort("token")
         data.append({name: _short(own[column].to_list()) for name, column in (("x", "across"), ("y", "up"))})
         scale = own["log10_scale"][0] if len(own) else math.nan
         titles.append({**heading(variant, panel)})
-        titles[-1]["text"] += f"<br>apart by {power(math.nan if scale is None else scale)}"
+        ended = "" if last == layer else f" · layer {last}"
+        titles[-1]["text"] += f"{ended}<br>apart by {power(math.nan if scale is None else scale)}"
     return {"name": str(layer), "data": data, "layout": {"annotations": titles}}

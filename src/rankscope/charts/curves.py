@@ -50,7 +50,9 @@ def curves(
     if log:
         data += _floors(logs, axis)
     name = written(metric)
-    y = axis.axis(name) if log else {"title": {"text": name}, "rangemode": "tozero"}
+    y = axis.axis(name) if log else {
+        "title": {"text": name}, "rangemode": "tozero", "exponentformat": "power",
+    }  # fmt: skip
     return figure(
         data,
         {"xaxis": layer_axis(max(len(line.centre) for line in lines) - 1), "yaxis": y},

@@ -15,6 +15,10 @@ DEEP = 40.0
 """Decades over which the axis becomes logarithmic in the exponent."""
 NARROW = 3.0
 """Decades under which its labels are numbers, not powers."""
+LABELS = 8
+"""Powers of the exponent that are named, about."""
+LONG = 1e7
+"""Exponents from here on are themselves written as powers."""
 
 
 class Powers:
@@ -54,7 +58,8 @@ class Powers:
     def _ticks(self) -> list[float]:
         if self.deep:
             most = math.ceil(math.log10(max(abs(self.low), abs(self.high), 10.0)))
-            steps = [10.0**m for m in range(most + 1)]
+            every = math.ceil(most / LABELS)
+            steps = [10.0**m for m in range(0 if every == 1 else every, most + 1, every)]
             if most < 4:
                 steps += [3 * step for step in steps[1:]]
             both = [-step for step in steps] + [0.0] + steps
@@ -73,4 +78,6 @@ class Powers:
     def _label(self, k: float) -> str:
         if self.high - self.low <= NARROW and -4 <= k < 5:
             return f"{10**k:.3g}"
-        return f"10<sup>{k:.0f}</sup>".replace("-", "−")
+        long = self.deep and abs(k) >= LONG
+        exponent = f"{k:.0e}".replace("e+0", "e").replace("e+", "e") if long else f"{k:.0f}"
+        return f"10<sup>{exponent}</sup>".replace("-", "−")

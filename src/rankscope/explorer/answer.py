@@ -1,7 +1,8 @@
 """What a page is answered: the curve, the cloud, paths, bounds, each as soon as it is there.
 
 Figures are those of `charts`, over the setting at hand and those that are pinned beside it. What was computed
-of a setting is kept for a while, so that a pinned one costs nothing.
+of a setting is kept for a while, so that a pinned one costs nothing; with it goes its network, so nothing is
+kept of one that has left the shelf.
 """
 
 from collections import Counter, OrderedDict
@@ -43,7 +44,7 @@ class Answers:
 
     def __init__(self, shelf: Shelf) -> None:
         self.shelf = shelf
-        self._kept: OrderedDict[tuple[str, str], Any] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, Setting], Any] = OrderedDict()
 
     def parts(self, request: Request, ask: Ask) -> Iterator[dict[str, Any]]:
         """The parts that were asked for, one after the other. `ask` is called on the way, and may raise."""
@@ -63,7 +64,8 @@ class Answers:
 
     def measured(self, setting: Setting, ask: Ask) -> Measured:
         """One pass over a setting."""
-        return self._once("measured", setting, lambda: measured(self.shelf.network(setting), setting, ask))
+        net = self.shelf.network(setting)  # also where nothing is computed: what is in use stays on the shelf
+        return self._once("measured", setting, lambda: measured(net, setting, ask))
 
     def lengths(self, setting: Setting, ask: Ask) -> ByLength:
         """All paths of a setting by length."""
@@ -119,7 +121,9 @@ class Answers:
         return {"figures": bound_figures(found, lines), "lines": lines, "said": bounds_said(lines)}
 
     def _once(self, kind: str, setting: Setting, compute: Callable[[], Kept]) -> Kept:
-        key = (kind, setting.key())
+        key = (kind, setting)
+        for old in [old for old in self._kept if not self.shelf.holds(old[1])]:
+            del self._kept[old]
         if key not in self._kept:
             self._kept[key] = compute()
             while len(self._kept) > 3 * KEPT:
@@ -237,9 +241,11 @@ def bounds_said(lines: list[dict[str, Any]]) -> str:
     """How many theorems say something."""
     states = [line["state"] for line in lines]
     count = {state: states.count(state) for state in ("says", "vacuous", "refused")}
+    one = {state: number == 1 for state, number in count.items()}
     return (
-        f"{count['says']} theorems say something here, {count['vacuous']} hold and say nothing, "
-        f"{count['refused']} do not apply."
+        f"{count['says']} {'theorem says' if one['says'] else 'theorems say'} something here, "
+        f"{count['vacuous']} {'holds and says' if one['vacuous'] else 'hold and say'} nothing, "
+        f"{count['refused']} {'does' if one['refused'] else 'do'} not apply."
     )
 
 

@@ -9,6 +9,7 @@ from types import FrameType
 import uvicorn
 
 from rankscope.errors import ExplorerError
+from rankscope.explorer.arrival import SECONDS, prompt
 from rankscope.explorer.guard import Guard
 from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.server import app
@@ -33,10 +34,11 @@ def bound(port: int) -> socket.socket:
     return taken
 
 
-def server_of(asgi: Guard, jobs: Jobs) -> uvicorn.Server:
-    """The server of an app and its computations; `server.run(sockets=[bound(0)])` runs it."""
+def server_of(asgi: Guard, jobs: Jobs, patience: float = SECONDS) -> uvicorn.Server:
+    """The server of an app and its computations; `server.run(sockets=[bound(0)])` runs it. `patience` is how
+    long it waits for a request."""
     config = uvicorn.Config(
-        asgi, log_level="error", access_log=False, server_header=False,
+        asgi, http=prompt(patience), log_level="error", access_log=False, server_header=False,
         timeout_keep_alive=30, timeout_graceful_shutdown=1, limit_concurrency=64, ws="none",
         h11_max_incomplete_event_size=32768,
     )  # fmt: skip

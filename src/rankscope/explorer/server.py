@@ -19,6 +19,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
 
 from rankscope.charts import draw_script, style_sheet
 from rankscope.errors import BusyError, LateError, RankscopeError
@@ -193,6 +194,8 @@ async def _body(request: Request, patience: float) -> bytes:
         raise HTTPException(
             408, f"a request must arrive within {patience:g} s; this one did not", {"Connection": "close"}
         ) from None
+    except ClientDisconnect:
+        raise HTTPException(400, "a request must arrive whole; this one broke off") from None
     return bytes(body)
 
 

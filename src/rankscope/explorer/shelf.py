@@ -14,8 +14,8 @@ from rankscope.sources import named_network
 from rankscope.sources.fresh import untrained
 from rankscope.theory.observe import WeightNorms
 
-DRAWN = 2
-"""Random networks that are kept."""
+DRAWN = 3
+"""Random networks that are kept: that of the page, and of two settings pinned beside it."""
 
 
 class Shelf:
@@ -25,7 +25,7 @@ class Shelf:
         self._nets = dict(nets)
         self._later = [name for name in later if name not in self._nets]
         self._drawn: OrderedDict[str, Transformer] = OrderedDict()
-        self._norms: dict[int, tuple[Transformer, WeightNorms]] = {}
+        self._norms: dict[int, WeightNorms] = {}
 
     @property
     def names(self) -> list[str]:
@@ -44,11 +44,11 @@ class Shelf:
 
     def norms(self, net: Transformer) -> WeightNorms:
         """What is known of a network's weights, kept as long as the network is."""
-        kept = [*self._nets.values(), *self._drawn.values()]
-        self._norms = {
-            key: pair for key, pair in self._norms.items() if any(pair[0] is each for each in kept)
-        }
-        return self._norms.setdefault(id(net), (net, WeightNorms()))[1]
+        return self._norms.setdefault(id(net), WeightNorms())
+
+    def holds(self, setting: Setting) -> bool:
+        """Whether the network of a setting is still here, or need not be drawn."""
+        return setting.model != RANDOM or setting.shape.model_dump_json() in self._drawn
 
     def described(self) -> list[dict[str, Any]]:
         """For the page: what is known of each without loading it."""
@@ -61,7 +61,8 @@ class Shelf:
             arch = shape.architecture()
             self._drawn[key] = untrained(arch, RANDOM, shape.seed, shape.init)
             while len(self._drawn) > DRAWN:
-                self._drawn.popitem(last=False)
+                _, gone = self._drawn.popitem(last=False)
+                self._norms.pop(id(gone), None)
         self._drawn.move_to_end(key)
         return self._drawn[key]
 

@@ -36,8 +36,10 @@ async function follow(request, on, own) {
       signal: own.stop.signal,
     });
     if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error || answer.statusText);
+    let whole = false;
     for await (const part of lines(answer.body)) {
       if (own.stop.signal.aborted) return;
+      whole = part.part === "end";
       if (part.part === "error") throw new Error(part.error);
       on.part(part, performance.now() - own.since);
       if (part.part === "curve") {
@@ -45,6 +47,7 @@ async function follow(request, on, own) {
         if (waiting) { start(); return; }
       }
     }
+    if (!whole) throw new TypeError("the answer broke off");
     if (running === own) on.end();
   } catch (error) {
     if (own.stop.signal.aborted || running !== own) return;

@@ -1,6 +1,6 @@
 // The page: controls to a setting, a setting to the server, and what comes back to the figures.
 import { ask } from "/static/ask.js";
-import { SHAPE, USUAL, fromFragment, toFragment } from "/static/link.js";
+import { SHAPE, USUAL, fromFragment, known, sent, toFragment } from "/static/link.js";
 import { THEORY } from "/static/theory.js";
 
 const $ = (id) => document.getElementById(id);
@@ -92,7 +92,7 @@ function matches(preset) {
 }
 
 function turn(changes) {
-  state.setting = { ...state.setting, ...changes };
+  state.setting = known({ ...state.setting, ...changes });
   changed();
 }
 
@@ -125,6 +125,7 @@ function listen() {
     const input = $("shape-" + part);
     input.addEventListener("input", () => {
       const of = input.type === "checkbox" ? input.checked : input.type === "number" ? Number(input.value) : input.value;
+      latest.own = null;
       turn({ shape: { ...state.setting.shape, [part]: of } });
     });
   }
@@ -146,7 +147,7 @@ function listen() {
     try { await navigator.clipboard.writeText(location.href); said($("copied"), "copied"); }
     catch { said($("copied"), "the address bar has it"); }
   });
-  addEventListener("hashchange", () => { state = fromFragment(location.hash, usual); show(); request(); });
+  addEventListener("hashchange", () => { latest.own = null; state = fromFragment(location.hash, usual); show(); request(); });
   let settle = 0;
   addEventListener("resize", () => { clearTimeout(settle); settle = setTimeout(draw, 150); });
 }
@@ -173,12 +174,21 @@ function count(what) {
   document.body.dataset[what] = String(Number(document.body.dataset[what] || 0) + 1);
 }
 
-const CARDS = { curve: ["curve-card", "cloud-card"], paths: ["paths-card", "bounds-card"] };
+const PARTS = ["curve", "cloud", "paths", "bounds"];
+const card = (part) => $(part + "-card");
+const busy = (part) => card(part).getAttribute("aria-busy") === "true";
+
+// What never came leaves an older setting's in its place, which is marked as such.
+function arrived(part, came = true) {
+  card(part).setAttribute("aria-busy", "false");
+  card(part).classList.toggle("stale", !came);
+  if (part === "curve") $("said").classList.toggle("stale", !came);
+}
 
 function request() {
   const { setting, pins, focus } = state;
-  ask({ setting, ...(pins.A && { A: pins.A }), ...(pins.B && { B: pins.B }), focus }, {
-    start() { for (const id of [...CARDS.curve, ...CARDS.paths]) $(id).setAttribute("aria-busy", "true"); },
+  ask({ setting: sent(setting), ...(pins.A && { A: sent(pins.A) }), ...(pins.B && { B: sent(pins.B) }), focus }, {
+    start() { for (const part of PARTS) card(part).setAttribute("aria-busy", "true"); },
     part(part, milliseconds) {
       latest[part.part] = part;
       $("error").hidden = true;
@@ -188,14 +198,15 @@ function request() {
         show();
         latest.milliseconds = milliseconds;
       }
-      if (part.part !== "end") { drawPart(part.part); $(part.part + "-card").setAttribute("aria-busy", "false"); }
+      if (part.part !== "end") { drawPart(part.part); arrived(part.part); }
       if (part.part === "curve") count("shown");
     },
     end() { count("answered"); },
     error(message) {
       $("error").textContent = message;
       $("error").hidden = false;
-      for (const id of [...CARDS.curve, ...CARDS.paths]) $(id).setAttribute("aria-busy", "false");
+      if (!latest.curve) $("verdict").textContent = "Nothing to show yet.";
+      for (const part of PARTS) if (busy(part)) arrived(part, false);
       count("shown");
       count("answered");
     },
@@ -227,7 +238,7 @@ function sized(figure, height) {
 }
 
 function draw() {
-  for (const part of ["curve", "cloud", "paths", "bounds"]) if (latest[part]) drawPart(part);
+  for (const part of PARTS) if (latest[part]) drawPart(part);
 }
 
 function drawPart(name) {
@@ -298,10 +309,12 @@ function verdicts(part) {
     return item;
   }));
   $("about").textContent =
-    `${about.tokens} tokens · ${about.layers} layers of width ${about.width}, ${about.heads} heads · ` +
+    `${several(about.tokens, "token")} · ${several(about.layers, "layer")} of width ${about.width}, ${several(about.heads, "head")} · ` +
     `skip ${plain(about.skip)} · mask ${about.mask} · scores / ${plain(about.divisor)} · ` +
     `${about.arithmetic} arithmetic · ${Math.round(latest.milliseconds)} ms`;
 }
+
+const several = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 function theorems(lines) {
   const table = document.createElement("table");

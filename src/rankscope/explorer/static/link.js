@@ -27,7 +27,7 @@ function written(setting, usual) {
       for (const [part, of] of Object.entries(item)) {
         if (of !== SHAPE[part]) found.set("shape." + part, String(of));
       }
-    } else if (item !== null && item !== usual[name]) {
+    } else if (name === "model" || (item !== null && item !== usual[name])) { // another shelf begins with another model
       found.set(name, String(item));
     }
   }
@@ -40,12 +40,23 @@ function read(parameters, usual) {
     if (name === "A" || name === "B" || name === "focus") continue;
     if (name.startsWith("shape.")) {
       const part = name.slice(6);
-      setting.shape[part] = value(text, SHAPE_WORDS.has(part));
+      setting.shape = { ...setting.shape, [part]: value(text, SHAPE_WORDS.has(part)) };
     } else {
       setting[name] = value(text, WORDS.has(name));
     }
   }
   return setting;
+}
+
+// A setting without what no control could take out of it again.
+export function known(setting) {
+  const kept = (of, usual) => Object.fromEntries(Object.entries(of).filter(([name]) => Object.hasOwn(usual, name)));
+  return { ...kept(setting, USUAL), shape: kept(setting.shape, SHAPE) };
+}
+
+// A setting as the server takes it: the shape of a random network is of no concern to others.
+export function sent({ shape, ...setting }) {
+  return setting.model === "random" ? { ...setting, shape } : setting;
 }
 
 export function toFragment({ setting, pins, focus }, usual) {
@@ -64,5 +75,5 @@ export function fromFragment(fragment, usual) {
     if (parameters.has(name)) pins[name] = read(new URLSearchParams(parameters.get(name)), usual);
   }
   const focus = parameters.get("focus");
-  return { setting: read(parameters, usual), pins, focus: pins[focus] ? focus : "now" };
+  return { setting: read(parameters, usual), pins, focus: Object.hasOwn(pins, focus) && pins[focus] ? focus : "now" };
 }
