@@ -116,7 +116,7 @@ def test_variants_that_were_measured_are_not_called_unmeasured() -> None:
     lost = pl.col("variant") == "transformer-mlp"
     table = profile.table.with_columns(pl.when(lost).then(math.nan).otherwise(pl.col("log10")).alias("log10"))
     said = verdict(Profile(table, profile.manifest))
-    assert "no variant" not in said and "without the MLPs (no number from layer 0)" in said
+    assert "was not measured" not in said and "without the MLPs that cannot be told (no number" in said
 
 
 def test_tokens_that_are_equal_from_the_start_are_held_apart_by_nothing() -> None:

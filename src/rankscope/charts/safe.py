@@ -16,13 +16,19 @@ Figure = dict[str, Any]
 """A figure of plotly as plain data: data, layout, perhaps frames; and `table`, what its CSV holds."""
 
 
+LONGEST = 160
+"""Characters of a label at most: a name may be of any length."""
+
+
 def escaped(text: object) -> str:
     """Text for a label of plotly, which reads tags and entities in it.
 
     >>> escaped("<b>AT&T</b>")
     '&lt;b>AT&amp;T&lt;/b>'
     """
-    return str(text).replace("&", "&amp;").replace("<", "&lt;")
+    label = str(text)
+    label = label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
+    return label.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def plain(value: Any) -> Any:

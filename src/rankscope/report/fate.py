@@ -55,7 +55,10 @@ def fate(curve: list[float], noise: list[bool], floor: list[float], arithmetic: 
 def fate_of(measured: Profile | Summary, metric: str, variant: str, arithmetic: str) -> Fate:
     """What becomes of the tokens of this variant in this arithmetic."""
     line = (variant, arithmetic)
-    floor = (summary_floor if isinstance(measured, Summary) else log_floor)(measured, metric, line)  # type: ignore[operator]
+    if isinstance(measured, Summary):
+        floor = summary_floor(measured, metric, line)
+    else:
+        floor = log_floor(measured, metric, line)
     return fate(*middle(measured, metric, variant, arithmetic), floor.tolist(), arithmetic)
 
 

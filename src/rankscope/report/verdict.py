@@ -102,9 +102,12 @@ def _apart(fates: dict[frozenset[str], Fate], every: frozenset[str], own: Fate) 
 
 def _untold(fates: dict[frozenset[str], Fate]) -> str:
     """Variants of which that cannot be said."""
-    lost = [f"without {said(parts)} ({each.end})" for parts, each in fates.items()
-            if each.group in ("broken", "hidden")]  # fmt: skip
-    return f", as far as can be told: {', '.join(lost)}" if lost else ""
+    lost = [
+        f"without {said(parts)} that cannot be told ({each.end})"
+        for parts, each in fates.items()
+        if each.group in ("broken", "hidden")
+    ]
+    return f"; {'; '.join(lost)}" if lost else ""
 
 
 def _put_back(
