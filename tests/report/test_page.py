@@ -122,15 +122,17 @@ def test_several_arithmetics_are_drawn_side_by_side(tmp_path: Path) -> None:
 
 def test_a_name_may_be_anything(tmp_path: Path) -> None:
     """No file outside of the folder, no figure that its script cannot find."""
-    names = ("../../org/model:san", "n" * 10_000)
+    names = ("../../org/model:san", "plain")
     runs = [measure(NET, X, variant=v, arithmetic=a) for v in names for a in ("float64", "float32")]
     run = tmp_path / "in" / "run"
     write_run_directory(Profile.join(runs), run, "half a character: \ud800")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert [path.name for path in run.parent.iterdir()] == ["run"]
-    runs += [measure(NET, X, variant="a\rb\0c", arithmetic=a) for a in ("float64", "float32")]
+    odd = ("a\rb\0c", "n" * 10_000, "turned \u202e about")
+    runs += [measure(NET, X, variant=v, arithmetic=a) for v in odd for a in ("float64", "float32")]
     Profile.join(runs).save(run / "profile.parquet")
     html = write_report([run], run / "report.html").read_text(encoding="utf-8")
+    assert "\u202e" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     found = parsed(html)
     data = next(text for attributes, text in found.found if attributes.get("type") == "application/json")
     ids = set(re.findall(r'\bid="([^"]+)"', html))

@@ -13,6 +13,8 @@ import numpy as np
 
 DEEP = 40.0
 """Decades over which the axis becomes logarithmic in the exponent."""
+LABELS = 8
+"""Powers of ten in the exponent that are labelled, at most."""
 NARROW = 3.0
 """Decades under which its labels are numbers, not powers."""
 
@@ -54,11 +56,12 @@ class Powers:
     def _ticks(self) -> list[float]:
         if self.deep:
             most = math.ceil(math.log10(max(abs(self.low), abs(self.high), 10.0)))
-            steps = [10.0**m for m in range(most + 1)]
+            steps = [10.0**m for m in range(0, most + 1, -(-(most + 1) // LABELS))]
             if most < 4:
                 steps += [3 * step for step in steps[1:]]
             both = [-step for step in steps] + [0.0] + steps
-            return sorted(k for k in both if self.low * 1.3 - 1 <= k <= self.high * 1.3 + 1)
+            found = sorted(k for k in both if self.low * 1.3 - 1 <= k <= self.high * 1.3 + 1)
+            return found or [self.low, self.high]
         span = self.high - self.low
         if span > NARROW:
             step = math.ceil(span / 7)
@@ -73,4 +76,5 @@ class Powers:
     def _label(self, k: float) -> str:
         if self.high - self.low <= NARROW and -4 <= k < 5:
             return f"{10**k:.3g}"
-        return f"10<sup>{k:.0f}</sup>".replace("-", "−")
+        exponent = f"{k:.0f}" if abs(k) < 1e5 else f"{k:.3g}".replace("e+0", "e").replace("e+", "e")
+        return f"10<sup>{exponent}</sup>".replace("-", "−")

@@ -16,6 +16,8 @@ Figure = dict[str, Any]
 """A figure of plotly as plain data: data, layout, perhaps frames; and `table`, what its CSV holds."""
 
 
+TURNS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+"""Marks that turn the direction of all text after them, ours too: shown, not obeyed."""
 LONGEST = 160
 """Characters of a label at most: a name may be of any length."""
 
@@ -28,7 +30,7 @@ def escaped(text: object) -> str:
     """
     label = str(text)
     label = label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
-    return label.replace("&", "&amp;").replace("<", "&lt;")
+    return label.translate(TURNS).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def plain(value: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 import polars as pl
 
 from rankscope import charts
+from rankscope.charts.safe import TURNS
 from rankscope.errors import FileError
 from rankscope.files import write_text
 from rankscope.report.run import Run, read_run
@@ -44,7 +45,7 @@ def render(runs: Sequence[Run]) -> str:
 
     environment = Environment(
         loader=PackageLoader("rankscope.report", ""), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        trim_blocks=True, lstrip_blocks=True, finalize=_straight,
     )  # fmt: skip
     environment.filters["identity"] = id
     environment.filters["unbroken"] = _unbroken
@@ -72,11 +73,18 @@ def policy(scripts: Sequence[str]) -> str:
     )
 
 
+def _straight(value: Any) -> Any:
+    """Text without marks that would turn the page's own words about."""
+    from markupsafe import Markup
+
+    return value.translate(TURNS) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def _unbroken(text: str) -> str:
     """Text, escaped, in which no line ends at the sign of an exponent."""
     from markupsafe import Markup, escape
 
-    parts = re.split(r"(\d[\d.]*e[+-]\d+)", text)
+    parts = re.split(r"(\d[\d.]*e[+-]\d+)", _straight(text))
     wrapped = [
         f'<span class="number">{part}</span>' if k % 2 else escape(part) for k, part in enumerate(parts)
     ]

@@ -9,6 +9,7 @@ import polars as pl
 from rankscope import charts
 from rankscope.cards import counted
 from rankscope.charts import Figure
+from rankscope.charts.cloud import PANELS as CLOUDS
 from rankscope.metrics import metric as metric_named
 from rankscope.profiles import Profile, Summary
 from rankscope.report.pictures import data_uri
@@ -156,10 +157,17 @@ def _cloud(run: Run) -> list[Section]:
                 "uniform "
                 "falls into the middle; magnified, every layer is drawn at the same size, and one sees "
                 "what is "
-                f"left of its shape.{part}",
+                f"left of its shape.{part}{_few(table, CLOUDS)}",
             )],
         )
     ]  # fmt: skip
+
+
+def _few(table: pl.DataFrame, most: int) -> str:
+    """Which part of the table is drawn, where that is not all."""
+    variants, samples = (table[name].n_unique() for name in ("variant", "sample"))
+    few = f" Drawn are the first {most} of {variants} variants." if variants > most else ""
+    return f"{few} One excerpt is shown of {samples}." if samples > 1 else few
 
 
 def _spectrum(run: Run) -> list[Section]:
