@@ -13,6 +13,8 @@ from rankscope.errors import FileError
 def atomic(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path`, moved over it only when the block ends well."""
     target = Path(path)
+    if target.is_dir():
+        raise FileError(f"{target} must be a file to be written; it is a folder: name a file in it")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
@@ -35,7 +37,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
 def write_text(path: str | Path, text: str) -> None:
     """Write a text file atomically."""
     with atomic(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        # Half a character, as a path of odd bytes has, cannot be written as UTF-8.
+        temporary.write_text(text, encoding="utf-8", errors="replace")
 
 
 def writable_folder(path: str | Path) -> None:

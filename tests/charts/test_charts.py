@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rankscope import charts
+from rankscope.charts import style
 from rankscope.charts.heads import COLUMNS
 from rankscope.errors import MetricError
 from rankscope.figures import power
@@ -193,3 +194,24 @@ def test_very_deep_networks_are_thinned_in_the_drawing_and_whole_in_the_data() -
     marks = next(t for t in figure["data"] if t.get("mode") == "markers")
     assert len(marks["x"]) <= 200 and marks["x"][0] == 0 and marks["x"][-1] == 260
     assert len(figure["table"]["layer"]) == 261
+
+
+def test_the_csv_of_a_curve_holds_what_both_views_draw() -> None:
+    profile = Profile.join([measure(net, X, variant=v) for v, net in NETS.items()])
+    log, linear = (charts.curves(profile, "relative_residual", log) for log in (True, False))
+    assert log["table"] == linear["table"]
+    for variant in profile.variants:
+        value = profile.curve("relative_residual", variant=variant)
+        rows = [k for k, name in enumerate(log["table"]["variant"]) if name == variant]
+        expected = {
+            "value": value.mean(0), "low": value.amin(0), "high": value.amax(0),
+            "log10": value.log10().mean(0), "log10_high": value.log10().amax(0),
+        }  # fmt: skip
+        for column, numbers in expected.items():
+            mine = [log["table"][column][row] for row in rows]
+            assert mine == pytest.approx(numbers.tolist(), rel=1e-6)
+
+
+def test_no_two_of_many_lines_look_the_same() -> None:
+    looks = {(style.colour(k), style.symbol(k), style.dash(k)) for k in range(60)}
+    assert len(looks) == 60

@@ -56,3 +56,10 @@ def test_a_doubly_exponential_fall_is_a_straight_line() -> None:
     places = [place or 0.0 for place in Powers([0.0, *logs]).place(logs)]
     steps = [b - a for a, b in pairwise(places)]
     assert all(math.isclose(step, -math.log10(3), rel_tol=1e-12) for step in steps)
+
+
+def test_labels_of_a_very_deep_axis_are_few_and_short() -> None:
+    axis = Powers([0.0, -2e19]).axis("")
+    assert 4 <= len(axis["ticktext"]) <= 12
+    assert max(map(len, axis["ticktext"])) < len("10<sup>−100000</sup>")
+    assert "10<sup>−1e6</sup>" in axis["ticktext"]

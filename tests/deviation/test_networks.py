@@ -291,3 +291,19 @@ def test_an_mlp_far_out_in_its_tails_does_not_lose_what_tokens_differ_by(activat
     opened = torch.ones(1, 32) if activation == "identity" else x @ layer.mlp.up.weight > 0
     expected = ((R @ layer.mlp.up.weight) * opened[:, None]) @ layer.mlp.down.weight
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("norm", ["layer", "rms", "scale"])
+@pytest.mark.parametrize("place", ["pre", "post"])
+@pytest.mark.parametrize("query_norm", [False, True])
+def test_padding_casts_no_doubt_on_real_tokens(norm: Any, place: Any, query_norm: bool) -> None:
+    """A padded token has no length, and a norm of a small epsilon would draw out its rounding without end."""
+    arch = Architecture(
+        layers=4, width=16, heads=2, norm=norm, norm_place=place, query_norm=query_norm, norm_eps=1e-12
+    )
+    net = Transformer.random(arch, init="xavier")
+    X = tokens(9, 16)
+    padding = (torch.arange(9) >= 5)[None]
+    for padded, alone in zip(propagate(net, X, padding), propagate(net, X[:, :5]), strict=True):
+        assert torch.allclose(padded.state.doubt, alone.state.doubt)
+    assert not measure(net, X, padding).table["below_floor"].any()

@@ -8,13 +8,17 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
+import polars as pl
 import pytest
 from PIL import Image
 
 from rankscope.errors import FileError
 from rankscope.figures import power
+from rankscope.files import write_text
 from rankscope.profiles import Profile, measure
 from rankscope.report import read_run, verdict, write_report, write_run_directory
+from rankscope.report.run import TABLES
+from rankscope.report.tables import curve_table
 from tests.report.runs import NET, X, profile_of, study, whole_run
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></title>\u2028"
@@ -113,7 +117,55 @@ def test_several_arithmetics_are_drawn_side_by_side(tmp_path: Path) -> None:
         Profile.join([profile_of(), profile_of(arithmetic="deviation")]), tmp_path, "t"
     )
     assert {"arithmetics_san.png", "arithmetics_transformer.svg"} <= {p.name for p in tmp_path.iterdir()}
-    assert "arithmetics-san" in page.read_text()
+    assert "run1-figure-arithmetics-1" in page.read_text()
+
+
+def test_a_name_may_be_anything(tmp_path: Path) -> None:
+    """No file outside of the folder, no figure that its script cannot find."""
+    names = ("../../org/model:san", "plain")
+    runs = [measure(NET, X, variant=v, arithmetic=a) for v in names for a in ("float64", "float32")]
+    run = tmp_path / "in" / "run"
+    write_run_directory(Profile.join(runs), run, "half a character: \ud800")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    assert [path.name for path in run.parent.iterdir()] == ["run"]
+    odd = ("a\rb\0c", "n" * 10_000, "turned \u202e about")
+    runs += [measure(NET, X, variant=v, arithmetic=a) for v in odd for a in ("float64", "float32")]
+    Profile.join(runs).save(run / "profile.parquet")
+    html = write_report([run], run / "report.html").read_text(encoding="utf-8")
+    assert "\u202e" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
+    found = parsed(html)
+    data = next(text for attributes, text in found.found if attributes.get("type") == "application/json")
+    ids = set(re.findall(r'\bid="([^"]+)"', html))
+    for key, views in json.loads(data).items():
+        assert key in ids
+        for trace in (trace for view in views for trace in view["figure"]["data"]):
+            assert len(trace.get("name", "")) < 400
+
+
+def test_a_run_that_was_stopped_says_so(tmp_path: Path) -> None:
+    profile = profile_of()
+    profile.manifest["stopped"] = {"finished": ["san", "transformer"], "asked": 5}
+    html = write_run_directory(profile, tmp_path, "t").read_text()
+    assert "This run was stopped early: of 5 there are 2 (san, transformer)." in html
+
+
+def test_layers_of_networks_of_other_depths_stand_under_their_numbers() -> None:
+    both = Profile.join(
+        [measure(NET, X, variant="short"), measure(NET.variant(layers=70), X, variant="deep")]
+    )
+    table = curve_table(both, "relative_residual")
+    assert {len(row) for row in table.rows} == {len(table.headings)}
+    for row in table.rows:
+        logs = both.curve("relative_residual", "log10", variant=row[0]).mean(0).tolist()
+        for layer, cell in zip(table.headings[1:], row[1:], strict=True):
+            assert cell == (power(logs[int(layer)]) if int(layer) < len(logs) else "")
+
+
+def test_a_manifest_of_another_make_is_no_stumbling_block(tmp_path: Path) -> None:
+    write_run_directory(profile_of(), tmp_path, "t")
+    for odd in ({"networks": "none", "origin": "here"}, {"networks": [{"architecture": {"layers": 1}}]}):
+        (tmp_path / "manifest.json").write_text(json.dumps(odd))
+        assert "Tokens stay apart" in write_report([tmp_path], tmp_path / "report.html").read_text()
 
 
 def test_studies_become_pictures_and_tables(tmp_path: Path) -> None:
@@ -146,7 +198,21 @@ def test_a_folder_that_is_no_run_is_a_sentence(tmp_path: Path) -> None:
     measure(NET, X).table.write_parquet(tmp_path / "heads.parquet")
     with pytest.raises(FileError, match="must have the columns sample, layer, head"):
         read_run(tmp_path)
+    words = {name: ["word"] for name in TABLES["heads"]}
+    pl.DataFrame(words).write_parquet(tmp_path / "heads.parquet")
+    with pytest.raises(FileError, match="must hold numbers in the column sample"):
+        read_run(tmp_path)
     (tmp_path / "heads.parquet").unlink()
+    none = profile_of()
+    Profile(none.table.head(0), none.manifest).save(tmp_path / "profile.parquet")
+    with pytest.raises(FileError, match="must hold measurements"):
+        read_run(tmp_path)
+    none.table.write_parquet(tmp_path / "profile.parquet", metadata={"rankscope": "[1"})
+    with pytest.raises(FileError, match="must hold a manifest"):
+        read_run(tmp_path)
+    (tmp_path / "profile.parquet").unlink()
+    with pytest.raises(FileError, match="it is a folder"):
+        write_text(tmp_path, "page")
     (tmp_path / "outcome.json").write_text("[1]")
     with pytest.raises(FileError, match="must hold a JSON object"):
         read_run(tmp_path)

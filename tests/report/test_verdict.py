@@ -1,11 +1,15 @@
 """The verdict names a cause only where taking it out was measured."""
 
+import math
+
+import polars as pl
 import pytest
 
 from rankscope.figures import power
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.profiles import Profile, measure
 from rankscope.report import verdict
+from rankscope.report.fate import fate
 from rankscope.report.parts import removed
 from tests.report.runs import NET, X, profile_of
 
@@ -76,3 +80,54 @@ def test_without_a_whole_network_the_variants_are_listed() -> None:
 def test_parts_are_known_by_the_architecture(name: str, parts: set[str], place: str) -> None:
     net = Transformer.random(Architecture(layers=2, width=8, heads=2, norm_place=place))  # type: ignore[arg-type]
     assert removed(net.arch.to_dict(), named_variant(net, name).arch.to_dict()) == frozenset(parts)
+
+
+def test_networks_of_other_depths_are_each_taken_at_their_own_last_layer() -> None:
+    deep = measure(NET.variant(layers=7), X, variant="deep")
+    said = verdict(Profile.join([measure(NET, X, variant="short"), deep]))
+    assert "at layer 7" in said and "at layer 5" in said and said.startswith("At the last layer of each")
+
+
+def curve(*values: float) -> list[float]:
+    return [math.log10(value) for value in values]
+
+
+def test_uniform_means_to_the_end() -> None:
+    found = fate(curve(1.0, 1e-4, 0.5, 1e-5, 1e-6), [False] * 5, [math.nan] * 5, "deviation")
+    assert (found.group, found.layer, found.end) == ("uniform", 3, power(-6.0))
+    noise = [False, True, False, False, False]
+    back = fate(curve(1.0, 1e-17, 0.5, 0.2, 0.3), noise, [-15.0] * 5, "float64")
+    assert (back.group, back.end) == ("apart", "0.3")
+
+
+def test_a_floor_above_the_threshold_hides_what_lies_beneath() -> None:
+    found = fate([0.0, -math.inf], [False, True], curve(0.06, 0.06), "bfloat16")
+    assert found.group == "hidden"
+    profile = profile_of(("transformer", "san"), "bfloat16")
+    assert bool(profile.at_floor("relative_residual", variant="san")[-1])
+    assert "uniform" not in verdict(profile) and "bfloat16's floor" in verdict(profile)
+    beneath = fate([0.0, -math.inf], [False, True], [-15.0, -15.0], "float64")
+    assert (beneath.group, beneath.there) == ("uniform", "float64's floor")
+
+
+def test_variants_that_were_measured_are_not_called_unmeasured() -> None:
+    """One that ends in NaN says nothing about a cause, but it was there."""
+    profile = profile_of(("transformer", "transformer-mlp"), "deviation")
+    lost = pl.col("variant") == "transformer-mlp"
+    table = profile.table.with_columns(pl.when(lost).then(math.nan).otherwise(pl.col("log10")).alias("log10"))
+    said = verdict(Profile(table, profile.manifest))
+    assert "was not measured" not in said and "without the MLPs that cannot be told (no number" in said
+
+
+def test_tokens_that_are_equal_from_the_start_are_held_apart_by_nothing() -> None:
+    assert verdict(measure(NET, X[:, :1], variant="transformer")).startswith(
+        "Tokens are the same from the input"
+    )
+
+
+def test_nearly_the_same_is_not_because_of_what_keeps_them_from_it() -> None:
+    profile = profile_of(("transformer", "transformer-attention_skip"), "deviation")
+    kept = pl.col("variant") == "transformer"
+    value = pl.when(kept).then(-2.0).otherwise(-4.0)
+    said = verdict(Profile(profile.table.with_columns(value.alias("log10")), profile.manifest))
+    assert "because" not in said and "and the attention skips keep them from it" in said

@@ -56,7 +56,7 @@ def curves(
     return figure(
         data,
         {"xaxis": layer_axis(max(len(line.centre) for line in lines) - 1), "yaxis": y},
-        _table(logs, metric),
+        _table(logs, lines_of(profile, metric, log=False) if log else lines, metric),
         f"{metric} by layer, {'logarithmic' if log else 'linear'}: "
         + "; ".join(f"{line.label} ends at {power(float(line.centre[-1]))}" for line in logs)
         + ".",
@@ -108,7 +108,7 @@ def _traces(
                      "fillcolor": colour(number)})  # fmt: skip
     said = [
         f"{escaped(line.label)}<br>layer {layer}: <b>{power(float(k))}</b>"
-        + (f"<br>at {line.arithmetic}'s floor: rounding noise" if noise else "")
+        + (f"<br>at {escaped(line.arithmetic)}'s floor: rounding noise" if noise else "")
         for layer, k, noise in zip(layers, logs, line.noise, strict=True)
     ]
     tail = line.noise | (np.roll(line.noise, -1) & (layers < layers[-1]))
@@ -145,7 +145,7 @@ def _floors(lines: list[Line], axis: Powers) -> list[dict[str, Any]]:
         if not np.isfinite(line.floor).any() or key in drawn:
             continue
         drawn.add(key)
-        name = f"floor of {line.arithmetic}"
+        name = escaped(f"floor of {line.arithmetic}")
         data.append({
             "type": "scatter", "mode": "lines", "x": np.arange(len(line.floor)), "y": axis.place(line.floor),
             "name": name, "legendgroup": name, "showlegend": name not in named,
@@ -197,15 +197,18 @@ def _bound(line: Line, kind: str, curve: np.ndarray, number: int, axis: Powers) 
     }  # fmt: skip
 
 
-def _table(lines: list[Line], metric: str) -> dict[str, list[Any]]:
-    """What the CSV holds: log10 at every layer, which does not underflow."""
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("variant", "arithmetic", "metric", "layer", "log10", "at_floor", "log10_floor")
-    }
-    for line in lines:
-        for layer, k in enumerate(line.centre):
-            row = (line.variant, line.arithmetic, metric, layer, float(k), bool(line.noise[layer]),
-                   float(line.floor[layer]))  # fmt: skip
-            for name, value in zip(columns, row, strict=True):
-                columns[name].append(value)
+def _table(logs: list[Line], values: list[Line], metric: str) -> dict[str, list[Any]]:
+    """What the CSV holds: log10 at every layer, which does not underflow, the value, and the widest band."""
+    names = ("variant", "arithmetic", "metric", "layer", "log10", "log10_low", "log10_high", "value", "low",
+             "high", "at_floor", "log10_floor")  # fmt: skip
+    columns: dict[str, list[Any]] = {name: [] for name in names}
+    for line, value in zip(logs, values, strict=True):
+        number = len(line.centre)
+        same = [[part] * number for part in (line.variant, line.arithmetic, metric)]
+        drawn = [
+            side for each in (line, value) for side in (each.centre, *(each.bands or [(each.centre,) * 2])[0])
+        ]
+        parts = (*same, range(number), *drawn, line.noise, line.floor)
+        for name, part in zip(names, parts, strict=True):
+            columns[name] += part.tolist() if isinstance(part, np.ndarray) else list(part)
     return columns

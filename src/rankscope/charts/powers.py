@@ -13,11 +13,11 @@ import numpy as np
 
 DEEP = 40.0
 """Decades over which the axis becomes logarithmic in the exponent."""
+LABELS = 8
+"""Powers of ten in the exponent that are labelled, at most."""
 NARROW = 3.0
 """Decades under which its labels are numbers, not powers."""
-LABELS = 8
-"""Powers of the exponent that are named, about."""
-LONG = 1e7
+LONG = 1e6
 """Exponents from here on are themselves written as powers."""
 
 
@@ -58,12 +58,12 @@ class Powers:
     def _ticks(self) -> list[float]:
         if self.deep:
             most = math.ceil(math.log10(max(abs(self.low), abs(self.high), 10.0)))
-            every = math.ceil(most / LABELS)
-            steps = [10.0**m for m in range(0 if every == 1 else every, most + 1, every)]
+            steps = [10.0**m for m in range(0, most + 1, math.ceil((most + 1) / LABELS))]
             if most < 4:
                 steps += [3 * step for step in steps[1:]]
             both = [-step for step in steps] + [0.0] + steps
-            return sorted(k for k in both if self.low * 1.3 - 1 <= k <= self.high * 1.3 + 1)
+            found = sorted(k for k in both if self.low * 1.3 - 1 <= k <= self.high * 1.3 + 1)
+            return found or [self.low, self.high]
         span = self.high - self.low
         if span > NARROW:
             step = math.ceil(span / 7)
@@ -79,5 +79,5 @@ class Powers:
         if self.high - self.low <= NARROW and -4 <= k < 5:
             return f"{10**k:.3g}"
         long = self.deep and abs(k) >= LONG
-        exponent = f"{k:.0e}".replace("e+0", "e").replace("e+", "e") if long else f"{k:.0f}"
+        exponent = f"{k:.6g}".replace("e+0", "e").replace("e+", "e") if long else f"{k:.0f}"
         return f"10<sup>{exponent}</sup>".replace("-", "−")

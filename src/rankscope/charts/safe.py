@@ -16,13 +16,21 @@ Figure = dict[str, Any]
 """A figure of plotly as plain data: data, layout, perhaps frames; and `table`, what its CSV holds."""
 
 
+TURNS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+"""Marks that turn the direction of all text after them, ours too: shown, not obeyed."""
+LONGEST = 160
+"""Characters of a label at most: a name may be of any length."""
+
+
 def escaped(text: object) -> str:
     """Text for a label of plotly, which reads tags and entities in it.
 
     >>> escaped("<b>AT&T</b>")
     '&lt;b>AT&amp;T&lt;/b>'
     """
-    return str(text).replace("&", "&amp;").replace("<", "&lt;")
+    label = str(text)
+    label = label if len(label) <= LONGEST else f"{label[: LONGEST - 1]}…"
+    return label.translate(TURNS).replace("&", "&amp;").replace("<", "&lt;")
 
 
 def plain(value: Any) -> Any:

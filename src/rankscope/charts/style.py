@@ -29,12 +29,17 @@ def colour(number: int) -> str:
 
 def symbol(number: int, hollow: bool = False) -> str:
     """The mark of the line of that number."""
-    return SYMBOLS[number % len(SYMBOLS)] + ("-open" if hollow else "")
+    return SYMBOLS[_turned(number)] + ("-open" if hollow else "")
 
 
 def dash(number: int) -> str:
     """The dash of the line of that number."""
-    return DASHES[number % len(DASHES)]
+    return DASHES[_turned(number)]
+
+
+def _turned(number: int) -> int:
+    """Colours come again after eight lines, each time with another mark and dash."""
+    return (number + number // len(COLOURS)) % len(SYMBOLS)
 
 
 def in_order(place: float) -> str:

@@ -93,6 +93,9 @@ def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State
     sd = _positive(variance).sqrt()
     left = Scaled(state.real.cleared(Y / sd), log - unit)
     # Rounding is a share of the longest token, and the shortest is drawn out the most.
-    given = Scaled(Y.abs().amax(-1, keepdim=True) / sd.amin(-2, keepdim=True), left.log)
+    real = state.real
+    least = sd if real.all else sd.masked_fill(~real.rows[..., None], torch.inf)  # padding has no length
+    longest = real.cleared(Y).abs().amax(-1, keepdim=True)
+    given = Scaled(longest / least.amin(-2, keepdim=True), left.log)
     doubt = doubtful(state.doubt, given.log_size(), left.log_size())
     return State(Scaled(torch.zeros_like(c.value), left.log), left, state.real, doubt)

@@ -36,4 +36,10 @@ def read(path: str | Path, schema: Mapping[str, Any], kind: str) -> tuple[pl.Dat
         ) from error
     if KEY not in metadata or table.schema != pl.Schema(schema):
         raise FileError(f"{path} must be a {what} written by {kind}.save; it is another kind of table")
-    return table, json.loads(metadata[KEY])
+    try:
+        manifest = json.loads(metadata[KEY])
+    except ValueError:
+        manifest = None
+    if not isinstance(manifest, dict):
+        raise FileError(f"{path} must hold a manifest, a JSON object; it is damaged: run it again")
+    return table, manifest

@@ -14,13 +14,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from rankscope import charts
+from rankscope.charts.safe import TURNS
 from rankscope.errors import FileError
 from rankscope.files import write_text
 from rankscope.report.run import Run, read_run
-from rankscope.report.sections import Section, facts, sections_of
+from rankscope.report.sections import facts, sections_of, stopped
 from rankscope.report.tables import checks
 from rankscope.report.verdict import verdict
+from rankscope.theory import Certificates
 
 MANIFEST = 200_000
 """Characters of a manifest that are shown at most."""
@@ -41,7 +45,7 @@ def render(runs: Sequence[Run]) -> str:
 
     environment = Environment(
         loader=PackageLoader("rankscope.report", ""), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
+        trim_blocks=True, lstrip_blocks=True, finalize=_straight,
     )  # fmt: skip
     environment.filters["identity"] = id
     environment.filters["unbroken"] = _unbroken
@@ -69,11 +73,18 @@ def policy(scripts: Sequence[str]) -> str:
     )
 
 
+def _straight(value: Any) -> Any:
+    """Text without marks that would turn the page's own words about."""
+    from markupsafe import Markup
+
+    return value.translate(TURNS) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 def _unbroken(text: str) -> str:
     """Text, escaped, in which no line ends at the sign of an exponent."""
     from markupsafe import Markup, escape
 
-    parts = re.split(r"(\d[\d.]*e[+-]\d+)", text)
+    parts = re.split(r"(\d[\d.]*e[+-]\d+)", _straight(text))
     wrapped = [
         f'<span class="number">{part}</span>' if k % 2 else escape(part) for k, part in enumerate(parts)
     ]
@@ -103,7 +114,8 @@ def _chapter(run: Run, number: int, figures: dict[str, Any]) -> dict[str, Any]:
         "id": f"run{number}",
         "title": run.title,
         "facts": facts(run),
-        "verdict": _verdict(run, sections),
+        "verdict": _verdict(run),
+        "stopped": stopped(run),
         "sections": sections,
         "ids": ids,
         "plots": plots,
@@ -123,7 +135,7 @@ def _views(views: list[tuple[str, charts.Figure]]) -> list[dict[str, Any]]:
     return found
 
 
-def _verdict(run: Run, sections: list[Section]) -> str:
+def _verdict(run: Run) -> str:
     """What the run says, in a sentence or two."""
     if run.measured is not None:
         return verdict(run.measured)
@@ -134,7 +146,14 @@ def _verdict(run: Run, sections: list[Section]) -> str:
         return _met(agrees.count(True), agrees.count(False))
     if "lengths" in run.tables:
         return _carried(run)
-    return "Measured against theory: " + ", ".join(run.certificates) + "." if run.certificates else ""
+    return " ".join(_proved(variant, found) for variant, found in run.certificates.items())
+
+
+def _proved(variant: str, found: Certificates) -> str:
+    """Of certificates: how many theorems apply, and how many of these say something."""
+    rows = found.summary()
+    holds, says = rows.filter(pl.col("met_to") > 0).height, rows["says_at"].drop_nulls().len()
+    return f"Of {rows.height} theorems {holds} hold for {variant}, and {says} say more than is known anyway."
 
 
 def _met(yes: int, no: int) -> str:
@@ -151,9 +170,7 @@ def _met(yes: int, no: int) -> str:
 
 def _carried(run: Run) -> str:
     """Of a decomposition: which length carries most."""
-    import polars as pl
-
-    rows = run.tables["lengths"].filter(pl.col("start") == "all")
+    rows = run.tables["lengths"].filter(pl.col("start") == "all", pl.col("share").is_finite())
     means = rows.group_by("length").agg(pl.col("share").mean(), pl.col("paths").first()).sort("share")
     if means.is_empty():
         return ""
@@ -161,7 +178,8 @@ def _carried(run: Run) -> str:
     heads = (
         "no head" if most["length"] == 0 else "one head" if most["length"] == 1 else f"{most['length']} heads"
     )
-    return f"Paths through {heads} carry most of the output: {most['share']:.0%} of it."
+    what = "most of the output" if most["share"] > 0.5 else "more of the output than any other length"
+    return f"Paths through {heads} carry {what}: {most['share']:.0%} of it."
 
 
 def _shown(manifest: dict[str, Any]) -> str:

@@ -40,6 +40,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "cloud": tuple(CLOUD), "spectrum": tuple(SPECTRUM), "lengths": LENGTHS, "heads": HEADS
 }  # fmt: skip
 """The columns that each table must have."""
+TEXTS = {"variant", "text", "start", "paths"}
+"""Columns of text; all others hold numbers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,8 @@ class Run:
         """What was run, for a heading."""
         if self.outcomes and self.measured is None:
             return "The papers, run again"
-        origin = self.manifest.get("origin") or {}
+        origin = self.manifest.get("origin")
+        origin = origin if isinstance(origin, dict) else {}
         name = Path(str(origin.get("name") or self.manifest.get("model") or self.folder.resolve().name)).name
         weights = origin.get("weights")
         return str(self.manifest.get("title") or (f"{name}, {weights} weights" if weights else name))
@@ -79,6 +82,8 @@ def read_run(folder: str | Path) -> Run:
         measured = Profile.read(folder / "profile.parquet")
     elif (folder / "summary.parquet").is_file():
         measured = Summary.read(folder / "summary.parquet")
+    if measured is not None and not (len(measured.table) and measured.manifest.get("networks")):
+        raise FileError(f"{folder} must hold measurements of a network; its table has none: run it again")
     tables = {
         name: _table(folder / f"{name}.parquet", columns)
         for name, columns in TABLES.items()
@@ -112,6 +117,13 @@ def _table(path: Path, columns: tuple[str, ...]) -> pl.DataFrame:
     missing = [name for name in columns if name not in table.columns]
     if missing:
         raise FileError(f"{path} must have the columns {', '.join(columns)}; {', '.join(missing)} is missing")
+    for name in columns:
+        kind = table[name].dtype
+        if not (kind == pl.String if name in TEXTS else kind.is_numeric() or kind == pl.Boolean):
+            expected = "text" if name in TEXTS else "numbers"
+            raise FileError(
+                f"{path} must hold {expected} in the column {name}; it holds {kind}: run it again"
+            )
     return table
 
 

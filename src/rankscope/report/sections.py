@@ -7,7 +7,9 @@ from typing import Any
 import polars as pl
 
 from rankscope import charts
+from rankscope.cards import counted
 from rankscope.charts import Figure
+from rankscope.charts.cloud import PANELS as CLOUDS
 from rankscope.metrics import metric as metric_named
 from rankscope.profiles import Profile, Summary
 from rankscope.report.pictures import data_uri
@@ -123,10 +125,10 @@ def _arithmetics(measured: Profile | Summary) -> list[Section]:
     if metric is None:
         return []
     plots = [
-        Plot(f"arithmetics-{variant}", [("", charts.arithmetics(measured, metric, variant))],
+        Plot(f"arithmetics-{number}", [("", charts.arithmetics(measured, metric, variant))],
              f"{variant}. Left: digits that {metric_named(metric).symbol} has lost. Right: the ratio of its "
              "logarithm from layer to layer; under the doubly exponential law it tends to 3.")
-        for variant in measured.variants
+        for number, variant in enumerate(dict.fromkeys(name for name, _ in measured.lines(metric)))
     ]  # fmt: skip
     return [Section("arithmetics", "What each arithmetic can see", plots=plots, lead=FLOORS)]
 
@@ -155,10 +157,17 @@ def _cloud(run: Run) -> list[Section]:
                 "uniform "
                 "falls into the middle; magnified, every layer is drawn at the same size, and one sees "
                 "what is "
-                f"left of its shape.{part}",
+                f"left of its shape.{part}{_few(table, CLOUDS)}",
             )],
         )
     ]  # fmt: skip
+
+
+def _few(table: pl.DataFrame, most: int) -> str:
+    """Which part of the table is drawn, where that is not all."""
+    variants, samples = (table[name].n_unique() for name in ("variant", "sample"))
+    few = f" Drawn are the first {most} of {variants} variants." if variants > most else ""
+    return f"{few} One excerpt is shown of {samples}." if samples > 1 else few
 
 
 def _spectrum(run: Run) -> list[Section]:
@@ -251,7 +260,7 @@ def _studies(run: Run) -> list[Section]:
     found = []
     many = sum(len(outcome.get("figures", [])) for _, outcome in run.outcomes)
     width = 900 if many <= MANY else 600
-    for folder, outcome in run.outcomes:
+    for number, (folder, outcome) in enumerate(run.outcomes):
         name = f"{outcome.get('paper', '')} {outcome.get('figure', folder.name)}".strip()
         title = str(outcome.get("title", ""))
         pictures = [
@@ -261,7 +270,7 @@ def _studies(run: Run) -> list[Section]:
         ]
         found.append(
             Section(
-                name.replace(" ", "-"), f"{name}: {title}",
+                f"study-{number}", f"{name}: {title}",
                 tables=[table for table in [comparison_table(outcome)] if table.rows],
                 notes=[str(note) for note in outcome.get("notes", [])], pictures=pictures,
             )
@@ -269,18 +278,37 @@ def _studies(run: Run) -> list[Section]:
     return found
 
 
+def stopped(run: Run) -> str:
+    """That a run ended before it was through, where it did."""
+    early, text = run.manifest.get("stopped"), run.manifest.get("text")
+    if isinstance(early, dict) and isinstance(early.get("finished"), list):
+        done = ", ".join(map(str, early["finished"])) or "none"
+        number = len(early["finished"])
+        return f"This run was stopped early: of {early.get('asked')} there are {number} ({done})."
+    if isinstance(text, dict) and text.get("read_to_the_end") is False:
+        return "This run was stopped before it had read all of the text."
+    return ""
+
+
 def facts(run: Run) -> list[str]:
     """What was run on what, in a few words each."""
     manifest: dict[str, Any] = run.manifest
     found = []
-    networks = manifest.get("networks") or []
-    arch = (networks[0].get("architecture") if networks else None) or manifest.get("architecture") or {}
-    if arch:
-        found.append(f"{arch['layers']} layers of {arch['heads']} heads, width {arch['width']}")
+    networks = manifest.get("networks")
+    described = [each.get("architecture") for each in networks or [] if isinstance(each, dict)]
+    sizes = [
+        f"{counted(arch['layers'], 'layer')} of {counted(arch['heads'], 'head')}, width {arch['width']}"
+        for arch in described or [manifest.get("architecture")]
+        if isinstance(arch, dict) and {"layers", "heads", "width"} <= arch.keys()
+    ]
+    if len(set(sizes)) == 1:
+        found.append(sizes[0])
+    elif sizes:
+        found.append(f"{len(set(sizes))} sizes of network")
     if isinstance(run.measured, Summary):
-        found.append(f"{run.measured.excerpts} excerpts")
+        found.append(counted(run.measured.excerpts, "excerpt"))
     elif run.measured is not None:
-        found.append(f"{run.measured.table['sample'].n_unique()} samples")
+        found.append(counted(run.measured.table["sample"].n_unique(), "sample"))
         found.append(f"{', '.join(run.measured.arithmetics)} arithmetic")
     if manifest.get("created"):
         found.append(str(manifest["created"]))

@@ -31,16 +31,16 @@ class Table:
 
 def curve_table(measured: Profile | Summary, metric: str) -> Table:
     """Geometric mean over samples (and heads), or of a corpus the median, by layer; noise is marked."""
-    rows, marked, depth = [], set(), 0
-    for number, (variant, arithmetic) in enumerate(measured.lines(metric)):
-        curve, noise = middle(measured, metric, variant, arithmetic)
-        some = _some(len(curve))
-        marked |= {(number, place + 1) for place, layer in enumerate(some) if noise[layer]}
+    rows, marked = [], set()
+    lines = {line: middle(measured, metric, *line) for line in measured.lines(metric)}
+    some = _some(max((len(curve) for curve, _ in lines.values()), default=0))
+    for number, ((variant, arithmetic), (curve, noise)) in enumerate(lines.items()):
+        there = [layer for layer in some if layer < len(curve)]
+        marked |= {(number, place + 1) for place, layer in enumerate(there) if noise[layer]}
         name = variant if len(measured.arithmetics) == 1 else f"{variant}, {arithmetic}"
-        rows.append([name, *(power(curve[layer]) for layer in some)])
-        depth = max(depth, len(curve))
+        rows.append([name, *(power(curve[layer]) for layer in there), *[""] * (len(some) - len(there))])
     said = "○ at or below the floor." if marked else ""
-    return Table(f"{metric} by layer", ["variant", *map(str, _some(depth))], rows, marked, said)
+    return Table(f"{metric} by layer", ["variant", *map(str, some)], rows, marked, said)
 
 
 def _some(number: int) -> list[int]:

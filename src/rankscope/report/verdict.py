@@ -4,33 +4,19 @@ A cause is named only where taking the part out was measured: the smallest set o
 become the same. What was not measured is not claimed.
 """
 
-import math
-from dataclasses import dataclass
-
-from rankscope.figures import power
 from rankscope.profiles import Profile, Summary
-from rankscope.profiles.shown import middle
+from rankscope.report.fate import UNIFORM, Fate, fate_of
 from rankscope.report.parts import present, removed, said
 
-APART, UNIFORM = 0.05, 1e-3
-"""Relative residual at the last layer above which tokens stay apart, and below which they are the same."""
 FINEST = ("deviation", "float64", "float32", "bfloat16")
-
-
-@dataclass(frozen=True)
-class Fate:
-    """What becomes of the tokens of one variant."""
-
-    group: str
-    """apart, closing, uniform, or broken."""
-    last: float
-    """log10 at the last layer."""
-    layer: int
-    """uniform: the first layer below `UNIFORM`; broken: the first without a number."""
-    there: float
-    """log10 at that layer."""
-    end: str
-    """The number at the last layer, or from where on it is a floor."""
+STAYS = {"apart": "stay apart", "closing": "are nearly the same, though not uniform"}
+LISTED = {
+    "apart": "tokens stay apart",
+    "closing": "tokens are nearly the same",
+    "uniform": "tokens are the same",
+    "hidden": "tokens are as close as can be told",
+    "broken": "there is no number, for an overflow or a NaN,",
+}
 
 
 def verdict(profile: Profile | Summary, metric: str = "relative_residual") -> str:
@@ -39,20 +25,6 @@ def verdict(profile: Profile | Summary, metric: str = "relative_residual") -> st
     if metric not in profile.metrics:
         return f"Measured: {', '.join(profile.metrics)}."
     return _attributed(profile, metric) or _listing(profile, metric)
-
-
-def fate(curve: list[float], noise: list[bool], arithmetic: str) -> Fate:
-    """What a curve of log10 comes to."""
-    last = curve[-1]
-    if math.isnan(last):
-        broken = next(k for k, value in enumerate(curve) if math.isnan(value))
-        return Fate("broken", last, broken, last, f"no number from layer {broken}")
-    floor = next((layer for layer, part in enumerate(noise) if part), None)
-    end = power(last) if floor is None else f"at {arithmetic}'s floor from layer {floor}"
-    if last > math.log10(UNIFORM):
-        return Fate("apart" if last > math.log10(APART) else "closing", last, len(curve) - 1, last, end)
-    below = next(layer for layer, value in enumerate(curve) if value <= math.log10(UNIFORM))
-    return Fate("uniform", last, below, curve[below], end)
 
 
 def _attributed(profile: Profile | Summary, metric: str) -> str | None:
@@ -67,23 +39,23 @@ def _attributed(profile: Profile | Summary, metric: str) -> str | None:
         architecture = networks.get(variant)
         gone = None if name != arithmetic or architecture is None else removed(whole, architecture)
         if gone is not None and gone not in fates:
-            fates[gone] = fate(*middle(profile, metric, variant, name), name)
+            fates[gone] = fate_of(profile, metric, variant, name)
     own = fates.pop(frozenset())
-    depth = len(middle(profile, metric, "transformer", arithmetic)[0]) - 1
     if own.group == "broken":
-        return f"Numbers overflow from layer {own.layer}."
+        return f"There is no number from layer {own.layer} on: an overflow, or a NaN in what was given."
+    if own.group == "hidden":
+        return (
+            f"Tokens come as close as {arithmetic} can tell: {own.end}. A finer arithmetic can see further."
+        )
     if own.group == "uniform":
-        return " ".join([_uniform(own, depth), *_kept(fates, "draw tokens together")])
-    stays = "stay apart" if own.group == "apart" else "are nearly the same, though not uniform"
-    return _apart(fates, present(whole), stays, f"{own.end} of their size at layer {depth}", depth)
+        return " ".join([_uniform(own), *_kept(fates, "draw tokens together")])
+    return _apart(fates, present(whole), own)
 
 
-def _uniform(own: Fate, depth: int) -> str:
-    return f"Tokens become the same: uniform to {power(own.there)} by layer {own.layer}, {_at(own, depth)}."
-
-
-def _at(own: Fate, depth: int) -> str:
-    return own.end if "floor" in own.end else f"to {own.end} at layer {depth}"
+def _uniform(own: Fate) -> str:
+    if own.layer == 0:
+        return "Tokens are the same from the input on: there is nothing to hold apart."
+    return f"Tokens become the same: uniform to {own.there} by layer {own.layer}, {own.at_end}."
 
 
 def _kept(fates: dict[frozenset[str], Fate], what: str) -> list[str]:
@@ -94,42 +66,55 @@ def _kept(fates: dict[frozenset[str], Fate], what: str) -> list[str]:
     ]
 
 
-def _apart(
-    fates: dict[frozenset[str], Fate], every: frozenset[str], stays: str, number: str, depth: int
-) -> str:
+def _apart(fates: dict[frozenset[str], Fate], every: frozenset[str], own: Fate) -> str:
     alone = every - {"mlp_skip"} if "mlp" in every else every  # what attention alone goes without
     causes = _smallest(fates, "uniform")
     others = [parts for parts, each in fates.items() if each.group == "apart"]
+    sentence = f"Tokens {STAYS[own.group]} ({own.end} of their size at layer {own.depth})"
+    if not fates:
+        return f"{sentence}. What holds them apart was not measured: no variant without a part was."
     if not causes:
-        sentence = f"Tokens {stays} ({number})"
-        if not others:
-            return f"{sentence}. What holds them apart was not measured: no variant without a part was."
-        without = " or ".join(said(parts) for parts in others)
-        return f"{sentence}, also without {without}. No part that was taken out makes them the same."
+        without = f", also without {' or without '.join(map(said, others))}" if others else ""
+        return f"{sentence}{without}. No part that was taken out makes them the same{_untold(fates)}."
     (parts, first), *more = causes
-    if len(alone) > 1 and (parts == alone or (len(parts) > 2 and alone in fates)):
-        return f"Tokens {stays} ({number}). {_put_back(fates, alone, every, depth)}"
+    kept = [f"Without {' or without '.join(map(said, others))} they stay apart as well."] if others else []
+    bare = alone in fates and fates[alone].group == "uniform"
+    if bare and len(alone) > 1 and (parts == alone or len(parts) > 2):
+        told, back = _put_back(fates, alone, every)
+        return " ".join([f"{sentence}. {told}", *([] if back else kept)])
+    because = (
+        f"because of {said(parts)}:" if own.group == "apart" else f"and {said(parts)} keep them from it:"
+    )
     sentences = [
-        f"Tokens {stays} ({number}) because of {said(parts)}: without them they are uniform to "
-        f"{power(first.there)} by layer {first.layer} and {_at(first, depth)}."
+        f"{sentence} {because} without them they are uniform to {first.there} by layer {first.layer} and "
+        f"{first.at_end}."
     ]
     sentences += [
         f"Without {said(each)} they are uniform by layer {found.layer}, too."
         for each, found in more
         if each != alone
     ]
-    if others:
-        without = " or without ".join(said(each) for each in others)
-        sentences.append(f"Without {without} they stay apart as well.")
-    if parts != alone and alone in fates and fates[alone].group == "uniform":
-        sentences.append(f"Attention alone makes them uniform {_at(fates[alone], depth)}.")
+    sentences += kept
+    if bare and parts != alone:
+        sentences.append(f"Attention alone makes them uniform {fates[alone].at_end}.")
     return " ".join(sentences)
 
 
+def _untold(fates: dict[frozenset[str], Fate]) -> str:
+    """Variants of which that cannot be said."""
+    lost = [
+        f"without {said(parts)} that cannot be told ({each.end})"
+        for parts, each in fates.items()
+        if each.group in ("broken", "hidden")
+    ]
+    return f"; {'; '.join(lost)}" if lost else ""
+
+
 def _put_back(
-    fates: dict[frozenset[str], Fate], bare: frozenset[str], every: frozenset[str], depth: int
-) -> str:
-    """Where only attention alone was seen to make tokens the same: what one part put back changes."""
+    fates: dict[frozenset[str], Fate], bare: frozenset[str], every: frozenset[str]
+) -> tuple[str, bool]:
+    """Where only attention alone was seen to make tokens the same: what one part put back changes, and
+    whether that was measured."""
     alone = fates[bare]
     back = {}
     for parts, each in fates.items():
@@ -143,10 +128,8 @@ def _put_back(
     groups = ((holding, "put back alone hold them apart"), (failing, "put back alone do not"))
     told = [f"{' and '.join(names)} {does}" for names, does in groups if names]
     rest = "; ".join(told) or f"which of {said(bare)} holds them apart was not measured"
-    return (
-        f"Attention alone makes them uniform to {power(alone.there)} by layer {alone.layer} and "
-        f"{_at(alone, depth)}; {rest}."
-    )
+    uniform = f"Attention alone makes them uniform to {alone.there} by layer {alone.layer} and {alone.at_end}"
+    return f"{uniform}; {rest}.", bool(told)
 
 
 def _smallest(fates: dict[frozenset[str], Fate], group: str) -> list[tuple[frozenset[str], Fate]]:
@@ -158,25 +141,19 @@ def _smallest(fates: dict[frozenset[str], Fate], group: str) -> list[tuple[froze
 
 def _listing(profile: Profile | Summary, metric: str) -> str:
     """Which networks keep their tokens apart, which make them the same, and by which layer."""
-    groups: dict[str, dict[str, list[str]]] = {"apart": {}, "closing": {}, "uniform": {}, "broken": {}}
-    depth = 0
-    for variant, arithmetic in profile.lines(metric):
-        name = variant if len(profile.arithmetics) == 1 else f"{variant} in {arithmetic}"
-        curve, noise = middle(profile, metric, variant, arithmetic)
-        found = fate(curve, noise, arithmetic)
-        below = f"below {UNIFORM:g} from layer {found.layer}, " if found.group == "uniform" else ""
-        groups[found.group].setdefault(below + found.end, []).append(name)
-        depth = max(depth, len(curve) - 1)
-    parts = {
-        "apart": "at layer {} tokens stay apart in {}",
-        "closing": "at layer {} tokens are nearly the same in {}",
-        "uniform": "by layer {} tokens are the same in {}",
-        "broken": "before layer {} numbers overflow in {}",
+    fates = {
+        (variant, arithmetic): fate_of(profile, metric, variant, arithmetic)
+        for variant, arithmetic in profile.lines(metric)
     }
-    listed = "; ".join(
-        text.format(depth, _listed(groups[group])) for group, text in parts.items() if groups[group]
-    )
-    return f"{listed[:1].upper()}{listed[1:]}."
+    depths = {each.depth for each in fates.values()}
+    groups: dict[str, dict[str, list[str]]] = {group: {} for group in LISTED}
+    for (variant, arithmetic), found in fates.items():
+        name = variant if len(profile.arithmetics) == 1 else f"{variant} in {arithmetic}"
+        below = f"below {UNIFORM:g} from layer {found.layer}, " if found.group == "uniform" else ""
+        of = f" at layer {found.depth}" if len(depths) > 1 and "from layer" not in found.end else ""
+        groups[found.group].setdefault(f"{below}{found.end}{of}", []).append(name)
+    listed = "; ".join(f"{LISTED[group]} in {_listed(found)}" for group, found in groups.items() if found)
+    return f"{f'At layer {depths.pop()}' if len(depths) == 1 else 'At the last layer of each'} {listed}."
 
 
 def _listed(found: dict[str, list[str]]) -> str:

@@ -1,6 +1,7 @@
 """The run directory around a profile: tables, manifest, figures to print, and the report."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,9 +58,10 @@ def _figure(profile: Profile | Summary, metric: str) -> Figure:
 def _arithmetics(profile: Profile) -> dict[str, Figure]:
     """How each arithmetic sees the fall of a residual, variant by variant."""
     metric = next((name for name in profile.metrics if "residual" in name or name.endswith("mu")), None)
-    figures = {}
+    figures: dict[str, Figure] = {}
     for variant in profile.variants if metric else []:
         figure, (fall, slope) = panels(2, width=5.0)
         draw_arithmetics(fall, slope, profile, str(metric), variant)
-        figures[f"arithmetics_{variant}"] = figure
+        name = "arithmetics_" + re.sub(r"[^\w.+-]+", "_", variant)[:80]  # a hub id has a slash
+        figures[name if name not in figures else f"{name}_{len(figures)}"] = figure
     return figures

@@ -96,11 +96,12 @@ var rankscope = (function () {
       layout.grid.ygap = rows > 1 ? 0.34 : 0;
     }
     const margin = layout.margin;
-    const shown = layout.showlegend === false ? 0 : legendRows(figure, width - 40);
-    layout.showlegend = shown > 0;
-    margin.b = 50 + (shown ? 30 * shown + 6 : 0);
     margin.l = Math.max(margin.l, labelled(layout)); // plotly's own automargin draws everything twice
     if (width < NARROW) margin.r = 8;
+    // A legend breaks its rows at the width of the axes.
+    const shown = layout.showlegend === false ? 0 : legendRows(figure, width - margin.l - margin.r);
+    layout.showlegend = shown > 0;
+    margin.b = 50 + (shown ? 30 * shown + 6 : 0);
     layout.height = (layout.height - 60) * rows + 60 + (shown > 1 ? 30 * (shown - 1) : 0);
     layout.width = width;
     layout.paper_bgcolor = "rgba(0,0,0,0)";
