@@ -13,7 +13,6 @@ import os
 import re
 import sys
 from inspect import cleandoc
-from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -95,7 +94,7 @@ def _streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
         elif name == "stdout" and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
