@@ -29,7 +29,12 @@ def atomic(path: str | Path) -> Iterator[Path]:
         mask = os.umask(0)
         os.umask(mask)
         temporary.chmod(0o666 & ~mask)  # mkstemp's own mode keeps others from reading the result
-        temporary.replace(target)
+        try:
+            temporary.replace(target)
+        except OSError as error:
+            raise FileError(
+                f"{target} must be a file that can be written; {error.strerror}: choose another"
+            ) from error
     finally:
         temporary.unlink(missing_ok=True)
 

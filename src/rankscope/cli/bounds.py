@@ -245,7 +245,9 @@ def verdict(found: "Certificates", depth: "CollapseDepth") -> str:
     layers = [layer for layer in depth.measured["layer"].to_list() if layer is not None]
     share = f"{depth.threshold:g} of the tokens' size"
     samples, last = len(depth.measured), found.table["layer"].to_numpy().max()
-    if len(layers) < samples:
+    if not samples:
+        said = "Measured: ranks alone, which say nothing of how far apart tokens are."
+    elif len(layers) < samples:
         apart = f"in {samples - len(layers)} of {samples} samples tokens stay further apart than {share}"
         said = f"Measured: {apart} through layer {last}."
     else:

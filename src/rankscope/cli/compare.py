@@ -136,8 +136,8 @@ class Side(NamedTuple):
         if colon and not Path(thing).exists():
             if not variant.startswith(("san", "transformer")):
                 raise ArchitectureError(
-                    "after a model's colon comes a variant: 'transformer', or 'san' and parts joined by +; "
-                    f"got {thing!r}"
+                    "after a model's colon comes a variant: 'transformer', or 'san' and parts joined by +, "
+                    f"or 'transformer' less parts, as in transformer-norm; got {thing!r}"
                 )
             return cls(model, variant, f"{_last(model)}:{variant}")
         return cls(thing, "transformer", _last(thing))

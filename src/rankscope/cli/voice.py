@@ -8,6 +8,7 @@
 | 141       | whoever was reading closed the pipe (`| head`): nothing is said                            |
 """
 
+import io
 import os
 import re
 import sys
@@ -34,6 +35,7 @@ class Voice(TyperGroup):
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run a command and leave with its exit code."""
+        _streams()
         try:
             code = super().main(*args, standalone_mode=False, **extra)
             sys.stdout.flush()
@@ -64,7 +66,10 @@ class Voice(TyperGroup):
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not re.search("allocate|out of memory", str(error)):
                 raise
-            _leave(BAD, "this needs more memory than there is: ask for fewer tokens or samples")
+            _leave(
+                BAD,
+                "this needs more memory than there is: ask for fewer tokens or samples, or a smaller model",
+            )
 
 
 def complain(sentence: str) -> None:
@@ -81,6 +86,17 @@ def unwrapped(docstring: str | None) -> str:
     """
     paragraphs = cleandoc(docstring or "").split("\n\n")
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+
+
+def _streams() -> None:
+    """Streams that take whatever is written: one that was closed goes nowhere, and what an encoding does not
+    have is a question mark."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
+        elif name == "stdout" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _leave(code: int, sentence: str | None = None) -> NoReturn:

@@ -27,6 +27,8 @@ NormPlace = Literal["pre", "post", "sandwich"]
 Positions = Literal["none", "absolute", "relative", "rotary", "bias", "alibi"]
 KERNELS = ("softmax", "gaussian", "uniform", "sigmoid", "linear", "linformer")
 BIASES = ("query", "key", "value", "output", "mlp", "norm")
+DEEPEST = 10**6
+"""Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +123,8 @@ class Architecture:
         for name in ("layers", "width", "heads"):
             if getattr(self, name) < 1:
                 raise ArchitectureError(f"{name} must be a whole number >= 1; got {getattr(self, name)!r}")
+        if self.layers > DEEPEST:
+            raise ArchitectureError(f"layers must be at most {DEEPEST}; got {self.layers}")
         for name in ("head_width", "divisor"):
             if not getattr(self, name) >= 0:
                 raise ArchitectureError(
@@ -314,7 +318,7 @@ class Architecture:
             fields = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise FileError(f"an architecture is read from a JSON file; there is none at {path}") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise FileError(f"{path} must be a JSON file of architecture fields; {error}") from error
         if not isinstance(fields, dict):
             raise FileError(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankscope.errors import ArchitectureError
-from rankscope.nets.architecture import Architecture, mask_spec
+from rankscope.nets.architecture import DEEPEST, Architecture, mask_spec
 from rankscope.nets.masks import MaskLike
 
 Heads = Sequence[int] | Mapping[int, Sequence[int]]
@@ -17,6 +17,8 @@ def chosen_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
     if isinstance(layers, int) and not isinstance(layers, bool):
         if layers < 1:
             raise ArchitectureError(f"a network must have at least one layer; got layers={layers}")
+        if layers > DEEPEST:
+            raise ArchitectureError(f"layers must be at most {DEEPEST}; got {layers}")
         return [index % depth for index in range(layers)]
     if not isinstance(layers, Sequence):
         raise ArchitectureError(f"layers must be a depth or a list of layers; got {layers!r}")

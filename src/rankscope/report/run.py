@@ -130,7 +130,7 @@ def _table(path: Path, columns: tuple[str, ...]) -> pl.DataFrame:
 def _json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path} must be JSON; it cannot be read ({error})") from error
     if not isinstance(found, dict):
         raise FileError(f"{path} must hold a JSON object; it holds a {type(found).__name__}")

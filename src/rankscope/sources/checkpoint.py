@@ -175,7 +175,7 @@ def _plain_config(found: Place) -> dict[str, Any]:
     path = Path(found.where) / "config.json"
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise FileError(f"{path} must be a JSON file; {error}") from error
     if not isinstance(fields, dict):
         raise FileError(f"{path} must hold a JSON object; got a {type(fields).__name__}")

@@ -47,6 +47,8 @@ class Excerpts(Iterator[str]):
 
     def _excerpts(self) -> Iterator[str]:
         found = False
+        if self.path == "-" and sys.stdin is None:
+            raise FileError("stdin must be open where --text is -; it is closed: name a file")
         for name in [self.path] if self.path == "-" else _files(Path(self.path)):
             try:
                 with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
