@@ -45,7 +45,7 @@ def test_a_page_does_not_take_the_place_of_a_folder(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert rankscope("paths", *SMALL, "-o", str(run)).code == 0
     said = sentence("report", str(run), "-o", str(run))
-    assert f"{run} must be a file that can be written" in said
+    assert f"{run} must be a file to be written; it is a folder" in said
     assert not list(tmp_path.glob(".*"))
 
 
