@@ -32,7 +32,7 @@ Variant = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="transformer, or san and parts put back: san+skip, san+norm+mlp.",
+        help="transformer, less a part (transformer-skip), or san and parts put back (san+skip).",
         rich_help_panel=NETWORK,
         autocompletion=one(names.VARIANTS),
     ),
@@ -41,7 +41,7 @@ Variants = Annotated[
     str,
     typer.Option(
         metavar="NAMES",
-        help="Comma-separated: transformer, or san and parts put back: san+skip, san+norm+mlp.",
+        help="Comma-separated: transformer, less a part (transformer-skip), or san and parts (san+skip).",
         rich_help_panel=NETWORK,
         autocompletion=several(names.VARIANTS),
     ),
