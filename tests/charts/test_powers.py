@@ -3,7 +3,7 @@
 import math
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankscope.charts.powers import DEEP, Powers
@@ -23,14 +23,20 @@ def test_places_keep_the_order(logs: list[float]) -> None:
 
 
 @given(LOGS)
+@example([3.0, 6.0])
+@example([5.1, 7.9])
+@example([-5.2, -4.9])
 def test_labels_stand_where_their_numbers_do(logs: list[float]) -> None:
     axis = Powers(logs)
     drawn = axis.axis("")
     assert len(drawn["tickvals"]) >= 1
     for place, label in zip(drawn["tickvals"], drawn["ticktext"], strict=True):
-        if label.startswith("10<sup>"):
-            k = float(label.removeprefix("10<sup>").removesuffix("</sup>").replace("−", "-"))
+        digits, times, power = label.rpartition("10<sup>")
+        if power.endswith("</sup>"):
+            k = float(power.removesuffix("</sup>").replace("−", "-"))
+            k += math.log10(float(digits.removesuffix("·"))) if digits else 0.0
         else:
+            assert not times
             k = math.log10(float(label))
         assert math.isclose(axis.place([k])[0] or 0.0, place, rel_tol=2e-2, abs_tol=2e-2)
 

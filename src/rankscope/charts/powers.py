@@ -77,7 +77,10 @@ class Powers:
 
     def _label(self, k: float) -> str:
         if self.high - self.low <= NARROW and -4 <= k < 5:
-            return f"{10**k:.3g}"
+            return f"{10**k:.6g}"
+        if abs(k - round(k)) > 1e-9 and not self.deep:
+            whole = float(math.floor(k))
+            return f"{10 ** (k - whole):.2g}·{self._label(whole)}"
         long = self.deep and abs(k) >= LONG
         exponent = f"{k:.6g}".replace("e+0", "e").replace("e+", "e") if long else f"{k:.0f}"
         return f"10<sup>{exponent}</sup>".replace("-", "−")
