@@ -32,7 +32,7 @@ Variant = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="transformer, less a part (transformer-skip), or san and parts put back (san+skip).",
+        help="transformer, less a part (transformer-skip), or san with parts (san+skip).",
         rich_help_panel=NETWORK,
         autocompletion=one(names.VARIANTS),
     ),
@@ -41,7 +41,7 @@ Variants = Annotated[
     str,
     typer.Option(
         metavar="NAMES",
-        help="Comma-separated: transformer, less a part (transformer-skip), or san and parts (san+skip).",
+        help="Comma-separated: transformer, transformer-skip, san, san+norm+mlp, ...",
         rich_help_panel=NETWORK,
         autocompletion=several(names.VARIANTS),
     ),
