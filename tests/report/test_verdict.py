@@ -21,8 +21,7 @@ def of(profile: Profile, variant: str) -> list[float]:
 def test_the_part_without_which_tokens_are_the_same_is_the_cause() -> None:
     profile = profile_of(("transformer", "transformer-attention_skip", "transformer-mlp"), "deviation")
     curve = of(profile, "transformer-attention_skip")
-    if curve[-1] > -3:
-        pytest.skip("this network keeps its tokens apart without its attention skips")
+    assert curve[-1] <= -3  # of the seeds, one that makes them the same
     below = next(k for k, value in enumerate(curve) if value <= -3)
     said = verdict(profile)
     assert "because of the attention skips: without them they are uniform to" in said
