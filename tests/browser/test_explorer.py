@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.browser.waiting import until
 from tests.explorer.serving import Served, serving, small_shelf
 
 if TYPE_CHECKING:
@@ -46,20 +47,12 @@ def opened(page: "Page", explorer: Served, fragment: str = "", whole: bool = Fal
     return page
 
 
-def until(page: "Page", condition: str) -> None:
-    """Wait for it. (playwright's own way evaluates a string in the page, which the page forbids.)"""
-    for _ in range(1500):
-        if page.evaluate(condition):
-            return
-        page.wait_for_timeout(20)
-    pytest.fail(f"never came to be: {condition}")
-
-
-def turned(page: "Page", act: Any) -> str:
-    """Do something and wait for its curve; the verdict and what is known of the network."""
-    before = page.evaluate("Number(document.body.dataset.shown)")
+def turned(page: "Page", act: Any, whole: bool = False) -> str:
+    """Do something and wait for its curve, or its whole answer; the verdict and what the page knows."""
+    before = page.evaluate("Number(document.body.dataset.asked)")
     act()
-    until(page, f"Number(document.body.dataset.shown) > {before}")
+    until(page, f"Number(document.body.dataset.asked) > {before}")
+    until(page, f"document.body.dataset.{'answered' if whole else 'shown'} === document.body.dataset.asked")
     return page.inner_text("#verdict") + page.inner_text("#about")
 
 
@@ -143,9 +136,9 @@ def test_a_link_restores_the_setting_and_the_pins(page: "Page", explorer: Served
 
 def test_hostile_text_stays_text(page: "Page", explorer: Served) -> None:
     opened(page, explorer)
-    turned(page, lambda: page.fill("#text", HOSTILE))
+    turned(page, lambda: page.fill("#text", HOSTILE), whole=True)
     assert page.input_value("#text") == HOSTILE
-    until(page, "document.getElementById('cloud').data[0].x.length === 31")
+    assert page.evaluate("document.getElementById('cloud').data[0].x.length") == 31
     assert page.locator("main img, main script, main b:not(#pins b)").count() == 0
     page.hover("#cloud .points path >> nth=0", force=True)
     page.wait_for_selector("#cloud .hoverlayer .hovertext")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.browser.waiting import until
 from tests.report.runs import whole_run
 
 if TYPE_CHECKING:
@@ -56,8 +57,15 @@ def opened(browser: "Browser", report: Path) -> Iterator[Opened]:
     context.close()
 
 
-def ranges(page: "Page", key: str) -> Any:
-    return page.evaluate("key => document.getElementById(key).layout.yaxis.range", key)
+PLACE = "document.querySelector('#run1-figure-cloud .points path').getAttribute('transform')"
+"""Where the cloud's first token is drawn."""
+
+INK = "getComputedStyle(document.querySelector('#run1-figure-curves .xtick text')).fill"
+
+
+def brightness(colour: str) -> str:
+    """Of a colour that a page tells, from 0 to 1."""
+    return f"{colour}.match(/[\\d.]+/g).slice(0, 3).map(Number).reduce((a, b) => a + b) / 765"
 
 
 def test_every_figure_is_drawn_with_a_name(opened: Opened) -> None:
@@ -80,40 +88,37 @@ def test_what_a_model_says_stays_text(opened: Opened) -> None:
                                  [{curveNumber: 0, pointNumber: 0}])"""
     )
     hover = page.locator("#run1-figure-cloud .hovertext")
+    hover.first.wait_for()
     assert HOSTILE in (hover.first.text_content() or "")
     assert page.locator("svg a").count() == 0
 
 
 def test_the_choice_of_axis_changes_the_figure(opened: Opened) -> None:
     page = opened.page
-    before = ranges(page, "run1-figure-curves")
+    before = page.evaluate("String(document.getElementById('run1-figure-curves').layout.yaxis.range)")
     choice = page.locator(".rs-controls:has(+ #run1-figure-curves) input")
     assert choice.count() == 2
     choice.first.focus()
     page.keyboard.press("ArrowRight")
-    page.wait_for_timeout(300)
-    assert ranges(page, "run1-figure-curves") != before
+    until(page, f"String(document.getElementById('run1-figure-curves').layout.yaxis.range) !== '{before}'")
     assert choice.nth(1).is_checked()
 
 
 def test_the_cloud_moves(opened: Opened) -> None:
     page = opened.page
-    where = "() => document.querySelector('#run1-figure-cloud .points path').getAttribute('transform')"
     controls = page.locator(".rs-controls:has(+ #run1-figure-cloud)")
     slider = controls.locator("input[type=range]")
     slider.focus()
-    last = page.evaluate(where)
+    last = page.evaluate(PLACE)
     assert controls.locator("output").inner_text() == "layer 5"
     page.keyboard.press("Home")
-    page.wait_for_timeout(900)
+    until(page, f"{PLACE} !== {last!r}")
     assert controls.locator("output").inner_text() == "layer 0"
-    first = page.evaluate(where)
-    assert first != last
     controls.locator("button").focus()
     page.keyboard.press("Enter")
-    page.wait_for_timeout(1500)
     assert "pause" in controls.locator("button").inner_text()
-    assert page.evaluate(where) != first
+    shown = "document.querySelector('.rs-controls:has(+ #run1-figure-cloud) output').textContent"
+    until(page, f"{shown} !== 'layer 0'")
 
 
 def test_keys_reach_every_control(opened: Opened) -> None:
@@ -158,17 +163,11 @@ def test_the_page_follows_the_theme(browser: "Browser", report: Path, scheme: An
     found = Opened(context.new_page())
     page = found.goto(report)
 
-    def brightness(script: str) -> float:
-        return page.evaluate(f"(() => {{ const c = {script}; const m = c.match(/[\\d.]+/g).map(Number);"
-                             " return (m[0] + m[1] + m[2]) / 765; })()")  # fmt: skip
-
-    ground = brightness("getComputedStyle(document.body).backgroundColor")
-    ink = brightness("getComputedStyle(document.querySelector('#run1-figure-curves .xtick text')).fill")
+    ground = page.evaluate(brightness("getComputedStyle(document.body).backgroundColor"))
+    ink = page.evaluate(brightness(INK))
     assert (ground > 0.9) == light and (ink < 0.3) == light
     page.emulate_media(color_scheme="dark" if light else "light")
-    page.wait_for_timeout(800)
-    turned = brightness("getComputedStyle(document.querySelector('#run1-figure-curves .xtick text')).fill")
-    assert (turned > 0.6) == light
+    until(page, f"{brightness(INK)} {'> 0.6' if light else '< 0.3'}")
     assert found.faults == []
     context.close()
 
@@ -191,12 +190,10 @@ def test_it_prints_with_all_details_open_and_in_light_colours(browser: "Browser"
     found = Opened(context.new_page())
     page = found.goto(report)
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    page.wait_for_timeout(800)
-    assert page.locator("details:not([open])").count() == 0
-    assert page.evaluate("document.querySelector('#run1-figure-curves').layout.font.color") == "#1c1e21"
+    until(page, "document.querySelectorAll('details:not([open])').length === 0")
+    until(page, "document.querySelector('#run1-figure-curves').layout.font.color === '#1c1e21'")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
-    page.wait_for_timeout(500)
-    assert page.locator("details:not([open])").count() > 0
+    until(page, "document.querySelectorAll('details:not([open])').length > 0")
     assert page.pdf().startswith(b"%PDF")
     assert found.faults == []
     context.close()

@@ -169,9 +169,10 @@ function presets() {
 
 // Asking
 
-// How often a curve was shown and an answer was whole, for whoever watches the page.
-function count(what) {
-  document.body.dataset[what] = String(Number(document.body.dataset[what] || 0) + 1);
+// Which request was asked last, whose curve is shown, and which is answered whole, for whoever watches the page.
+let requests = 0;
+function tell(what, number) {
+  document.body.dataset[what] = String(number);
 }
 
 const PARTS = ["curve", "cloud", "paths", "bounds"];
@@ -187,6 +188,8 @@ function arrived(part, came = true) {
 
 function request() {
   const { setting, pins, focus } = state;
+  const number = (requests += 1);
+  tell("asked", number);
   ask({ setting: sent(setting), ...(pins.A && { A: sent(pins.A) }), ...(pins.B && { B: sent(pins.B) }), focus }, {
     start() { for (const part of PARTS) card(part).setAttribute("aria-busy", "true"); },
     part(part, milliseconds) {
@@ -199,16 +202,16 @@ function request() {
         latest.milliseconds = milliseconds;
       }
       if (part.part !== "end") { drawPart(part.part); arrived(part.part); }
-      if (part.part === "curve") count("shown");
+      if (part.part === "curve") tell("shown", number);
     },
-    end() { count("answered"); },
+    end() { tell("answered", number); },
     error(message) {
       $("error").textContent = message;
       $("error").hidden = false;
       if (!latest.curve) $("verdict").textContent = "Nothing to show yet.";
       for (const part of PARTS) if (busy(part)) arrived(part, false);
-      count("shown");
-      count("answered");
+      tell("shown", number);
+      tell("answered", number);
     },
   });
 }
