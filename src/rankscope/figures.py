@@ -14,6 +14,8 @@ from rankscope.files import atomic
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 """Okabe and Ito's colours, told apart by colour-blind readers and in grey print by their markers."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LONG = 1e6
+"""Exponents from here on are written as powers."""
 INK, FAINT = "#222222", "#8a8a8a"
 
 STYLE: dict[Any, Any] = {
@@ -56,11 +58,16 @@ def power(log10: float) -> str:
 
 
 def tick(log10: float, _: object = None) -> str:
-    """The label of a power of ten on an axis of powers.
+    """The label of a power of ten on an axis of powers; a long exponent is a power itself.
 
-    >>> tick(-1e6), tick(0.5)
-    ('$10^{-1000000}$', '$10^{0.5}$')
+    >>> tick(-1e4), tick(0.5), tick(-1e12), tick(-2.5e7)
+    ('$10^{-10000}$', '$10^{0.5}$', '$10^{-10^{12}}$', '$10^{-2.5 \\\\cdot 10^{7}}$')
     """
+    if abs(log10) >= LONG:
+        digits, exponent = f"{log10:.3e}".split("e")
+        factor = digits.rstrip("0").rstrip(".")
+        factor = factor.removesuffix("1") if factor in ("1", "-1") else rf"{factor} \cdot "
+        return f"$10^{{{factor}10^{{{int(exponent)}}}}}$"
     return f"$10^{{{log10:.0f}}}$" if log10 == round(log10) else f"$10^{{{log10:.6g}}}$"
 
 

@@ -153,3 +153,16 @@ def test_half_a_character_in_json_becomes_a_mark(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a\\ud800b \\ud83d\\ude00"}')
     (text,) = excerpts(tmp_path / "a.jsonl")
     assert text.encode().decode() == text and text.endswith("b 😀")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "folder"])
+def test_a_field_that_nothing_has_is_refused(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for path in (tmp_path / "a.txt", folder / "a.txt"):
+        path.write_text("words")
+    with pytest.raises(FileError, match=f"a field must go with JSON lines.*{name}.*got 'body'"):
+        excerpts(tmp_path / name, field="body")
+    (folder / "b.jsonl").write_text('{"body": "more"}')
+    assert list(excerpts(folder, field="body")) == ["words", "more"]
+    assert list(excerpts(folder / "b.jsonl", field="body")) == ["more"]

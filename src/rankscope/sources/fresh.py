@@ -1,4 +1,4 @@
-"""`fresh`: a network of a usual size with random weights, nothing downloaded."""
+"""`fresh`: a network of a usual size, or of your own, with random weights, nothing downloaded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -54,15 +54,19 @@ def untrained(
 
 
 def fresh(
-    name: str,
+    model: str | Architecture,
     seed: int = 0,
     init: str = "bert",
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> Transformer:
-    """The architecture of that name with untrained weights, N(0, 0.02) unless `init` says otherwise.
+    """An architecture, or the one of that name, with untrained weights: N(0, 0.02), or as `init` says.
 
     >>> fresh("bert-tiny").arch.layers
     2
+    >>> fresh(Architecture(layers=3, width=8, heads=2)).words(["Call me Ishmael."])
+    [['call', 'me', 'ishmael', '.']]
     """
-    return untrained(preset(name), name, seed, init, dtype, device)
+    if isinstance(model, Architecture):
+        return untrained(model, f"random {model.layers}x{model.width}", seed, init, dtype, device)
+    return untrained(preset(model), model, seed, init, dtype, device)

@@ -16,6 +16,8 @@ from typing import BinaryIO, NamedTuple
 from rankscope.errors import FileError, RankscopeError, one_of
 
 SPLITS = ("auto", "paragraph", "line", "jsonl")
+FIELD = "text"
+"""What is read of a JSON line, unless told."""
 SUFFIXES = (".txt", ".jsonl", ".md")
 """The files of a folder that are read."""
 LONGEST = 2**16
@@ -40,6 +42,11 @@ class Excerpts(Iterator[str]):
         """None where it cannot be known: stdin and pipes."""
         self.cut = 0
         """How many excerpts were longer than `longest`."""
+        if field != FIELD and not any(map(self._is_json, self._names())):
+            raise FileError(
+                f"a field must go with JSON lines, of which {_said(self.path)} has none; got {field!r}: "
+                "leave it out, or split by jsonl"
+            )
         self._stream = self._excerpts()
 
     def __next__(self) -> str:
@@ -49,10 +56,10 @@ class Excerpts(Iterator[str]):
         found = False
         if self.path == "-" and sys.stdin is None:
             raise FileError("stdin must be open where --text is -; it is closed: name a file")
-        for name in [self.path] if self.path == "-" else _files(Path(self.path)):
+        for name in self._names():
             try:
                 with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
-                    for text in self._of_file(file, str(name)):
+                    for text in self._of_file(file, name):
                         found = True
                         yield text
             except RankscopeError:
@@ -60,18 +67,22 @@ class Excerpts(Iterator[str]):
             except OSError as error:
                 raise FileError(f"{name} must be a file that can be read; {error.strerror}") from error
         if not found:
-            where = "stdin" if self.path == "-" else self.path
-            raise FileError(f"{where} must hold at least one excerpt; there is no text in it")
+            raise FileError(f"{_said(self.path)} must hold at least one excerpt; there is no text in it")
+
+    def _names(self) -> Iterator[str]:
+        return iter([self.path]) if self.path == "-" else map(str, _files(Path(self.path)))
+
+    def _is_json(self, name: str) -> bool:
+        return self.split == "jsonl" or Path(name).suffix.lower() == ".jsonl"
 
     def _of_file(self, file: BinaryIO, name: str) -> Iterator[str]:
-        suffix = Path(name).suffix.lower()
-        if self.split == "jsonl" or suffix == ".jsonl":
+        if self._is_json(name):
             yield from self._fields(file, name)
             return
         # A person at a terminal, or a program in a pipe, speaks in lines.
         by_line = self.split == "line" or (self.split == "auto" and name == "-")
         kept, blank = _Kept(self.longest), True
-        for piece in self._pieces(file, "stdin" if name == "-" else name):
+        for piece in self._pieces(file, _said(name)):
             kept.add(piece.text)
             blank = blank and not piece.text.strip()
             if piece.ends_line:
@@ -88,7 +99,7 @@ class Excerpts(Iterator[str]):
             yield text
 
     def _fields(self, file: BinaryIO, name: str) -> Iterator[str]:
-        name = "stdin" if name == "-" else name
+        name = _said(name)
         parts: list[str] = []
         size, number = 0, 1
         for piece in self._pieces(file, name):
@@ -183,7 +194,7 @@ class _Kept:
 
 
 def excerpts(
-    path: str | Path, split: str = "auto", field: str = "text", *, longest: int = LONGEST
+    path: str | Path, split: str = "auto", field: str = FIELD, *, longest: int = LONGEST
 ) -> Excerpts:
     """The excerpts of a file, of a folder, or of stdin (`-`), read as they are asked for.
 
@@ -196,6 +207,10 @@ def excerpts(
     'CHAPTER 1. Loomi'
     """
     return Excerpts(path, split, field, longest)
+
+
+def _said(name: str) -> str:
+    return "stdin" if name == "-" else name
 
 
 def _files(path: Path) -> Iterator[Path]:

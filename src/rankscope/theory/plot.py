@@ -23,8 +23,8 @@ SYMBOLS = {
 }
 DEEP = 40
 """Decades over which the axis of powers of ten becomes logarithmic itself."""
-LOWEST = -1e9
-"""Bounds of fewer decades are drawn here."""
+LOWEST = -1e300
+"""Bounds of fewer decades are drawn here: an axis has no numbers beyond."""
 
 
 def plot_certificates(found: Certificates, sample: int = 0) -> Figure:
@@ -130,7 +130,8 @@ def _wider(log10: float, side: int) -> float:
     """A limit of a symlog axis a little beyond a value."""
     if abs(log10) <= 1:
         return log10 + 0.5 * side
-    return log10 * (1.6 if log10 * side > 0 else 0.6)
+    room = 1.6 * abs(log10) ** 0.02  # the longer the axis, the larger a factor is a little
+    return log10 * (room if log10 * side > 0 else 1 / room)
 
 
 def _log(column: pl.Series) -> np.ndarray:
