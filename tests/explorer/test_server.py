@@ -148,7 +148,7 @@ def test_nothing_else_is_to_be_had(served: Served, path: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"skip": 9}, "Skip must be less than or equal to 2; got 9"),
+        ({"skip": 9}, "Skip must be at most 2; got 9"),
         ({"mask": "causl"}, "did you mean 'causal'"),
         ({"mask": "edges:0>1&edges:5>6"}, "edges must join tokens"),
         ({"model": "/etc/passwd"}, "Model must be one of tiny, sigmoid, random"),

@@ -19,6 +19,12 @@ MOST_WEIGHTS = 20_000_000
 MOST_TEXT = 4000
 MOST_TOKENS = 64
 MOST_DEPTH = 96
+WORDS = {
+    "Input should be": "must be", "String should have": "must have", "less than or equal to": "at most",
+    "greater than or equal to": "at least", "a valid boolean": "true or false",
+    "a valid integer": "a whole number", "a valid number": "a number", "a valid string": "text",
+}  # fmt: skip
+"""What pydantic says, as we say it."""
 Part = Literal["curve", "cloud", "paths", "bounds"]
 PARTS: tuple[Part, ...] = ("curve", "cloud", "paths", "bounds")
 """What an answer consists of, in the order in which it comes."""
@@ -118,7 +124,7 @@ def _said(error: ValidationError) -> str:
     ...     Setting(skip=7.0)
     ... except ValidationError as error:
     ...     _said(error)
-    'skip must be less than or equal to 2; got 7.0'
+    'skip must be at most 2; got 7.0'
     """
     first = error.errors(include_url=False, include_context=False)[0]
     place = [str(step) for step in first["loc"] if step not in ("setting", "parts")]
@@ -129,7 +135,9 @@ def _said(error: ValidationError) -> str:
         return f"a setting must have no other fields than those of the page; got {what[:40]!r}"
     if first["type"] == "missing":
         return f"a request must have a {first['loc'][-1]}; it has none"
-    said = first["msg"].replace("Input should be", "must be").replace("String should have", "must have")
+    said = first["msg"]
+    for theirs, ours in WORDS.items():
+        said = said.replace(theirs, ours)
     return f"{what} {said[:1].lower()}{said[1:]}; got {_short(first['input'])}"
 
 
