@@ -49,6 +49,7 @@ def reproduce(
     An interrupted run goes on where it stopped; a second run into the same folder gives the same tables.
     """
     from dataclasses import asdict
+    from itertools import accumulate
 
     from rankscope.cli.show import console, machine, progress, say, say_report
     from rankscope.cli.voice import Stopped
@@ -67,11 +68,12 @@ def reproduce(
     try:
         with progress(quiet or as_json) as start:
             bar = start("")
-            for number, study in enumerate(studies):
-                bar(number, len(studies), study.name)
+            ends = list(accumulate((round(study.seconds) for study in studies), initial=0))
+            for begun, study in zip(ends[:-1], studies, strict=True):
+                bar(begun, ends[-1], study.name)
 
-                def tell(what: str, number: int = number, name: str = study.name) -> None:
-                    bar(number, len(studies), f"{name}: {what}")
+                def tell(what: str, begun: int = begun, name: str = study.name) -> None:
+                    bar(begun, ends[-1], f"{name}: {what}")
 
                 setup = Setup(folder=output, full=full, device=device, models=named, say=tell)
                 found = run(study, setup)

@@ -77,6 +77,8 @@ class Study:
     figure: str
     title: str
     run: Callable[[Setup], Outcome]
+    seconds: float = 1.0
+    """What it takes at its quick sizes on one core, roughly: its share of a progress bar."""
 
     @property
     def name(self) -> str:

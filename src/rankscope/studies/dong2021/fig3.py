@@ -216,4 +216,4 @@ def _listed(values: list[float]) -> str:
     return ", ".join(f"{value:.2f}" if value < 10 else f"{value:.0f}" for value in values)
 
 
-FIG3 = Study("dong2021", "fig3", "two tokens on a circle, fed their own predictions", _run)
+FIG3 = Study("dong2021", "fig3", "two tokens on a circle, fed their own predictions", _run, seconds=155.0)

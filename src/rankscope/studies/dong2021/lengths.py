@@ -80,4 +80,4 @@ def _figure(table: pl.DataFrame) -> Figure:
     return figure
 
 
-LENGTHS = Study("dong2021", "lengths", "path-length distributions", _run)
+LENGTHS = Study("dong2021", "lengths", "path-length distributions", _run, seconds=5.0)

@@ -141,4 +141,4 @@ def _figure(law: pl.DataFrame, paths: pl.DataFrame) -> Figure:
     return figure
 
 
-RATE = Study("dong2021", "rate", "the law of 3^L, Thm 2.3, and single paths", _run)
+RATE = Study("dong2021", "rate", "the law of 3^L, Thm 2.3, and single paths", _run, seconds=15.0)

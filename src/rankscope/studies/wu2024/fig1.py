@@ -318,5 +318,9 @@ def _map(axes: Axes) -> None:
 
 
 FIG1 = Study(
-    "wu2024", "fig1", "two tokens, without and with LayerNorm (Figures 1 and 5), and their basins", _run
+    "wu2024",
+    "fig1",
+    "two tokens, without and with LayerNorm (Figures 1 and 5), and their basins",
+    _run,
+    seconds=12.0,
 )

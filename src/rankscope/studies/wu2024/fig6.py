@@ -195,4 +195,4 @@ def _each(logs: dict[str, float]) -> str:
     return ", ".join(f"{name} {power(log)}" for name, log in logs.items())
 
 
-FIG6 = Study("wu2024", "fig6", "128 layers of untrained BERT (Figure 6)", _run)
+FIG6 = Study("wu2024", "fig6", "128 layers of untrained BERT (Figure 6)", _run, seconds=40.0)

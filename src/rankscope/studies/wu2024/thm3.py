@@ -273,4 +273,4 @@ def _figure(found: pl.DataFrame, by_size: pl.DataFrame) -> Figure:
     return figure
 
 
-THM3 = Study("wu2024", "thm3", "Theorem 3: equilibria of every rank, and their stability", _run)
+THM3 = Study("wu2024", "thm3", "Theorem 3: equilibria of every rank, and their stability", _run, seconds=10.0)
