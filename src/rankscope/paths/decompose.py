@@ -13,7 +13,15 @@ from rankscope.errors import PathError, one_of
 from rankscope.nets import Transformer
 from rankscope.nets.changes import kept_heads
 from rankscope.paths.collapse import path_residuals
-from rankscope.paths.counts import Path, checked, checked_length, counts_along, paths_along, sampled_paths
+from rankscope.paths.counts import (
+    Path,
+    checked,
+    checked_length,
+    counts_along,
+    length_of,
+    paths_along,
+    sampled_paths,
+)
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
@@ -25,7 +33,7 @@ MOST = 10**6
 """Paths that are enumerated one by one at most."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PathTerm:
     """One path: `term = P X W` where the network has no norms and no MLPs (Dong et al. 2021, Thm 2.1), and
     with attention of its own no biases; X has its positions added."""
@@ -36,6 +44,9 @@ class PathTerm:
     """`P_path`: the product of its attention matrices."""
     W: Float[Tensor, "width width"]
     """`W_path`: the product of its value and output weights, and of the skip weights it took."""
+
+    def __repr__(self) -> str:
+        return f"PathTerm{self.path}: length {length_of(self.path)}, term {tuple(self.term.shape)}"
 
 
 @torch.no_grad()

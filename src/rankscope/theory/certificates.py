@@ -57,11 +57,9 @@ class Certificates:
     manifest: Manifest
 
     def __repr__(self) -> str:
-        met = self.table.filter("met")["theorem"].n_unique()
-        return (
-            f"Certificates({self.table['theorem'].n_unique()} theorems, hypotheses met by {met} at some "
-            f"layer, {self.table['sample'].n_unique()} samples)"
-        )
+        from rankscope.theory.shown import certificates_repr
+
+        return certificates_repr(self)
 
     def _repr_html_(self) -> str:
         """For notebooks: bounds and measurement as a figure and a table."""
