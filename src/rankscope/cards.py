@@ -110,7 +110,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _images(figure: Figure, title: str) -> list[str]:
     """The figure, an image for each panel."""
     image, style = rendered(figure), f"{_PIECE};height:auto"
-    found = []
+    found: list[str] = []
     for left, right in _columns(figure, image.width):
         part = image.crop((left, 0, right, image.height))
         data = base64.b64encode(png(part)).decode()

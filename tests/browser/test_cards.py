@@ -1,7 +1,7 @@
 """Cards as a notebook that trusts nobody shows them: no script, no network, any width."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +19,7 @@ STRICT = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 def page_of_cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = fresh("bert-tiny")
     encoded = net.encode(["Call me Ishmael. Some years ago"], 8)
-    things = [
+    things: list[Any] = [
         measure(net, *encoded, variant=HOSTILE),
         decompose(net, *encoded),
         certify(named_variant(net, "san"), *encoded),

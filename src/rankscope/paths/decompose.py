@@ -21,6 +21,7 @@ from rankscope.paths.counts import (
     length_of,
     paths_along,
     sampled_paths,
+    spelled,
 )
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
@@ -122,7 +123,7 @@ class Decomposition:
         """One path's term: a head, or None to go past the heads, in every layer.
 
         `attention` is `shared`, of the full network, or `own`, recomputed along the path, with its biases."""
-        spec = checked(tuple(path), self.frozen.ways, self.heads)
+        spec = checked(spelled(path), self.frozen.ways, self.heads)
         frozen = self.frozen
         term = self._ended(total(frozen, [spec], self._step(attention)), attention)
         own = OwnPaths(frozen.net, frozen.X, frozen.real).matrices(spec) if attention == "own" else None
@@ -201,6 +202,8 @@ class Decomposition:
             kept = self.frozen.run(kept_heads(self.frozen.net.arch, heads), biases)
             return self.frozen.restored(kept)
         if lengths is not None:
+            if not isinstance(lengths, Iterable):
+                raise PathError(f"lengths must be a list of lengths; got {lengths!r}: write [{lengths}]")
             wanted = sorted({checked_length(length, self.layers) for length in lengths})
             if attention == "shared":
                 kept = self._lengths.embedding[wanted].sum(0)
@@ -215,7 +218,7 @@ class Decomposition:
                 )
             paths = (path for length in wanted for path in paths_along(self.frozen.ways, length))
         assert paths is not None
-        specs = [checked(tuple(path), self.frozen.ways, self.heads) for path in paths]
+        specs = [checked(spelled(path), self.frozen.ways, self.heads) for path in paths]
         term = total(self.frozen, specs, self._step(attention))
         return self.frozen.restored(self._ended(term, attention))
 
