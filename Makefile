@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 WEIGHTS := .weights/.ready
 
-.PHONY: demo test slow weights lint types browser format bench clean
+.PHONY: demo test slow weights lint types browser format bench notebook clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
@@ -40,6 +40,10 @@ format: $(READY)  ## let ruff mend what it can
 
 bench: $(READY)  ## speed, as ratios taken in one process
 	$(BIN)/python -m benchmarks
+
+notebook: $(READY)  ## run the tour again and keep what it shows
+	$(BIN)/python -c 'import nbclient, nbformat; path = "docs/notebook.ipynb"; book = nbformat.read(path, 4); \
+		nbclient.NotebookClient(book, record_timing=False).execute(); nbformat.write(book, path)'
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; set PYTHON=python3.11")'

@@ -1,19 +1,22 @@
 """What objects show of themselves: well-formed, escaped, bounded, with the object's own numbers."""
 
+import io
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
+from PIL import Image
 
-from rankscope import Profile, Transformer, certify, decompose, fresh, measure
-from rankscope.cards import ROWS, card, lines
-from rankscope.figures import panels, power
+from rankscope import Profile, Transformer, certify, decompose, fresh, load, measure
+from rankscope.cards import ROWS, _columns, card, lines
+from rankscope.figures import panels, power, rendered
 from rankscope.nets import named_variant
 from rankscope.paths import path_counts
 from rankscope.profiles import Summary, measure_corpus
-from rankscope.theory import Certificates
+from rankscope.theory import Certificates, critical_skip
 from rankscope.theory.depth import depth_of
 
 EVIL = "<script>alert('x')</script>&\"quoted\""
@@ -27,6 +30,7 @@ class Page(HTMLParser):
         super().__init__()
         self.open: list[str] = []
         self.tags: set[str] = set()
+        self.attributes: set[str] = set()
         self.rows: list[list[str]] = []
         self.images: list[str] = []
         self.text = ""
@@ -36,6 +40,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
         if tag == "tr":
             self.rows.append([])
         if tag in ("td", "th"):
@@ -66,10 +71,20 @@ def encoded(net: Transformer) -> tuple[torch.Tensor, torch.Tensor]:
 
 def shown(thing: object) -> Page:
     html = thing._repr_html_()  # type: ignore[attr-defined]
-    assert len(html) < 400_000
+    assert len(html) < 200_000
     page = Page(html)
-    assert not page.tags & {"script", "style", "link", "iframe"}
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in page.images)
+    assert page.tags <= {
+        "div",
+        "img",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+    }  # no sanitiser minds these
+    assert page.attributes <= {"style", "src", "alt", "width", "colspan"} and "url(" not in html
+    assert all(source.startswith("data:image/png;base64,") for source in page.images)
     assert "background:#fff" in html  # readable whatever the page's own colours
     return page
 
@@ -136,7 +151,7 @@ def test_a_decomposition_shows_its_lengths(
         assert [row[1] for row in page.rows[1:]] == counts
         shares = found.table.filter(start="embedding").group_by("length").agg(pl.col("share").mean())
         for length, share in shares.iter_rows():
-            assert page.rows[1 + length][2] == f"{share:+.3f}"
+            assert page.rows[1 + length][2] == f"{share:+z.3f}"
     assert repr(d) == "Decomposition: 2 layers, 2 heads, 2 samples of up to 7 tokens, 9 paths"
     assert "length 2  4" in repr(found) and len(repr(found).splitlines()) == 4
 
@@ -151,7 +166,10 @@ def test_certificates_show_bounds_next_to_measurements(
     for row, expected in zip(page.rows[1:], met.iter_rows(named=True), strict=True):
         assert row[4] == power(expected["log10_measured"])
         assert row[6] == ("vacuous" if expected["says_at"] is None else power(expected["log10_bound"]))
-    assert "Hypotheses not met: " in page.text and len(page.images) == 1
+        written = f"{row[4]}, vacuous" if row[6] == "vacuous" else f"{row[4]} {row[5]} {row[6]}"
+        assert any(line.split()[0] == row[0] and line.endswith(written) for line in repr(found).splitlines())
+    drawn = met.filter(pl.col("quantity") != "affine_rank")["quantity"].n_unique()
+    assert "Hypotheses not met: " in page.text and len(page.images) == drawn > 1
     ranks = certify(net, *encoded, theorems="norm-rank")
     assert shown(ranks).images == []  # there is no figure of ranks
 
@@ -177,6 +195,60 @@ def test_a_card_escapes_everything() -> None:
     page = Page(card(EVIL, figure, [EVIL, "b"], [[EVIL, "1"]], [EVIL]))
     assert page.rows == [[EVIL, "b"], [EVIL, "1"]] and page.text.count(EVIL) == 4
     assert not page.tags & {"script"}
+
+
+def test_panels_are_images_of_their_own_that_leave_out_nothing_but_white() -> None:
+    for number in (1, 2, 3):
+        figure, axes = panels(number)
+        for place, each in enumerate(axes):
+            each.plot([1, 2, 3], label=f"line {place}")
+            each.set(title="a title", xlabel="layer", ylabel="residual")
+            each.legend()
+        image = rendered(figure)
+        columns = _columns(figure, image.width)
+        assert len(columns) == number == len(Page(card("", figure, (), ())).images)
+        left_out = np.asarray(image).min(axis=(0, 2)) == 255
+        for left, right in columns:
+            left_out[left:right] = True
+        assert left_out.all()
+
+
+def test_panels_above_each_other_stay_together() -> None:
+    figure, _ = panels(2, rows=2)
+    assert len(Page(card("", figure, (), ())).images) == 1
+
+
+def test_a_figure_shows_itself() -> None:
+    figure, _ = panels(2, width=5.0, height=3.0)
+    data, size = figure._repr_png_()  # type: ignore[attr-defined]
+    with Image.open(io.BytesIO(data)) as image:
+        assert image.format == "PNG" and image.size == (2 * 720, 2 * 216)
+    assert size == {"width": 720, "height": 216}  # ten inches by three, of 72 pixels
+
+
+def test_nothing_fills_the_screen(net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]) -> None:
+    d = decompose(net, *encoded)
+    path = d.path((0, None))
+    things = [net, net.arch, net.origin, net.weights, net.run(encoded[0]), d, d.frozen, path, d.top(3)]
+    loaded = load("minilm")
+    for thing in [*things, loaded, loaded.origin, loaded.weights]:
+        assert len(repr(thing)) < 400 and "tensor(" not in repr(thing)
+    assert "minilm" in repr(loaded) and "minilm" in repr(loaded.origin)
+    assert f"{sum(w.numel() for w in net.state().values()):,} numbers" in repr(net.weights)
+    assert repr(path) == f"PathTerm(0, None): length 1, term {tuple(d.output.shape)}"
+    best = d.top(3)
+    assert [
+        f"{weight:.4g}" in line
+        for weight, line in zip(best.weights, repr(best).splitlines()[1:], strict=True)
+    ]
+
+
+def test_a_critical_skip_says_both_weights_and_why(
+    net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    found = critical_skip(net, *encoded, high=1.0)
+    first, second = repr(found).splitlines()[1:]
+    assert first.endswith(found.why) and second.endswith(found.theory_why)
 
 
 def test_lines_are_aligned_and_counted() -> None:

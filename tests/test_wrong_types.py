@@ -33,6 +33,12 @@ cases = [
     lambda: net.to("float32"),
     lambda: net.to(device="nowhere"),
     lambda: rankscope.watch(torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(4, 1), 2), layers=2),
+    lambda: rankscope.Profile.join(rankscope.measure(net, torch.randn(1, 2, 4))),
+    lambda: rankscope.Profile.join([rankscope.measure(net, torch.randn(1, 2, 4)), 1]),
+    lambda: rankscope.decompose(net, torch.randn(1, 2, 4)).keep(lengths=1),
+    lambda: rankscope.decompose(net, torch.randn(1, 2, 4)).keep(paths=(0,)),
+    lambda: rankscope.decompose(net, torch.randn(1, 2, 4)).path(0),
+    lambda: rankscope.certify(net, torch.randn(1, 2, 4)).of("dobrushin", "all"),
 ]
 for case in cases:
     try:
@@ -68,6 +74,12 @@ def test_wrong_python_types_are_sentences() -> None:
         ("ArchitectureError", "dtype must be a floating torch.dtype", "got 'float32'"),
         ("ArchitectureError", "device must be one that torch has on this machine", "got 'nowhere'"),
         ("WatchError", "layers must be a list of layers", "got 2: write layers=[2]"),
+        ("MetricError", "join takes a list of profiles", "received one profile alone"),
+        ("MetricError", "join takes a list of profiles", "received int in the place of a profile"),
+        ("PathError", "lengths must be a list of lengths", "got 1: write [1]"),
+        ("PathError", "a path names a head or None for each layer", "got 0"),
+        ("PathError", "a path names a head or None for each layer", "got 0"),
+        ("TheoremError", "sample must lie in 0..0", "got 'all'"),
     ]
     assert len(said) == len(expected), done.stdout + done.stderr
     for line, words in zip(said, expected, strict=True):

@@ -1,30 +1,39 @@
 """How an object shows itself in a notebook: a card with a figure and a small table.
 
+A card is plain HTML with its styles inside it and its figure as PNG: no script, no style sheet, no address.
+So it is the same in a live cell, in a saved notebook that nobody trusts (where scripts do not run), in
+editors that sanitise what they show, in an exported page, and without a network. Each panel of a figure is an
+image of its own: panels stand side by side where there is room, else below each other. PNG of 128 colours has
+half the bytes of the same figure in SVG, which some sanitisers take out.
+
 The card is white with dark ink under any theme, its size is bounded however large the object is, and all text
 that came from a run is escaped: a variant named `<script>` stays a name.
 """
 
 import base64
-import io
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from rankscope.figures import FAINT, INK, STYLE
+from rankscope.figures import FAINT, INK, SHARPNESS, png, rendered
 
 ROWS = 12
 """Lines of a table at most; the rest is counted."""
 LONGEST = 60
 """Characters of a cell at most."""
+MARGIN = 8
+"""Pixels of white around a panel."""
 
 _CARD = (
     f"background:#fff;color:{INK};border:1px solid #e0e0e0;border-radius:6px;padding:12px 16px;"
-    "max-width:min(900px,100%);width:fit-content;box-sizing:border-box;overflow-x:auto;"
+    "display:inline-block;max-width:100%;box-sizing:border-box;overflow-x:auto;"
     "font:13px/1.45 system-ui,sans-serif"
 )
-_TABLE = f"border-collapse:collapse;margin:6px 0 0;background:#fff;color:{INK};font-size:12.5px"
+_PIECE = "display:inline-block;vertical-align:top;max-width:100%;margin:0 16px 8px 0"
+"""Images and the table stand side by side as far as there is room."""
+_TABLE = f"border-collapse:collapse;margin:0;background:#fff;color:{INK};font-size:12.5px"
 _CELL = f"padding:2px 12px 2px 0;border:0;background:#fff;color:{INK};white-space:nowrap;text-align:"
 
 
@@ -38,11 +47,14 @@ def card(
     """The HTML: a title, the figure as an image of its own, a table, and sentences. The first column is
     words, the others are numbers."""
     parts = [f'<div style="{_CARD}">', f'<div style="font-weight:600">{escape(title)}</div>']
+    parts.append('<div style="margin-top:6px">')
     if figure is not None:
-        parts.append(_image(figure, title))
+        parts += _images(figure, title)
     if rows:
         parts.append(_table(headings, rows))
-    parts += [f'<div style="color:#555;margin-top:6px">{escape(note)}</div>' for note in notes]
+    parts.append("</div>")
+    said = "color:#555;margin-top:6px;max-width:860px"
+    parts += [f'<div style="{said}">{escape(note)}</div>' for note in notes]
     return "\n".join([*parts, "</div>"])
 
 
@@ -91,16 +103,28 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         said = f"… and {len(rows) - ROWS} more"
         body.append(f'<tr><td colspan="{len(headings)}" style="{_CELL}left">{said}</td></tr>')
     head = line("th", headings, f"font-weight:500;color:{FAINT}")
-    return f'<table style="{_TABLE}"><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'
+    table = f'<table style="{_TABLE}"><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'
+    return f'<div style="{_PIECE};overflow-x:auto">{table}</div>'
 
 
-def _image(figure: Figure, title: str) -> str:
-    """The figure as an image: ids of two figures in one page do not meet."""
-    buffer = io.BytesIO()
-    with rc_context(STYLE):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    data = base64.b64encode(buffer.getvalue()).decode()
-    style = "display:block;max-width:100%;height:auto;margin:6px 0"
-    width = round(figure.get_figwidth() * 72)
-    source = f"data:image/svg+xml;base64,{data}"
-    return f'<img alt="{escape(title)}" width="{width}" style="{style}" src="{source}">'
+def _images(figure: Figure, title: str) -> list[str]:
+    """The figure, an image for each panel."""
+    image, style = rendered(figure), f"{_PIECE};height:auto"
+    found: list[str] = []
+    for left, right in _columns(figure, image.width):
+        part = image.crop((left, 0, right, image.height))
+        data = base64.b64encode(png(part)).decode()
+        alt = escape(f"{title}, panel {len(found) + 1}" if found else title)
+        width = part.width // SHARPNESS
+        found.append(f'<img alt="{alt}" width="{width}" style="{style}" src="data:image/png;base64,{data}">')
+    return found
+
+
+def _columns(figure: Figure, width: int) -> list[tuple[int, int]]:
+    """From where to where, in pixels, each panel reaches; all of it where they do not stand in one row."""
+    boxes = [each.get_tightbbox() for each in figure.axes if each.get_subplotspec() is not None]
+    scale = width / figure.bbox.width
+    reach = sorted((box.x0 * scale, box.x1 * scale) for box in boxes if box is not None)
+    if len(reach) < 2 or any(this[1] > following[0] for this, following in pairwise(reach)):
+        return [(0, width)]
+    return [(max(0, round(left) - MARGIN), min(width, round(right) + MARGIN)) for left, right in reach]

@@ -17,6 +17,16 @@ def test_an_architecture_survives_json(arch: Architecture) -> None:
     assert Architecture.from_dict(json.loads(json.dumps(arch.to_dict()))) == arch
 
 
+@given(architectures())
+def test_an_architecture_reads_back_what_it_shows(arch: Architecture) -> None:
+    assert eval(repr(arch), {"Architecture": Architecture}) == arch
+
+
+def test_an_architecture_shows_only_what_is_unusual() -> None:
+    assert repr(Architecture(**SMALL)) == "Architecture(layers=2, width=8, heads=2)"
+    assert repr(Architecture(**SMALL, mask="causal")).endswith("heads=2, mask='causal')")
+
+
 def test_usual_values_are_filled_in_and_follow_a_replacement() -> None:
     arch = Architecture(**SMALL)
     assert (arch.head_width, arch.key_heads, arch.mlp_width, arch.divisor) == (4, 2, 32, 2.0)

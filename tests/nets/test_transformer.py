@@ -123,6 +123,10 @@ def test_a_token_left_with_nothing_to_see_is_a_sentence() -> None:
 def test_networks_show_themselves_shortly_and_are_themselves() -> None:
     net = Transformer.random(Architecture(**BASE))
     assert repr(net) == "Transformer(3 layers, width 8, 2 heads, torch.float64 on cpu)"
+    bare = repr(net.variant(skip=False, mlp=False, norm=False, mask="window:2"))
+    assert "2 heads, no skip, no MLP, no norm, mask window:2, " in bare
+    assert "2 heads, skip 0.5, " in repr(net.variant(skip=0.5))
+    assert "2 heads, no attention skip, " in repr(net.variant(attention_skip=0.0))
     assert net == net and net != Transformer.random(Architecture(**BASE))
 
 

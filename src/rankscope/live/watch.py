@@ -114,6 +114,10 @@ class Watch:
         self._asides: list[str] = []
         self._stack: ExitStack | None = None
 
+    def __repr__(self) -> str:
+        seen = self._seen
+        return f"Watch({type(self.model).__name__}, {seen.samples} samples in {seen.calls} calls)"
+
     def __enter__(self) -> "Watch":
         if self._stack is not None:
             raise WatchError("this watch is already inside its with: use a second watch")

@@ -256,6 +256,40 @@ class Architecture:
             if not (type(layer) is int and 0 <= layer < self.layers):
                 raise ArchitectureError(f"bare_layers are numbered 0..{self.layers - 1}; got {layer!r}")
 
+    def __repr__(self) -> str:
+        """What it takes to write it down: fields at their usual value are left out."""
+        usual = {
+            "key_heads": self.heads,
+            "head_width": self.width / self.heads,
+            "divisor": math.sqrt(self.head_width),
+            "mlp_width": 4 * self.width,
+        }
+        said = (
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != usual.get(field.name, field.default)
+        )
+        return f"Architecture({', '.join(said)})"
+
+    def departures(self) -> list[str]:
+        """In a few words, which of its parts are missing or weighted, and its mask where it is not complete:
+        what tells a variant from the whole."""
+        skips = {"attention skip": self.attention_skip}
+        if self.mlp != "none" and not self.parallel:
+            skips["MLP skip"] = self.mlp_skip
+        if len(set(skips.values())) == 1:
+            skips = {"skip": self.attention_skip}
+        said = [
+            f"no {name}" if weight == 0 else f"{name} {weight:g}"
+            for name, weight in skips.items()
+            if weight != 1
+        ]
+        said += [f"no {word}" for word, kind in (("MLP", self.mlp), ("norm", self.norm)) if kind == "none"]
+        said += [] if self.kept_heads is None else ["some heads silent"]
+        if self.mask != "complete":
+            said.append(f"mask {self.mask if len(self.mask) <= 40 else self.mask[:39] + '…'}")
+        return said
+
     def has_bias(self, part: str) -> bool:
         """Whether query, key, value, output, mlp or norm has a bias."""
         return isinstance(self.biases, tuple) and part in self.biases

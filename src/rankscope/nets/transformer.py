@@ -34,7 +34,7 @@ class Step(NamedTuple):
     heads: Float[Tensor, "batch token head head_width"] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """A forward pass, kept."""
 
@@ -44,6 +44,10 @@ class Run:
     """Of layer 1, 2, ...: `[batch, head, token, token]`; empty unless asked for."""
     output: Tensor
     """The last state, through the final norm where there is one."""
+
+    def __repr__(self) -> str:
+        kept = "attention kept" if self.attention else "attention not kept"
+        return f"Run({len(self.states) - 1} layers, output {tuple(self.output.shape)}, {kept})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -62,10 +66,10 @@ class Transformer:
 
     def __repr__(self) -> str:
         arch = self.arch
-        return (
-            f"Transformer({arch.layers} layers, width {arch.width}, {arch.heads} heads, "
-            f"{self.dtype} on {self.device})"
-        )
+        name = [] if self.origin is None else [str(self.origin.described()["name"])]
+        size = [f"{arch.layers} layer{'s'[: arch.layers > 1]}", f"width {arch.width}"]
+        size.append(f"{arch.heads} head{'s'[: arch.heads > 1]}")
+        return f"Transformer({', '.join([*name, *size, *arch.departures()])}, {self.dtype} on {self.device})"
 
     @classmethod
     def random(

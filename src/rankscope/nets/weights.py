@@ -78,7 +78,7 @@ class Layer:
     mlp_after: NormWeights = NormWeights()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Weights:
     """All tensors of a network."""
 
@@ -88,6 +88,10 @@ class Weights:
     bias_table: Float[Tensor, "bucket head"] | None = None
     """The table of positions 'bias', added to the scores of every layer."""
     final_norm: NormWeights = NormWeights()
+
+    def __repr__(self) -> str:
+        distinct = {id(tensor): tensor.numel() for tensor in named(self).values()}
+        return f"Weights({len(self.layers)} layers, {sum(distinct.values()):,} numbers)"
 
 
 def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:

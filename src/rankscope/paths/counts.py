@@ -5,7 +5,7 @@ of heads in it: `C(L, k) H^k` paths of length k, `(1 + H)^L` in all. Python's wh
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from functools import lru_cache
 from itertools import combinations, product
@@ -111,6 +111,13 @@ def checked_length(length: int, layers: int) -> int:
     if type(length) is not int or not 0 <= length <= layers:
         raise PathError(f"lengths run from 0 to {layers}; got {length!r}")
     return length
+
+
+def spelled(path: Iterable[int | None]) -> Path:
+    """A path as a tuple, if it is a row of anything."""
+    if isinstance(path, str) or not isinstance(path, Iterable):
+        raise PathError(f"a path names a head or None for each layer, as in (3, None, 0); got {path!r}")
+    return tuple(path)
 
 
 def checked(path: Path, ways: Ways, heads: int) -> Path:

@@ -13,7 +13,16 @@ from rankscope.errors import PathError, one_of
 from rankscope.nets import Transformer
 from rankscope.nets.changes import kept_heads
 from rankscope.paths.collapse import path_residuals
-from rankscope.paths.counts import Path, checked, checked_length, counts_along, paths_along, sampled_paths
+from rankscope.paths.counts import (
+    Path,
+    checked,
+    checked_length,
+    counts_along,
+    length_of,
+    paths_along,
+    sampled_paths,
+    spelled,
+)
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
@@ -25,7 +34,7 @@ MOST = 10**6
 """Paths that are enumerated one by one at most."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PathTerm:
     """One path: `term = P X W` where the network has no norms and no MLPs (Dong et al. 2021, Thm 2.1), and
     with attention of its own no biases; X has its positions added."""
@@ -36,6 +45,9 @@ class PathTerm:
     """`P_path`: the product of its attention matrices."""
     W: Float[Tensor, "width width"]
     """`W_path`: the product of its value and output weights, and of the skip weights it took."""
+
+    def __repr__(self) -> str:
+        return f"PathTerm{self.path}: length {length_of(self.path)}, term {tuple(self.term.shape)}"
 
 
 @torch.no_grad()
@@ -111,7 +123,7 @@ class Decomposition:
         """One path's term: a head, or None to go past the heads, in every layer.
 
         `attention` is `shared`, of the full network, or `own`, recomputed along the path, with its biases."""
-        spec = checked(tuple(path), self.frozen.ways, self.heads)
+        spec = checked(spelled(path), self.frozen.ways, self.heads)
         frozen = self.frozen
         term = self._ended(total(frozen, [spec], self._step(attention)), attention)
         own = OwnPaths(frozen.net, frozen.X, frozen.real).matrices(spec) if attention == "own" else None
@@ -190,6 +202,8 @@ class Decomposition:
             kept = self.frozen.run(kept_heads(self.frozen.net.arch, heads), biases)
             return self.frozen.restored(kept)
         if lengths is not None:
+            if not isinstance(lengths, Iterable):
+                raise PathError(f"lengths must be a list of lengths; got {lengths!r}: write [{lengths}]")
             wanted = sorted({checked_length(length, self.layers) for length in lengths})
             if attention == "shared":
                 kept = self._lengths.embedding[wanted].sum(0)
@@ -204,7 +218,7 @@ class Decomposition:
                 )
             paths = (path for length in wanted for path in paths_along(self.frozen.ways, length))
         assert paths is not None
-        specs = [checked(tuple(path), self.frozen.ways, self.heads) for path in paths]
+        specs = [checked(spelled(path), self.frozen.ways, self.heads) for path in paths]
         term = total(self.frozen, specs, self._step(attention))
         return self.frozen.restored(self._ended(term, attention))
 

@@ -172,7 +172,7 @@ class FrozenLayer:
         return self.arch.mlp != "none" and not self.arch.parallel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Frozen:
     """A network frozen on its input."""
 
@@ -186,6 +186,9 @@ class Frozen:
     """What the network itself gives."""
     order: Order | None
     """How tokens go back to where they stood before padding was moved to the end."""
+
+    def __repr__(self) -> str:
+        return f"Frozen({self.net!r} on {tuple(self.X.shape)})"
 
     def restored(self, Y: Tokens) -> Tokens:
         """Tokens where the user had them."""

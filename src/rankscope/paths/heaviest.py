@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 """Called with (beginnings computed, at most so many)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Heaviest:
     """Paths in descending order of weight, and how many of them are proved to be the heaviest."""
 
@@ -42,6 +42,11 @@ class Heaviest:
     """No path that is not listed weighs more than this."""
     looked_at: int
     """Beginnings of paths that were computed."""
+
+    def __repr__(self) -> str:
+        from rankscope.paths.shown import heaviest_repr
+
+        return heaviest_repr(self)
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from rankscope.figures import power
 
 if TYPE_CHECKING:
     from rankscope.paths.decompose import Decomposition
+    from rankscope.paths.heaviest import Heaviest
     from rankscope.paths.lengths import ByLength
 
 HEADINGS = ("length", "paths", "share", "from biases", "res / norm")
@@ -45,6 +46,19 @@ def decomposition_title(d: "Decomposition") -> str:
     )
 
 
+def heaviest_repr(found: "Heaviest") -> str:
+    """Each path and its weight, and what is proved."""
+    title = (
+        f"Heaviest: {counted(len(found.paths), 'path')}, {found.proved} proved to be the heaviest; no other "
+        f"weighs over {found.next_bound:.3g}"
+    )
+    heads = [
+        "(" + ", ".join("–" if head is None else str(head) for head in path) + ")" for path in found.paths
+    ]
+    rows = [[path, f"{weight:.4g}"] for path, weight in zip(heads, found.weights, strict=True)]
+    return lines(title, rows)
+
+
 def length_rows(found: "ByLength") -> list[list[str]]:
     """For each length: its paths, its share, that of what starts at biases, and how uniform the sum is."""
     means = found.table.group_by("length", "start").agg(
@@ -59,8 +73,8 @@ def length_rows(found: "ByLength") -> list[list[str]]:
             [
                 str(length),
                 count(number),
-                f"{own['share']:+.3f}" if own["norm"] > 0 else "–",
-                f"{bias['share']:+.3f}" if bias["norm"] > 0 else "",
+                f"{own['share']:+z.3f}" if own["norm"] > 0 else "–",
+                f"{bias['share']:+z.3f}" if bias["norm"] > 0 else "",
                 power(own["relative_residual"]) if own["norm"] > 0 else "–",
             ]
         )

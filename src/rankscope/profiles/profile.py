@@ -60,6 +60,13 @@ class Profile:
     @classmethod
     def join(cls, profiles: list["Profile"]) -> "Profile":
         """Several profiles as one: variants or arithmetics side by side."""
+        given = profiles if isinstance(profiles, list | tuple) else [profiles]
+        strange = [type(each).__name__ for each in given if not isinstance(each, Profile)]
+        if strange or given is not profiles:
+            what = "one profile alone" if not strange else f"{strange[0]} in the place of a profile"
+            raise MetricError(
+                f"join takes a list of profiles, as in Profile.join([one, two]); received {what}"
+            )
         if not profiles:
             raise MetricError("join must be given at least one profile; received none")
         table = pl.concat([profile.table for profile in profiles])

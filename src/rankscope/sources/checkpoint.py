@@ -8,6 +8,7 @@ the config expects and the files lack are noticed: transformers would draw them 
 import json
 import logging
 import re
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,9 +78,9 @@ def place(source: str, options: dict[str, Any]) -> Place:
 
 def read(found: Place, family: str | None) -> Checkpoint:
     """The model at a place, in float64 on the CPU, with eager attention."""
-    import transformers
-
     with quiet(), clear_errors(found):
+        import transformers
+
         config = _config(found, family)
         kind = family_of(config.model_type, family)
         loader = getattr(transformers, kind.loader)
@@ -116,9 +117,9 @@ def _refuse_mismatched(keys: Any, name: str) -> None:
 
 def tokenizer(found: Place) -> Any:
     """The tokenizer at a place."""
-    from transformers import AutoTokenizer
-
     with quiet():
+        from transformers import AutoTokenizer
+
         try:
             read: Any = AutoTokenizer.from_pretrained(found.where, **found.options)
             # Where there are no files, transformers may answer with a tokenizer that knows no word.
@@ -229,8 +230,11 @@ def first_line(error: BaseException) -> str:
 @contextmanager
 def quiet() -> Iterator[None]:
     """No log lines and no progress bars of transformers and of the hub's client inside."""
-    from huggingface_hub.utils import logging as hub
-    from transformers.utils import logging as theirs
+    with warnings.catch_warnings():
+        # In a notebook without widgets tqdm says so when it is first imported: no bar of it is shown here.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from huggingface_hub.utils import logging as hub
+        from transformers.utils import logging as theirs
 
     loggers: list[Any] = [theirs, hub]
     levels, bars = [logger.get_verbosity() for logger in loggers], loggers[0].is_progress_bar_enabled()

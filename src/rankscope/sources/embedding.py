@@ -29,7 +29,7 @@ class Embedding(Protocol):
         """Tokens of layer 0, zero at padding."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TextEmbedding:
     """Tokens from ids."""
 
@@ -44,6 +44,9 @@ class TextEmbedding:
     norm_eps: float = 1e-12
     after: Linear | None = None
     """B."""
+
+    def __repr__(self) -> str:
+        return f"TextEmbedding({self.words.shape[0]} words, width {self.words.shape[1]})"
 
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0, zero at padding."""
@@ -85,7 +88,7 @@ class TextEmbedding:
         return self.positions[place]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ImageEmbedding:
     """Tokens from images: a class token, then one token per patch, row by row."""
 
@@ -94,6 +97,10 @@ class ImageEmbedding:
     first: Float[Tensor, " width"]
     positions: Float[Tensor, "token width"]
     size: tuple[int, int]
+
+    def __repr__(self) -> str:
+        patch = " x ".join(map(str, self.kernel.shape[2:]))
+        return f"ImageEmbedding(images of {self.size[0]} x {self.size[1]}, patches of {patch})"
 
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0; images have no padding."""

@@ -14,7 +14,7 @@ from rankscope.sources.embedding import Embedding, ImageEmbedding
 from rankscope.sources.parity import Parity
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Loaded:
     """What a loaded network remembers."""
 
@@ -27,6 +27,12 @@ class Loaded:
     """Reads the tokenizer; called once, when text is first encoded."""
     details: dict[str, Any]
     """Model type, revision and the like, for the manifest."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Loaded({self.name}, family {self.family}, within {self.parity.states:.0e} of the original in "
+            f"states and {self.parity.attention:.0e} in attention)"
+        )
 
     @cached_property
     def tokenizer(self) -> Any:

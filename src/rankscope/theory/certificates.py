@@ -57,11 +57,9 @@ class Certificates:
     manifest: Manifest
 
     def __repr__(self) -> str:
-        met = self.table.filter("met")["theorem"].n_unique()
-        return (
-            f"Certificates({self.table['theorem'].n_unique()} theorems, hypotheses met by {met} at some "
-            f"layer, {self.table['sample'].n_unique()} samples)"
-        )
+        from rankscope.theory.shown import certificates_repr
+
+        return certificates_repr(self)
 
     def _repr_html_(self) -> str:
         """For notebooks: bounds and measurement as a figure and a table."""
@@ -78,6 +76,9 @@ class Certificates:
         """The rows of one theorem, of one sample or all."""
         if theorem not in self.theorems:
             raise TheoremError(one_of("theorem", theorem, self.theorems))
+        samples = self.table["sample"].n_unique()
+        if sample is not None and sample not in range(samples):
+            raise TheoremError(f"sample must lie in 0..{samples - 1}; got {sample!r}")
         rows = self.table.filter(theorem=theorem)
         return rows if sample is None else rows.filter(sample=sample)
 

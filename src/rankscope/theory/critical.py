@@ -51,7 +51,7 @@ Rate = Callable[[float], float]
 """The rate at a skip weight."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CriticalSkip:
     """Where collapse stops, as measured and as theory has it."""
 
@@ -73,6 +73,11 @@ class CriticalSkip:
     tokens; above the second, it grows. None with a norm, an MLP, or another metric than mu."""
     table: pl.DataFrame
     """Every measured point: weight, rate."""
+
+    def __repr__(self) -> str:
+        from rankscope.theory.shown import critical_repr
+
+        return critical_repr(self)
 
 
 def critical_skip(

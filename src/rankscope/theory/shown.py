@@ -10,6 +10,7 @@ from rankscope.figures import power
 
 if TYPE_CHECKING:
     from rankscope.theory.certificates import Certificates
+    from rankscope.theory.critical import CriticalSkip
     from rankscope.theory.depth import CollapseDepth
 
 SIZES = {
@@ -19,6 +20,25 @@ SIZES = {
     "affine_rank": "rank res X",
 }
 HEADINGS = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "slack")
+
+
+def certificates_repr(found: "Certificates") -> str:
+    """A line per theorem whose hypotheses are met from layer 1 on: what is measured, and the bound."""
+    met = found.summary().filter(pl.col("met_to") > 0)
+    rows = [_row(row) for row in met.iter_rows(named=True)]
+    said = [
+        [name, quantity, f"layer {at}", f"{measured}{', ' if bound == 'vacuous' else f' {sign} '}{bound}"]
+        for name, quantity, _, at, measured, sign, bound, _ in rows
+    ]
+    return lines(certificates_title(found, len(met)), said)
+
+
+def certificates_title(found: "Certificates", met: int) -> str:
+    """How much was asked and how much of it applies."""
+    return (
+        f"Certificates: {counted(len(found.theorems), 'theorem')}, hypotheses of {met} met, "
+        f"{counted(found.table['sample'].n_unique(), 'sample')}"
+    )
 
 
 def certificates_card(found: "Certificates") -> str:
@@ -34,11 +54,7 @@ def certificates_card(found: "Certificates") -> str:
         notes.append(f"Hypotheses not met: {', '.join(unmet)}. summary() says which and why.")
     if len(found.broken()):
         notes.append("A measurement contradicts a theorem: please report this network.")
-    title = (
-        f"Certificates: {counted(len(found.theorems), 'theorem')}, hypotheses of {len(met)} met, "
-        f"{counted(found.table['sample'].n_unique(), 'sample')}"
-    )
-    return card(title, figure, HEADINGS, rows, notes)
+    return card(certificates_title(found, len(met)), figure, HEADINGS, rows, notes)
 
 
 def depth_title(depth: "CollapseDepth") -> str:
@@ -78,6 +94,20 @@ def depth_card(depth: "CollapseDepth") -> str:
     notes = [] if rows else ["No theorem proves or excludes it for every sample."]
     headings = ("theorem", "proves tokens", "for every sample")
     return card(depth_title(depth), depth.plot() if rows else None, headings, rows, notes)
+
+
+def critical_repr(found: "CriticalSkip") -> str:
+    """The weights at which collapse stops, each with what was found."""
+    rows = [
+        [name, "–" if weight is None else f"{weight:.4g}", why]
+        for name, weight, why in (
+            ("measured", found.weight, found.why),
+            ("in theory", found.theory, found.theory_why),
+        )
+    ]
+    return "\n  ".join(
+        ["CriticalSkip", *("  ".join([row[0].ljust(9), row[1].ljust(6), row[2]]) for row in rows)]
+    )
 
 
 def _row(row: dict[str, object]) -> list[str]:

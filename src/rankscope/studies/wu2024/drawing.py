@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from rankscope.figures import INK, STYLE
+from rankscope.figures import INK, STYLE, Drawing
 from rankscope.profiles.plot import DEEP
 
 Dash = Literal["-", "--"]
@@ -21,7 +21,7 @@ Dash = Literal["-", "--"]
 def grid(rows: int, columns: int, width: float = 3.1, height: float = 2.8) -> tuple[Figure, list[list[Axes]]]:
     """A figure of panels in rows, in the house style."""
     with rc_context(STYLE):
-        figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+        figure = Drawing(figsize=(width * columns, height * rows), layout="constrained")
         axes = figure.subplots(rows, columns, squeeze=False)
     return figure, [list(row) for row in axes]
 

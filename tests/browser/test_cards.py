@@ -1,0 +1,62 @@
+"""Cards as a notebook that trusts nobody shows them: no script, no network, any width."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from rankscope import certify, decompose, fresh, measure
+from rankscope.nets import named_variant
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+HOSTILE = "<script>1</script><img src=x onerror=alert(1)>"
+STRICT = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+@pytest.fixture(scope="module")
+def page_of_cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    net = fresh("bert-tiny")
+    encoded = net.encode(["Call me Ishmael. Some years ago"], 8)
+    things: list[Any] = [
+        measure(net, *encoded, variant=HOSTILE),
+        decompose(net, *encoded),
+        certify(named_variant(net, "san"), *encoded),
+    ]
+    cards = "".join(thing._repr_html_() for thing in things)
+    path = tmp_path_factory.mktemp("cards") / "cards.html"
+    head = f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{STRICT}">'
+    path.write_text(f"<!doctype html>{head}<body style='background:#111'>{cards}")
+    return path
+
+
+def opened(browser: "Browser", path: Path, width: int) -> "tuple[Page, list[str]]":
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    faults: list[str] = []
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("request", lambda request: faults.append(request.url))
+    page.goto(path.as_uri())
+    return page, [fault for fault in faults if not fault.startswith(("data:", path.as_uri()))]
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_every_image_is_there_and_the_page_stays_in_its_width(
+    browser: "Browser", page_of_cards: Path, width: int
+) -> None:
+    page, faults = opened(browser, page_of_cards, width)
+    assert faults == [] and HOSTILE in page.inner_text("body")
+    images = page.evaluate("[...document.images].map(i => [i.naturalWidth, i.width])")
+    assert len(images) >= 1 + 2 + 3 and all(natural > shown > 200 for natural, shown in images)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
+
+
+def test_panels_stand_side_by_side_where_there_is_room(browser: "Browser", page_of_cards: Path) -> None:
+    tops = "[...document.querySelectorAll('body > div:nth-of-type(2) img')].map(i => Math.round(i.offsetTop))"
+    wide, _ = opened(browser, page_of_cards, 1400)
+    assert len(set(wide.evaluate(tops))) == 1
+    narrow, _ = opened(browser, page_of_cards, 390)
+    assert len(set(narrow.evaluate(tops))) == 2
+    wide.close()
+    narrow.close()
