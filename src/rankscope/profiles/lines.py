@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from rankscope.figures import numbered
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.summary import QUANTILES, Summary
 
@@ -46,6 +47,16 @@ def lines_of(measured: Profile | Summary, metric: str, log: bool) -> list[Line]:
             centre, bands = mean(curve), [extent(curve)] if len(curve) > 1 else []
         found.append(Line(variant, arithmetic, label, centre, bands, noise, floor))
     return found
+
+
+def looks(measured: Profile | Summary, metric: str) -> list[int]:
+    """The number of the look of each line: by its variant, or in order where an arithmetic tells them
+    apart."""
+    lines = measured.lines(metric)
+    if len(measured.arithmetics) > 1:
+        return list(range(len(lines)))
+    of = numbered(variant for variant, _ in lines)
+    return [of[variant] for variant, _ in lines]
 
 
 def by_sample(profile: Profile, metric: str, column: str, line: tuple[str, str]) -> Curve:
