@@ -64,7 +64,7 @@ def by_sample(profile: Profile, metric: str, column: str, line: tuple[str, str])
     curve = profile.curve(metric, column, variant=line[0], arithmetic=line[1]).numpy()
     if column == "log10":
         floor = profile.curve(metric, "floor", variant=line[0], arithmetic=line[1]).numpy()
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             curve = np.where(np.isneginf(curve) & (floor > 0), np.log10(floor), curve)
     return curve if curve.ndim == 2 else curve.transpose(0, 2, 1).reshape(-1, curve.shape[1])
 
