@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rankscope.figures import power
-from rankscope.profiles import Profile, measure
+from rankscope.profiles import Profile, Summary, measure
 from rankscope.profiles.gather import Gatherer
 from rankscope.report import Run, write_report, write_run_directory
 from rankscope.report.overview import side_by_side, titles
@@ -11,7 +11,7 @@ from rankscope.theory import certify
 from tests.report.runs import NET, X, profile_of
 
 
-def run_of(folder: str, profile: Profile | None = None, **more: object) -> Run:
+def run_of(folder: str, profile: Profile | Summary | None = None, **more: object) -> Run:
     manifest = {"origin": {"name": "tiny", "weights": "random"}, "text": {"path": "texts/moby.txt"}}
     return Run(Path(folder), manifest, profile, **more)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ from rankscope import charts
 from rankscope.charts.safe import TURNS
 from rankscope.errors import FileError
 from rankscope.files import write_text
-from rankscope.report.budget import fit
+from rankscope.report.budget import BUDGET, fit
 from rankscope.report.chapter import chapter, views
 from rankscope.report.overview import first_sentence, side_by_side, titles
 from rankscope.report.run import Run, read_run
@@ -34,8 +34,9 @@ def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
     return Path(path)
 
 
-def render(runs: Sequence[Run]) -> str:
-    """The page. Everything that came from a run is escaped, whatever it reads."""
+def render(runs: Sequence[Run], budget: int = BUDGET) -> str:
+    """The page. Everything that came from a run is escaped, whatever it reads. Beyond `budget` characters,
+    later chapters leave parts out, and say so."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -49,7 +50,7 @@ def render(runs: Sequence[Run]) -> str:
     chapters = [
         chapter(run, number, name) for number, (run, name) in enumerate(zip(runs, names, strict=True), 1)
     ]
-    fit(chapters)
+    fit(chapters, budget)
     beside = side_by_side(runs, names) if len(runs) > 1 else None
     figures = {key: text for each in chapters for key, text in each.figures.items()}
     if beside is not None and beside.plots:

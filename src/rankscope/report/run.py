@@ -111,7 +111,7 @@ def read_run(folder: str | Path) -> Run:
         return Run(folder, {}, outcomes=[(folder, sound.outcome(own, _json(own)))])
     notes: list[str] = []
     measured = _measured(folder, notes)
-    tables = {}
+    tables: dict[str, pl.DataFrame] = {}
     for name, columns in TABLES.items():
         path = folder / f"{name}.parquet"
         if path.is_file():
