@@ -20,7 +20,8 @@ PLAIN = """<!doctype html><meta charset="utf-8"><div id="figure"></div><script>{
 
 
 def rows() -> list[tuple[str, str, float]]:
-    """(what, against what, ratio): from the start of navigation to the last figure, the best of five."""
+    """(what, against what, ratio): from the start of navigation to the figures about the first
+    screen, the best of five."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None:
         print("  no Chromium here: apt-get install chromium")

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,18 @@ PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 LONG = 1e6
 """Exponents from here on are written as powers."""
+VARIANTS = (
+    "transformer",
+    "transformer-attention_skip",
+    "transformer-mlp",
+    "transformer-norm",
+    "transformer-skip",
+    "san",
+    "san+skip",
+    "san+mlp",
+    "san+norm",
+)
+"""Variants that are often drawn: each has its own look, the same in every figure."""
 INK, FAINT = "#222222", "#8a8a8a"
 
 STYLE: dict[Any, Any] = {
@@ -51,6 +63,18 @@ class Drawing(Figure):
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
         image = rendered(self)
         return png(image), {"width": image.width // SHARPNESS, "height": image.height // SHARPNESS}
+
+
+def numbered(names: Iterable[str]) -> dict[str, int]:
+    """The number of each line's look. A variant that is often drawn has its own, whatever stands beside it;
+    others take those that are left.
+
+    >>> numbered(["san", "mine", "transformer", "yours"])
+    {'san': 5, 'mine': 1, 'transformer': 0, 'yours': 2}
+    """
+    found = {name: VARIANTS.index(name) if name in VARIANTS else -1 for name in names}
+    left = (number for number in range(len(found)) if number not in set(found.values()))
+    return {name: next(left) if number < 0 else number for name, number in found.items()}
 
 
 def power(log10: float) -> str:

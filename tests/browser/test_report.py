@@ -43,6 +43,16 @@ class Opened:
         self.page.wait_for_selector("html[data-drawn]", state="attached")
         return self.page
 
+    def come_to(self, figure: str) -> None:
+        """Scroll to a figure, and wait until it is drawn."""
+        self.page.evaluate(f"document.getElementById('{figure}').scrollIntoView({{behavior: 'instant'}})")
+        self.page.wait_for_selector(f"#{figure} [role=img]")
+
+    def print(self) -> None:
+        """As a browser does before it prints, which draws all that is not yet drawn."""
+        self.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        self.page.wait_for_selector("html[data-drawn=all]", state="attached")
+
 
 @pytest.fixture
 def opened(browser: "Browser", report: Path) -> Iterator[Opened]:
@@ -68,7 +78,23 @@ def brightness(colour: str) -> str:
     return f"{colour}.match(/[\\d.]+/g).slice(0, 3).map(Number).reduce((a, b) => a + b) / 765"
 
 
+def test_figures_are_drawn_as_they_come_near_and_the_page_stays_in_place(opened: Opened) -> None:
+    page = opened.page
+    far = page.evaluate("""[...document.querySelectorAll('.plot')]
+        .filter(each => each.getBoundingClientRect().top > 2 * innerHeight)
+        .map(each => each.querySelectorAll('.main-svg').length)""")
+    assert len(far) > 2 and set(far) == {0}
+    assert page.get_attribute("html", "data-drawn") == "near"
+    assert page.locator("#run1-figure-curves .main-svg").count() >= 1
+    before = page.evaluate("document.documentElement.scrollHeight")
+    for number in range(page.locator(".plot").count()):
+        opened.come_to(str(page.locator(".plot").nth(number).get_attribute("id")))
+    page.wait_for_selector("html[data-drawn=all]", state="attached")
+    assert abs(page.evaluate("document.documentElement.scrollHeight") - before) <= 2
+
+
 def test_every_figure_is_drawn_with_a_name(opened: Opened) -> None:
+    opened.print()
     plots = opened.page.locator(".plot")
     assert plots.count() >= 8
     for number in range(plots.count()):
@@ -83,6 +109,7 @@ def test_what_a_model_says_stays_text(opened: Opened) -> None:
     assert page.locator("main img, main script, main a:not([href^='#'])").count() == 0
     legend = page.locator("#run1-figure-curves .legendtext")
     assert HOSTILE in [legend.nth(k).text_content() for k in range(legend.count())]
+    opened.come_to("run1-figure-cloud")
     page.evaluate(
         """() => Plotly.Fx.hover(document.getElementById('run1-figure-cloud'),
                                  [{curveNumber: 0, pointNumber: 0}])"""
@@ -108,6 +135,7 @@ def test_the_cloud_moves(opened: Opened) -> None:
     page = opened.page
     controls = page.locator(".rs-controls:has(+ #run1-figure-cloud)")
     slider = controls.locator("input[type=range]")
+    opened.come_to("run1-figure-cloud")
     slider.focus()
     last = page.evaluate(PLACE)
     assert controls.locator("output").inner_text() == "layer 5"
@@ -177,6 +205,9 @@ def test_a_phone_shows_it_without_scrolling_aside(browser: "Browser", report: Pa
     found = Opened(context.new_page())
     page = found.goto(report)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    for figure in ("cloud", "heads", "bounds-0"):
+        found.come_to(f"run1-figure-{figure}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
     widths = page.evaluate(
         "[...document.querySelectorAll('.main-svg')].map(e => e.getBoundingClientRect().right)"
     )
@@ -189,7 +220,9 @@ def test_it_prints_with_all_details_open_and_in_light_colours(browser: "Browser"
     context = browser.new_context(color_scheme="dark", viewport={"width": 1300, "height": 900})
     found = Opened(context.new_page())
     page = found.goto(report)
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("#run1-figure-bounds-0 .main-svg").count() == 0
+    found.print()
+    until(page, "document.querySelector('#run1-figure-bounds-0').layout.font.color === '#1c1e21'")
     until(page, "document.querySelectorAll('details:not([open])').length === 0")
     until(page, "document.querySelector('#run1-figure-curves').layout.font.color === '#1c1e21'")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
@@ -203,6 +236,7 @@ def test_motion_is_left_out_where_it_is_not_wanted(browser: "Browser", report: P
     context = browser.new_context(reduced_motion="reduce", viewport={"width": 1300, "height": 900})
     found = Opened(context.new_page())
     page = found.goto(report)
+    found.come_to("run1-figure-cloud")
     calls = page.evaluate("""() => { let n = 0; const was = Plotly.animate;
         Plotly.animate = (...a) => { n += 1; return was(...a); };
         const s = document.querySelector('.rs-player input');

@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+from rankscope import fresh
 from rankscope.profiles import Summary
 from rankscope.sources import bundled_excerpts
 
@@ -40,16 +42,22 @@ def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
     assert done.stdout.splitlines()[-1] == "Report: out/report.html"
     names = {path.name for path in (corpus / "out").iterdir()}
     assert {"summary.parquet", "manifest.json", "report.html", "checkpoint.npz", "mu.png"} <= names
+    assert {"cloud.parquet", "spectrum.parquet"} <= names
     assert Summary.read(corpus / "out" / "summary.parquet").excerpts == 20
     manifest = json.loads((corpus / "out" / "manifest.json").read_text())
     assert manifest["text"]["limit"] == 20 and manifest["text"]["read_to_the_end"]
     html = (corpus / "out" / "report.html").read_text()
     assert "median over 20 excerpts" in html and "over excerpts, at the last layer" in html
+    assert f"The first excerpt of 20: “{' '.join(LINES[0].split()[:4])}" in html
 
     longer = rankscope(*here, "--json", cwd=corpus)
-    anew = rankscope("--text", "corpus.txt", "--split", "line", "--json", cwd=corpus)
+    anew = rankscope("--text", "corpus.txt", "--split", "line", "-o", "anew", "--json", cwd=corpus)
     assert json.loads(longer.stdout)["table"] == json.loads(anew.stdout)["table"]
     assert json.loads(anew.stdout)["manifest"]["excerpts"] == len(LINES)
+    for name in ("cloud.parquet", "spectrum.parquet"):  # a run that goes on has read past its first excerpts
+        assert pl.read_parquet(corpus / "out" / name).equals(pl.read_parquet(corpus / "anew" / name))
+    words = pl.read_parquet(corpus / "anew" / "cloud.parquet").filter(variant="san", layer=0)["text"]
+    assert words.to_list() == fresh("bert-tiny").words(LINES[0], 8)[0]
 
     other = rankscope(*here, "--seed", "1", cwd=corpus)
     assert other.returncode == 2 and len(other.stderr.splitlines()) == 1

@@ -9,6 +9,8 @@ In the page, after plotly's script and `draw.js`:
 
     rankscope.draw(element, figure)                    one figure; again to put another in its place
     rankscope.choose(element, [{label, figure}, ...])  several, one at a time, with a choice above them
+    rankscope.later(element, [{label, figure}, ...])   the same, drawn when it comes near the screen
+    rankscope.waiting()                                how many of these are not drawn yet
     rankscope.csv(figure)                              its data as text
     rankscope.retheme()                                after `data-theme` of the root element has changed
 """

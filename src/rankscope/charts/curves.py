@@ -13,7 +13,7 @@ from rankscope.charts.style import FAINT, colour, dash, figure, symbol
 from rankscope.figures import power
 from rankscope.metrics import metric as metric_named
 from rankscope.profiles import Profile, Summary
-from rankscope.profiles.lines import Line, lines_of
+from rankscope.profiles.lines import Line, lines_of, looks
 from rankscope.theory import Certificates
 
 DRAWN = 200
@@ -43,7 +43,7 @@ def curves(
         np.concatenate([known, *floors, *(part for two in bounds.values() for part in two.values())])
     )
     data: list[dict[str, Any]] = []
-    for number, (line, of_log) in enumerate(zip(lines, logs, strict=True)):
+    for number, line, of_log in zip(looks(profile, metric), lines, logs, strict=True):
         data += _traces(line, of_log.centre, number, axis if log else None, len(lines))
         if line.variant in bounds and line.arithmetic == "deviation":
             data += [_bound(line, kind, curve, number, axis) for kind, curve in bounds[line.variant].items()]

@@ -62,14 +62,16 @@ def heads(table: pl.DataFrame, column: str = "contraction") -> Figure:
 
 
 def _said(head: dict[str, Any]) -> str:
-    """What a head does, in words."""
+    """What a head does, in words; what has no number is passed over."""
     lines = [f"layer {head['layer']}, head {head['head']}"]
-    if not head["norm"]:
+    if head["norm"] == 0:
         return f"{lines[0]}<br>does not speak"
     if head["contraction"] is not None:
         lines.append(f"what it says varies <b>{head['contraction']:.3g}</b> times what it reads")
+    if head["averaging"] is not None and head["dobrushin"] is not None:
         lines.append(f"its averaging alone: {head['averaging']:.3g} (Dobrushin {head['dobrushin']:.3g})")
-    lines.append(f"{head['share']:+.1%} of the output passes through it")
+    if head["share"] is not None:
+        lines.append(f"{head['share']:+.1%} of the output passes through it")
     if head["residual_share"] is not None:
         does = "holds tokens apart" if head["residual_share"] > 0 else "draws tokens together"
         lines.append(f"{head['residual_share']:+.1%} of the output's residual: {does}")

@@ -30,7 +30,7 @@ def lengths(table: pl.DataFrame) -> Figure:
             "type": "bar", "x": part["length"].to_list(), "y": part["share"].to_list(),
             "name": SAID[start], "marker": {"color": colour(COLOURS[start])},
             "text": [f"length {length}, {SAID[start]}<br>{counted(paths)}<br>"
-                     f"<b>{share:+.1%}</b> of the output"
+                     f"<b>{_percent(share, '+.1%')}</b> of the output"
                      for length, share, paths in part.select("length", "share", "paths").iter_rows()],
             "textposition": "none", "hovertemplate": "%{text}<extra></extra>",
         })  # fmt: skip
@@ -58,10 +58,17 @@ def lengths(table: pl.DataFrame) -> Figure:
         },
         table.filter(pl.col("start") != "all").to_dict(as_series=False),
         "Share of the output by length of the path: "
-        + ", ".join(f"{length}: {share:.0%}" for length, share in own.select("length", "share").iter_rows())
+        + ", ".join(
+            f"{length}: {_percent(share, '.0%')}"
+            for length, share in own.select("length", "share").iter_rows()
+        )
         + ".",
         panels=2,
     )
+
+
+def _percent(share: float, form: str) -> str:
+    return f"{share:{form}}" if math.isfinite(share) else "no number"
 
 
 def counted(paths: str) -> str:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 CHARACTERS = 64
 """An excerpt is read up to so many characters a token: no vocabulary has words as long on the average."""
 
+BEGINNING = 90
+"""Characters of an excerpt that name it."""
+
 
 def network(
     model: str,
@@ -76,7 +79,18 @@ def described(text: str | None, split: str, field: str, read: list[str], tokens:
     source = (
         {"path": "Moby Dick, bundled"} if text is None else {"path": text, "split": split, "field": field}
     )
+    source |= {"first": begins(read[0])} if read else {}
     return {"text": source, "samples": len(read), "tokens": tokens}
+
+
+def begins(text: str) -> str:
+    """How an excerpt begins, on one line: enough to know it by.
+
+    >>> begins("Call me  Ishmael.\\nSome years ago")
+    'Call me Ishmael. Some years ago'
+    """
+    line = " ".join(text[: 8 * BEGINNING].split())
+    return line if len(line) <= BEGINNING else f"{line[:BEGINNING].rpartition(' ')[0] or line[:BEGINNING]} …"
 
 
 def listed(option: str, text: str) -> list[str]:

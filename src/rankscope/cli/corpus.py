@@ -1,6 +1,6 @@
 """`rankscope measure --text`: a corpus, streamed, with what has been done kept whatever happens."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -16,9 +16,14 @@ from rankscope.errors import RankscopeError, TokensError
 from rankscope.files import writable_folder
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from rankscope.nets import Transformer
     from rankscope.profiles import Gatherer, Summary
     from rankscope.sources import Excerpts
+
+KEPT, SHOWN = 16, 2
+"""Excerpts from the first on that are kept as text, and those with a token of which the report shows more."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,9 @@ def measure_text(
     if output is not None:
         writable_folder(output)
         checkpoint = output / "checkpoint.npz"
-    gathered, end = _gathered(nets, texts, corpus, metrics, arithmetics, checkpoint, quiet or as_json)
+    first: list[str] = []
+    read = _keeping(texts, first)
+    gathered, end = _gathered(nets, texts, read, corpus, metrics, arithmetics, checkpoint, quiet or as_json)
     if gathered is None or not gathered.excerpts:
         raise end or TokensError(f"{corpus.path} must hold an excerpt with a token; it holds none")
     summary = gathered.summary()
@@ -70,7 +77,11 @@ def measure_text(
         "excerpts_cut": texts.cut,
     }  # fmt: skip
     summary.manifest.update(**about, text=text)
-    written = None if output is None else write_run(summary, output, title_of(net))
+    written = None
+    if output is not None:
+        leave = isinstance(end, KeyboardInterrupt)
+        tables = {} if leave else _pictures(net, variants, first, corpus.tokens, text, quiet or as_json)
+        written = write_run(summary, output, title_of(net), tables)
     if as_json:
         machine({"manifest": summary.manifest, "table": summary.table.to_dicts()})
     else:
@@ -94,6 +105,7 @@ def measure_text(
 def _gathered(
     nets: dict[str, "Transformer"],
     texts: "Excerpts",
+    read: Iterator[str],
     corpus: Corpus,
     metrics: list[str],
     arithmetics: list[str],
@@ -107,13 +119,47 @@ def _gathered(
     try:
         with _bar(texts, corpus.limit, quiet) as tell:
             for gathered in gathering(
-                nets, islice(texts, corpus.limit), metrics=metrics, arithmetic=arithmetics,
+                nets, islice(read, corpus.limit), metrics=metrics, arithmetic=arithmetics,
                 length=corpus.tokens, batch=corpus.batch, checkpoint=checkpoint,
             ):  # fmt: skip
                 tell(gathered.excerpts)
     except (KeyboardInterrupt, RankscopeError) as end:
         return gathered, end
     return gathered, None
+
+
+def _keeping(texts: Iterable[str], first: list[str]) -> Iterator[str]:
+    """The same texts; the first few are kept as they pass, also where a run that goes on reads past them."""
+    for text in texts:
+        if len(first) < KEPT:
+            first.append(text)
+        yield text
+
+
+def _pictures(
+    net: "Transformer",
+    variants: list[str],
+    first: list[str],
+    tokens: int,
+    described: dict[str, Any],
+    quiet: bool,
+) -> "dict[str, pl.DataFrame]":
+    """What the report shows of single excerpts: the cloud of the first with a token, singular values of the
+    first two. They are no part of the statistics, so Ctrl-C here takes nothing else away."""
+    from rankscope.cli.asked import begins
+    from rankscope.cli.pictures import pictures
+
+    try:
+        X, padding = net.encode(first, tokens)
+        there = (~padding.all(1)).nonzero()[:SHOWN, 0]
+        chosen = [first[number] for number in there.tolist()]
+        if not chosen:
+            return {}
+        found = pictures(net, variants, X[there], padding[there], chosen, tokens, quiet)
+    except KeyboardInterrupt:
+        return {}
+    described["first"] = begins(chosen[0])
+    return found
 
 
 @contextmanager

@@ -26,7 +26,7 @@ DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 
 def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet = False) -> None:
     """Measure MiniLM, a trained BERT, with and without its parts, take it apart, certify it: a report."""
-    from rankscope.cli.asked import bundled
+    from rankscope.cli.asked import bundled, described
     from rankscope.cli.measure import about, end_if_stopped, measured, title_of, write_run
     from rankscope.cli.show import console, machine, profile_table, say, say_report
     from rankscope.files import writable_folder
@@ -46,7 +46,7 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
     X, padding = net.encode(texts, 128)
     variants, metrics = list(VARIANTS), list(DEFAULT_METRICS)
     profile = measured(net, X, padding, variants, metrics, ["deviation"], quiet or as_json)
-    profile.manifest.update(about(net, "minilm"))
+    profile.manifest.update(**about(net, "minilm"), **described(None, "auto", "text", texts, 128))
     tables = {}
     if "stopped" not in profile.manifest:
         tables = _more(net, X, padding, texts, output, profile.manifest, quiet or as_json)

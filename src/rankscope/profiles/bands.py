@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankscope.figures import panels
-from rankscope.profiles.lines import summary_floor, summary_quantiles
+from rankscope.profiles.lines import looks, summary_floor, summary_quantiles
 from rankscope.profiles.plot import band, draw_floors, dress, trace
 from rankscope.profiles.summary import Summary
 
@@ -28,7 +28,7 @@ def draw_summary(axes: Axes, summary: Summary, metric: str, log: bool | None = N
     span = float(np.ptp(known)) if len(known) else 0.0
     log = span > 2 if log is None else log
     strength = min(1.0, 4 / len(logs))  # many bands upon each other would hide the lines
-    for number, (line, of_log) in enumerate(logs.items()):
+    for number, (line, of_log) in zip(looks(summary, metric), logs.items(), strict=True):
         drawn = of_log if log else summary_quantiles(summary, metric, line, log=False)
         band(axes, drawn["q05"], drawn["q95"], number, 0.12 * strength)
         band(axes, drawn["q25"], drawn["q75"], number, 0.25 * strength)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from rankscope.figures import numbered
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.summary import QUANTILES, Summary
 
@@ -48,12 +49,22 @@ def lines_of(measured: Profile | Summary, metric: str, log: bool) -> list[Line]:
     return found
 
 
+def looks(measured: Profile | Summary, metric: str) -> list[int]:
+    """The number of the look of each line: by its variant, or in order where an arithmetic tells them
+    apart."""
+    lines = measured.lines(metric)
+    if len(measured.arithmetics) > 1:
+        return list(range(len(lines)))
+    of = numbered(variant for variant, _ in lines)
+    return [of[variant] for variant, _ in lines]
+
+
 def by_sample(profile: Profile, metric: str, column: str, line: tuple[str, str]) -> Curve:
     """[sample, layer]; heads count as samples. A zero beneath a floor has the floor's log."""
     curve = profile.curve(metric, column, variant=line[0], arithmetic=line[1]).numpy()
     if column == "log10":
         floor = profile.curve(metric, "floor", variant=line[0], arithmetic=line[1]).numpy()
-        with np.errstate(divide="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):
             curve = np.where(np.isneginf(curve) & (floor > 0), np.log10(floor), curve)
     return curve if curve.ndim == 2 else curve.transpose(0, 2, 1).reshape(-1, curve.shape[1])
 

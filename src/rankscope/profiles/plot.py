@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels, tick
 from rankscope.metrics import metric as metric_named
-from rankscope.profiles.lines import Curve, by_sample, extent, log_floor, mean
+from rankscope.profiles.lines import Curve, by_sample, extent, log_floor, looks, mean
 from rankscope.profiles.profile import Profile
 
 DEEP = 40
@@ -33,7 +33,7 @@ def draw_profile(axes: Axes, profile: Profile, metric: str, log: bool | None = N
     known = np.concatenate([curve[np.isfinite(curve)] for curve in logs.values()])
     span = float(np.ptp(known)) if len(known) else 0.0
     log = span > 2 if log is None else log
-    for number, (line, curve) in enumerate(logs.items()):
+    for number, (line, curve) in zip(looks(profile, metric), logs.items(), strict=True):
         drawn = curve if log else by_sample(profile, metric, "value", line)
         noise = profile.at_floor(metric, variant=line[0], arithmetic=line[1]).numpy()
         label = line[0] if len(profile.arithmetics) == 1 else f"{line[0]}, {line[1]}"
@@ -99,7 +99,8 @@ def _line(
 
 def trace(axes: Axes, centre: np.ndarray, noise: np.ndarray, number: int, label: str) -> None:
     """A line by layer; where it is only noise it is hollow."""
-    colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+    turned = number + number // len(PALETTE)  # colours come again, each time with another mark
+    colour, marker = PALETTE[number % len(PALETTE)], MARKERS[turned % len(MARKERS)]
     layers = np.arange(len(centre))
     axes.plot(layers, np.where(noise, np.nan, centre), color=colour, linewidth=1.8, label=label,
               marker=marker, markersize=5)  # fmt: skip

@@ -15,7 +15,7 @@ def data_uri(path: Path, width: int = WIDTH) -> str | None:
     try:
         with Image.open(path) as image:
             picture = image.convert("RGB")
-    except OSError:
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # as a damaged file makes it
         return None
     if picture.width > width:
         picture = picture.resize(

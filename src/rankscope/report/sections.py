@@ -1,6 +1,7 @@
 """The sections of a chapter: which figures and tables a run gives, each with a sentence on how to read it."""
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,11 @@ FLOORS = (
 )
 
 
+SIZES = ("layers", "heads", "width")
+MONTHS = (
+    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
+    "November", "December",
+)  # fmt: skip
 MANY = 40
 """Pictures of studies up to which they are shown at full width."""
 
@@ -37,6 +43,11 @@ class Plot:
     views: Views
     caption: str
     small: bool = False
+
+    @property
+    def kind(self) -> str:
+        """Which of the figures of a run it is: curves, cloud, bounds, ..., or a small one."""
+        return "small" if self.small else self.key.partition("-")[0]
 
 
 @dataclass(frozen=True)
@@ -137,30 +148,52 @@ def _cloud(run: Run) -> list[Section]:
     if "cloud" not in run.tables or not run.tables["cloud"].height:
         return []
     table = run.tables["cloud"]
-    shown = table.filter(pl.col("shown") > 0)["shown"].to_numpy()
+    shown = table.filter(pl.col("shown").is_finite(), pl.col("shown") > 0)["shown"].to_numpy()
     part = (
-        f" The plane shows {shown.min():.1%} to {shown.max():.0%} of a layer's variance."
+        f" The plane shows {_percent(shown.min())} to {_percent(shown.max())} of a layer's variance."
         if len(shown)
         else ""
     )
     views = [("as it is", charts.cloud(table)), ("magnified", charts.cloud(table, magnified=True))]
     return [
         Section(
-            "cloud", "The tokens, layer by layer",
+            "cloud", "The tokens, layer by layer", lead=_which(run, 1),
             plots=[Plot(
                 "cloud", views,
-                "Each mark is a token, coloured by its place in the text from dark to light; point at "
-                "it to read "
-                "it. The two axes are the leading principal directions of all layers of all variants "
-                "together, "
-                "the same in every panel, in units of a token's length. As it is, a cloud that becomes "
-                "uniform "
-                "falls into the middle; magnified, every layer is drawn at the same size, and one sees "
-                "what is "
-                f"left of its shape.{part}{_few(table, CLOUDS)}",
+                "Each mark is a token, coloured by its place in the text from dark to light; point at it to "
+                "read it. The two axes are the leading principal directions of all layers of all variants "
+                "together, the same in every panel, in units of a token's length. As it is, a cloud that "
+                "becomes uniform falls into the middle; magnified, every layer is drawn at the same size, "
+                f"and one sees what is left of its shape.{part}{_few(table, CLOUDS)}",
             )],
         )
     ]  # fmt: skip
+
+
+def _percent(share: float) -> str:
+    return "less than 0.1%" if share < 0.001 else f"{share:.1%}" if share < 0.1 else f"{share:.0%}"
+
+
+def _which(run: Run, number: int) -> str:
+    """Which of the excerpts that were measured are shown, where that is not all, and how the first begins."""
+    every = _excerpts(run)
+    if every <= number:
+        return ""
+    text = run.manifest.get("text")
+    first = text.get("first") if isinstance(text, dict) else None
+    begins = f": “{first[:200]}”" if isinstance(first, str) and first else "."
+    if number == 1:
+        return f"The first excerpt of {every}{begins}"
+    return f"The first {number} excerpts of {every}."
+
+
+def _excerpts(run: Run) -> int:
+    """How many were measured."""
+    if run.measured is None:
+        return 0
+    if isinstance(run.measured, Summary):
+        return run.measured.excerpts
+    return run.measured.table["sample"].n_unique()
 
 
 def _few(table: pl.DataFrame, most: int) -> str:
@@ -173,17 +206,18 @@ def _few(table: pl.DataFrame, most: int) -> str:
 def _spectrum(run: Run) -> list[Section]:
     if "spectrum" not in run.tables or not run.tables["spectrum"].height:
         return []
-    views = [("", charts.spectrum(run.tables["spectrum"]))]
+    table = run.tables["spectrum"]
+    views = [("", charts.spectrum(table))]
+    samples = table["sample"].n_unique()
+    over = f", geometric means over {samples} excerpts" if samples > 1 else ""
     return [
         Section(
-            "spectrum", "Singular values",
+            "spectrum", "Singular values", lead=_which(run, samples),
             plots=[Plot(
                 "spectrum", views,
-                "Singular values of the residual as shares of the tokens' norm, a line for each layer, "
-                "geometric "
-                "means over samples. Lines that fall as a whole: tokens draw together in every "
-                "direction. Lines "
-                "that grow steep: they still differ, but along few directions.",
+                f"Singular values of the residual as shares of the tokens' norm, a line a layer{over}. "
+                "Lines that fall as a whole: tokens draw together in every direction. Lines that grow steep: "
+                "they still differ, but along few directions.",
             )],
         )
     ]  # fmt: skip
@@ -263,16 +297,20 @@ def _studies(run: Run) -> list[Section]:
     for number, (folder, outcome) in enumerate(run.outcomes):
         name = f"{outcome.get('paper', '')} {outcome.get('figure', folder.name)}".strip()
         title = str(outcome.get("title", ""))
-        pictures = [
-            {"title": f"{name}: {title}, {figure}", "uri": uri}
+        drawn = {
+            str(figure): data_uri(folder / f"{Path(str(figure)).name}.png", width)
             for figure in outcome.get("figures", [])
-            if (uri := data_uri(folder / f"{Path(str(figure)).name}.png", width)) is not None
+        }
+        pictures = [
+            {"title": f"{name}: {title}, {figure}", "uri": uri} for figure, uri in drawn.items() if uri
         ]
+        lost = [figure for figure, uri in drawn.items() if uri is None]
+        notes = [f"Missing, or no picture: {', '.join(f'{figure}.png' for figure in lost)}."] if lost else []
         found.append(
             Section(
                 f"study-{number}", f"{name}: {title}",
                 tables=[table for table in [comparison_table(outcome)] if table.rows],
-                notes=[str(note) for note in outcome.get("notes", [])], pictures=pictures,
+                notes=[*map(str, outcome.get("notes", [])), *notes], pictures=pictures,
             )
         )  # fmt: skip
     return found
@@ -295,11 +333,12 @@ def facts(run: Run) -> list[str]:
     manifest: dict[str, Any] = run.manifest
     found = []
     networks = manifest.get("networks")
-    described = [each.get("architecture") for each in networks or [] if isinstance(each, dict)]
+    networks = networks if isinstance(networks, list) else []
+    described = [each.get("architecture") for each in networks if isinstance(each, dict)]
     sizes = [
         f"{counted(arch['layers'], 'layer')} of {counted(arch['heads'], 'head')}, width {arch['width']}"
         for arch in described or [manifest.get("architecture")]
-        if isinstance(arch, dict) and {"layers", "heads", "width"} <= arch.keys()
+        if isinstance(arch, dict) and all(isinstance(arch.get(name), int) for name in SIZES)
     ]
     if len(set(sizes)) == 1:
         found.append(sizes[0])
@@ -308,8 +347,22 @@ def facts(run: Run) -> list[str]:
     if isinstance(run.measured, Summary):
         found.append(counted(run.measured.excerpts, "excerpt"))
     elif run.measured is not None:
-        found.append(counted(run.measured.table["sample"].n_unique(), "sample"))
+        found.append(counted(_excerpts(run), "excerpt"))
+    if run.measured is not None:
         found.append(f"{', '.join(run.measured.arithmetics)} arithmetic")
     if manifest.get("created"):
-        found.append(str(manifest["created"]))
+        found.append(_when(str(manifest["created"])))
     return found
+
+
+def _when(created: str) -> str:
+    """A time as one says it.
+
+    >>> _when("2026-03-01T09:05:00+00:00")
+    '1 March 2026, 09:05 UTC'
+    """
+    try:
+        time = datetime.fromisoformat(created).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return created
+    return f"{time.day} {MONTHS[time.month - 1]} {time.year}, {time:%H:%M} UTC"

@@ -20,5 +20,6 @@ def last_layer(summary: Summary, metric: str) -> dict[str, list[list[str]] | lis
         ]
         numbers = [f"{last[name]:.3g}" for name in ("mean", "deviation")]
         share, count = f"{last['below_floor']:.0%}", f"{last['count']:.0f}"
-        lines.append([f"{variant} {arithmetic}", *map(power, logs), *numbers, share, count])
+        name = variant if len(summary.arithmetics) == 1 else f"{variant}, {arithmetic}"
+        lines.append([name, *map(power, logs), *numbers, share, count])
     return {"headings": list(HEADINGS), "lines": lines}

@@ -25,6 +25,8 @@ class Table:
     note: str = ""
     wordy: bool = False
     """Holds sentences, not numbers."""
+    titled: bool = False
+    """Its first column holds titles, which may take several lines."""
     folded: bool = False
     """Shown when asked for."""
 
@@ -50,22 +52,27 @@ def _some(number: int) -> list[int]:
 
 
 def certificate_table(found: Certificates, variant: str) -> Table:
-    """A line per theorem: where its hypotheses hold, what it says at the last layer at which it says
-    something, next to the measurement."""
-    rows = []
+    """A line per theorem that holds somewhere: at which layers, what it says at the last at which it says
+    something, next to the measurement. Those that hold nowhere are named beneath."""
+    rows, none = [], []
     for row in found.summary().iter_rows(named=True):
+        if not row["met_to"]:
+            none.append(row["theorem"])
+            continue
         says = row["says_at"] is not None
         rank = row["quantity"] == "affine_rank"
         sign = "≤" if row["kind"] == "upper" else "≥"
-        met = f"1–{row['met_to']}" if row["met_to"] else "none"
-        at = str(row["says_at"] or row["met_to"]) if row["met_to"] else ""
-        bound = f"{sign} {_number(row['log10_bound'], rank)}" if says else "vacuous" if row["met_to"] else "–"
-        measured = _number(row["log10_measured"], rank) if row["met_to"] else "–"
+        met = "1" if row["met_to"] == 1 else f"1–{row['met_to']}"
+        at = str(row["says_at"] or row["met_to"])
+        bound = f"{sign} {_number(row['log10_bound'], rank)}" if says else "vacuous"
+        measured = _number(row["log10_measured"], rank)
         slack = f"{row['slack']:.3g}" if says and row["slack"] is not None else ""
         rows.append([row["theorem"], SYMBOLS[row["quantity"]], met, at, measured, bound, slack])
     headings = ["theorem", "of", "holds at layers", "at layer", "measured", "proved", "slack, decades"]
-    note = "Vacuous: it holds, but says no more than is known anyway. None: a hypothesis fails, see below."
-    return Table(f"Certificates: {variant}", headings, rows, note=note)
+    notes = ["Vacuous: it holds, but says no more than is known anyway."] if rows else []
+    if none:
+        notes.append(f"A hypothesis fails from the first layer on, see below: {', '.join(none)}.")
+    return Table(f"Certificates: {variant}", headings, rows, note=" ".join(notes))
 
 
 def failing_table(found: Certificates, variant: str) -> Table:
@@ -113,23 +120,28 @@ def checks(measured: Profile | Summary) -> list[dict[str, str]]:
 
 
 def _checked(network: dict[str, Any]) -> str:
-    found = network["checks"]
-    overflow, asked = found["first_layer_not_finite"], found["arithmetic_asked"]
-    said = [
-        _rows(found),
-        f"{found['padded_tokens']} padded tokens left out",
-        f"dropout {found['dropout']:g}",
-        "all layers finite" if overflow is None else f"numbers overflow from layer {overflow}",
-    ]
+    """In words, of a check that is there what it says: other versions may have others."""
+    found = network.get("checks")
+    found = found if isinstance(found, dict) else {}
+    said = [_rows(found.get("rows_sum_to_one"), found.get("largest_row_sum_defect"))]
+    if isinstance(found.get("padded_tokens"), int):
+        said.append(f"{found['padded_tokens']} padded tokens left out")
+    if isinstance(found.get("dropout"), int | float):
+        said.append(f"dropout {found['dropout']:g}")
+    overflow = found.get("first_layer_not_finite", "unknown")
+    if overflow is None:
+        said.append("all layers finite")
+    elif isinstance(overflow, int):
+        said.append(f"numbers overflow from layer {overflow}")
+    asked = found.get("arithmetic_asked", network["arithmetic"])
     if asked != network["arithmetic"]:
         said.append(f"run instead of {asked}, which has no rule for its kernel")
     return "; ".join(said)
 
 
-def _rows(found: dict[str, Any]) -> str:
-    if found["rows_sum_to_one"] is None:
+def _rows(one: object, defect: object) -> str:
+    if not isinstance(one, bool) or not isinstance(defect, int | float):
         return "attention was not looked at"
-    sums = found["largest_row_sum_defect"]
-    if found["rows_sum_to_one"]:
-        return f"attention rows sum to one within {sums:.1e}"
-    return f"attention rows miss one by up to {sums:.2g}: theorems on averaging do not apply"
+    if one:
+        return f"attention rows sum to one within {defect:.1e}"
+    return f"attention rows miss one by up to {defect:.2g}: theorems on averaging do not apply"

@@ -2,6 +2,8 @@
 
    rankscope.draw(element, figure)                    one figure; again to put another in its place
    rankscope.choose(element, [{label, figure}, ...])  several, one at a time, with a choice above them
+   rankscope.later(element, [{label, figure}, ...])   the same, drawn when it comes near the screen; its place is kept
+   rankscope.waiting()                                how many figures that were put off are not drawn yet
    rankscope.csv(figure)                              its data as text
    rankscope.retheme()                                after data-theme of the root element has changed
 
@@ -125,7 +127,7 @@ var rankscope = (function () {
   }
 
   function widthOf(element) {
-    return printing ? PRINTED : Math.max(240, Math.floor(element.getBoundingClientRect().width));
+    return printing ? Number(element.dataset.printed) || PRINTED : Math.max(240, Math.floor(element.getBoundingClientRect().width));
   }
 
   function saved(blob, name) {
@@ -208,11 +210,27 @@ var rankscope = (function () {
     state.width = widthOf(element);
     const figure = state.shown();
     const data = coloured(figure.data, colours, "");
-    // Numbers do not fit into the squares of a map on a phone.
-    if (state.width < NARROW) for (const trace of data) delete trace.texttemplate;
-    return Plotly.react(
-      element, data, layoutOf(figure, colours, state.width), CONFIG
-    ).then(() => named(element, state.figure.alt));
+    const layout = layoutOf(figure, colours, state.width);
+    if (state.width < NARROW) for (const trace of data) {
+      // Neither numbers in the squares of a map nor one for each column fit on a phone.
+      delete trace.texttemplate;
+      if (trace.type === "heatmap" && trace.x.length > 10) layout.xaxis.dtick *= 2;
+    }
+    kept(state, layout.height);
+    state.drawn = true;
+    return Plotly.react(element, data, layout, CONFIG).then(() => named(element, state.figure.alt));
+  }
+
+  // The page does not move when a figure is drawn into its place.
+  function kept(state, height) {
+    if (state.put) state.element.style.minHeight = height + "px";
+  }
+
+  function sized(state) {
+    if (state.drawn) return render(state);
+    state.width = widthOf(state.element);
+    kept(state, layoutOf(state.shown(), theme(), state.width).height);
+    return undefined;
   }
 
   function named(element, alt) {
@@ -236,11 +254,15 @@ var rankscope = (function () {
   const watcher = new ResizeObserver((entries) => {
     for (const entry of entries) {
       const state = states.get(entry.target);
-      if (state && !printing && widthOf(state.element) !== state.width) requestAnimationFrame(() => render(state));
+      if (state && !printing && widthOf(state.element) !== state.width) requestAnimationFrame(() => sized(state));
     }
   });
 
   function draw(element, figure) {
+    return render(taken(element, figure));
+  }
+
+  function taken(element, figure) {
     let state = states.get(element);
     if (!state) {
       state = { element, at: Infinity, playing: null }; // a cloud is first shown at the last layer
@@ -252,7 +274,7 @@ var rankscope = (function () {
     state.at = figure.frames ? Math.min(state.at, figure.frames.length - 1) : 0;
     state.shown = () => framed(state.figure, state.at);
     player(state);
-    return render(state);
+    return state;
   }
 
   // The figure as it stands at a frame.
@@ -314,7 +336,7 @@ var rankscope = (function () {
     label(state);
     const figure = state.shown();
     const colours = theme();
-    if (calm.matches) return render(state);
+    if (calm.matches || !state.drawn) return render(state);
     return Plotly.animate(
       state.element,
       {
@@ -347,9 +369,13 @@ var rankscope = (function () {
 
   let groups = 0;
   function choose(element, views) {
+    return render(chosen(element, views));
+  }
+
+  function chosen(element, views) {
     // The views of one figure may share what is saved as CSV.
     for (const view of views) if (!view.figure.table) view.figure.table = views[0].figure.table;
-    if (views.length === 1) return draw(element, views[0].figure);
+    if (views.length === 1) return taken(element, views[0].figure);
     const group = document.createElement("fieldset");
     const name = "rs-choice-" + (groups += 1);
     group.className = "rs-choice";
@@ -365,16 +391,48 @@ var rankscope = (function () {
       group.append(words);
     });
     controls(element).prepend(group);
-    return draw(element, views[0].figure);
+    return taken(element, views[0].figure);
+  }
+
+  // Those near the screen, one after another so that the page stays at hand; what was scrolled past is not drawn.
+  const wanted = new Set();
+  let busy = false;
+  const near = new IntersectionObserver((entries) => {
+    for (const entry of entries) wanted[entry.isIntersecting ? "add" : "delete"](entry.target);
+    drawWanted();
+  }, { rootMargin: "50% 0px" });
+
+  async function drawWanted() {
+    if (busy) return;
+    busy = true;
+    for (const element of wanted) {
+      wanted.delete(element);
+      near.unobserve(element);
+      if (!states.get(element).drawn) await render(states.get(element));
+      await new Promise((resolve) => setTimeout(resolve));
+    }
+    busy = false;
+    dispatchEvent(new Event("rankscope-drawn"));
+  }
+
+  function later(element, views) {
+    const state = chosen(element, views);
+    state.put = true;
+    sized(state);
+    near.observe(element);
+  }
+
+  function waiting() {
+    return [...states.values()].filter((state) => !state.drawn).length;
   }
 
   function retheme() {
-    return Promise.all([...states.values()].map(render));
+    return Promise.all([...states.values()].filter((state) => state.drawn || printing).map(render));
   }
 
   dark.addEventListener("change", retheme);
   addEventListener("beforeprint", () => { printing = true; retheme(); });
   addEventListener("afterprint", () => { printing = false; retheme(); });
 
-  return { draw, choose, csv, retheme };
+  return { draw, choose, later, waiting, csv, retheme };
 })();

@@ -1,0 +1,78 @@
+"""A page of many runs stays within its budget, and says what it leaves out for that."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rankscope.report import read_run, render
+from rankscope.report.budget import BUDGET, LEFT_OUT, fit
+from rankscope.report.chapter import Chapter, chapter
+from tests.report.runs import whole_run
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("runs")
+    whole_run(root / "1")
+    for name in ("2", "3"):
+        shutil.copytree(root / "1", root / name)
+    return [root / name for name in "123"]
+
+
+def chapters_of(folders: list[Path]) -> list[Chapter]:
+    return [chapter(read_run(folder), number, folder.name) for number, folder in enumerate(folders, 1)]
+
+
+def weight(chapters: list[Chapter], kind: str | None = None) -> int:
+    return sum(size for each in chapters for part, size in each.weights() if kind in (None, part))
+
+
+def test_a_page_within_its_budget_is_whole(folders: list[Path]) -> None:
+    chapters = chapters_of(folders)
+    whole = weight(chapters)
+    assert whole < BUDGET
+    fit(chapters, whole)
+    assert weight(chapters) == whole and not any(each.left for each in chapters)
+
+
+def test_the_cloud_of_the_last_chapter_goes_first(folders: list[Path]) -> None:
+    chapters = chapters_of(folders)
+    fit(chapters, weight(chapters) - 1)
+    assert [each.left for each in chapters] == [[], [], [LEFT_OUT["cloud"]]]
+    assert "run3-figure-cloud" not in chapters[2].figures and "run2-figure-cloud" in chapters[1].figures
+    assert "cloud" not in [section.key for section in chapters[2].sections]
+    (note,) = chapters[2].notes
+    assert LEFT_OUT["cloud"] in note and f"rankscope report {folders[2]}" in note
+
+
+def test_later_chapters_give_before_the_first_and_tables_stay(folders: list[Path]) -> None:
+    chapters = chapters_of(folders)
+    tables = [[table.title for section in each.sections for table in section.tables] for each in chapters]
+    first = weight(chapters[:1])
+    fit(chapters, 0)
+    assert weight(chapters) == weight(chapters[:1]) == first and chapters[0].left == []
+    kept = [[table.title for section in each.sections for table in section.tables] for each in chapters]
+    assert kept == tables and all(each.finding for each in chapters)
+    assert weight(chapters[1:]) == 0 and not chapters[1].figures
+
+
+@pytest.mark.parametrize("share", [0.9, 0.6, 0.4])
+def test_it_stops_as_soon_as_it_fits(folders: list[Path], share: float) -> None:
+    chapters = chapters_of(folders)
+    budget = int(weight(chapters) * share)
+    fit(chapters, budget)
+    assert weight(chapters) <= budget
+    assert chapters[1].left == chapters[2].left[: len(chapters[1].left)]  # the same kinds, the last first
+    assert len(chapters[2].left) - len(chapters[1].left) in (0, 1)
+
+
+def test_a_page_of_several_runs_says_what_it_leaves_out(folders: list[Path]) -> None:
+    runs = [read_run(folder) for folder in folders]
+    one, three = render(runs[:1]), render(runs, budget=0)
+    assert "Left out" not in one
+    assert three.count("Left out, so that a page of so many runs still opens: the tokens layer by layer") == 2
+    assert three.count("<article") == 3 and len(three) < 1.1 * len(one)
+    ids = re.findall(r'\bid="([^"]+)"', three)
+    assert all(link in ids for link in re.findall(r'href="#([^"]+)"', three))

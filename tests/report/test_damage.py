@@ -1,0 +1,207 @@
+"""Every file of a run, damaged: one sentence that names it, or a page; never another exception."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import polars as pl
+import pytest
+from PIL import Image
+
+from rankscope.errors import FileError, RankscopeError
+from rankscope.profiles import Profile, Summary
+from rankscope.profiles.gather import Gatherer
+from rankscope.profiles.parquet import KEY
+from rankscope.report import read_run, write_report, write_run_directory
+from rankscope.report.chapter import chapter
+from rankscope.report.run import TABLES as COLUMNS
+from tests.report.runs import profile_of, study, whole_run
+
+TABLES = ["profile", "cloud", "spectrum", "lengths", "heads", "certificates_san", "summary"]
+ODD = (None, -1.5, "word", [1], {"a": None})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with every file that there is."""
+    folder = tmp_path_factory.mktemp("whole")
+    whole_run(folder)
+    corpus = folder / "corpus"
+    gathered = Gatherer()
+    gathered.add(few(profile_of(("transformer", "san"), "float64")))
+    write_run_directory(gathered.summary(), corpus, "a corpus")
+    (corpus / "summary.parquet").rename(folder / "summary.parquet")
+    shutil.rmtree(corpus)
+    few(Profile.read(folder / "profile.parquet")).save(folder / "profile.parquet")
+    Image.new("RGB", (40, 30)).save(folder / "drawn.png")
+    study(folder / "study", (folder / "drawn.png").read_bytes())
+    return folder
+
+
+def few(profile: Profile) -> Profile:
+    """One metric of two variants: there are many ways to damage them."""
+    kept = pl.col("metric") == "relative_residual", pl.col("variant").is_in(["transformer", "san"])
+    return Profile(profile.table.filter(*kept), profile.manifest)
+
+
+def alone(whole: Path, folder: Path, name: str) -> Path:
+    """A run directory with this one file; its path."""
+    shutil.copy(whole / name, folder / name)
+    return folder / name
+
+
+def said(path: Path) -> str:
+    """All that a page would hold of the file's folder, or a sentence that names the file."""
+    try:
+        found = chapter(read_run(path.parent), 1, "a run")
+        words = [*found.notes, *found.facts, found.command, *(check["said"] for check in found.checks)]
+        return f"page {found.finding} {words} {[each.title for each in found.sections]}"
+    except RankscopeError as error:
+        assert path.name in str(error), error
+        assert "\n" not in str(error)
+        return str(error)
+
+
+def rewritten(path: Path, change: Callable[[pl.DataFrame], pl.DataFrame]) -> str:
+    """The same with a changed table, its manifest kept."""
+    kept = path.read_bytes()
+    metadata = {key: text for key, text in pl.read_parquet_metadata(path).items() if key == KEY}
+    change(pl.read_parquet(path)).write_parquet(path, metadata=metadata)
+    try:
+        return said(path)
+    finally:
+        path.write_bytes(kept)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_file_that_is_no_table(whole: Path, tmp_path: Path, name: str) -> None:
+    path = alone(whole, tmp_path, f"{name}.parquet")
+    good = path.read_bytes()
+    drawn = random.Random(0)
+    broken = [b"", b"PAR1", b"garbage" * 100, good[: len(good) // 2], good[:-9], good[100:]]
+    for _ in range(12):
+        bits = bytearray(good)
+        for place in (drawn.randrange(len(bits)) for _ in range(20)):
+            bits[place] ^= 1 << drawn.randrange(8)
+        broken.append(bytes(bits))
+    for number, content in enumerate(broken):
+        path.write_bytes(content)
+        assert said(path)
+        if number < 6:
+            with pytest.raises(FileError, match="must be a Parquet file"):
+                read_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_columns_that_are_missing_or_of_another_kind(whole: Path, tmp_path: Path, name: str) -> None:
+    path = alone(whole, tmp_path, f"{name}.parquet")
+    for column in pl.read_parquet(path).columns:
+        sentence = rewritten(path, lambda table, column=column: table.drop(column))
+        needed = column in COLUMNS.get(name, (column,))
+        assert (f"{path.name} must " in sentence) == needed != sentence.startswith("page")
+        rewritten(path, lambda table, column=column: table.with_columns(pl.lit(None).alias(column)))
+        rewritten(path, lambda table, column=column: table.with_columns(pl.lit([1]).alias(column)))
+        rewritten(
+            path,
+            lambda table, column=column: table.with_columns(
+                pl.lit(7.5 if table[column].dtype == pl.String else "word").alias(column)
+            ),
+        )
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_values_that_are_missing_or_out_of_range(whole: Path, tmp_path: Path, name: str) -> None:
+    path = alone(whole, tmp_path, f"{name}.parquet")
+    schema = pl.read_parquet_schema(path)
+    for column, kind in schema.items():
+        values: list[tuple[object, bool]] = [(None, True), (None, False)]
+        if kind.is_float():
+            values += [(float("nan"), False), (float("inf"), True), (-1e300, True)][
+                : 2 if name == "summary" else 3
+            ]
+        elif kind.is_integer():
+            values += [(-1, True), (2**62, True), (1, False)]
+        elif kind == pl.String:
+            values += [("", True), ("<b>", False), ("9" * 5000, True)]
+        for value, some in values:
+            place = pl.int_range(pl.len()) % 3 == 1 if some else pl.lit(True)
+            given = pl.when(place).then(pl.lit(value, dtype=kind)).otherwise(pl.col(column)).alias(column)
+            assert rewritten(path, lambda table, given=given: table.with_columns(given))
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_that_are_missing_or_come_twice(whole: Path, tmp_path: Path, name: str) -> None:
+    path = alone(whole, tmp_path, f"{name}.parquet")
+    assert rewritten(path, lambda table: table.head(0))
+    assert rewritten(path, lambda table: table.head(1))
+    assert rewritten(path, lambda table: table.tail(1))
+    assert rewritten(path, lambda table: table.gather_every(3, 1))
+    assert rewritten(path, lambda table: pl.concat([table, table]))
+    assert rewritten(path, lambda table: table.sample(fraction=1.0, shuffle=True, seed=0))
+
+
+@pytest.mark.parametrize("name", ["profile", "summary", "certificates_san"])
+def test_manifests_of_another_make(whole: Path, tmp_path: Path, name: str) -> None:
+    path = alone(whole, tmp_path, f"{name}.parquet")
+    table, good = pl.read_parquet(path), json.loads(pl.read_parquet_metadata(path)[KEY])
+    texts = ["", "{", "[1]", "[" * 2000 + "]" * 2000, '{"a":' * 600 + "1" + "}" * 600]
+    texts += [json.dumps({**good, key: odd}) for key in good for odd in ODD]
+    texts += [json.dumps({key: each for key, each in good.items() if key != left}) for left in good]
+    first = good.get("networks", [{}])[0]
+    for key in first:
+        texts += [json.dumps({**good, "networks": [{**first, key: odd}]}) for odd in ODD]
+    for text in texts:
+        table.write_parquet(path, metadata={KEY: text})
+        assert said(path)
+
+
+def test_json_of_another_make(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    for path in (folder / "manifest.json", folder / "study" / "outcome.json"):
+        if path.name == "manifest.json":
+            for large in ("cloud", "spectrum", "lengths", "heads", "summary"):
+                (folder / f"{large}.parquet").unlink()
+        good = json.loads(path.read_text())
+        contents = [b"", b"\xff\xfe", b"[]", b"{", b"null", b"[" * 10**5, b'{"a":' * 700 + b"1" + b"}" * 700]
+        contents += [json.dumps({**good, key: odd}).encode() for key in good for odd in ODD]
+        for number, content in enumerate(contents):
+            path.write_bytes(content)
+            try:
+                found = chapter(read_run(folder), 1, "a run")
+                assert found.sections and found.facts is not None and found.finding is not None
+            except RankscopeError as error:
+                assert path.name in str(error) and "\n" not in str(error)
+            else:
+                assert number > 5
+        path.write_text(json.dumps(good))
+
+
+def test_a_picture_that_is_none_is_said_in_the_page(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    shutil.copytree(whole / "study", folder)
+    good = (folder / "drawn.png").read_bytes()
+    for content in (b"", b"garbage", good[: len(good) // 2], good[:20] + b"\xff" * 8 + good[28:]):
+        (folder / "drawn.png").write_bytes(content)
+        page = write_report([folder], tmp_path / "report.html").read_text()
+        assert "drawn.png, missing.png" in page and "differs: seeds" in page
+
+
+def test_gaps_in_numbers_are_gaps_in_figures(whole: Path, tmp_path: Path) -> None:
+    path = alone(whole, tmp_path, "lengths.parquet")
+    page = rewritten(path, lambda table: table.with_columns(pl.lit(None, dtype=pl.Float64).alias("share")))
+    assert "Which paths carry the output" in page
+
+
+def test_the_later_of_two_runs_in_a_folder_is_shown(whole: Path, tmp_path: Path) -> None:
+    """And no picture of the other."""
+    later = Summary.read(whole / "summary.parquet")
+    later.manifest["created"] = "2999-01-01T00:00:00+00:00"
+    for name in ("profile.parquet", "cloud.parquet"):
+        alone(whole, tmp_path, name)
+    later.save(tmp_path / "summary.parquet")
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert "shown is the later, summary.parquet" in page and "over 2 excerpts" in page
+    assert "cloud.parquet is of another run" in page and 'id="run1-cloud"' not in page

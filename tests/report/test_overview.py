@@ -1,0 +1,64 @@
+"""Several runs in one page: headings that tell them apart, and the same variant side by side."""
+
+from pathlib import Path
+
+from rankscope.figures import power
+from rankscope.profiles import Profile, Summary, measure
+from rankscope.profiles.gather import Gatherer
+from rankscope.report import Run, write_report, write_run_directory
+from rankscope.report.overview import side_by_side, titles
+from rankscope.theory import certify
+from tests.report.runs import NET, X, profile_of
+
+
+def run_of(folder: str, profile: Profile | Summary | None = None, **more: object) -> Run:
+    manifest = {"origin": {"name": "tiny", "weights": "random"}, "text": {"path": "texts/moby.txt"}}
+    return Run(Path(folder), manifest, profile, **more)  # type: ignore[arg-type]
+
+
+def test_headings_say_what_was_done_and_tell_runs_apart() -> None:
+    gathered = Gatherer()
+    gathered.add(profile_of())
+    profile = profile_of()
+    runs = [
+        run_of("a", profile), run_of("b", profile), run_of("c/b", profile), run_of("d", gathered.summary()),
+        run_of("e", certificates={"san": certify(NET, X)}),
+        run_of("f", outcomes=[(Path("g"), {"paper": "wu2024", "figure": "fig1"})]),
+    ]  # fmt: skip
+    found = titles(runs)
+    assert len(set(found)) == len(runs)
+    assert found[0] == "tiny, random weights (a)" and found[2] == "tiny, random weights (c/b)"
+    assert found[3:] == [
+        "tiny, random weights: 2 excerpts of moby.txt", "tiny, random weights: bounds of san",
+        "wu2024 fig1, run again",
+    ]  # fmt: skip
+
+
+def test_the_variants_that_several_runs_have_stand_side_by_side() -> None:
+    first, then = profile_of(("san", "transformer", "transformer-mlp"), "deviation"), profile_of(("san",))
+    deep = measure(NET.variant(layers=7), X, variant="transformer")
+    section = side_by_side([run_of("a", first), run_of("b", then), run_of("c", deep)], ["a", "b", "c"])
+    (table,), (plot,) = section.tables, section.plots
+    assert table.headings == ["run", "transformer", "san"]
+    for row, profile in zip(table.rows, (first, then, deep), strict=True):
+        for cell, variant in zip(row[1:], ("transformer", "san"), strict=True):
+            if variant not in profile.variants:
+                assert cell == ""
+                continue
+            logs = profile.curve("relative_residual", "log10", variant=variant).mean(0)
+            floor = bool(profile.at_floor("relative_residual", variant=variant)[-1])
+            assert cell == power(float(logs[-1])) + (" ○" if floor else "")
+    labels = [
+        [trace["name"] for trace in figure["data"] if trace.get("mode") == "markers"]
+        for _, figure in plot.views
+    ]
+    assert labels == [["1 a", "3 c"], ["1 a, deviation", "2 b, float64"]]
+
+
+def test_runs_of_other_variants_are_listed_alone(tmp_path: Path) -> None:
+    for name in ("san", "transformer"):
+        write_run_directory(profile_of((name,)), tmp_path / name, name)
+    folders = [tmp_path / "san", tmp_path / "transformer"]
+    html = write_report(folders, tmp_path / "both.html").read_text()
+    assert "<h1>2 runs</h1>" in html and 'id="runs-beside"' not in html and "runs-figure" not in html
+    assert 'id="runs"' not in write_report(folders[:1], tmp_path / "one.html").read_text()
