@@ -70,6 +70,8 @@ def certificate_table(found: Certificates, variant: str) -> Table:
         rows.append([row["theorem"], SYMBOLS[row["quantity"]], met, at, measured, bound, slack])
     headings = ["theorem", "of", "holds at layers", "at layer", "measured", "proved", "slack, decades"]
     notes = ["Vacuous: it holds, but says no more than is known anyway."] if rows else []
+    if rows and found.table["sample"].n_unique() > 1:
+        notes.append("Numbers are those of the excerpt with the most slack.")
     if none:
         notes.append(f"A hypothesis fails from the first layer on, see below: {', '.join(none)}.")
     return Table(f"Certificates: {variant}", headings, rows, note=" ".join(notes))
