@@ -35,19 +35,25 @@ FULL_SEEDS = dict.fromkeys(SEEDS, 5)
 NEAR_GUESS = 0.05
 """How far above the best constant guess still is a guess."""
 
+DROPOUT = 0.1
+"""As published."""
+
 Make = Callable[[], Task]
 QUICK: dict[str, tuple[Make, Recipe]] = {
     "memorization": (
         lambda: memorization_task(texts=60, longest=48),
-        Recipe(epochs=30, batch=8, rate=3e-4, spread=0.02, keep_every=5),
+        Recipe(epochs=30, batch=8, rate=3e-4, dropout=DROPOUT, spread=0.02, keep_every=5),
     ),
-    "sort": (sort_task, Recipe(epochs=60, batch=50, rate=1e-3)),
-    "hull": (hull_task, Recipe(epochs=3, batch=100, rate=1e-3, keep_every=1)),
+    "sort": (sort_task, Recipe(epochs=60, batch=50, rate=1e-3, dropout=DROPOUT)),
+    "hull": (hull_task, Recipe(epochs=3, batch=100, rate=1e-3, dropout=DROPOUT, keep_every=1)),
 }
 FULL: dict[str, tuple[Make, Recipe]] = {
-    "memorization": (memorization_task, Recipe(epochs=50, batch=8, rate=3e-4, spread=0.02, keep_every=1)),
-    "sort": (sort_task, Recipe(epochs=60, batch=50, rate=1e-3)),
-    "hull": (hull_task, Recipe(epochs=15, batch=100, rate=1e-3, keep_every=1)),
+    "memorization": (
+        memorization_task,
+        Recipe(epochs=50, batch=8, rate=3e-4, dropout=DROPOUT, spread=0.02, keep_every=1),
+    ),
+    "sort": (sort_task, Recipe(epochs=60, batch=50, rate=1e-3, dropout=DROPOUT)),
+    "hull": (hull_task, Recipe(epochs=15, batch=100, rate=1e-3, dropout=DROPOUT, keep_every=1)),
 }
 WITHOUT_CONTEXT = {"context-free ceiling", "majority by position"}
 """Baselines that see one token alone: its word, or its position."""
