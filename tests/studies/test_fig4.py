@@ -37,6 +37,7 @@ from rankscope.studies.dong2021.train import (
     pace,
     train,
 )
+from rankscope.studies.dropout import Dropout, training_states
 
 RECIPE = Recipe(epochs=4, batch=10, rate=3e-3, keep_every=1)
 
@@ -137,14 +138,16 @@ def test_the_rate_rises_then_falls_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 3])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_training_goes_on_from_a_checkpoint_to_the_same_numbers(
-    sorted_small: Task, tmp_path: Path, stop: int
+    sorted_small: Task, tmp_path: Path, stop: int, dropout: float
 ) -> None:
-    whole = train(sorted_small, RECIPE, tmp_path / "whole.pt")
-    train(sorted_small, RECIPE, tmp_path / "broken.pt", stop=stop)
-    again = train(sorted_small, RECIPE, tmp_path / "broken.pt")
+    recipe = replace(RECIPE, dropout=dropout)
+    whole = train(sorted_small, recipe, tmp_path / "whole.pt")
+    train(sorted_small, recipe, tmp_path / "broken.pt", stop=stop)
+    again = train(sorted_small, recipe, tmp_path / "broken.pt")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
-    done = train(sorted_small, RECIPE, tmp_path / "whole.pt")  # nothing is left to do
+    done = train(sorted_small, recipe, tmp_path / "whole.pt")  # nothing is left to do
     assert all(torch.equal(whole[name], done[name]) for name in whole)
     assert not any(each.requires_grad for each in whole.values())
 
@@ -160,6 +163,27 @@ def test_training_learns(tmp_path: Path) -> None:
     task = small(sort_task(60, 10))
     tensors = train(task, Recipe(epochs=20, batch=10, rate=1e-2, keep_every=20), tmp_path / "c.pt")
     assert accuracy(task, tensors, task.train) > task.baselines["majority"] + 0.15
+
+
+def test_dropout_is_of_the_training_alone(trained: tuple[Task, Tensors]) -> None:
+    """Nothing dropped, training's pass is the model's own; with dropout the head's input is dropped too."""
+    task, tensors = trained
+    data = task.test.trimmed()
+    plain = logits(task, tensors, data)
+    none = logits(task, tensors, data, Dropout.seeded(0.0, 0, "cpu"))
+    torch.testing.assert_close(none, plain)
+    some = logits(task, tensors, data, Dropout.seeded(0.3, 1, "cpu"))
+    assert not torch.allclose(some[~data.padding], plain[~data.padding], atol=1e-3)
+    drop = Dropout.seeded(0.3, 1, "cpu")
+    padding = data.padding if bool(data.padding.any()) else None
+    *_, last = training_states(network(task, tensors), embed(task, tensors, data), drop, padding)
+    torch.testing.assert_close(some, classify(tensors, drop(last)))
+    assert torch.equal(plain, logits(task, tensors, data))
+
+
+def test_every_network_of_the_figure_is_trained_with_the_published_dropout() -> None:
+    """BertConfig's default, which the published code leaves as it is."""
+    assert {recipe.dropout for plan in (fig4.QUICK, fig4.FULL) for _, recipe in plan.values()} == {0.1}
 
 
 def test_norms_keep_a_gain_of_one(sorted_small: Task, tmp_path: Path) -> None:

@@ -7,16 +7,13 @@ import polars as pl
 import pytest
 import torch
 
-from rankscope.errors import StudyError
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.variants import named_variant
 from rankscope.sources.fresh import untrained
 from rankscope.sources.presets import preset
 from rankscope.sources.words import bundled_excerpts
 from rankscope.studies import Outcome, Setup, chosen, reproduce
 from rankscope.studies.wu2024 import fig1, fig2, fig3, fig4, fig6, fig8, fig9, networks, spectra, thm3
 from rankscope.studies.wu2024.drawing import by_layer, grid, power_of_ten, powers_of_ten
-from rankscope.studies.wu2024.dropout import training_states
 from rankscope.theory.equilibria import equilibrium, spectral_radius, step
 
 
@@ -84,31 +81,6 @@ def test_figure_2_holds_every_curve_and_goes_on_when_interrupted(small: None, tm
     found = run("fig2", tmp_path).tables["collapse"]
     assert gone.exists()
     assert len(found.filter(pl.col("log10") == -7.0)) == len(whole)
-
-
-@pytest.mark.parametrize("variant", list(networks.VARIANTS))
-@pytest.mark.parametrize("place", ["post", "pre"])
-def test_without_dropout_training_is_the_plain_forward_pass(variant: str, place: str) -> None:
-    arch = Architecture(layers=3, width=12, heads=3, mask="causal", norm_place=place)  # type: ignore[arg-type]
-    net = named_variant(Transformer.random(arch, seed=1), networks.VARIANTS[variant])
-    X = torch.randn(2, 7, 12, dtype=torch.float64)
-    for plain, state in zip(net.run(X).states, training_states(net, X, p=0.0), strict=True):
-        torch.testing.assert_close(state, plain, rtol=1e-12, atol=1e-12)
-
-
-def test_dropout_drops_as_many_as_it_says_and_repeats_itself() -> None:
-    net = Transformer.random(Architecture(layers=2, width=64, heads=4))
-    X = torch.ones(4, 32, 64, dtype=torch.float64)
-    once, again, other = (list(training_states(net, X, 0.25, seed)) for seed in (3, 3, 4))
-    assert torch.equal(once[-1], again[-1]) and not torch.equal(once[-1], other[-1])
-    assert float((once[0] == 0).double().mean()) == pytest.approx(0.25, abs=0.02)
-    assert float(once[0].max()) == pytest.approx(1 / 0.75)
-
-
-def test_dropout_says_which_networks_it_takes() -> None:
-    net = Transformer.random(Architecture(layers=1, width=8, heads=2, positions="rotary"))
-    with pytest.raises(StudyError, match="got positions 'rotary'"):
-        next(training_states(net, torch.randn(1, 3, 8, dtype=torch.float64)))
 
 
 def test_two_tokens_end_where_the_fixed_points_say() -> None:

@@ -1,8 +1,9 @@
 """Train figure 4's networks: an input map, the canonical network, a linear head.
 
 The tensors of all three are one flat mapping; the network itself is `Transformer.from_weights` of those named
-`net.*`, in training as in evaluation. Everything is drawn from the seed, an epoch's order from the seed and
-its number: a run that goes on from a checkpoint gives what an unbroken one gives.
+`net.*`, in training as in evaluation; dropout, where there is some, is in training alone. Everything is drawn
+from the seed, an epoch's order and its dropout from the seed and its number: a run that goes on from a
+checkpoint gives what an unbroken one gives.
 """
 
 import math
@@ -19,6 +20,7 @@ from rankscope.files import atomic
 from rankscope.nets import Transformer
 from rankscope.nets.initial import random_tensors
 from rankscope.studies.dong2021.tasks import Data, Task
+from rankscope.studies.dropout import Dropout, training_states
 
 Tensors = dict[str, Tensor]
 
@@ -34,6 +36,9 @@ class Recipe:
     """The share of all steps in which the rate rises."""
     decay: float = 0.0
     """Decoupled weight decay."""
+    dropout: float = 0.0
+    """The chance that an entry is zero in training: of the embedding, of the attention weights, of what heads
+    add, and of what the head reads."""
     spread: float = 1.0
     """Of the embedding at first; a norm follows, so a smaller one learns faster."""
     init: str = "kaiming"
@@ -93,10 +98,16 @@ def classify(tensors: Tensors, X: Float[Tensor, "*rest width"]) -> Float[Tensor,
     return X @ tensors["head.weight"] + tensors["head.bias"]
 
 
-def logits(task: Task, tensors: Tensors, data: Data) -> Float[Tensor, "sample token classes"]:
-    """What the whole model says."""
+def logits(
+    task: Task, tensors: Tensors, data: Data, drop: Dropout | None = None
+) -> Float[Tensor, "sample token classes"]:
+    """What the whole model says; in training with dropout."""
     padding = data.padding if bool(data.padding.any()) else None
-    return classify(tensors, network(task, tensors).run(embed(task, tensors, data), padding).output)
+    net, X = network(task, tensors), embed(task, tensors, data)
+    if drop is None:
+        return classify(tensors, net.run(X, padding).output)
+    *_, last = training_states(net, X, drop, padding)
+    return classify(tensors, drop(last))
 
 
 @torch.no_grad()
@@ -130,9 +141,9 @@ def train(
     data = task.train.to(device)
     batches = math.ceil(len(data) / recipe.batch)
     for epoch in range(done, recipe.epochs if stop is None else stop):
-        order = torch.randperm(
-            len(data), generator=torch.Generator().manual_seed(recipe.seed * 100003 + epoch)
-        )
+        drawn = recipe.seed * 100003 + epoch
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(drawn))
+        drop = Dropout.seeded(recipe.dropout, drawn, device) if recipe.dropout else None
         losses = 0.0
         for number, chosen in enumerate(torch.split(order, recipe.batch)):
             for group in optimiser.param_groups:
@@ -141,7 +152,7 @@ def train(
                 )
             piece = data.part(chosen.to(device)).trimmed()
             real = ~piece.padding
-            loss = F.cross_entropy(logits(task, tensors, piece)[real], piece.labels[real])
+            loss = F.cross_entropy(logits(task, tensors, piece, drop)[real], piece.labels[real])
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(learnt, recipe.clip)

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from rankscope.figures import MARKERS, PALETTE, power
 from rankscope.nets import Transformer
 from rankscope.sources import fresh
+from rankscope.studies.dropout import applies
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 from rankscope.studies.wu2024.drawing import by_layer, geometric, grid, key, powers_of_ten, title
-from rankscope.studies.wu2024.dropout import applies
 from rankscope.studies.wu2024.networks import (
     COLLAPSE,
     MASKS,

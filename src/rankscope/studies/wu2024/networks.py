@@ -16,8 +16,8 @@ from rankscope.profiles import measure
 from rankscope.profiles.rows import Entry, readings, table
 from rankscope.sources import load
 from rankscope.sources.words import bundled_excerpts
+from rankscope.studies.dropout import Dropout, training_states
 from rankscope.studies.study import Setup
-from rankscope.studies.wu2024.dropout import training_states
 
 VARIANTS = {
     "SAN": "san",
@@ -118,9 +118,10 @@ def in_training(net: Transformer, X: Tensor) -> pl.DataFrame:
     """The same with dropout, in float64: deviation arithmetic needs rows of attention that sum to one."""
     chosen, unit = [metric(name) for name in COLLAPSE], unit_of(net.dtype)
     real = real_tokens(X.shape[:-1], None, X.device)
+    drop = Dropout.seeded(DROPOUT, 0, net.device)
     entries = [
         Entry(layer, 0, *pair)
-        for layer, state in enumerate(training_states(net, X, DROPOUT))
+        for layer, state in enumerate(training_states(net, X, drop))
         for pair in readings("tokens", state, real, chosen, unit)[0]
     ]
     return table(entries, "", "float64")

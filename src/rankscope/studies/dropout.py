@@ -3,15 +3,15 @@
 Entries are set to zero with chance p and the others divided by 1 - p: of the embedding, of the attention
 weights, and of what each branch adds. Rows of attention then no longer sum to one and tokens no longer
 see the same average, so every layer pulls tokens apart anew. The reference network has no dropout (it is
-measured as it is used); here it is put back to see what the paper's measurements in training mode owe to
-it.
+measured as it is used); here it is put back, to train networks as the first paper's were trained, and to see
+what the second paper's measurements in training mode owe to it.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import StudyError
@@ -32,7 +32,7 @@ class Dropout:
     generator: torch.Generator
 
     @classmethod
-    def seeded(cls, p: float, seed: int, device: torch.device) -> "Dropout":
+    def seeded(cls, p: float, seed: int, device: torch.device | str) -> "Dropout":
         """Drawn on that device."""
         return cls(p, torch.Generator(device=device).manual_seed(seed))
 
@@ -44,7 +44,9 @@ class Dropout:
         return x * (drawn >= self.p) / (1 - self.p)
 
 
-def training_states(net: Transformer, X: Tokens, p: float = 0.1, seed: int = 0) -> Iterator[Tokens]:
+def training_states(
+    net: Transformer, X: Tokens, drop: Dropout, padding: Bool[Tensor, "batch token"] | None = None
+) -> Iterator[Tokens]:
     """Tokens at layer 0, 1, ...: `net.steps` with dropout. At p = 0 they are the same."""
     if not applies(net.arch):
         raise StudyError(
@@ -54,14 +56,15 @@ def training_states(net: Transformer, X: Tokens, p: float = 0.1, seed: int = 0) 
             f"{net.arch.key_heads} "
             f"key heads of {net.arch.heads}, parallel {net.arch.parallel}"
         )
-    drop = Dropout.seeded(p, seed, net.device)
-    X, real, _ = net.prepared(X, None)
+    X, real, order = net.prepared(X, padding)
     setting = Setting.of(net.arch, net.weights, X, real)
+    hidden = None if bool(real.all()) else ~real[..., None]
     X = drop(X)
-    yield X
+    yield X if order is None else order.restored(X)
     for index, layer in enumerate(net.weights.layers):
         X = _block(net.arch, index, layer, X, setting, drop)
-        yield X
+        X = X if hidden is None else X.masked_fill(hidden, 0.0)
+        yield X if order is None else order.restored(X)
 
 
 def applies(arch: Architecture) -> bool:

@@ -1,0 +1,91 @@
+"""Figure 4, drawn: accuracy by path length, ours with the published points."""
+
+import polars as pl
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels
+from rankscope.studies.dong2021.tasks import Task
+
+LENGTHS = range(7)
+WITHOUT_CONTEXT = {"context-free ceiling", "majority by position"}
+"""Baselines that see one token alone: its word, or its position."""
+LEGEND = (
+    "5 paths (own attention)", "20 paths (own attention)", "all paths (exact; shared attention)",
+    "5 paths, published", "20 paths, published", "whole network, published",
+    "whole network", "best constant guess", "best guess without context",
+)  # fmt: skip
+TITLES = {"memorization": "Memorization", "sort": "Sorting", "hull": "Convex hull"}
+
+
+def curve(
+    summary: pl.DataFrame, task: str, attention: str, paths: str, what: str = "accuracy"
+) -> list[float]:
+    """By length."""
+    part = summary.filter(task=task, attention=attention, paths=paths).sort("length")
+    return part[what].to_list()
+
+
+def drawn(
+    summary: pl.DataFrame, tasks: dict[str, Task], said: dict[str, dict[str, float | list[float]]]
+) -> Figure:
+    """One panel per task: accuracy by path length, ours with the published points."""
+    figure, axes = panels(len(tasks), width=4.3, height=4.4)
+    for place, (name, task) in zip(axes, tasks.items(), strict=True):
+        _panel(place, summary, task, said[name])
+    axes[0].set_ylabel("accuracy")
+    found: dict[str, Artist] = {}
+    for place in axes:
+        handles, labels = place.get_legend_handles_labels()
+        found |= dict(zip(labels, handles, strict=True))
+    order = [label for label in LEGEND if label in found]
+    figure.legend(
+        [found[label] for label in order],
+        order,
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=9,
+    )
+    return figure
+
+
+def _panel(axes: Axes, summary: pl.DataFrame, task: Task, said: dict[str, float | list[float]]) -> None:
+    name = task.name
+    full = curve(summary, name, "full", "all")[0]
+    guess = task.baselines["majority"]
+    axes.axhline(full, color=INK, linewidth=1.2, label="whole network")
+    axes.axhline(number(said["full"]), color=INK, linestyle=":", label="whole network, published")
+    axes.axhline(guess, color=FAINT, linewidth=1.2, linestyle="--", label="best constant guess")
+    for which in WITHOUT_CONTEXT & task.baselines.keys():
+        axes.axhline(task.baselines[which], color=FAINT, linestyle="-.", label="best guess without context")
+    shown = (("own", "5"), ("own", "20"), ("shared", "all"))
+    for at, (attention, paths) in enumerate(shown):
+        shift = 0.08 * (at - 1)
+        axes.errorbar(
+            [length + shift for length in LENGTHS], curve(summary, name, attention, paths),
+            yerr=curve(summary, name, attention, paths, "std") if paths != "all" else None,
+            color=PALETTE[at], marker=MARKERS[at], markersize=5, linewidth=1.4,
+            elinewidth=1, capsize=2, label=LEGEND[at],
+        )  # fmt: skip
+        if f"{paths} paths" in said:
+            axes.plot(
+                [length + shift for length in LENGTHS], numbers(said[f"{paths} paths"]), linestyle="none",
+                marker=MARKERS[at], markersize=8, markerfacecolor="none", markeredgecolor=PALETTE[at],
+                markeredgewidth=1.0, label=f"{paths} paths, published",
+            )  # fmt: skip
+    axes.set(xlabel="path length", ylim=(0, 1.02), xticks=list(LENGTHS))
+    axes.set_title(TITLES[name], loc="left", fontsize=11)
+
+
+def number(value: float | list[float]) -> float:
+    """One published number."""
+    assert not isinstance(value, list)
+    return value
+
+
+def numbers(value: float | list[float]) -> list[float]:
+    """A published curve."""
+    assert isinstance(value, list)
+    return value
