@@ -64,7 +64,9 @@ def render(runs: Sequence[Run], budget: int = BUDGET) -> str:
         style=Markup(charts.style_sheet() + _file("page.css")),
         scripts=[Markup(script) for script in scripts],
         policy=policy(scripts),
-        figures=Markup("{" + ",".join(f'"{key}":{text}' for key, text in figures.items()) + "}"),
+        figures=Markup(
+            "{" + ",".join(f"{charts.script_json(key)}:{text}" for key, text in figures.items()) + "}"
+        ),
     )
 
 

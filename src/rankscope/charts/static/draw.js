@@ -408,7 +408,11 @@ var rankscope = (function () {
     for (const element of wanted) {
       wanted.delete(element);
       near.unobserve(element);
-      if (!states.get(element).drawn) await render(states.get(element));
+      try {
+        if (!states.get(element).drawn) await render(states.get(element));
+      } catch (error) {
+        console.error(error); // the others are drawn all the same
+      }
       await new Promise((resolve) => setTimeout(resolve));
     }
     busy = false;
