@@ -64,7 +64,7 @@ def test_compare_keeps_those_that_were_finished(tmp_path: Path) -> None:
 def test_paths_keeps_lengths_and_heads(tmp_path: Path) -> None:
     code, out, said = interrupted(
         "heaviest single paths", "paths", "bert-mini", "--layers", "8", "--top", "99", "--samples", "1",
-        "-o", "out", cwd=tmp_path,
+        "--tokens", "32", "-o", "out", cwd=tmp_path,
     )  # fmt: skip
     assert code == 130 and "paths by length" in out and "heads, mean over samples" in out
     assert said == "stopped after lengths and heads; these are written to out"
@@ -75,8 +75,9 @@ def test_paths_keeps_lengths_and_heads(tmp_path: Path) -> None:
 
 def test_bounds_keeps_the_samples_that_were_finished(tmp_path: Path) -> None:
     code, out, said = interrupted(
-        "sample 2 of 3", "bounds", "bert-mini", "--layers", "12", "--samples", "3", "-o", "out", cwd=tmp_path
-    )
+        "sample 2 of 3", "bounds", "bert-mini", "--layers", "12", "--samples", "3", "--tokens", "32",
+        "-o", "out", cwd=tmp_path,
+    )  # fmt: skip
     assert code == 130 and "bounds whose hypotheses are met" in out
     assert said == "stopped after 1 of 3 samples; these are written to out"
     found = Certificates.read(tmp_path / "out" / "certificates.parquet")

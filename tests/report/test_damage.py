@@ -20,7 +20,7 @@ from rankscope.report.run import TABLES as COLUMNS
 from tests.report.runs import profile_of, study, whole_run
 
 TABLES = ["profile", "cloud", "spectrum", "lengths", "heads", "certificates_san", "summary"]
-ODD = (None, -1.5, "word", [1], {"a": None})
+ODD = (None, "word", {"a": -1.5})
 
 
 @pytest.fixture(scope="module")
