@@ -16,6 +16,8 @@ from rankscope.files import atomic
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 """Okabe and Ito's colours, told apart by colour-blind readers and in grey print by their markers."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LABEL = 60
+"""Characters of a name in a legend at most."""
 LONG = 1e6
 """Exponents from here on are written as powers."""
 VARIANTS = (
@@ -75,6 +77,18 @@ def numbered(names: Iterable[str]) -> dict[str, int]:
     found = {name: VARIANTS.index(name) if name in VARIANTS else -1 for name in names}
     left = (number for number in range(len(found)) if number not in set(found.values()))
     return {name: next(left) if number < 0 else number for name, number in found.items()}
+
+
+def label(name: str) -> str:
+    """A name as a label of matplotlib, which sets what stands between dollars as a formula, and shows none
+    that is empty or begins with an underscore.
+
+    >>> label("san+skip"), label("$x$"), label("_mine")
+    ('san+skip', '\\\\$x\\\\$', ' _mine')
+    """
+    shown = "".join(each if each.isprintable() else "\ufffd" for each in name[:LABEL])
+    shown = (f"{shown[:-1]}…" if len(name) > LABEL else shown).replace("$", r"\$")
+    return shown if shown[:1] not in ("", "_") else f" {shown}"
 
 
 def power(log10: float) -> str:

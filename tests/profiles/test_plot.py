@@ -1,10 +1,13 @@
+from pathlib import Path
+from xml.etree import ElementTree
+
 import numpy as np
 import pytest
 import torch
 from matplotlib.axes import Axes
 
 from rankscope.errors import MetricError
-from rankscope.figures import panels
+from rankscope.figures import panels, save
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.profiles import Profile, measure
 from rankscope.profiles.plot import draw_arithmetics
@@ -86,3 +89,17 @@ def test_arithmetics_side_by_side_show_the_law() -> None:
     assert fall.get_yscale() == "log"
     assert any(line.get_markerfacecolor() == "white" for line in fall.lines)
     figure.savefig("/dev/null", format="png")
+
+
+@pytest.mark.parametrize(
+    "name", ["_mine", "$", "a $b$", r"$\frac{$", "--><x>", "a\x1b[31m\nb", "x" * 400, ""]
+)
+def test_a_variant_of_any_name_is_drawn_and_stands_in_the_legend(name: str, tmp_path: Path) -> None:
+    both = Profile.join([measure(NET, X, variant=each) for each in (name, "plain")])
+    figure = both.plot("relative_residual")
+    first, second = labels(figure.axes[0])
+    shown = first.strip().replace(r"\$", "$")
+    assert second == "plain" and len(shown) <= 60
+    assert shown == name or any(mark in shown for mark in "\ufffd…")
+    _, drawing = save(figure, tmp_path / "drawn")
+    assert ElementTree.parse(drawing).getroot().tag.endswith("svg")

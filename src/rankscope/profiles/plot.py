@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels, tick
+from rankscope.figures import FAINT, INK, MARKERS, PALETTE, label, panels, tick
 from rankscope.metrics import metric as metric_named
 from rankscope.profiles.lines import Curve, by_sample, extent, log_floor, looks, mean
 from rankscope.profiles.profile import Profile
@@ -36,8 +36,8 @@ def draw_profile(axes: Axes, profile: Profile, metric: str, log: bool | None = N
     for number, (line, curve) in zip(looks(profile, metric), logs.items(), strict=True):
         drawn = curve if log else by_sample(profile, metric, "value", line)
         noise = profile.at_floor(metric, variant=line[0], arithmetic=line[1]).numpy()
-        label = line[0] if len(profile.arithmetics) == 1 else f"{line[0]}, {line[1]}"
-        _line(axes, drawn, noise, number, label)
+        name = line[0] if len(profile.arithmetics) == 1 else f"{line[0]}, {line[1]}"
+        _line(axes, drawn, noise, number, name)
     if log:
         draw_floors(axes, {line: log_floor(profile, metric, line) for line in logs})
     dress(axes, metric, span if log else None)
@@ -81,7 +81,7 @@ def draw_arithmetics(fall: Axes, slope: Axes, profile: Profile, metric: str, var
     for axes in (fall, slope):
         axes.set_xlabel("layer $l$")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    fall.legend(fontsize=9, title=variant, frameon=False)
+    fall.legend(fontsize=9, title=label(variant), frameon=False)
 
 
 def _line(
@@ -89,20 +89,20 @@ def _line(
     curve: Curve,
     noise: np.ndarray,
     number: int,
-    label: str,
+    name: str,
     middle: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
-    trace(axes, (middle or mean)(curve), noise, number, label)
+    trace(axes, (middle or mean)(curve), noise, number, name)
     if len(curve) > 1:
         band(axes, *extent(curve), number, 0.15)
 
 
-def trace(axes: Axes, centre: np.ndarray, noise: np.ndarray, number: int, label: str) -> None:
+def trace(axes: Axes, centre: np.ndarray, noise: np.ndarray, number: int, name: str) -> None:
     """A line by layer; where it is only noise it is hollow."""
     turned = number + number // len(PALETTE)  # colours come again, each time with another mark
     colour, marker = PALETTE[number % len(PALETTE)], MARKERS[turned % len(MARKERS)]
     layers = np.arange(len(centre))
-    axes.plot(layers, np.where(noise, np.nan, centre), color=colour, linewidth=1.8, label=label,
+    axes.plot(layers, np.where(noise, np.nan, centre), color=colour, linewidth=1.8, label=label(name),
               marker=marker, markersize=5)  # fmt: skip
     # Into the noise, and within it: thin and dotted, with hollow marks.
     tail = noise | np.roll(noise, -1) & (layers < len(layers) - 1)
