@@ -22,6 +22,9 @@ cases = [
     lambda: rankscope.Architecture.from_dict({"layers": 1, "width": 4, "heads": 1, "kernel": 3}),
     lambda: rankscope.Architecture(layers=1, width=4, heads=1, parallel="no"),
     lambda: rankscope.Architecture(layers=1, width=4, heads=1, biases="query"),
+    lambda: rankscope.Architecture(layers=1, width=4, heads=1, kept_heads=3),
+    lambda: rankscope.Architecture(layers=1, width=4, heads=1, rotary_frequencies=0.5),
+    lambda: rankscope.fresh({"layers": 1, "width": 4, "heads": 1}),
     lambda: net.variant(heads=1),
     lambda: net.variant(skip="a"),
     lambda: net.variant(mask=3),
@@ -48,6 +51,23 @@ for case in cases:
 """
 
 
+LISTS = """
+import rankscope
+
+small = dict(layers=2, width=8, heads=2, positions="rotary", norm_place="pre")
+lists = rankscope.Architecture(**small, kept_heads=[[0], []], rotary_frequencies=[[1, 0.5]], bare_layers=[0])
+tuples = rankscope.Architecture(
+    **small, kept_heads=((0,), ()), rotary_frequencies=((1, 0.5),), bare_layers=(0,)
+)
+print(lists == tuples and hash(lists) == hash(tuples))
+"""
+
+
+def test_an_architecture_of_lists_is_that_of_tuples() -> None:
+    done = subprocess.run([sys.executable, "-c", LISTS], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"
+
+
 def test_wrong_python_types_are_sentences() -> None:
     done = subprocess.run([sys.executable, "-c", CASES], capture_output=True, text=True, check=True)
     said = done.stdout.splitlines()
@@ -63,6 +83,9 @@ def test_wrong_python_types_are_sentences() -> None:
         ("ArchitectureError", "kernel must be a word", "got 3"),
         ("ArchitectureError", "parallel must be True or False", "got 'no'"),
         ("ArchitectureError", "biases must be True, False or a tuple of query", "got 'query'"),
+        ("ArchitectureError", "kept_heads must be a tuple", "got 3"),
+        ("ArchitectureError", "rotary_frequencies must be a tuple", "got 0.5"),
+        ("ArchitectureError", "model must be one of bert-tiny", "got {'layers': 1, 'width': 4, 'heads': 1}"),
         ("ArchitectureError", "heads must be a list of heads", "got 1"),
         ("ArchitectureError", "skip must be a number, True or False", "got 'a'"),
         ("MaskError", "a mask must be a string", "got 3"),

@@ -147,6 +147,11 @@ class Architecture:
             )
         put(self, "biases", tuple(biases) if not isinstance(biases, bool) else BIASES if biases else ())
         put(self, "mask", mask_spec(self.mask))
+        for name in ("kept_heads", "rotary_frequencies", "bare_layers"):
+            value = _frozen(getattr(self, name))
+            if not isinstance(value, tuple) and (name != "kept_heads" or value is not None):
+                raise ArchitectureError(f"{name} must be a tuple; got {value!r}")
+            put(self, name, value)
 
     def _check(self) -> None:
         _among("mlp", self.mlp, get_args(MLP))

@@ -47,6 +47,6 @@ def preset(name: str) -> Architecture:
     >>> preset("bert-base").layers
     12
     """
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ArchitectureError(one_of("model", name, PRESETS))
     return PRESETS[name]
