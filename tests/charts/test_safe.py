@@ -2,11 +2,13 @@
 
 import json
 import math
+from xml.etree import ElementTree
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.charts import escaped, plain, script_json
+from rankscope.charts.safe import LONGEST, TURNS
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -22,11 +24,11 @@ def test_json_reads_back_and_cannot_end_a_script(value: object) -> None:
         assert mark not in text
 
 
-@given(st.text())
+@given(st.text(max_size=LONGEST))
 def test_escaped_text_reads_back_and_opens_no_tag(text: str) -> None:
     safe = escaped(text)
     assert "<" not in safe
-    assert safe.replace("&lt;", "<").replace("&amp;", "&") == text
+    assert safe.replace("&lt;", "<").replace("&amp;", "&") == text.translate(TURNS)
 
 
 @given(st.floats())
@@ -40,3 +42,13 @@ def test_numbers_keep_eight_digits_and_what_json_lacks_is_null(value: float) -> 
 
 def test_half_a_character_can_be_written() -> None:
     script_json("\ud800 alone").encode()
+
+
+@given(st.text())
+def test_a_label_can_stand_in_an_xml_file(text: str) -> None:
+    read = ElementTree.fromstring(f"<text>{escaped(text)}</text>".encode("utf-8", "replace"))
+    assert read.tag == "text"
+
+
+def test_marks_that_turn_text_about_and_controls_are_shown() -> None:
+    assert escaped("a\u202eb\x00c\x1b[31m\td") == "a\ufffdb\ufffdc\ufffd[31m\td"

@@ -16,7 +16,9 @@ Figure = dict[str, Any]
 """A figure of plotly as plain data: data, layout, perhaps frames; and `table`, what its CSV holds."""
 
 
-TURNS = dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
+CONTROLS = {*range(0x20), *range(0x7F, 0xA0), 0xFFFE, 0xFFFF} - {ord(space) for space in "\t\n\r"}
+"""What neither a page nor a picture in SVG may hold."""
+TURNS = dict.fromkeys((*CONTROLS, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")
 """Marks that turn the direction of all text after them, ours too: shown, not obeyed."""
 LONGEST = 160
 """Characters of a label at most: a name may be of any length."""
