@@ -246,3 +246,27 @@ def test_motion_is_left_out_where_it_is_not_wanted(browser: "Browser", report: P
     assert calls == 0
     assert found.faults == []
     context.close()
+
+
+def test_a_long_word_does_not_widen_the_page(browser: "Browser", tmp_path: Path) -> None:
+    path = whole_run(tmp_path, "t" * 400, "L" * 400)
+    context = browser.new_context(viewport={"width": 390, "height": 844})
+    found = Opened(context.new_page())
+    page = found.goto(path)
+    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert found.faults == []
+    context.close()
+
+
+def test_a_figure_that_cannot_be_printed_takes_no_other_with_it(browser: "Browser", report: Path) -> None:
+    context = browser.new_context(viewport={"width": 1300, "height": 900})
+    found = Opened(context.new_page())
+    page = found.goto(report)
+    page.evaluate("""() => { const was = Plotly.react; Plotly.react = (element, ...rest) => {
+        if (element.id === 'run1-figure-curves') throw new Error('on purpose');
+        return was(element, ...rest); }; }""")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.wait_for_selector("#run1-figure-bounds-0 [role=img]")
+    page.wait_for_selector("html[data-drawn=all]", state="attached")
+    context.close()

@@ -1,5 +1,6 @@
 """A page of many runs stays within its budget, and says what it leaves out for that."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from rankscope.report import read_run, render
 from rankscope.report.budget import BUDGET, LEFT_OUT, fit
 from rankscope.report.chapter import Chapter, chapter
-from tests.report.runs import whole_run
+from tests.report.runs import study, whole_run
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +77,14 @@ def test_a_page_of_several_runs_says_what_it_leaves_out(folders: list[Path]) -> 
     assert three.count("<article") == 3 and len(three) < 1.1 * len(one)
     ids = re.findall(r'\bid="([^"]+)"', three)
     assert all(link in ids for link in re.findall(r'href="#([^"]+)"', three))
+
+
+def test_a_study_that_has_only_notes_stays_and_folders_are_quoted(tmp_path: Path) -> None:
+    folders = [whole_run(tmp_path / name).parent for name in ("1", "two words")]
+    study(folders[1] / "study", b"", "said")
+    outcome = json.loads((folders[1] / "study" / "outcome.json").read_text())
+    (folders[1] / "study" / "outcome.json").write_text(json.dumps({**outcome, "comparisons": []}))
+    chapters = chapters_of(folders)
+    fit(chapters, 0)
+    assert [section.notes[0] for section in chapters[1].sections if section.key == "study-0"] == ["said"]
+    assert chapters[1].notes[-1].endswith(f"rankscope report '{folders[1]}'")

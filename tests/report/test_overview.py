@@ -34,6 +34,10 @@ def test_headings_say_what_was_done_and_tell_runs_apart() -> None:
     ]  # fmt: skip
 
 
+def test_a_run_whose_title_is_blank_has_its_folder_as_heading() -> None:
+    assert titles([Run(Path("a/b"), {"title": " \t "}), Run(Path("a/c"), {"title": ""})]) == ["b", "c"]
+
+
 def test_the_variants_that_several_runs_have_stand_side_by_side() -> None:
     first, then = profile_of(("san", "transformer", "transformer-mlp"), "deviation"), profile_of(("san",))
     deep = measure(NET.variant(layers=7), X, variant="transformer")

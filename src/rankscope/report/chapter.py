@@ -1,6 +1,7 @@
 """A chapter of the page: what the template needs of one run, and what each part of it weighs."""
 
 import json
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -73,7 +74,7 @@ class Chapter:
         what = self.left[0] if len(self.left) == 1 else f"{', '.join(self.left[:-1])} and {self.left[-1]}"
         return (
             f"Left out, so that a page of so many runs still opens: {what}. A report of this run alone has "
-            f"them: rankscope report {self.run.folder}"
+            f"them: rankscope report {shlex.quote(str(self.run.folder))}"
         )
 
     def weights(self) -> Iterator[tuple[str, int]]:
@@ -88,13 +89,16 @@ class Chapter:
         """Take the parts of this kind out, and sections that hold nothing without them."""
         if kind == "manifest":
             self.manifests.clear()
+        empty = [each for each in self.sections if not (each.plots or each.tables or each.pictures)]
         for section in self.sections:
             if kind == "picture":
                 section.pictures.clear()
             for plot in [plot for plot in section.plots if plot.kind == kind]:
                 section.plots.remove(plot)
                 del self.figures[self.plot_id(plot)]
-        self.sections = [each for each in self.sections if each.plots or each.tables or each.pictures]
+        self.sections = [
+            each for each in self.sections if each.plots or each.tables or each.pictures or each in empty
+        ]
 
 
 def chapter(run: Run, number: int, title: str) -> Chapter:

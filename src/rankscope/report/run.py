@@ -74,7 +74,7 @@ class Run:
         name = Path(str(origin.get("name") or self.manifest.get("model") or self.folder.resolve().name)).name
         weights = origin.get("weights")
         given = self.manifest.get("title") or (f"{name}, {weights} weights" if weights else name)
-        return self._kind(str(given)[:TITLE])
+        return self._kind(str(given)[:TITLE].strip() or self.folder.resolve().name)
 
     def _studied(self) -> str:
         if len(self.outcomes) > 1:

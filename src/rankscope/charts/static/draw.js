@@ -431,7 +431,8 @@ var rankscope = (function () {
   }
 
   function retheme() {
-    return Promise.all([...states.values()].filter((state) => state.drawn || printing).map(render));
+    const shown = [...states.values()].filter((state) => state.drawn || printing);
+    return Promise.all(shown.map(async (state) => render(state))); // async: one that fails holds up no other
   }
 
   dark.addEventListener("change", retheme);
