@@ -59,6 +59,16 @@ def test_the_variants_that_several_runs_have_stand_side_by_side() -> None:
     assert labels == [["1 a", "3 c"], ["1 a, deviation", "2 b, float64"]]
 
 
+def test_a_variant_that_fell_back_to_a_coarser_arithmetic_is_shown_in_that() -> None:
+    fell = profile_of(("transformer",), "float64")
+    mixed = Profile.join([fell, profile_of(("san",), "deviation")])
+    section = side_by_side([run_of("a", mixed), run_of("b", profile_of(arithmetic="deviation"))], ["a", "b"])
+    (table,) = section.tables
+    assert table.headings == ["run", "transformer", "san"] and all(all(row) for row in table.rows)
+    logs = fell.curve("relative_residual", "log10", variant="transformer").mean(0)
+    assert table.rows[0][1] == power(float(logs[-1]))
+
+
 def test_runs_of_other_variants_are_listed_alone(tmp_path: Path) -> None:
     for name in ("san", "transformer"):
         write_run_directory(profile_of((name,)), tmp_path / name, name)

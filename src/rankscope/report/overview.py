@@ -55,11 +55,7 @@ def side_by_side(runs: Sequence[Run], names: Sequence[str]) -> Section:
         for number, (run, name) in enumerate(zip(runs, names, strict=True), 1)
         if run.measured is not None and METRIC in run.measured.metrics
     }
-    arithmetic = {name: _finest(each) for name, each in measured.items()}
-    have = {
-        name: [variant for variant, kind in each.lines(METRIC) if kind == arithmetic[name]]
-        for name, each in measured.items()
-    }
+    have = {name: _finest(each) for name, each in measured.items()}
     number = Counter(variant for variants in have.values() for variant in variants)
     shared = [variant for variant, times in number.items() if times > 1]
     shared = sorted(shared, key=lambda variant: variant != "transformer")[:VARIANTS]
@@ -67,23 +63,29 @@ def side_by_side(runs: Sequence[Run], names: Sequence[str]) -> Section:
         return Section("runs", "Side by side")
     rows = []
     for name, variants in have.items():
-        ends = [_end(measured[name], each, arithmetic[name]) if each in variants else "" for each in shared]
+        ends = [_end(measured[name], each, variants[each]) if each in variants else "" for each in shared]
         if any(ends):
             rows.append([name, *ends])
     table = Table(
         "Relative residual at the last layer", ["run", *shared], rows, titled=True,
         note="Geometric mean over samples, of a corpus the median. Variants that several runs measured.",
     )  # fmt: skip
-    views = [(variant, _drawn(measured, have, arithmetic, variant)) for variant in shared]
+    views = [(variant, _drawn(measured, have, variant)) for variant in shared]
     most = max(number[variant] for variant in shared)
     few = f" Drawn are the first {RUNS} of {most} runs." if most > RUNS else ""
     plot = Plot("runs", views, f"One variant at a time, a line for each run that measured it.{few}")
     return Section("runs", "Side by side", plots=[plot], tables=[table])
 
 
-def _finest(measured: Profile | Summary) -> str:
-    found = measured.arithmetics
-    return next((name for name in FINEST if name in found), found[0])
+def _finest(measured: Profile | Summary) -> dict[str, str]:
+    """The arithmetic in which each variant is shown: one may have fallen back where another did not."""
+    found: dict[str, list[str]] = {}
+    for variant, arithmetic in measured.lines(METRIC):
+        found.setdefault(variant, []).append(arithmetic)
+    return {
+        variant: next((name for name in FINEST if name in those), those[0])
+        for variant, those in found.items()
+    }
 
 
 def _end(measured: Profile | Summary, variant: str, arithmetic: str) -> str:
@@ -94,8 +96,7 @@ def _end(measured: Profile | Summary, variant: str, arithmetic: str) -> str:
 
 def _drawn(
     measured: dict[str, Profile | Summary],
-    have: dict[str, list[str]],
-    arithmetic: dict[str, str],
+    have: dict[str, dict[str, str]],
     variant: str,
 ) -> charts.Figure:
     """One variant in every run that has it, each as a line of its own."""
@@ -105,7 +106,7 @@ def _drawn(
             next(
                 line
                 for line in lines_of(measured[name], METRIC, log)
-                if (line.variant, line.arithmetic) == (variant, arithmetic[name])
+                if (line.variant, line.arithmetic) == (variant, have[name][variant])
             )
             for log in (True, False)
         )
