@@ -21,6 +21,8 @@ from tests.report.runs import profile_of, study, whole_run
 
 TABLES = ["profile", "cloud", "spectrum", "lengths", "heads", "certificates_san", "summary"]
 ODD = (None, "word", {"a": -1.5})
+THIRDS = pytest.mark.parametrize("third", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
+"""There are many ways: every third of them in each run, the others in `make slow`."""
 
 
 @pytest.fixture(scope="module")
@@ -111,11 +113,12 @@ def test_columns_that_are_missing_or_of_another_kind(whole: Path, tmp_path: Path
         )
 
 
+@THIRDS
 @pytest.mark.parametrize("name", TABLES)
-def test_values_that_are_missing_or_out_of_range(whole: Path, tmp_path: Path, name: str) -> None:
+def test_values_that_are_missing_or_out_of_range(whole: Path, tmp_path: Path, name: str, third: int) -> None:
     path = alone(whole, tmp_path, f"{name}.parquet")
     schema = pl.read_parquet_schema(path)
-    for column, kind in schema.items():
+    for number, (column, kind) in enumerate(schema.items()):
         values: list[tuple[object, bool]] = [(None, True), (None, False)]
         if kind.is_float():
             values += [(float("nan"), False), (float("inf"), True), (-1e300, True)][
@@ -125,7 +128,7 @@ def test_values_that_are_missing_or_out_of_range(whole: Path, tmp_path: Path, na
             values += [(-1, True), (2**62, True), (1, False)]
         elif kind == pl.String:
             values += [("", True), ("<b>", False), ("9" * 5000, True)]
-        for value, some in values:
+        for value, some in values[(third - number) % 3 :: 3]:
             place = pl.int_range(pl.len()) % 3 == 1 if some else pl.lit(True)
             given = pl.when(place).then(pl.lit(value, dtype=kind)).otherwise(pl.col(column)).alias(column)
             assert rewritten(path, lambda table, given=given: table.with_columns(given))
@@ -142,8 +145,9 @@ def test_rows_that_are_missing_or_come_twice(whole: Path, tmp_path: Path, name: 
     assert rewritten(path, lambda table: table.sample(fraction=1.0, shuffle=True, seed=0))
 
 
+@THIRDS
 @pytest.mark.parametrize("name", ["profile", "summary", "certificates_san"])
-def test_manifests_of_another_make(whole: Path, tmp_path: Path, name: str) -> None:
+def test_manifests_of_another_make(whole: Path, tmp_path: Path, name: str, third: int) -> None:
     path = alone(whole, tmp_path, f"{name}.parquet")
     table, good = pl.read_parquet(path), json.loads(pl.read_parquet_metadata(path)[KEY])
     texts = ["", "{", "[1]", "[" * 2000 + "]" * 2000, '{"a":' * 600 + "1" + "}" * 600]
@@ -152,7 +156,7 @@ def test_manifests_of_another_make(whole: Path, tmp_path: Path, name: str) -> No
     first = good.get("networks", [{}])[0]
     for key in first:
         texts += [json.dumps({**good, "networks": [{**first, key: odd}]}) for odd in ODD]
-    for text in texts:
+    for text in texts[third::3]:
         table.write_parquet(path, metadata={KEY: text})
         assert said(path)
 
