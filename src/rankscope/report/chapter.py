@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankscope import charts
+from rankscope.report.facts import facts, stopped
 from rankscope.report.finding import finding
 from rankscope.report.run import Run
-from rankscope.report.sections import Plot, Section, facts, sections_of, stopped
+from rankscope.report.sections import Plot, Section, sections_of
 from rankscope.report.tables import checks
 
 MANIFEST = 200_000

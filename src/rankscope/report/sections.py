@@ -1,18 +1,16 @@
 """The sections of a chapter: which figures and tables a run gives, each with a sentence on how to read it."""
 
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 
 from rankscope import charts
-from rankscope.cards import counted
 from rankscope.charts import Figure
 from rankscope.charts.cloud import PANELS as CLOUDS
 from rankscope.metrics import metric as metric_named
 from rankscope.profiles import Profile, Summary
+from rankscope.report.facts import excerpts
 from rankscope.report.pictures import data_uri
 from rankscope.report.run import Run
 from rankscope.report.statistics import last_layer
@@ -24,13 +22,6 @@ FLOORS = (
     "Marks are hollow where a value lies at or below the dotted floor, the least that its arithmetic can "
     "resolve: there it is rounding noise."
 )
-
-
-SIZES = ("layers", "heads", "width")
-MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-    "November", "December",
-)  # fmt: skip
 MANY = 40
 """Pictures of studies up to which they are shown at full width."""
 
@@ -176,7 +167,7 @@ def _percent(share: float) -> str:
 
 def _which(run: Run, number: int) -> str:
     """Which of the excerpts that were measured are shown, where that is not all, and how the first begins."""
-    every = _excerpts(run)
+    every = excerpts(run)
     if every <= number:
         return ""
     text = run.manifest.get("text")
@@ -185,15 +176,6 @@ def _which(run: Run, number: int) -> str:
     if number == 1:
         return f"The first excerpt of {every}{begins}"
     return f"The first {number} excerpts of {every}."
-
-
-def _excerpts(run: Run) -> int:
-    """How many were measured."""
-    if run.measured is None:
-        return 0
-    if isinstance(run.measured, Summary):
-        return run.measured.excerpts
-    return run.measured.table["sample"].n_unique()
 
 
 def _few(table: pl.DataFrame, most: int) -> str:
@@ -314,55 +296,3 @@ def _studies(run: Run) -> list[Section]:
             )
         )  # fmt: skip
     return found
-
-
-def stopped(run: Run) -> str:
-    """That a run ended before it was through, where it did."""
-    early, text = run.manifest.get("stopped"), run.manifest.get("text")
-    if isinstance(early, dict) and isinstance(early.get("finished"), list):
-        done = ", ".join(map(str, early["finished"])) or "none"
-        number = len(early["finished"])
-        return f"This run was stopped early: of {early.get('asked')} there are {number} ({done})."
-    if isinstance(text, dict) and text.get("read_to_the_end") is False:
-        return "This run was stopped before it had read all of the text."
-    return ""
-
-
-def facts(run: Run) -> list[str]:
-    """What was run on what, in a few words each."""
-    manifest: dict[str, Any] = run.manifest
-    found = []
-    networks = manifest.get("networks")
-    networks = networks if isinstance(networks, list) else []
-    described = [each.get("architecture") for each in networks if isinstance(each, dict)]
-    sizes = [
-        f"{counted(arch['layers'], 'layer')} of {counted(arch['heads'], 'head')}, width {arch['width']}"
-        for arch in described or [manifest.get("architecture")]
-        if isinstance(arch, dict) and all(isinstance(arch.get(name), int) for name in SIZES)
-    ]
-    if len(set(sizes)) == 1:
-        found.append(sizes[0])
-    elif sizes:
-        found.append(f"{len(set(sizes))} sizes of network")
-    if isinstance(run.measured, Summary):
-        found.append(counted(run.measured.excerpts, "excerpt"))
-    elif run.measured is not None:
-        found.append(counted(_excerpts(run), "excerpt"))
-    if run.measured is not None:
-        found.append(f"{', '.join(run.measured.arithmetics)} arithmetic")
-    if manifest.get("created"):
-        found.append(_when(str(manifest["created"])))
-    return found
-
-
-def _when(created: str) -> str:
-    """A time as one says it.
-
-    >>> _when("2026-03-01T09:05:00+00:00")
-    '1 March 2026, 09:05 UTC'
-    """
-    try:
-        time = datetime.fromisoformat(created).astimezone(UTC)
-    except (ValueError, OverflowError):
-        return created
-    return f"{time.day} {MONTHS[time.month - 1]} {time.year}, {time:%H:%M} UTC"
