@@ -8,7 +8,7 @@ from rankscope.metrics.attention import (
     second_singular_value,
     spectral_gap,
 )
-from rankscope.metrics.catalogue import METRICS, Metric, Reading, metric
+from rankscope.metrics.catalogue import METRICS, Metric, Reading, metric, symbol_of
 from rankscope.metrics.cosine import max_cosine_gap, mean_abs_cosine, mean_cosine, mean_cosine_gap, min_cosine
 from rankscope.metrics.residual import (
     composite_norm,
@@ -71,4 +71,5 @@ __all__ = [
     "spectral_gap",
     "spectral_residual",
     "stable_rank",
+    "symbol_of",
 ]

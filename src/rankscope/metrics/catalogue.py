@@ -184,6 +184,19 @@ def metric(name: str) -> Metric:
     return replace(found, name=name, compute=partial(found.compute, centre=centre))
 
 
+def symbol_of(name: str, tex: bool = False) -> str:
+    """How a table or a figure writes a metric; one that is not known here, as of a file, is its own name.
+
+    >>> symbol_of("mu"), symbol_of("mine")
+    ('‖res X‖_F', 'mine')
+    """
+    try:
+        found = metric(name)
+    except MetricError:
+        return rf"\mathrm{{{name}}}".replace("_", r"\_") if tex else name
+    return found.tex if tex else found.symbol
+
+
 def _of_heads(name: str) -> Metric:
     """A metric of tokens, read off each head's contribution to the attention branch."""
     found = metric(name.removeprefix("head_"))
