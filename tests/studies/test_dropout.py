@@ -7,7 +7,7 @@ from torch.nn import functional as F
 from rankscope.errors import StudyError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.variants import named_variant
-from rankscope.studies.dropout import Dropout, training_states
+from rankscope.nets.dropout import Dropout, training_states
 from rankscope.studies.wu2024 import networks
 
 

@@ -37,7 +37,7 @@ from rankscope.studies.dong2021.train import (
     pace,
     train,
 )
-from rankscope.studies.dropout import Dropout, training_states
+from rankscope.nets.dropout import Dropout, training_states
 
 RECIPE = Recipe(epochs=4, batch=10, rate=3e-3, keep_every=1)
 

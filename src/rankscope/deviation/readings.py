@@ -21,7 +21,7 @@ from rankscope.metrics.catalogue import ROUNDING
 from rankscope.metrics.centre import Centre, Norm, centred
 from rankscope.metrics.residual import NORMS
 from rankscope.metrics.tokens import tokens
-from rankscope.nets.weights import NormWeights
+from rankscope.nets.norms import NormWeights
 
 UNIT = torch.finfo(torch.float64).eps
 SMALLEST = 5e-324

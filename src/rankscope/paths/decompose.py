@@ -26,9 +26,9 @@ from rankscope.paths.counts import (
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
-from rankscope.paths.own import OwnPaths
 from rankscope.paths.parts import by_head, by_layer
-from rankscope.paths.walk import Step, own_step, shared_step, total
+from rankscope.paths.terms import Along, Stream, Terms
+from rankscope.paths.walk import OwnAttention, Step, own_step, shared_step, total
 
 MOST = 10**6
 """Paths that are enumerated one by one at most."""
@@ -62,7 +62,7 @@ def decompose(net: Transformer, X: Tensor, padding: Tensor | None = None) -> "De
     """
     X = X.to(dtype=net.dtype, device=net.device) if isinstance(X, Tensor) else X
     frozen = freeze(net, X, padding)
-    closure_of(frozen.run(), frozen)
+    closure_of(Stream(frozen).run(), frozen)
     return Decomposition(frozen)
 
 
@@ -126,16 +126,18 @@ class Decomposition:
         spec = checked(spelled(path), self.frozen.ways, self.heads)
         frozen = self.frozen
         term = self._ended(total(frozen, [spec], self._step(attention)), attention)
-        own = OwnPaths(frozen.net, frozen.X, frozen.real).matrices(spec) if attention == "own" else None
+        own = OwnAttention(frozen).matrices(spec) if attention == "own" else None
         n, width = frozen.X.shape[1:]
         P = torch.eye(n, dtype=frozen.X.dtype, device=frozen.X.device).expand(len(frozen.X), n, n)
         W = torch.eye(width, dtype=frozen.X.dtype, device=frozen.X.device)
         for layer, head in zip(frozen.layers, spec, strict=True):
+            arch, index = layer.block.arch, layer.block.index
             if head is None:
-                W = W * layer.arch.attention_skip
+                W = W * arch.attention_skip
             else:
-                w, key = layer.weights.attention, head // (layer.arch.heads // layer.arch.key_heads)
-                P = (layer.P[:, head] if own is None else own[layer.index]) @ P
+                w, key = layer.block.weights.attention, head // (arch.heads // arch.key_heads)
+                assert layer.P is not None
+                P = (layer.P[:, head] if own is None else own[index]) @ P
                 W = W @ (w.value.weight[:, key] @ w.output.weight[head])
         if frozen.order is not None:
             P = frozen.order.restored_square(P[:, None])[:, 0]
@@ -199,7 +201,7 @@ class Decomposition:
                 raise PathError(
                     "with heads, attention is shared; for attention of their own, net.variant(heads=)"
                 )
-            kept = self.frozen.run(kept_heads(self.frozen.net.arch, heads), biases)
+            kept = Stream(self.frozen, kept_heads(self.frozen.net.arch, heads), biases).run()
             return self.frozen.restored(kept)
         if lengths is not None:
             if not isinstance(lengths, Iterable):
@@ -231,5 +233,5 @@ class Decomposition:
     def _ended(self, term: Tensor, attention: str) -> Tensor:
         """Through the final norm: frozen, or for paths of their own computed on what they add up to."""
         if attention == "shared":
-            return self.frozen.end(term[None])[0]
+            return Along(self.frozen).end(Terms(term[None]))[0]
         return self.frozen.net.finish(term) * self.frozen.real[..., None]

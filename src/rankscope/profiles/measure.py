@@ -13,7 +13,7 @@ from rankscope.metrics import Metric, metric
 from rankscope.metrics.catalogue import ROUNDING
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.nets import Step, Transformer
-from rankscope.nets.block import contributions
+from rankscope.nets.plain import contributions
 from rankscope.nets.weights import Layer
 from rankscope.profiles.manifest import manifest_of
 from rankscope.profiles.profile import Profile

@@ -36,7 +36,7 @@ from torch import Tensor
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import LOWEST
 from rankscope.nets import mask_matrix
-from rankscope.nets.weights import NormWeights
+from rankscope.nets.norms import NormWeights
 from rankscope.theory.constants import speaking, value_matrix
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import (
@@ -47,6 +47,7 @@ from rankscope.theory.hypotheses import (
     equal,
     no_mlp,
     no_skip,
+    normed_sums,
     rows_sum_to_one,
     softmax,
 )
@@ -69,7 +70,7 @@ def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
     biases = [float(norm.bias.abs().max()) for norm in norms if norm.bias is not None]
     return [
         equal(f"layers without a norm after attention ({', '.join(kinds)})",
-              not (arch.norm in kinds and arch.norm_place == "post"), 0),
+              not (arch.norm in kinds and normed_sums(arch)), 0),
         _zero("norm's eps", arch.norm_eps),
         _zero("spread of the norms' gains", max(gains, default=0.0)),
         _zero("largest bias of the norms", max(biases, default=0.0)),
