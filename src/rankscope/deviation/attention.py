@@ -63,7 +63,9 @@ class Attention:
     def matrix(self) -> Float[Tensor, "batch head token token"]:
         """P as an ordinary tensor."""
         P = self.p[:, :, None] + self.Delta.explicit()
-        return P if self.signed else P.clamp(min=0.0) * self.visible
+        if self.signed:
+            return P * self.visible.any(-1, keepdim=True)  # rows of padding stay zero
+        return P.clamp(min=0.0) * self.visible
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ def _noise(doubt: Logs, size: Logs, P: Attention, about: Scaled, dv: Scaled) -> 
     weight = torch.linalg.vector_norm(P.others.value, ord=1, dim=-1)
     weight = weight.flatten(1).amax(1) if weight.numel() else torch.zeros_like(doubt)
     of_values = Scaled(weight[:, None], P.others.log).log_size() + doubt + dv.log_size()
-    moved = Scaled(P.p[:, :, None] @ about.value.abs(), about.log).log_size()
+    weigh = P.p.abs() if P.signed else P.p
+    moved = Scaled(weigh[:, :, None] @ about.value.abs(), about.log).log_size()
     of_scores = (doubt + size).clamp(max=0.0) + torch.maximum(moved, doubt + dv.log_size())
     return torch.maximum(of_values, of_scores)
 

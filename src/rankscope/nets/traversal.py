@@ -9,7 +9,7 @@ A part of one's own (`parts.py`) stands at a named place of the traversal and br
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
@@ -46,6 +46,7 @@ def blocks(arch: Architecture, weights: Weights) -> tuple[Block, ...]:
     return tuple(Block.of(arch, index, layer) for index, layer in enumerate(weights.layers))
 
 
+@runtime_checkable
 class Rules(Protocol[State]):
     """What each part of a block does to a state. `Any` is what an arithmetic has for attention inside."""
 

@@ -23,7 +23,6 @@ import polars as pl
 from rankscope.errors import TheoremError, one_of
 from rankscope.profiles import parquet
 from rankscope.profiles.manifest import Manifest
-from rankscope.theory.catalogue import THEOREMS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,8 +111,8 @@ class Certificates:
             rows.append(
                 {
                     "theorem": name,
-                    "kind": THEOREMS[name].kind,
-                    "quantity": THEOREMS[name].quantity,
+                    "kind": part["kind"][0],
+                    "quantity": part["quantity"][0],
                     "met_to": held,
                     "says_at": says[-1] if says else None,
                     **(worst if held else dict.fromkeys(worst)),

@@ -1,7 +1,7 @@
 """`certify`: every theorem on a network and an input, its hypotheses checked, next to what is measured."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, get_args
 
@@ -13,7 +13,7 @@ from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
 from rankscope.profiles.manifest import manifest_of
-from rankscope.theory.catalogue import theorems_named
+from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.certificates import SCHEMA, Certificates
 from rankscope.theory.facts import Centre, Facts
 from rankscope.theory.logs import TEN
@@ -28,7 +28,7 @@ def certify(
     net: Transformer,
     X: Tensor,
     padding: Tensor | None = None,
-    theorems: str | Sequence[str] | None = None,
+    theorems: Chosen = None,
     *,
     centre: str = "mean",
     progress: Progress | None = None,

@@ -1,7 +1,6 @@
 """`collapse_depth`: the layer where tokens become the same, as measured and as guaranteed."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from rankscope.errors import TheoremError
 from rankscope.nets import Transformer
+from rankscope.theory.catalogue import Chosen
 from rankscope.theory.certificates import Certificates
 from rankscope.theory.certify import certify
 
@@ -55,7 +55,7 @@ def collapse_depth(
     threshold: float = 1e-6,
     padding: Tensor | None = None,
     *,
-    theorems: str | Sequence[str] | None = None,
+    theorems: Chosen = None,
     centre: str = "mean",
 ) -> CollapseDepth:
     """The layer where tokens are measured to be uniform to `threshold`, and what each certificate guarantees.
