@@ -178,12 +178,6 @@ def test_dropout_goes_through_it_too() -> None:
     torch.testing.assert_close(last, net.run(tokens()).states[-1])
 
 
-@pytest.mark.parametrize("wrong", ["a word", object()])
-def test_what_is_no_part_is_a_sentence(wrong: Any) -> None:
-    with pytest.raises(ArchitectureError, match="parts must be objects with a name, a place and a rule"):
-        Architecture(layers=1, width=4, heads=1, parts=(wrong,))
-
-
 def test_a_place_that_there_is_not() -> None:
     class Lost(AttnScale):
         place: ClassVar[Any] = "nowhere"

@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from rankscope.errors import StudyError
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.variants import named_variant
 from rankscope.nets.dropout import Dropout, training_states
+from rankscope.nets.variants import named_variant
 from rankscope.studies.wu2024 import networks
 
 

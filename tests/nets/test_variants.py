@@ -9,10 +9,10 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.nets.architecture import NormPlace
+from rankscope.nets.norms import normalise
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import traverse
-from rankscope.nets.norms import normalise
 from tests.strategies import architectures
 
 BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.norms import normalise
-from rankscope.nets.norms import NormWeights
+from rankscope.nets.norms import NormWeights, normalise
 from rankscope.theory import THEOREMS, certify
 from rankscope.theory.pure_attention import cubed
 from tests.theory.families import FAMILIES, PURE, Case, normal, orthogonal

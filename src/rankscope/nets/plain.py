@@ -91,7 +91,7 @@ class Plain(Arithmetic):
             return branch
         return (X if half.skip == 1.0 else half.skip * X) + branch
 
-    def _grouped(self, kv: Heads) -> Heads:
+    def _grouped(self, kv: Float[Tensor, "batch key_head token head_width"]) -> Heads:
         """Keys or values of every head, where several share one."""
         group = self.arch.heads // self.arch.key_heads
         return kv.repeat_interleave(group, 1) if group > 1 else kv

@@ -22,6 +22,7 @@ from rankscope.errors import PathError, one_of
 from rankscope.metrics.residual import frobenius_norm, mu
 from rankscope.metrics.tokens import unit_of
 from rankscope.nets.order import Half
+from rankscope.nets.parts import Part
 from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
@@ -176,6 +177,10 @@ class _Gain(Arithmetic):
         """A path goes through a head or past all of them; the MLP and its skip it takes together."""
         past = abs(half.skip) * gain + branches.get("mlp", torch.zeros_like(gain))
         return torch.maximum(past, branches["attention"]) if half.attends else past
+
+    def part(self, block: Block, part: Part, gain: Tensor, inside: Tensor) -> Tensor:
+        """Attention is taken as it was measured; of other parts of one's own nothing is known."""
+        return gain if part.place == "weights" else torch.full_like(gain, torch.inf)
 
     def _head(self, block: Block, head: int) -> Tensor:
         arch, w = block.arch, block.weights.attention

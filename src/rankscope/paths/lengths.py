@@ -26,6 +26,7 @@ from rankscope.metrics.catalogue import metric
 from rankscope.metrics.residual import frobenius_norm
 from rankscope.metrics.tokens import tokens, unit_of
 from rankscope.nets.order import Half
+from rankscope.nets.parts import Part
 from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.paths.frozen import Frozen, with_bias
 from rankscope.paths.shares import cosine, share
@@ -244,6 +245,10 @@ class Counting(Arithmetic):
                 for one, other in zip(past, heads, strict=True)
             )
         )
+
+    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
+        """A part of one's own is passed as a whole."""
+        return x
 
 
 def length_counts(frozen: Frozen) -> tuple[list[int], list[int]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rankscope.nets.order import Branch, Half
-from rankscope.nets.plain import Plain, Square, Tokens
+from rankscope.nets.plain import Plain, Tokens
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, traverse
 from rankscope.paths.counts import Path
@@ -38,7 +38,7 @@ class OwnAttention(Plain):
         state: Tokens = traverse(self.frozen.layers[index].block, self, X).state
         return state * self.frozen.real[..., None]
 
-    def matrices(self, path: Path) -> dict[int, Square]:
+    def matrices(self, path: Path) -> dict[int, Tensor]:
         """By layer in which the path takes a head: that head's attention `[batch, token, token]`."""
         found, X = {}, self.frozen.X
         for index, self.head in enumerate(path):
