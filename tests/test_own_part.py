@@ -183,4 +183,4 @@ def test_a_place_that_there_is_not() -> None:
         place: ClassVar[Any] = "nowhere"
 
     with pytest.raises(ArchitectureError, match="place of attn_scale must be one of values, weights"):
-        Architecture(layers=1, width=4, heads=1, parts=(Lost(1.0),))
+        Architecture(layers=1, width=4, heads=1, parts=(Lost(1.0),))  # type: ignore[arg-type]

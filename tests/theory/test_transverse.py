@@ -47,7 +47,7 @@ def network(arch: Architecture, seed: int = 0) -> Transformer:
     )
 
 
-def averaging(mask: str, n: int) -> Tensor:
+def averaging(mask: masks.MaskLike, n: int) -> Tensor:
     M = masks.matrix(mask, n).double()
     return M / M.sum(-1, keepdim=True)
 

@@ -55,7 +55,7 @@ def turned(net: Transformer, setting: Setting) -> Transformer:
         net = net.variant(layers=setting.layers)
     mask = setting.mask
     if setting.window is not None:
-        parts = (net.arch.mask if mask is None else mask).split(";")
+        parts = str(net.arch.mask if mask is None else mask).split(";")
         mask = ";".join(f"{part}&window:{setting.window}" for part in parts)
     divisor = (net.arch.divisor if setting.divisor is None else setting.divisor) * setting.temperature
     return net.variant(

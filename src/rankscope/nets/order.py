@@ -74,6 +74,11 @@ def order(arch: Architecture, index: int = 0) -> tuple[Half, ...]:
     return half(arch.attention_skip, "attention"), half(arch.mlp_skip, "mlp")
 
 
+def speaking(arch: Architecture, index: int) -> tuple[int, ...]:
+    """The heads of layer `index` that speak."""
+    return tuple(range(arch.heads)) if arch.kept_heads is None else tuple(sorted(set(arch.kept_heads[index])))
+
+
 def norms(arch: Architecture, index: int = 0) -> list[str]:
     """The names of the norms of layer `index`, in the order they are met."""
     halves = order(arch, index)

@@ -16,7 +16,7 @@ from rankscope.nets.weights import Weights
 class Setting:
     """Of one batch of tokens, real ones first."""
 
-    visible: dict[masks.MaskLike, Bool[Tensor, "#batch 1 token token"]]
+    visible: dict[str | masks.Mask, Bool[Tensor, "#batch 1 token token"]]
     """By mask, padding taken out."""
     rotary: tuple[tuple[Tensor, Tensor], ...]
     """Cosines and sines by layer, repeating; empty where nothing is rotated."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.order import Branch, Half, order
+from rankscope.nets.order import Branch, Half, order, speaking
 from rankscope.nets.parts import Part, Place
 from rankscope.nets.weights import Layer, Weights
 
@@ -37,8 +37,7 @@ class Block:
     @property
     def speaking(self) -> tuple[int, ...]:
         """The heads that speak here."""
-        kept = self.arch.kept_heads
-        return tuple(range(self.arch.heads)) if kept is None else tuple(sorted(set(kept[self.index])))
+        return speaking(self.arch, self.index)
 
 
 def blocks(arch: Architecture, weights: Weights) -> tuple[Block, ...]:
@@ -91,7 +90,7 @@ def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
     """The state after a block."""
     weights = heads = None
     for half in block.halves:
-        branches = {}
+        branches: dict[str, State] = {}
         for branch in half.branches:
             if not rules.takes(block, half, branch):
                 continue

@@ -140,9 +140,11 @@ def _linear(name: str, weight: Shape, bias: Shape, has_bias: bool) -> dict[str, 
 
 def _norm(name: str, arch: Architecture) -> dict[str, Shape]:
     norm = norm_of(arch.norm)
-    gain = {f"{name}.gain": (arch.width,)} if norm is not None and norm.gain else {}
-    bias = norm is not None and norm.bias and arch.has_bias("norm")
-    return gain | ({f"{name}.bias": (arch.width,)} if bias else {})
+    has_gain = norm is not None and norm.gain
+    has_bias = norm is not None and norm.bias and arch.has_bias("norm")
+    return {
+        f"{name}.{leaf}": (arch.width,) for leaf, there in (("gain", has_gain), ("bias", has_bias)) if there
+    }
 
 
 def assemble(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:

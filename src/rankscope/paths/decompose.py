@@ -136,7 +136,6 @@ class Decomposition:
                 W = W * arch.attention_skip
             else:
                 w, key = layer.block.weights.attention, head // (arch.heads // arch.key_heads)
-                assert layer.P is not None
                 P = (layer.P[:, head] if own is None else own[index]) @ P
                 W = W @ (w.value.weight[:, key] @ w.output.weight[head])
         if frozen.order is not None:

@@ -59,7 +59,7 @@ class FrozenLayer:
     """What a block did on the input: its attention, the scales of its norms, the gates of its MLP."""
 
     block: Block
-    P: Square | None = None
+    P: Square = field(init=False)
     norms: dict[str, FrozenNorm] = field(default_factory=dict)
     """By their names in the weights."""
     gate: Float[Tensor, "batch token mlp_width"] | None = None

@@ -186,7 +186,6 @@ class _Gain(Arithmetic):
         arch, w = block.arch, block.weights.attention
         key = head // (arch.heads // arch.key_heads)
         inward, outward = w.value.weight[:, key].double(), w.output.weight[head].double()
-        assert self.layer.P is not None
         P = self.layer.P[:, head].double() * self.real[:, :, None] * self.real[:, None]
         before = next(half.branches[0].before for half in block.halves if half.attends)
         if before is not None:

@@ -60,9 +60,7 @@ class Linear(Arithmetic):
 
     def weights(self, block: Block, terms: Terms) -> Square:
         """P as measured."""
-        P = self.layer(block).P
-        assert P is not None
-        return P
+        return self.layer(block).P
 
     def mix(self, block: Block, P: Square, V: Tensor) -> Spoken:
         """What each head says."""

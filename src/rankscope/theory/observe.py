@@ -16,12 +16,13 @@ from rankscope.metrics import dobrushin, metric
 from rankscope.metrics.centre import centred
 from rankscope.metrics.residual import NORMS
 from rankscope.metrics.tokens import tokens, unit_of
-from rankscope.nets import Architecture, Transformer
+from rankscope.nets import Architecture, Kernel, Transformer
+from rankscope.nets.order import speaking
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, changed
 from rankscope.nets.weights import Layer
-from rankscope.theory.constants import HeadNorms, MLPNorms, speaking
+from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.facts import Centre, Facts, LayerFacts, Sizes
 from rankscope.theory.halves import half_facts
 from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
@@ -59,7 +60,9 @@ class WeightNorms:
     Weights must not change while they are kept."""
 
     def __init__(self) -> None:
-        self.found: dict[tuple[int, tuple[int, ...], str, str], tuple[Layer, HeadNorms, MLPNorms]] = {}
+        self.found: dict[
+            tuple[int, tuple[int, ...], str | Kernel, str], tuple[Layer, HeadNorms, MLPNorms]
+        ] = {}
 
     def of(self, net: Transformer, index: int) -> tuple[HeadNorms, MLPNorms]:
         """Of layer `index` (0-based)."""
@@ -276,7 +279,7 @@ def _plainly(net: Transformer, X: Tensor) -> Iterator[BlockTaken]:
         visible = torch.ones(1, 1, *P.shape[-2:], dtype=torch.bool)
         state, added = State.of(step.state, real), State.of(step.state - weight * before, real)
         half = HalfTaken(State.of(before, real), (), weight, added, state, state)
-        yield BlockTaken(state, _Given(p, others, top, visible), None, (half,))  # type: ignore[arg-type]
+        yield BlockTaken(state, _Given(p, others, top, visible), None, (half,))
         before = step.state
 
 

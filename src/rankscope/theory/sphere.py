@@ -37,7 +37,8 @@ from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import LOWEST
 from rankscope.nets import mask_matrix
 from rankscope.nets.norms import NormWeights
-from rankscope.theory.constants import speaking, value_matrix
+from rankscope.nets.order import speaking
+from rankscope.theory.constants import value_matrix
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import (
     Hypothesis,

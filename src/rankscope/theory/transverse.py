@@ -38,7 +38,7 @@ from rankscope.deviation.scaled import LOWEST, Scaled
 from rankscope.deviation.state import EPS, Real, State
 from rankscope.errors import ArchitectureError, TokensError
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.masks import matrix
+from rankscope.nets.masks import Mask, matrix
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import Layer
@@ -248,8 +248,8 @@ def _derivatives(
     real = Real(torch.ones(R.shape[:2], dtype=torch.bool, device=R.device))
     both = torch.ones(number, 1, 2, 2, dtype=torch.bool, device=R.device)
     itself = torch.eye(2, dtype=torch.bool, device=R.device).expand_as(both)
-    visible = {"complete": torch.cat([both, itself])}
-    setting = Setting(visible, rotary=(), sinusoids=None, bias=None, real=real.rows)  # type: ignore[arg-type]
+    visible: dict[str | Mask, Tensor] = {"complete": torch.cat([both, itself])}
+    setting = Setting(visible, rotary=(), sinusoids=None, bias=None, real=real.rows)
     state = State(
         Scaled(x.value.expand(2 * number, -1), x.log.expand(2 * number)),
         Scaled(R, low.expand(2 * number)),

@@ -16,8 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from rankscope.nets.order import order
-from rankscope.theory.constants import speaking
+from rankscope.nets.order import order, speaking
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis, above, no_norm_after, skips
 from rankscope.theory.logs import log, sized, times
