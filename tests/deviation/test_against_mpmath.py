@@ -33,7 +33,7 @@ def awake(arch: Architecture, seed: int) -> Transformer:
 
 
 class Rounded(Network):
-    """The same network, every entry of every state moved by up to 1e-16 of the most that its tokens differ by.
+    """The same network, every entry of each state moved by up to 1e-16 of the most that its tokens differ by.
 
     R loses as much when it is rounded: of clusters of tokens far apart, what differs within them."""
 
