@@ -27,7 +27,7 @@ def gpt2(small: bool = False, kind: str = "GPT2Model") -> Any:
     import transformers
 
     torch.manual_seed(0)
-    size = {"n_layer": 2, "n_embd": 32, "n_head": 2} if small else {}
+    size: dict[str, Any] = {"n_layer": 2, "n_embd": 32, "n_head": 2} if small else {}
     return getattr(transformers, kind)(transformers.GPT2Config(**size)).eval()
 
 

@@ -57,8 +57,8 @@ def accuracies(
     """Of one trained network: whole, and of 5 and 20 paths of the length that is asked about."""
     task, recipe = make(), replace(FULL[name][1], seed=seed, **change)
     if small:
-        few = {"train": task.train.part(slice(32)), "test": task.test.part(slice(4))}
-        task, recipe = replace(task, **few), replace(recipe, epochs=1)
+        task = replace(task, train=task.train.part(slice(32)), test=task.test.part(slice(4)))
+        recipe = replace(recipe, epochs=1)
     with TemporaryDirectory() as folder:
         tensors = train(task, recipe, Path(folder) / "checkpoint.pt", device)
     found = effects(task, tensors, task.test.to(device), COUNTS, 1 if small else REPEATS)
