@@ -154,9 +154,8 @@ class Transformer:
         """The tokens that `encode` makes of each text, readable; padding has none."""
         if self.origin is None:
             raise TokensError(
-                "a network built from an architecture alone has no tokenizer; got a text to take "
-                "apart: load or "
-                "fresh give networks that have one"
+                "a network built from an architecture alone has no tokenizer; got a text to take apart: load "
+                "or fresh give networks that have one"
             )
         return self.origin.words(texts_of(texts), length)
 

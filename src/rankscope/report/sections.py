@@ -76,11 +76,9 @@ def _curves(run: Run, measured: Profile | Summary) -> list[Section]:
     plots = [
         Plot(
             "curves", _both(measured, lead, run),
-            f"{metric_named(lead).symbol} after each layer; layer 0 is the input. {about} "
-            f"{FLOORS}{proved} Where "
-            "the fall spans over forty decades, the axis is logarithmic in the exponent: a doubly "
-            "exponential "
-            "fall is a straight line.",
+            f"{metric_named(lead).symbol} after each layer; layer 0 is the input. {about} {FLOORS}{proved} "
+            "Where the fall spans over forty decades, the axis is logarithmic in the exponent: a doubly "
+            "exponential fall is a straight line.",
         )
     ]  # fmt: skip
     plots += [
@@ -95,9 +93,8 @@ def _curves(run: Run, measured: Profile | Summary) -> list[Section]:
     return [
         Section(
             "residual", "How uniform the tokens become", plots=plots, tables=tables,
-            lead="The residual is what is left of the tokens when the one token nearest to all of them "
-            "is taken "
-            "away. At 1 they share nothing, at 0 they are the same.",
+            lead="The residual is what is left of the tokens when the one token nearest to all of them is "
+            "taken away. At 1 they share nothing, at 0 they are the same.",
         )
     ]  # fmt: skip
 
@@ -216,14 +213,12 @@ def _paths(run: Run) -> list[Section]:
         Section(
             "paths", "Which paths carry the output",
             lead="A path goes through one head, or past all of them, in every layer; its length is the "
-            "number of "
-            "heads in it. The terms of all paths are summed exactly, with attention, norms and activations "
-            "frozen as measured.",
+            "number of heads in it. The terms of all paths are summed exactly, with attention, norms and "
+            "activations frozen as measured.",
             plots=[Plot(
                 "lengths", [("", charts.lengths(run.tables["lengths"]))],
-                "Left: share of the output, mean over samples; shares add up to one and may be "
-                "negative. Right: "
-                f"the relative residual of each length's sum, a mark for each sample.{adds}",
+                "Left: share of the output, mean over samples; shares add up to one and may be negative. "
+                f"Right: the relative residual of each length's sum, a mark for each sample.{adds}",
             )],
         )
     ]  # fmt: skip
@@ -240,13 +235,10 @@ def _heads(run: Run) -> list[Section]:
             "heads", "What each head does",
             plots=[Plot(
                 "heads", views,
-                "Contraction: how much what a head says varies from token to token, as a share of how "
-                "much what "
-                "it reads does; averaging: the same without its weights. Share and residual share: "
-                "what passes "
-                "through the head of the output, and of what tells tokens apart in it; blue adds, "
-                "orange takes "
-                "away. Point at a head for all of them.",
+                "Contraction: how much what a head says varies from token to token, as a share of how much "
+                "what it reads does; averaging: the same without its weights. Share and residual share: what "
+                "passes through the head of the output, and of what tells tokens apart in it; blue adds, "
+                "orange takes away. Point at a head for all of them.",
             )],
         )
     ]  # fmt: skip
@@ -261,9 +253,8 @@ def _bounds(run: Run) -> list[Section]:
             plots.append(Plot(
                 f"bounds-{number}", [("", charts.bounds(found))],
                 f"{variant}: measured (heavy line) and proved. Upper bounds are solid, lower bounds dashed; "
-                "hollow marks are vacuous: as large as the tokens themselves, or zero. A bound is "
-                "drawn as far "
-                "as its hypotheses hold. One excerpt is shown; the table is of all.",
+                "hollow marks are vacuous: as large as the tokens themselves, or zero. A bound is drawn as "
+                "far as its hypotheses hold. One excerpt is shown; the table is of all.",
             ))  # fmt: skip
         tables += [certificate_table(found, variant), failing_table(found, variant)]
         if len(found.broken()):

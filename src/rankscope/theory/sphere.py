@@ -190,8 +190,11 @@ def hemisphere(Y: Float[Tensor, "token width"]) -> tuple[Tensor, float]:
 
 
 def _log_apart(facts: Facts, w: Float[Tensor, " width"], heights: Float[Tensor, " token"]) -> float:
-    """log of max|p_i - p_j|. Where tokens are close, y = c + e with c common, and `p_i - c / <c, w> =
-    (<c, w> e_i - <e_i, w> c) / (<y_i, w> <c, w>)` subtracts no two nearly equal points."""
+    """log of max|p_i - p_j|. Where tokens are close, y = c + e with c common, no nearly equal points are
+    subtracted in
+
+        p_i - c / <c, w> = (<c, w> e_i - <e_i, w> c) / (<y_i, w> <c, w>).
+    """
     directions = normalise(facts.first, "scale", NormWeights(), 0.0)
     c, e, log_unit = directions.x.explicit()[0], directions.R.value[0], float(directions.R.log[0])
     if float(directions.x.log[0]) <= LOWEST:  # far apart: e is y

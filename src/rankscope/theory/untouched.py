@@ -1,9 +1,10 @@
 """What no branch can write to: a lower bound from the weights alone (after Dong et al. 2021, section 3).
 
 With skips and no norm after them, `X' = w X + branch(X)`, every branch writes into the row space of its
-output matrices. Let Q project onto what is orthogonal to all of them up to layer L. Then `X_L Q = (prod
-w) X_0 Q` up to a constant row (biases), so
+output matrices. Let Q project onto what is orthogonal to all of them up to layer L. Then, up to
+a constant row (biases),
 
+    X_L Q = (prod w) X_0 Q,
     mu(X_L) >= prod|w| ||res(X_0) Q||_F
 
 for every depth, however the heads attend. The paper's remark that skips admit infinitely many
