@@ -136,15 +136,10 @@ class Stream(Linear):
         return self.end(terms)[0]
 
 
-class Along(Linear):
-    """One path: in every layer a head alone, or what goes past the heads."""
+class OnePath(Arithmetic):
+    """Before an arithmetic's rules: along one path, in every layer a head alone or what goes past all."""
 
     head: int | None = None
-
-    def step(self, index: int, Y: Tokens, head: int | None) -> Tokens:
-        """Tokens `[batch, token, width]` after layer `index`, through that head or past all."""
-        self.head = head
-        return self.through(self.frozen.layers[index].block, Terms(Y[None])).parts[0]
 
     def speaking(self, block: Block) -> tuple[int, ...]:
         """The path's own head."""
@@ -152,18 +147,22 @@ class Along(Linear):
 
     def takes(self, block: Block, half: Half, branch: Branch) -> bool:
         """Through the head attention alone, past it everything else."""
-        return on_the_way(half, branch, self.head)
+        return not half.attends or (branch.part == "attention") == (self.head is not None)
 
-    def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
+    def add(self, block: Block, half: Half, state: Any, branches: dict[str, Any]) -> Any:
         """Through a head there is no skip."""
         if half.attends and self.head is not None:
             return branches["attention"]
-        return super().add(block, half, terms, branches)
+        return super().add(block, half, state, branches)  # type: ignore[misc]
 
 
-def on_the_way(half: Half, branch: Branch, head: int | None) -> bool:
-    """Whether a path that takes this head, or none, goes through a branch."""
-    return not half.attends or (branch.part == "attention") == (head is not None)
+class Along(OnePath, Linear):
+    """One path, with attention of the full network."""
+
+    def step(self, index: int, Y: Tokens, head: int | None) -> Tokens:
+        """Tokens `[batch, token, width]` after layer `index`, through that head or past all."""
+        self.head = head
+        return self.through(self.frozen.layers[index].block, Terms(Y[None])).parts[0]
 
 
 class Fork(Linear):

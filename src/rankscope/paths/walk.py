@@ -10,27 +10,24 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
-from rankscope.nets.order import Branch, Half
 from rankscope.nets.plain import Plain, Tokens
 from rankscope.nets.setting import Setting
-from rankscope.nets.traversal import Block, traverse
+from rankscope.nets.traversal import traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen
-from rankscope.paths.terms import Along, on_the_way
+from rankscope.paths.terms import Along, OnePath
 
 Step = Callable[[int, Tensor, int | None], Tensor]
 """(layer, tokens, head or None) -> tokens."""
 
 
-class OwnAttention(Plain):
+class OwnAttention(OnePath, Plain):
     """The plain rules along one path, one layer at a time."""
 
     def __init__(self, frozen: Frozen) -> None:
         net = frozen.net
         super().__init__(net.arch, Setting.of(net.arch, net.weights, frozen.X, frozen.real))
-        self.frozen, self.head = frozen, None
-
-    head: int | None
+        self.frozen = frozen
 
     def step(self, index: int, X: Tokens, head: int | None) -> Tokens:
         """Tokens after layer `index`, through that head or past all."""
@@ -47,20 +44,6 @@ class OwnAttention(Plain):
                 found[index] = passed.weights[:, self.head]
             X = passed.state * self.frozen.real[..., None]
         return found
-
-    def speaking(self, block: Block) -> tuple[int, ...]:
-        """The path's own head."""
-        return () if self.head is None else (self.head,)
-
-    def takes(self, block: Block, half: Half, branch: Branch) -> bool:
-        """Through the head attention alone, past it everything else."""
-        return on_the_way(half, branch, self.head)
-
-    def add(self, block: Block, half: Half, X: Tokens, branches: dict[str, Tokens]) -> Tokens:
-        """Through a head there is no skip."""
-        if half.attends and self.head is not None:
-            return branches["attention"]
-        return super().add(block, half, X, branches)
 
 
 def shared_step(frozen: Frozen) -> Step:
