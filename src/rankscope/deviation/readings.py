@@ -48,7 +48,7 @@ from rankscope.metrics.tokens import tokens
 from rankscope.nets.weights import NormWeights
 
 UNIT = torch.finfo(torch.float64).eps
-SMALLEST = 5e-324
+SMALLEST, LARGEST = 5e-324, torch.finfo(torch.float64).max
 DOUBTFUL = 1e-3
 """The share of rounding in R above which a residual is called noise."""
 
@@ -206,7 +206,9 @@ def _log10(log: Tensor) -> Tensor:
 
 
 def _rescaled(reading: Reading, log: Logs) -> Reading:
-    """A reading of tokens in units of e^log, in units of one: 0 or infinite where that leaves the range."""
+    """A reading in units of e^log, in units of one: 0 or infinite where that leaves the range, and noise where
+    it was."""
     log10 = reading.log10 + log / math.log(10)
     floor = torch.pow(10.0, reading.floor.log10() + log / math.log(10))
+    floor = torch.where(reading.below_floor, floor.clamp(min=SMALLEST), floor.clamp(max=LARGEST))
     return Reading(reading.value.sign() * torch.pow(10.0, log10), log10, floor)

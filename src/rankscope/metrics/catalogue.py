@@ -7,7 +7,7 @@ the scale of its input; a count has none.
 A metric of one's own is a `Metric` like these, and goes wherever a name goes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Literal, get_args
@@ -232,7 +232,8 @@ MetricsLike = str | Metric | Sequence[str | Metric]
 def chosen_metrics(who: str, metrics: MetricsLike) -> list[Metric]:
     """The metrics asked for, each once; at least one, and no two of one name."""
     found: dict[str, Metric] = {}
-    for each in [metrics] if isinstance(metrics, str | Metric) else metrics:
+    alone = isinstance(metrics, str) or not isinstance(metrics, Iterable)
+    for each in [metrics] if alone else metrics:  # type: ignore[union-attr]
         if not isinstance(each, str | Metric):
             raise MetricError(f"metrics must be names or Metric objects; received {type(each).__name__}")
         one = metric(each) if isinstance(each, str) else each
