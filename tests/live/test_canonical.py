@@ -31,7 +31,7 @@ def test_watch_equals_measure(name: str, label: str) -> None:
     X, _ = net.encode(inputs["pixel_values"]) if sees else net.encode(inputs["input_ids"], padding=padding)
     # XLNet is outside the attention interface; the canonical DINOv2 has its scales in the output projection.
     names = [each for each in TOKENS + HEADS if each not in UNSEEN.get(name, [])]
-    metrics = [*names, MINE]
+    metrics: list[str | Metric] = [*names, MINE]
     blocks = FAMILIES[name].blocks(FAMILIES[name].core(model))
     stack = list(dict.fromkeys(blocks)) if label == "groups" else None  # found by itself: the groups
     with lifted(), watch(model, metrics, blocks=stack) as w:

@@ -176,7 +176,12 @@ def test_a_metric_that_does_not_say_what_it_is_is_a_sentence(change: dict[str, A
     ("metrics", "sentence"),
     [
         ([Metric("mine", lambda x, _: x.X)], r"value of metric 'mine' .* shape \(\),.*received \(3, 2\)"),
-        ([Metric("mine", lambda x, _: 1.0)], "value of metric 'mine' must be a tensor.*received float"),
+        (
+            [
+                Metric("mine", lambda *_: 1.0)  # type: ignore[arg-type, return-value]
+            ],
+            "value of metric 'mine' must be a tensor.*received float",
+        ),
         (
             [Metric("mine", energy, degree=2, scale=lambda x, _: x.X)],
             r"scale of metric 'mine' must be .* shape \(\)",
@@ -197,7 +202,7 @@ def test_a_metric_of_ones_own_that_is_wrong_is_a_sentence(metrics: list[Any], se
 
 def test_a_metric_is_asked_for_by_name_or_as_an_object_and_counts_once() -> None:
     mine = Metric("my_energy", energy, degree=2, scale=energy)
-    asked = ["mu@midrange", mine, metric("mu"), "mu", metric("mu@midrange"), mine]
+    asked: list[str | Metric] = ["mu@midrange", mine, metric("mu"), "mu", metric("mu@midrange"), mine]
     assert [each.name for each in chosen_metrics("somebody", asked)] == ["mu@midrange", "my_energy", "mu"]
     assert chosen_metrics("somebody", mine) == [mine]
     assert mine.symbol == "my_energy" and mine.tex == r"\mathrm{my\_energy}"

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,9 +86,10 @@ def _rule(each: Metric) -> Callable[..., Reading] | None:
     """Its own, or that of the function it computes, which is about another centre where the metric is."""
     if each.rule is not None:
         return each.rule
-    compute, options = each.compute, {}
+    compute: Callable[..., Tensor] = each.compute
+    options: dict[str, Any] = {}
     if isinstance(compute, partial):
-        compute, options = compute.func, compute.keywords
+        options, compute = compute.keywords, compute.func
     rule = RULES.get(compute) if isinstance(compute, Hashable) else None
     return partial(rule, **options) if rule is not None else None
 
@@ -206,8 +208,8 @@ def _log10(log: Tensor) -> Tensor:
 
 
 def _rescaled(reading: Reading, log: Logs) -> Reading:
-    """A reading in units of e^log, in units of one: 0 or infinite where that leaves the range, and noise where
-    it was."""
+    """A reading of tokens in units of e^log, in units of one: 0 or infinite where that leaves the range, and
+    noise where it was."""
     log10 = reading.log10 + log / math.log(10)
     floor = torch.pow(10.0, reading.floor.log10() + log / math.log(10))
     floor = torch.where(reading.below_floor, floor.clamp(min=SMALLEST), floor.clamp(max=LARGEST))

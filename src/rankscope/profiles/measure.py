@@ -48,7 +48,7 @@ def measure(
     torch.Size([3, 3])
     """
     reader, check = MetricReader(chosen_metrics("measure", metrics)), CheckReader()
-    every = [reader, check, *readers]
+    every: list[Reader] = [reader, check, *readers]
     ran = one_pass(net, X, padding, every, arithmetic, batch=batch, progress=progress, device=device)
     checks: dict[str, Any] = {"arithmetic_asked": arithmetic, "dropout": 0.0, **check.result()}
     described = {"fingerprint": net.fingerprint, "architecture": net.arch.to_dict()}

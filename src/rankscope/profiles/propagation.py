@@ -1,7 +1,7 @@
 """One pass of a network over tokens, for all readers at once: batches, arithmetic, padding, progress."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ def one_pass(
     X = X.to(dtype=net.dtype, device=net.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
     layers, starts = net.arch.layers, range(0, len(X), batch)
-    without: dict[str, None] = dict.fromkeys({"attention", "heads"} - needs)
+    without: dict[str, Any] = dict.fromkeys({"attention", "heads"} - needs)
     with torch.no_grad():
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
