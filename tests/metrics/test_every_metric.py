@@ -176,12 +176,7 @@ def test_a_metric_that_does_not_say_what_it_is_is_a_sentence(change: dict[str, A
     ("metrics", "sentence"),
     [
         ([Metric("mine", lambda x, _: x.X)], r"value of metric 'mine' .* shape \(\),.*received \(3, 2\)"),
-        (
-            [
-                Metric("mine", lambda *_: 1.0)  # type: ignore[arg-type, return-value]
-            ],
-            "value of metric 'mine' must be a tensor.*received float",
-        ),
+        ([Metric("mine", lambda x, _: x.unit)], "value of metric 'mine' must be a tensor.*received float"),
         (
             [Metric("mine", energy, degree=2, scale=lambda x, _: x.X)],
             r"scale of metric 'mine' must be .* shape \(\)",

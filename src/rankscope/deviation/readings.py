@@ -21,30 +21,9 @@ from rankscope.deviation.norms import normalise
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.scaled import LOWEST, Logs, Scaled
 from rankscope.deviation.state import State
-from rankscope.metrics import (
-    Metric,
-    Reading,
-    affine_rank,
-    dobrushin,
-    high_frequency_share,
-    max_cosine_gap,
-    max_residual,
-    mean_cosine_gap,
-    mu,
-    numerical_rank,
-    relative_max_residual,
-    relative_mu,
-    relative_residual,
-    relative_spectral_residual,
-    residual,
-    residual_effective_rank,
-    residual_singular_ratio,
-    residual_stable_rank,
-    spectral_residual,
-)
+from rankscope.metrics import Metric, Reading, attention, cosine, residuals, spectrum
 from rankscope.metrics.catalogue import ROUNDING
 from rankscope.metrics.centre import Centre, Norm, centred
-from rankscope.metrics.residuals import NORMS
 from rankscope.metrics.tokens import tokens
 from rankscope.nets.weights import NormWeights
 
@@ -98,10 +77,10 @@ def _residual(state: State, norm: Norm, centre: Centre = "mean", relative: bool 
     """The log of a residual, or of its share of the tokens' norm."""
     R = _unit(state.centred()[1])
     deviation = R.value if centre == "mean" else centred(tokens(R.value, ~state.real.rows), centre, norm)
-    log = _log(NORMS[norm](deviation), R.log)
+    log = _log(residuals.NORMS[norm](deviation), R.log)
     if not relative:
         return log
-    whole = _log(NORMS[norm](state.tokens(state.log)), state.log)
+    whole = _log(residuals.NORMS[norm](state.tokens(state.log)), state.log)
     return torch.where(log <= LOWEST, log, log - whole)
 
 
@@ -112,7 +91,7 @@ def _of_residual(
 
 
 def _affine_rank(state: State) -> Reading:
-    value = numerical_rank(_unit(state.centred()[1]).value, ~state.real.rows)
+    value = spectrum.numerical_rank(_unit(state.centred()[1]).value, ~state.real.rows)
     return Reading.of(value, torch.zeros_like(value))
 
 
@@ -126,9 +105,9 @@ def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
     """`|u_i - u_j|^2 / 2` of the unit vectors, whose deviation is a norm's."""
     plain = Metric("gap", gap, power=2).read(state.tokens(state.log), ~state.real.rows, unit=UNIT)
     directions = _unit(normalise(state, "scale", NormWeights(), 0.0).centred()[1])
-    if gap is mean_cosine_gap:
+    if gap is cosine.mean_cosine_gap:
         number = (state.real.number[:, 0] - 1).clamp(min=1)
-        square = NORMS["frobenius"](directions.value).square() / number
+        square = residuals.NORMS["frobenius"](directions.value).square() / number
     else:
         distance = torch.cdist(directions.value, directions.value)
         pairs = state.real.rows[:, :, None] & state.real.rows[:, None, :]
@@ -152,28 +131,28 @@ def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
 
 def _dobrushin(P: Attention, padding: Tensor) -> Reading:
     """Rows of P differ by rows of Delta."""
-    value = dobrushin(P.Delta.value, padding)
+    value = attention.dobrushin(P.Delta.value, padding)
     log = torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + P.Delta.log[:, None])
     return Reading(log.exp(), _log10(log), torch.zeros_like(log))
 
 
+_NORM_OF: dict[Norm, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "composite": (residuals.residual, residuals.relative_residual),
+    "frobenius": (residuals.mu, residuals.relative_mu),
+    "spectral": (residuals.spectral_residual, residuals.relative_spectral_residual),
+    "max": (residuals.max_residual, residuals.relative_max_residual),
+}
 RULES: dict[Callable[..., Tensor], Callable[..., Reading]] = {
-    residual: partial(_of_residual, norm="composite", relative=False),
-    relative_residual: partial(_of_residual, norm="composite", relative=True),
-    mu: partial(_of_residual, norm="frobenius", relative=False),
-    relative_mu: partial(_of_residual, norm="frobenius", relative=True),
-    spectral_residual: partial(_of_residual, norm="spectral", relative=False),
-    relative_spectral_residual: partial(_of_residual, norm="spectral", relative=True),
-    max_residual: partial(_of_residual, norm="max", relative=False),
-    relative_max_residual: partial(_of_residual, norm="max", relative=True),
-    high_frequency_share: partial(_of_residual, norm="frobenius", relative=True, power=2),
-    affine_rank: _affine_rank,
-    residual_stable_rank: partial(_shape, compute=residual_stable_rank),
-    residual_effective_rank: partial(_shape, compute=residual_effective_rank),
-    residual_singular_ratio: partial(_shape, compute=residual_singular_ratio, bounded=True),
-    mean_cosine_gap: partial(_cosine_gap, gap=mean_cosine_gap),
-    max_cosine_gap: partial(_cosine_gap, gap=max_cosine_gap),
-    dobrushin: _dobrushin,
+    **{pair[0]: partial(_of_residual, norm=norm, relative=False) for norm, pair in _NORM_OF.items()},
+    **{pair[1]: partial(_of_residual, norm=norm, relative=True) for norm, pair in _NORM_OF.items()},
+    residuals.high_frequency_share: partial(_of_residual, norm="frobenius", relative=True, power=2),
+    spectrum.affine_rank: _affine_rank,
+    spectrum.residual_stable_rank: partial(_shape, compute=spectrum.residual_stable_rank),
+    spectrum.residual_effective_rank: partial(_shape, compute=spectrum.residual_effective_rank),
+    spectrum.residual_singular_ratio: partial(_shape, compute=spectrum.residual_singular_ratio, bounded=True),
+    cosine.mean_cosine_gap: partial(_cosine_gap, gap=cosine.mean_cosine_gap),
+    cosine.max_cosine_gap: partial(_cosine_gap, gap=cosine.max_cosine_gap),
+    attention.dobrushin: _dobrushin,
 }
 """Of the functions that can be read at any scale; a metric of one's own brings its `rule`."""
 
