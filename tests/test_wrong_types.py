@@ -6,7 +6,7 @@ import sys
 
 CASES = """
 import torch, rankscope
-from rankscope.metrics import residual
+from rankscope.metrics import Metric, residual
 from rankscope.errors import RankscopeError
 
 net = rankscope.Transformer.random(rankscope.Architecture(layers=1, width=4, heads=1))
@@ -43,6 +43,9 @@ cases = [
     lambda: rankscope.decompose(net, torch.randn(1, 2, 4)).keep(paths=(0,)),
     lambda: rankscope.decompose(net, torch.randn(1, 2, 4)).path(0),
     lambda: rankscope.certify(net, torch.randn(1, 2, 4)).of("dobrushin", "all"),
+    lambda: Metric("mine", residual, of="words"),
+    lambda: rankscope.measure(net, torch.randn(1, 2, 4), metrics=["mu", residual]),
+    lambda: rankscope.measure(net, torch.randn(1, 2, 4), metrics=2),
 ]
 for case in cases:
     try:
@@ -105,6 +108,9 @@ def test_wrong_python_types_are_sentences() -> None:
         ("PathError", "a path names a head or None for each layer", "got 0"),
         ("PathError", "a path names a head or None for each layer", "got 0"),
         ("TheoremError", "sample must lie in 0..0", "got 'all'"),
+        ("MetricError", "`of` of metric 'mine' must be one of tokens, attention, heads", "got 'words'"),
+        ("MetricError", "metrics must be names or Metric objects", "received function"),
+        ("MetricError", "metrics must be names or Metric objects", "received int"),
     ]
     assert len(said) == len(expected), done.stdout + done.stderr
     for line, words in zip(said, expected, strict=True):

@@ -5,7 +5,7 @@ import torch
 
 from rankscope.errors import MetricError
 from rankscope.metrics import metric
-from rankscope.metrics.residual import mu
+from rankscope.metrics.residuals import mu
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting

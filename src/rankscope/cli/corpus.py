@@ -147,7 +147,7 @@ def _pictures(
     """What the report shows of single excerpts: the cloud of the first with a token, singular values of the
     first two. They are no part of the statistics, so Ctrl-C here takes nothing else away."""
     from rankscope.cli.asked import begins
-    from rankscope.cli.pictures import pictures
+    from rankscope.cli.pictures import Pictures
 
     try:
         X, padding = net.encode(first, tokens)
@@ -155,7 +155,9 @@ def _pictures(
         chosen = [first[number] for number in there.tolist()]
         if not chosen:
             return {}
-        found = pictures(net, variants, X[there], padding[there], chosen, tokens, quiet)
+        drawn = Pictures(net, variants, X[there], padding[there], chosen, tokens)
+        drawn.read_alone(quiet)
+        found = drawn.tables()
     except KeyboardInterrupt:
         return {}
     described["first"] = begins(chosen[0])

@@ -28,6 +28,7 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
     """Measure MiniLM, a trained BERT, with and without its parts, take it apart, certify it: a report."""
     from rankscope.cli.asked import bundled, described
     from rankscope.cli.measure import about, end_if_stopped, measured, title_of, write_run
+    from rankscope.cli.pictures import Pictures
     from rankscope.cli.show import console, machine, profile_table, say, say_report
     from rankscope.files import writable_folder
     from rankscope.profiles import DEFAULT_METRICS
@@ -45,11 +46,12 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
     texts = bundled(samples=4, tokens=128)
     X, padding = net.encode(texts, 128)
     variants, metrics = list(VARIANTS), list(DEFAULT_METRICS)
-    profile = measured(net, X, padding, variants, metrics, ["deviation"], quiet or as_json)
+    drawn = Pictures(net, DRAWN, X, padding, texts, 128)
+    profile = measured(net, X, padding, variants, metrics, ["deviation"], quiet or as_json, drawn)
     profile.manifest.update(**about(net, "minilm"), **described(None, "auto", "text", texts, 128))
     tables = {}
     if "stopped" not in profile.manifest:
-        tables = _more(net, X, padding, texts, output, profile.manifest, quiet or as_json)
+        tables = {**drawn.tables(), **_more(net, texts, output, profile.manifest, quiet or as_json)}
     report = write_run(profile, output, title_of(net), tables)
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts(), "report": str(report)})
@@ -63,25 +65,17 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
 
 
 def _more(
-    net: "Transformer",
-    X: "Tensor",
-    padding: "Tensor",
-    texts: list[str],
-    folder: Path,
-    manifest: dict[str, Any],
-    quiet: bool,
+    net: "Transformer", texts: list[str], folder: Path, manifest: dict[str, Any], quiet: bool
 ) -> "dict[str, pl.DataFrame]":
-    """What the report shows beside the curves: the cloud, the spectra, paths, and certificates."""
-    from rankscope.cli.pictures import pictures
+    """What the report shows beside the curves, the cloud and the spectra: paths, and certificates."""
     from rankscope.cli.show import progress
 
-    tables = pictures(net, DRAWN, X, padding, texts, 128, quiet)
     with progress(quiet) as start:
         start("paths, certificates")
-        found, closure = _paths(net, *net.encode(texts, 64))
+        tables, closure = _paths(net, *net.encode(texts, 64))
         manifest["closure"] = closure
         _certify(net, *net.encode(texts[:2], 32), folder, manifest)
-    return {**tables, **found}
+    return tables
 
 
 def _paths(net: "Transformer", X: "Tensor", padding: "Tensor") -> "tuple[dict[str, pl.DataFrame], float]":
@@ -101,7 +95,7 @@ def _certify(
     from rankscope.theory import certify
 
     for variant in ("san", "transformer"):
-        found = certify(named_variant(net, variant), X, padding)
+        found = certify(named_variant(net, variant), X, padding, variant=variant)
         known = {name: manifest[name] for name in ("model", "origin", "command")}
         found.manifest.update(known, variant=variant)
         found.save(folder / f"certificates_{variant}.parquet")

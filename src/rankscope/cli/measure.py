@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import polars as pl
     from torch import Tensor
 
+    from rankscope.cli.pictures import Pictures
     from rankscope.nets import Transformer
     from rankscope.profiles import Profile, Summary
 
@@ -77,7 +78,7 @@ def measure(
     With [bold]--text[/bold] it is your text, of any size: means, deviations and quantiles over its excerpts,
     one a line, a paragraph or a JSON line. With [bold]-o[/bold] an interrupted run goes on where it stopped.
     """
-    from rankscope.cli.pictures import pictures
+    from rankscope.cli.pictures import Pictures
     from rankscope.cli.show import console, machine, profile_table, say, say_report
     from rankscope.files import writable_folder
     from rankscope.report import verdict
@@ -95,12 +96,12 @@ def measure(
     if output is not None:
         writable_folder(output)
     X, padding = net.encode(read, tokens)
-    profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json)
+    drawn = None if output is None else Pictures(net, names, X, padding, read, tokens)
+    profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json, drawn)
     profile.manifest.update(**about(net, model), **described(None, split, field, read, tokens))
     written = None
     if output is not None:
-        stopped = "stopped" in profile.manifest
-        tables = {} if stopped else pictures(net, names, X, padding, read, tokens, quiet or as_json)
+        tables = {} if drawn is None or "stopped" in profile.manifest else drawn.tables()
         written = write_run(profile, output, title_of(net), tables)
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts()})
@@ -160,13 +161,17 @@ def measured(
     metrics: list[str],
     arithmetics: list[str],
     quiet: bool,
+    drawn: "Pictures | None" = None,
 ) -> "Profile":
     """Every variant in every arithmetic, with progress on stderr. After Ctrl-C those that were finished, and
-    the manifest says so."""
+    the manifest says so. `drawn` reads along, in the same pass where there is one in deviation arithmetic."""
     from rankscope.nets import named_variant
 
-    nets = {name: named_variant(net, name) for name in variants}
-    return together({name: (each, X, padding) for name, each in nets.items()}, metrics, arithmetics, quiet)
+    jobs = {name: (named_variant(net, name), X, padding) for name in variants}
+    profile = together(jobs, metrics, arithmetics, quiet, drawn=drawn)
+    if drawn is not None and "deviation" not in arithmetics and "stopped" not in profile.manifest:
+        drawn.read_alone(quiet)
+    return profile
 
 
 def together(
@@ -175,6 +180,7 @@ def together(
     arithmetics: list[str],
     quiet: bool,
     beside: "list[Profile] | None" = None,
+    drawn: "Pictures | None" = None,
 ) -> "Profile":
     """Networks by name on their tokens, and profiles that are there already, as one profile."""
     from rankscope.cli.show import steps
@@ -190,7 +196,10 @@ def together(
             for name, arithmetic in asked:
                 net, X, padding = jobs[name]
                 tell = step(f"{name}, {arithmetic}")
-                found = measure_network(net, X, padding, metrics, arithmetic, variant=name, progress=tell)
+                readers = drawn.readers(name) if drawn is not None and arithmetic == "deviation" else ()
+                found = measure_network(
+                    net, X, padding, metrics, arithmetic, variant=name, progress=tell, readers=readers
+                )
                 # What fell back to float64 may have been asked for as well.
                 if found.arithmetics == [arithmetic] or found.arithmetics[0] not in arithmetics:
                     profiles.append(found)

@@ -1,7 +1,7 @@
 """`decompose`: a network on its input as the exact sum of its paths."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import polars as pl
@@ -51,8 +51,18 @@ class PathTerm:
 
 
 @torch.no_grad()
-def decompose(net: Transformer, X: Tensor, padding: Tensor | None = None) -> "Decomposition":
+def decompose(
+    net: Transformer,
+    X: Tensor,
+    padding: Tensor | None = None,
+    *,
+    variant: str = "as given",
+    device: str | torch.device | None = None,
+) -> "Decomposition":
     """The paths of a network on these tokens, with all that depends on the tokens frozen as measured.
+
+    It runs in the network's own dtype, on `device`, or where the network is; `variant` names the network in
+    what is saved.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=12, width=24, heads=12))
@@ -60,10 +70,11 @@ def decompose(net: Transformer, X: Tensor, padding: Tensor | None = None) -> "De
     >>> sum(d.by_length().counts) == 13**12, d.closure < 1e-12
     (True, True)
     """
+    net = net.to(device=device)
     X = X.to(dtype=net.dtype, device=net.device) if isinstance(X, Tensor) else X
     frozen = freeze(net, X, padding)
     closure_of(Stream(frozen).run(), frozen)
-    return Decomposition(frozen)
+    return Decomposition(frozen, variant)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,6 +82,7 @@ class Decomposition:
     """A network taken apart into paths: see `decompose`."""
 
     frozen: Frozen
+    variant: str = "as given"
 
     def __repr__(self) -> str:
         from rankscope.paths.shown import count, decomposition_title
@@ -105,7 +117,7 @@ class Decomposition:
 
     @cached_property
     def _lengths(self) -> ByLength:
-        return by_length(self.frozen)
+        return replace(by_length(self.frozen), variant=self.variant)
 
     def by_length(self) -> ByLength:
         """For every length: how many paths, and what the sum of their terms is."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
-from rankscope.metrics.residual import frobenius_norm, mu
+from rankscope.metrics.residuals import frobenius_norm, mu
 from rankscope.metrics.tokens import unit_of
 from rankscope.nets.order import Half
 from rankscope.nets.parts import Part

@@ -11,19 +11,24 @@ beside what starts at the embedding: a value bias, or the bias of a norm before 
 heads of its own layer; an output bias does not.
 """
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 import torch
 from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from rankscope.errors import ClosureError
+from rankscope.errors import ClosureError, FileError
+from rankscope.files import atomic
 from rankscope.metrics.catalogue import metric
-from rankscope.metrics.residual import frobenius_norm
+from rankscope.metrics.residuals import frobenius_norm
 from rankscope.metrics.tokens import tokens, unit_of
 from rankscope.nets.order import Half
 from rankscope.nets.parts import Part
@@ -42,6 +47,10 @@ DIGITS = math.log(1e-9) / math.log(unit_of(torch.float64))
 """The share of an arithmetic's digits to which parts must add up: 1e-9 in float64, 1e-4 in float32, 6e-2 in
 bfloat16."""
 
+TENSORS = ("embedding", "bias", "output", "padding")
+ABOUT = ("counts", "bias_counts", "closure", "variant")
+"""The fields of `ByLength`, as a file has them."""
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ByLength:
@@ -58,6 +67,7 @@ class ByLength:
     padding: Tensor
     closure: float
     """How far the terms are from adding up to the output, relative to it."""
+    variant: str = "as given"
 
     def __repr__(self) -> str:
         from rankscope.paths.shown import lengths_repr
@@ -98,6 +108,26 @@ class ByLength:
         from rankscope.paths.plot import plot_lengths
 
         return plot_lengths(self)
+
+    def save(self, path: str | Path) -> Path:
+        """Write all of it, terms too, as one safetensors file, atomically."""
+        about = {name: getattr(self, name) for name in ABOUT}
+        tensors = {name: getattr(self, name).contiguous() for name in TENSORS}
+        with atomic(path) as temporary:
+            save_file(tensors, temporary, {"ByLength": json.dumps(about)})
+        return Path(path)
+
+    @classmethod
+    def read(cls, path: str | Path) -> "ByLength":
+        """What `save` wrote, on the CPU."""
+        try:
+            with safe_open(path, "pt") as file:
+                about = json.loads(file.metadata()["ByLength"])
+                return cls(**{name: file.get_tensor(name) for name in TENSORS}, **about)
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise FileError(
+                f"{path} must be a file written by ByLength.save; it cannot be read ({error})"
+            ) from error
 
 
 def by_length(frozen: Frozen) -> ByLength:

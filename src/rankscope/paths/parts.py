@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankscope.metrics import dobrushin
 from rankscope.metrics.catalogue import metric
-from rankscope.metrics.residual import frobenius_norm, mu, residual
+from rankscope.metrics.residuals import frobenius_norm, mu, residual
 from rankscope.metrics.tokens import tokens
 from rankscope.nets.order import Half
 from rankscope.nets.traversal import Block

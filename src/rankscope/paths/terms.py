@@ -153,7 +153,7 @@ class OnePath(Arithmetic):
         """Through a head there is no skip."""
         if half.attends and self.head is not None:
             return branches["attention"]
-        return super().add(block, half, state, branches)  # type: ignore[misc]
+        return super().add(block, half, state, branches)
 
 
 class Along(OnePath, Linear):

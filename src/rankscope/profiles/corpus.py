@@ -23,7 +23,7 @@ import numpy as np
 
 from rankscope.errors import FileError, MetricError, TokensError
 from rankscope.files import atomic
-from rankscope.metrics import metric
+from rankscope.metrics import Metric, MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.nets.origin import Encoded
 from rankscope.profiles.gather import RESERVOIR, Gatherer
@@ -39,7 +39,7 @@ def measure_corpus(
     nets: Mapping[str, Transformer],
     texts: Iterable[str],
     *,
-    metrics: str | Sequence[str] = DEFAULT_METRICS,
+    metrics: MetricsLike = DEFAULT_METRICS,
     arithmetic: str | Sequence[str] = "deviation",
     length: int = 128,
     batch: int = 16,
@@ -76,7 +76,7 @@ def gathering(
     nets: Mapping[str, Transformer],
     texts: Iterable[str],
     *,
-    metrics: str | Sequence[str] = DEFAULT_METRICS,
+    metrics: MetricsLike = DEFAULT_METRICS,
     arithmetic: str | Sequence[str] = "deviation",
     length: int = 128,
     batch: int = 16,
@@ -90,11 +90,9 @@ def gathering(
         raise MetricError("a corpus must be measured on at least one network; received none")
     if batch < 1:
         raise TokensError(f"batch must be at least 1 excerpt; got {batch}")
-    chosen = [metrics] if isinstance(metrics, str) else list(metrics)
+    chosen = chosen_metrics("a corpus", metrics)
     arithmetics = [arithmetic] if isinstance(arithmetic, str) else list(arithmetic)
-    for name in chosen:
-        metric(name)
-    key = _key(nets, chosen, arithmetics, length, batch, reservoir)
+    key = _key(nets, [each.name for each in chosen], arithmetics, length, batch, reservoir)
     path = None if checkpoint is None else Path(checkpoint)
     stream, digest = iter(texts), blake2b(digest_size=16)
     gathered = Gatherer(reservoir)
@@ -129,7 +127,11 @@ def gathering(
 
 
 def _measured(
-    nets: Mapping[str, Transformer], texts: list[str], metrics: list[str], arithmetics: list[str], length: int
+    nets: Mapping[str, Transformer],
+    texts: list[str],
+    metrics: list[Metric],
+    arithmetics: list[str],
+    length: int,
 ) -> Profile | None:
     """Every variant in every arithmetic on one chunk; None where no text of it has a token."""
     profiles = []

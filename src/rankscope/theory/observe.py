@@ -14,7 +14,7 @@ from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
 from rankscope.metrics import dobrushin, metric
 from rankscope.metrics.centre import centred
-from rankscope.metrics.residual import NORMS
+from rankscope.metrics.residuals import NORMS
 from rankscope.metrics.tokens import tokens, unit_of
 from rankscope.nets import Architecture, Kernel, Transformer
 from rankscope.nets.order import speaking
