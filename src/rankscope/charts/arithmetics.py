@@ -14,7 +14,7 @@ from rankscope.profiles.views import CurveView, digits_lost
 
 def arithmetics(curves: Sequence[CurveView]) -> Figure:
     """One variant in several arithmetics. Left: digits lost, -log10, on a logarithmic axis. Right: the ratio
-    of logs from layer to layer, which tends to 3 where each layer cubes the residual. Hollow where it is noise."""
+    of logs from layer to layer, which tends to 3 where each cubes the residual. Hollow where it is noise."""
     data: list[dict[str, Any]] = []
     axis = Powers(np.concatenate([np.log10(digits_lost(curve)[0]) for curve in curves]))
     columns: dict[str, list[Any]] = {

@@ -117,7 +117,8 @@ def of_quantiles(
     floor = np.log10(np.where(columns["floor"] > 0, columns["floor"], np.nan))
     return CurveView(
         metric, variant, arithmetic, label, f"median of {excerpts} excerpt{'s' * (excerpts != 1)}",
-        columns["log10_q50"], columns["q50"], log10_bands, value_bands, noise, floor, np.zeros(len(floor), int), excerpts,
+        columns["log10_q50"], columns["q50"], log10_bands, value_bands, noise, floor,
+        np.zeros(len(floor), int), excerpts,
     )  # fmt: skip
 
 

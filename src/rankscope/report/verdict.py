@@ -32,9 +32,8 @@ def _attributed(profile: Profile | Summary, metric: str) -> str | None:
         return None
     endings: dict[frozenset[str], Ending] = {}
     for curve in profile.views(metric):
-        architecture = networks.get(curve.variant)
-        known = curve.arithmetic == arithmetic and architecture is not None
-        gone = removed(whole, architecture) if known else None
+        known = curve.arithmetic == arithmetic and curve.variant in networks
+        gone = removed(whole, networks[curve.variant]) if known else None
         if gone is not None and gone not in endings:
             endings[gone] = ending(curve)
     own = endings.pop(frozenset())
