@@ -14,8 +14,14 @@ from rankscope.profiles.views import CurveView
 from rankscope.report.facts import excerpts
 from rankscope.report.pictures import data_uri
 from rankscope.report.run import Run
-from rankscope.report.statistics import last_layer
-from rankscope.report.tables import Table, certificate_table, comparison_table, curve_table, failing_table
+from rankscope.report.tables import (
+    Table,
+    certificate_table,
+    comparison_table,
+    curve_table,
+    failing_table,
+    spread_table,
+)
 from rankscope.theory.views import RANK
 
 Views = list[tuple[str, Figure]]
@@ -90,10 +96,7 @@ def _curves(run: Run, measured: Profile | Summary) -> list[Section]:
     ]
     tables = [curve_table(measured.views(lead))]
     if isinstance(measured, Summary):
-        spread = last_layer(measured, lead)
-        headings = ["variant", *map(str, spread["headings"])]
-        tables.append(Table(f"{lead} over excerpts, at the last layer", headings,
-                            [[str(cell) for cell in line] for line in spread["lines"]]))  # fmt: skip
+        tables.append(spread_table(measured, lead))
     return [
         Section(
             "residual", "How uniform the tokens become", plots=plots, tables=tables,
