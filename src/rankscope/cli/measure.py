@@ -74,8 +74,9 @@ def measure(
     A loaded model reads excerpts of Moby Dick with its own tokenizer and embedding; a network with random
     weights, under a random embedding of words.
 
-    With [bold]--text[/bold] it is your text, of any size: means, deviations and quantiles over its excerpts,
-    one a line, a paragraph or a JSON line. With [bold]-o[/bold] an interrupted run goes on where it stopped.
+    With [bold]--text[/bold] it is your text, of any size: means, standard deviations and
+    quantiles over its excerpts, one a line, a paragraph or a JSON line. With [bold]-o[/bold] an
+    interrupted run goes on where it stopped.
     """
     from rankscope.cli.pictures import pictures
     from rankscope.cli.show import console, curves_table, machine, say, say_report

@@ -2,7 +2,7 @@
 
 One row per variant, arithmetic, layer, head and metric, with the statistics over excerpts:
 
-    count · mean · deviation · least · q05 · q25 · q50 · q75 · q95 · most      of the value
+    count · mean · sd · least · q05 · q25 · q50 · q75 · q95 · most             of the value
     the same, named log10_...                                                 of its log10
     zeros · not_finite · below_floor · floor
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ROW = ["variant", "arithmetic", "layer", "head", "metric"]
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
-STATISTICS = ["count", "mean", "deviation", "least", *QUANTILES, "most"]
+STATISTICS = ["count", "mean", "sd", "least", *QUANTILES, "most"]
 LOGS = [f"log10_{name}" for name in STATISTICS]
 SCHEMA: dict[str, type[pl.DataType]] = {
     "variant": pl.String,

@@ -46,19 +46,17 @@ def curve_table(curves: Sequence[CurveView]) -> Table:
 
 
 def spread_table(summary: Summary, metric: str) -> Table:
-    """How excerpts of a corpus differ at the last layer: quantiles from their logs, which do not underflow."""
+    """How excerpts differ at the last layer: quantiles from their logs, which do not underflow."""
     rows = []
     for each in summary.views(metric):
         (low, high), (lower, upper) = each.log10_bands
         quantiles = [power(float(curve[-1])) for curve in (low, lower, each.log10, upper, high)]
-        mean, deviation, noise, count = (
+        mean, sd, noise, count = (
             float(summary.curve(metric, name, variant=each.variant, arithmetic=each.arithmetic)[-1])
-            for name in ("mean", "deviation", "below_floor", "count")
+            for name in ("mean", "sd", "below_floor", "count")
         )
-        rows.append(
-            [each.label, *quantiles, f"{mean:.3g}", f"{deviation:.3g}", f"{noise:.0%}", f"{count:.0f}"]
-        )
-    headings = ["5 %", "25 %", "median", "75 %", "95 %", "mean", "deviation", "at floor", "excerpts"]
+        rows.append([each.label, *quantiles, f"{mean:.3g}", f"{sd:.3g}", f"{noise:.0%}", f"{count:.0f}"])
+    headings = ["5 %", "25 %", "median", "75 %", "95 %", "mean", "sd", "at floor", "excerpts"]
     return Table(f"{metric} over excerpts, at the last layer", ["variant", *headings], rows)
 
 
