@@ -180,6 +180,8 @@ def write(found: "Certificates", folder: Path) -> None:
 def summary_table(bounds: "list[BoundView]") -> "Table":
     """Two lines per theorem whose hypotheses are met from layer 1 on: bound and measurement at the last layer
     at which it says something, and beneath them both by layer, on one scale."""
+    from rich.markup import escape
+
     from rankscope.cli.show import console, sparklines, titled
     from rankscope.theory.views import QUANTITIES, quantity
 
@@ -197,10 +199,10 @@ def summary_table(bounds: "list[BoundView]") -> "Table":
     for each in met:
         measured, bound = sparklines(*zip(*each.by_layer, strict=True))
         table.add_row(
-            each.theorem,
+            escape(each.theorem),
             *([each.layers] if wide else []),
             str(each.layer),
-            quantity(each.quantity).short,
+            escape(quantity(each.quantity).short),
             f"{each.measured}\n{measured}",
             each.sign,
             f"{each.proved}\n{bound}",
@@ -211,6 +213,7 @@ def summary_table(bounds: "list[BoundView]") -> "Table":
 
 def reasons_table(found: "Certificates") -> "Table":
     """A line per hypothesis that fails somewhere: its number, its limit, and the theorems it takes out."""
+    from rich.markup import escape
     from rich.table import Table
 
     from rankscope.theory.views import failing
@@ -221,7 +224,7 @@ def reasons_table(found: "Certificates") -> "Table":
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("so not", ratio=3, overflow="fold")
     for each in failing(found.table):
-        table.add_row(each.says, each.number, each.limit, ", ".join(each.theorems))
+        table.add_row(*map(escape, (each.says, each.number, each.limit, ", ".join(each.theorems))))
     return table
 
 
