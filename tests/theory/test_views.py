@@ -42,12 +42,10 @@ def test_every_output_has_the_same_numbers(table: pl.DataFrame) -> None:
     panels = charts.bounds(found)["panels"]
     assert panels == len({view.quantity for view in met} - {"affine_rank"}) >= 2
     assert set(bound_figures(found, views)) == {view.quantity for view in met if view.state == "says"}
-    says = sum(view.state == "says" for view in views)
+    telling = sum(view.state == "says" for view in views)
     assert bounds_said(views, "for san").startswith(
-        f"Of {len(views)} theorems {len(met)} hold for san, and {says} say"
+        f"Of {len(views)} theorems {len(met)} hold for san, and {telling} say"
     )
-    view = depth_of(found, 1e-6).view()
-    proved = sorted(
-        (layer, name) for name, kind, layer in view.proved if kind == "upper" and "exact" not in name
-    )
-    assert f"Proved by layer {proved[0][0]}" in view.said and view.uniform in view.said
+    depth = depth_of(found, 1e-6).view()
+    upper = [layer for name, kind, layer in depth.proved if kind == "upper" and "exact" not in name]
+    assert f"Proved by layer {min(upper)}" in depth.said and depth.uniform in depth.said
