@@ -14,14 +14,7 @@ from rankscope.profiles.views import CurveView
 from rankscope.report.facts import excerpts
 from rankscope.report.pictures import data_uri
 from rankscope.report.run import Run
-from rankscope.report.tables import (
-    Table,
-    certificate_table,
-    comparison_table,
-    curve_table,
-    failing_table,
-    spread_table,
-)
+from rankscope.report.tables import Table, bound_tables, comparison_table, curve_table, spread_table
 from rankscope.theory.views import RANK
 
 Views = list[tuple[str, Figure]]
@@ -274,11 +267,11 @@ def _bounds(run: Run) -> list[Section]:
                 "drawn as far "
                 "as its hypotheses hold. One excerpt is shown; the table is of all.",
             ))  # fmt: skip
-        tables += [certificate_table(found, variant), failing_table(found, variant)]
+        tables += bound_tables(found, variant)
         if len(found.broken()):
             notes.append(f"{variant}: a measurement contradicts a theorem. Please report this network.")
     lead = "Theorems whose hypotheses were checked on this network and this text, next to what was measured."
-    return [Section("bounds", "What is proved", lead, plots, [each for each in tables if each.rows], notes)]
+    return [Section("bounds", "What is proved", lead, plots, tables, notes)]
 
 
 def _studies(run: Run) -> list[Section]:

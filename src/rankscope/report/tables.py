@@ -66,6 +66,12 @@ def _some(number: int) -> list[int]:
     return [round(k * (number - 1) / (LAYERS - 1)) for k in range(LAYERS)]
 
 
+def bound_tables(found: Certificates, variant: str) -> list[Table]:
+    """What theorems say, and the hypotheses that fail, where there are any."""
+    both = [certificate_table(found, variant), failing_table(found, variant)]
+    return [each for each in both if each.rows]
+
+
 def certificate_table(found: Certificates, variant: str) -> Table:
     """A line per theorem that holds somewhere: at which layers, what it says at the last at which it says
     something, next to the measurement. Those that hold nowhere are named beneath."""
