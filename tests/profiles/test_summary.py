@@ -57,8 +57,8 @@ def test_statistics_are_those_of_the_whole_table_for_any_chunks(cuts: list[int])
     row = ["variant", "arithmetic", "layer", "head", "metric"]
     value = pl.col("value")
     whole = ALL.table.group_by(row, maintain_order=True).agg(
-        count=value.count(), mean=value.mean(), deviation=value.std(), least=value.min(), most=value.max(),
-        log10_mean=pl.col("log10").mean(), log10_deviation=pl.col("log10").std(),
+        count=value.count(), mean=value.mean(), sd=value.std(), least=value.min(), most=value.max(),
+        log10_mean=pl.col("log10").mean(), log10_sd=pl.col("log10").std(),
         below_floor=pl.col("below_floor").mean(), floor=pl.col("floor").mean(),
         **{name: value.quantile(share, "linear") for name, share in QUANTILES.items()},
         **{f"log10_{name}": pl.col("log10").quantile(q, "linear") for name, q in QUANTILES.items()},
@@ -78,7 +78,7 @@ def test_statistics_are_those_of_the_whole_table_for_any_chunks(cuts: list[int])
 def test_badly_conditioned_numbers_against_exact_fractions(
     spread: np.ndarray, offset: float, cuts: list[int]
 ) -> None:
-    """Error of the deviation within n u kappa, the condition number sqrt(1 + mean^2 / variance)."""
+    """Error of the standard deviation within n u kappa, the condition number sqrt(1 + mean^2 / variance)."""
     data = offset + spread
     moments = Moments.empty(2)
     for part in np.array_split(data, sorted(cuts)):
@@ -92,7 +92,7 @@ def test_badly_conditioned_numbers_against_exact_fractions(
         assert abs(moments.mean[column] - float(mean)) <= 8 * u * size
         assert abs(float(mean) - math.fsum(map(float, numbers)) / n) <= 8 * u * size
         exact = math.sqrt(squares / (n - 1))
-        assert abs(moments.deviation()[column] - exact) <= 4 * n * u * (exact + size * u * n) + 8 * u * size
+        assert abs(moments.sd()[column] - exact) <= 4 * n * u * (exact + size * u * n) + 8 * u * size
 
 
 def test_infinities_and_nothing_are_counted_apart() -> None:
@@ -100,7 +100,7 @@ def test_infinities_and_nothing_are_counted_apart() -> None:
     moments.add(np.array([[1.0, np.nan, np.nan], [np.inf, 2.0, np.nan], [3.0, -np.inf, np.nan]]))
     assert moments.count.tolist() == [2, 1, 0]
     assert moments.mean[:2].tolist() == [2.0, 2.0] and np.isnan(moments.known(moments.mean)[2])
-    assert moments.deviation()[0] == math.sqrt(2) and np.isnan(moments.deviation()[1:]).all()
+    assert moments.sd()[0] == math.sqrt(2) and np.isnan(moments.sd()[1:]).all()
 
 
 def test_the_largest_numbers_have_a_mean() -> None:

@@ -213,5 +213,5 @@ def test_the_later_of_two_runs_in_a_folder_is_shown(whole: Path, tmp_path: Path)
         alone(whole, tmp_path, name)
     later.save(tmp_path / "summary.parquet")
     page = write_report([tmp_path], tmp_path / "report.html").read_text()
-    assert "shown is the later, summary.parquet" in page and "over 2 excerpts" in page
+    assert "shown is the later, summary.parquet" in page and "median of 2 excerpts" in page
     assert "cloud.parquet is of another run" in page and 'id="run1-cloud"' not in page

@@ -153,7 +153,7 @@ def test_layers_of_networks_of_other_depths_stand_under_their_numbers() -> None:
     both = Profile.join(
         [measure(NET, X, variant="short"), measure(NET.variant(layers=70), X, variant="deep")]
     )
-    table = curve_table(both, "relative_residual")
+    table = curve_table(both.views("relative_residual"))
     assert {len(row) for row in table.rows} == {len(table.headings)}
     for row in table.rows:
         logs = both.curve("relative_residual", "log10", variant=row[0]).mean(0).tolist()

@@ -26,10 +26,10 @@ DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 
 def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet = False) -> None:
     """Measure MiniLM, a trained BERT, with and without its parts, take it apart, certify it: a report."""
-    from rankscope.cli.asked import bundled, described
-    from rankscope.cli.measure import about, end_if_stopped, measured, title_of, write_run
+    from rankscope.cli.asked import bundled, described, title_of
+    from rankscope.cli.measure import about, end_if_stopped, measured, write_run
     from rankscope.cli.pictures import Pictures
-    from rankscope.cli.show import console, machine, profile_table, say, say_report
+    from rankscope.cli.show import console, curves_table, machine, say, say_report
     from rankscope.files import writable_folder
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict
@@ -56,7 +56,7 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts(), "report": str(report)})
     else:
-        console().print(profile_table(profile, "relative_residual"))
+        console().print(curves_table(profile.views("relative_residual")))
         say("", verdict(profile))
         if not quiet:
             say("")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.cli.asked import bundled, described, excerpts_of, listed, network
+from rankscope.cli.asked import bundled, described, excerpts_of, fallbacks, listed, network, title_of
 from rankscope.cli.options import (
     DEFAULT_METRICS,
     TEXT,
@@ -75,11 +75,12 @@ def measure(
     A loaded model reads excerpts of Moby Dick with its own tokenizer and embedding; a network with random
     weights, under a random embedding of words.
 
-    With [bold]--text[/bold] it is your text, of any size: means, deviations and quantiles over its excerpts,
-    one a line, a paragraph or a JSON line. With [bold]-o[/bold] an interrupted run goes on where it stopped.
+    With [bold]--text[/bold] it is your text, of any size: means, standard deviations and
+    quantiles over its excerpts, one a line, a paragraph or a JSON line. With [bold]-o[/bold] an
+    interrupted run goes on where it stopped.
     """
     from rankscope.cli.pictures import Pictures
-    from rankscope.cli.show import console, machine, profile_table, say, say_report
+    from rankscope.cli.show import console, curves_table, machine, say, say_report
     from rankscope.files import writable_folder
     from rankscope.report import verdict
 
@@ -106,7 +107,7 @@ def measure(
     if as_json:
         machine({"manifest": profile.manifest, "table": profile.table.to_dicts()})
     else:
-        console().print(profile_table(profile, numbers[0]))
+        console().print(curves_table(profile.views(numbers[0])))
         say(*fallbacks(profile), "", verdict(profile))
         if written and not quiet:
             say("")
@@ -140,12 +141,6 @@ def about(net: "Transformer", model: str) -> dict[str, Any]:
     origin = {} if net.origin is None else net.origin.described()
     drawn: dict[str, Any] = {key: origin[key] for key in ("seed", "init") if key in origin}
     return {"model": model, **drawn, "origin": origin, "command": command()}
-
-
-def title_of(net: "Transformer") -> str:
-    """The heading of a run."""
-    origin = {} if net.origin is None else net.origin.described()
-    return f"{Path(origin.get('name', 'network')).name}, {origin.get('weights', 'given')} weights"
 
 
 def prose(net: "Transformer", samples: int, tokens: int) -> tuple["Tensor", "Tensor"]:
@@ -227,16 +222,6 @@ def end_if_stopped(profile: "Profile", output: Path | None) -> None:
 def kept(output: Path | None) -> str:
     """Where the part that was done lies."""
     return "nothing is written without -o" if output is None else f"these are written to {output}"
-
-
-def fallbacks(profile: "Profile | Summary") -> list[str]:
-    """A line for each network that ran in another arithmetic than was asked for."""
-    return [
-        f"{network['variant']} ran in {network['arithmetic']}: {network['checks']['arithmetic_asked']} "
-        f"arithmetic has no rule for kernel {network['architecture']['kernel']}."
-        for network in profile.manifest["networks"]
-        if network["checks"]["arithmetic_asked"] != network["arithmetic"]
-    ]
 
 
 def write_run(

@@ -85,15 +85,25 @@ class Decomposition:
     variant: str = "as given"
 
     def __repr__(self) -> str:
-        from rankscope.paths.shown import count, decomposition_title
+        from rankscope.paths.views import counted_paths
 
-        return f"{decomposition_title(self)}, {count(sum(counts_along(self.frozen.ways)))} paths"
+        return f"{self._title}, {counted_paths(sum(counts_along(self.frozen.ways)))} paths"
 
     def _repr_html_(self) -> str:
         """For notebooks: its paths by length, which are summed for this."""
-        from rankscope.paths.shown import decomposition_title, lengths_card
+        from rankscope.paths.card import lengths_card
 
-        return lengths_card(self.by_length(), decomposition_title(self))
+        found = self.by_length()
+        return lengths_card(found.table, found.closure, self._title)
+
+    @property
+    def _title(self) -> str:
+        from rankscope.cards import counted
+
+        batch, n, _ = self.frozen.X.shape
+        layers, heads = counted(self.layers, "layer"), counted(self.heads, "head")
+        tokens = f"{counted(batch, 'sample')} of up to {counted(n, 'token')}"
+        return f"Decomposition: {layers}, {heads}, {tokens}"
 
     @property
     def layers(self) -> int:

@@ -48,9 +48,12 @@ class Heaviest:
     """Beginnings of paths that were computed."""
 
     def __repr__(self) -> str:
-        from rankscope.paths.shown import heaviest_repr
+        from rankscope.cards import counted, lines
 
-        return heaviest_repr(self)
+        number = f"{counted(len(self.paths), 'path')}, {self.proved} proved to be the heaviest"
+        heads = [f"({', '.join('–' if head is None else str(head) for head in path)})" for path in self.paths]
+        rows = [[path, f"{weight:.4g}"] for path, weight in zip(heads, self.weights, strict=True)]
+        return lines(f"Heaviest: {number}; no other weighs over {self.next_bound:.3g}", rows)
 
 
 @torch.no_grad()

@@ -40,6 +40,8 @@ from rankscope.paths.terms import Linear, Terms
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from rankscope.paths.views import LengthView
+
 Coefficients = Float[Tensor, "length batch token width"]
 PIECE = 2**20
 """Numbers that go through a layer together on a CPU."""
@@ -70,15 +72,15 @@ class ByLength:
     variant: str = "as given"
 
     def __repr__(self) -> str:
-        from rankscope.paths.shown import lengths_repr
+        from rankscope.paths.card import lengths_repr
 
-        return lengths_repr(self)
+        return lengths_repr(self.views(), len(self.output), self.closure)
 
     def _repr_html_(self) -> str:
         """For notebooks: shares and residuals by length."""
-        from rankscope.paths.shown import lengths_card
+        from rankscope.paths.card import lengths_card
 
-        return lengths_card(self)
+        return lengths_card(self.table, self.closure)
 
     @property
     def table(self) -> pl.DataFrame:
@@ -107,7 +109,13 @@ class ByLength:
         """Shares and residuals by length, with the number of paths."""
         from rankscope.paths.plot import plot_lengths
 
-        return plot_lengths(self)
+        return plot_lengths(self.table)
+
+    def views(self) -> "list[LengthView]":
+        """What each length says: all that is drawn, printed and told of it."""
+        from rankscope.paths.views import length_views
+
+        return length_views(self.table)
 
     def save(self, path: str | Path) -> Path:
         """Write all of it, terms too, as one safetensors file, atomically."""

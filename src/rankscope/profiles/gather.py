@@ -1,7 +1,7 @@
 """Gathering excerpts into a `Summary`, chunk by chunk, in a memory that does not grow with their number.
 
-Means and deviations are of all excerpts, and so are counts and ranges. Quantiles need the values themselves:
-they are exact up to `RESERVOIR` excerpts, and beyond that those of a uniform draw of so many.
+Means and standard deviations are of all excerpts, and so are counts and ranges. Quantiles need the values
+themselves: they are exact up to `RESERVOIR` excerpts, and beyond that those of a uniform draw of so many.
 """
 
 import json
@@ -70,7 +70,7 @@ class Gatherer:
         for prefix, moments, kept in (("", self._value, 0), ("log10_", self._log10, 1)):
             columns[f"{prefix}count"] = moments.count
             columns[f"{prefix}mean"] = moments.known(moments.mean)
-            columns[f"{prefix}deviation"] = moments.deviation()
+            columns[f"{prefix}sd"] = moments.sd()
             columns[f"{prefix}least"] = moments.known(moments.least)
             columns[f"{prefix}most"] = moments.known(moments.most)
             ordered = np.sort(self._kept[kept, : min(self.excerpts, self.reservoir)], axis=0)  # NaN last

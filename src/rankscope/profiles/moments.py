@@ -1,4 +1,4 @@
-"""Count, mean, deviation and range of many columns at once, chunk after chunk.
+"""Count, mean, standard deviation and range of many columns at once, chunk after chunk.
 
 Chan, Golub and LeVeque 1979: with n, m, M = sum (x - m)^2 of what came before and n', m', M' of a chunk,
 
@@ -49,7 +49,7 @@ class Moments:
         self.least = np.minimum(self.least, np.where(there, chunk, np.inf).min(0, initial=np.inf))
         self.most = np.maximum(self.most, np.where(there, chunk, -np.inf).max(0, initial=-np.inf))
 
-    def deviation(self) -> Rows:
+    def sd(self) -> Rows:
         """The standard deviation of a sample, with n - 1; NaN of fewer than two numbers."""
         with np.errstate(invalid="ignore"):
             return np.sqrt(np.where(self.count > 1, self.squares, np.nan) / np.maximum(self.count - 1, 1.0))

@@ -76,9 +76,9 @@ class CriticalSkip:
     """Every measured point: weight, rate."""
 
     def __repr__(self) -> str:
-        from rankscope.theory.shown import critical_repr
-
-        return critical_repr(self)
+        found = (("measured", self.weight, self.why), ("in theory", self.theory, self.theory_why))
+        rows = [f"{name:9}  {'–' if at is None else f'{at:.4g}':6}  {why}" for name, at, why in found]
+        return "\n  ".join(["CriticalSkip", *rows])
 
 
 def critical_skip(
