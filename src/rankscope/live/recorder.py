@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
-from rankscope.live.aside import aside, near, near_device
 from rankscope.live.call import Call, Plan
 from rankscope.live.heads import CLOSURE, check_closure, contributions, weight_of
+from rankscope.live.isolation import isolated, near, near_device
 from rankscope.live.mask import arguments_of, goes_on, padding_in
 from rankscope.live.multihead import head_outputs
 from rankscope.live.states import state_in
@@ -146,7 +146,7 @@ class Recorder:
         if x.shape[-1] != spoken.shape[-2] * spoken.shape[-1]:
             return
         beside = spoken.flatten(-2).reshape(x.shape)
-        with aside(x.device):
+        with isolated(x.device):
             if not bool(torch.isclose(x, beside.to(x.dtype), equal_nan=True).all()):
                 return
             call.spoken = None
@@ -162,7 +162,7 @@ class Recorder:
         projection, given, output = self.call.projection
         if x.shape != given.shape or projection not in set(module.modules()):
             return
-        with aside(x.device):
+        with isolated(x.device):
             same = y.shape == output.shape and torch.allclose(y.to(output), output, CLOSURE, 1e-12, True)
             if torch.equal(x, given) and not same:
                 raise WatchError(
@@ -178,7 +178,7 @@ class Recorder:
             return
         self._read_attention(self.call, layer, P)
         if self.plan.wants("heads"):
-            with aside(P.device):
+            with isolated(P.device):
                 added = contributions(head_outputs(module, P, value), weight_of(module.out_proj))
                 check_closure(added, module.out_proj.bias, output, type(module).__name__)
                 self._read_heads(self.call, layer, added)
@@ -269,7 +269,7 @@ class Recorder:
                 f"{tuple(state.shape[:2])}: watch a part of the model where tokens are neither merged nor "
                 "split"
             )
-        with aside(state.device):
+        with isolated(state.device):
             found, broken = readings(
                 "tokens", near(state), self._real(call, state), self.plan.metrics, call.unit
             )
@@ -279,7 +279,7 @@ class Recorder:
             call.kept.append(("states", layer, state.to("cpu", copy=True)))
 
     def _read_attention(self, call: Call, layer: int, P: Tensor) -> None:
-        with aside(P.device):
+        with isolated(P.device):
             real = self._real(call, P)
             call.defects.append(row_sum_defect(near(P), real))
             if P.dtype == torch.float64 and bool((P.float() == P).all()):

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from rankscope.errors import WatchError, one_of
-from rankscope.live.account import checks, described, dtype_name, notes
 from rankscope.live.blocks import Blocks, blocks_of
 from rankscope.live.call import Plan
 from rankscope.live.heads import projections
 from rankscope.live.interface import is_outside, owner_of, refusal, through_interface
 from rankscope.live.mask import is_decoder
 from rankscope.live.multihead import multiheads, through_hooks, unfused
+from rankscope.live.notes import checks, described, dtype_name, notes
 from rankscope.live.recorder import Recorder
 from rankscope.live.states import layout_of
 from rankscope.metrics import MetricsLike, chosen_metrics
@@ -111,7 +111,7 @@ class Watch:
         self._plan = plan
         self._blocks = list(dict.fromkeys(blocks))
         self._seen = Recorder(plan, blocks)
-        self._asides: list[str] = []
+        self._changes: list[str] = []
         self._stack: ExitStack | None = None
 
     def __repr__(self) -> str:
@@ -124,7 +124,7 @@ class Watch:
         _refuse_compiled(self.model)
         with ExitStack() as stack:
             if stack.enter_context(unfused(self.model)):
-                self._aside("While watched, torch's fused encoder and its nested tensors were off.")
+                self._changed("While watched, torch's fused encoder and its nested tensors were off.")
             if self._plan.wants("attention") or self._plan.wants("heads"):
                 self._watch_attention(stack)
             self._watch_blocks(stack)
@@ -165,7 +165,7 @@ class Watch:
     @property
     def notes(self) -> list[str]:
         """What was done and found so far, in sentences."""
-        return notes(self._seen, self._asides)
+        return notes(self._seen, self._changes)
 
     @property
     def states(self) -> dict[int, list[Tensor]]:
@@ -182,9 +182,9 @@ class Watch:
             raise WatchError(f"{what} are kept when asked for: watch(model, keep={what!r})")
         return dict(sorted(self._seen.kept[what].items()))
 
-    def _aside(self, said: str) -> None:
-        if said not in self._asides:  # entered again
-            self._asides.append(said)
+    def _changed(self, said: str) -> None:
+        if said not in self._changes:  # entered again
+            self._changes.append(said)
 
     def _watch_blocks(self, stack: ExitStack) -> None:
         seen = self._seen
@@ -230,7 +230,7 @@ class Watch:
         else:
             before = owner.config._attn_implementation  # type: ignore[union-attr]
             if before != "eager":
-                self._aside(f"While watched, attention ran eagerly instead of with {before}.")
+                self._changed(f"While watched, attention ran eagerly instead of with {before}.")
             stack.enter_context(through_interface(self.model, self._seen.attention))
             if self._plan.wants("heads"):
                 stack.enter_context(projections(self._blocks, self._seen.projected, self._seen.wrapped))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @contextmanager
-def aside(device: torch.device) -> Iterator[None]:
+def isolated(device: torch.device) -> Iterator[None]:
     """Outside the user's autograd and autocast."""
     with torch.no_grad():
         if torch.is_autocast_enabled(device.type):

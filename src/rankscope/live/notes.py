@@ -53,8 +53,8 @@ def checks(seen: Recorder) -> dict[str, Any]:
     }
 
 
-def notes(seen: Recorder, asides: list[str]) -> list[str]:
-    """The same, in plain sentences; `asides` are what was done to the model while it ran."""
+def notes(seen: Recorder, changes: list[str]) -> list[str]:
+    """The same, in plain sentences; `changes` are what was done to the model while it ran."""
     found = checks(seen)
     return [
         f"The model was called {_times(seen.calls)}; {seen.samples} samples were measured.",
@@ -65,7 +65,7 @@ def notes(seen: Recorder, asides: list[str]) -> list[str]:
         f"{found['padded_tokens']} padded tokens were left out.",
         *_floor(seen),
         *_finite(found),
-        *asides,
+        *changes,
     ]
 
 
