@@ -37,5 +37,5 @@ def test_watch_equals_measure(name: str, label: str) -> None:
     for metric in metrics:
         mine, theirs = seen.curve(metric), expected.curve(metric)
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
-    checks: Any = seen.manifest["networks"][0]["checks"]
-    assert checks["padded_tokens"] == expected.manifest["networks"][0]["checks"]["padded_tokens"]
+    checks: Any = seen.manifest.networks[0].checks
+    assert checks["padded_tokens"] == expected.manifest.networks[0].checks["padded_tokens"]

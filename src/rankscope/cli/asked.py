@@ -76,10 +76,10 @@ def excerpts_of(text: str | None, split: str, field: str, samples: int, tokens: 
 
 def described(text: str | None, split: str, field: str, read: list[str], tokens: int) -> dict[str, Any]:
     """For the manifest: what was read."""
-    source = (
-        {"path": "Moby Dick, bundled"} if text is None else {"path": text, "split": split, "field": field}
-    )
-    source |= {"first": begins(read[0])} if read else {}
+    from rankscope.runs import Text
+
+    source = Text(path="Moby Dick, bundled") if text is None else Text(path=text, split=split, field=field)
+    source = source.adding(first=begins(read[0])) if read else source
     return {"text": source, "samples": len(read), "tokens": tokens}
 
 

@@ -1,15 +1,19 @@
 """`rankscope demo`: the main job on the embedded default model, and its report."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankscope.cli.options import Folder, Json, Quiet
+from rankscope.cli.output import opened
 
 if TYPE_CHECKING:
     import polars as pl
     from torch import Tensor
 
     from rankscope.nets import Transformer
+    from rankscope.runs import Manifest
+    from rankscope.runs.store import Kept
+    from rankscope.theory import Certificates
 
 VARIANTS = (
     "transformer",
@@ -27,14 +31,14 @@ DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet = False) -> None:
     """Measure MiniLM, a trained BERT, with and without its parts, take it apart, certify it: a report."""
     from rankscope.cli.asked import bundled, described
-    from rankscope.cli.measure import about, end_if_stopped, measured, title_of, write_run
+    from rankscope.cli.measure import about, end_if_stopped, measured, title_of, told, write_run
     from rankscope.cli.show import console, machine, profile_table, say, say_report
-    from rankscope.files import writable_folder
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict
     from rankscope.sources import load
 
-    writable_folder(output)
+    store = opened(output)
+    assert store is not None
     if not (quiet or as_json):
         say(
             "MiniLM (all-MiniLM-L6-v2), a trained English BERT of 6 layers, reads 4 excerpts of Moby Dick, "
@@ -46,13 +50,16 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
     X, padding = net.encode(texts, 128)
     variants, metrics = list(VARIANTS), list(DEFAULT_METRICS)
     profile = measured(net, X, padding, variants, metrics, ["deviation"], quiet or as_json)
-    profile.manifest.update(**about(net, "minilm"), **described(None, "auto", "text", texts, 128))
-    tables = {}
-    if "stopped" not in profile.manifest:
-        tables = _more(net, X, padding, texts, output, profile.manifest, quiet or as_json)
-    report = write_run(profile, output, title_of(net), tables)
+    profile = told(profile, **about(net, "minilm"), **described(None, "auto", "text", texts, 128))
+    tables: dict[str, pl.DataFrame | Kept] = {}
+    if profile.manifest.stopped is None:
+        tables, closure = _more(net, X, padding, texts, profile.manifest, quiet or as_json)
+        profile = told(profile, closure=closure)
+    report = write_run(profile, store, title_of(net), tables, "demo")
     if as_json:
-        machine({"manifest": profile.manifest, "table": profile.table.to_dicts(), "report": str(report)})
+        machine(
+            {"manifest": profile.manifest.to_dict(), "table": profile.table.to_dicts(), "report": str(report)}
+        )
     else:
         console().print(profile_table(profile, "relative_residual"))
         say("", verdict(profile))
@@ -67,11 +74,11 @@ def _more(
     X: "Tensor",
     padding: "Tensor",
     texts: list[str],
-    folder: Path,
-    manifest: dict[str, Any],
+    manifest: "Manifest",
     quiet: bool,
-) -> "dict[str, pl.DataFrame]":
-    """What the report shows beside the curves: the cloud, the spectra, paths, and certificates."""
+) -> "tuple[dict[str, pl.DataFrame | Kept], float]":
+    """What the report shows beside the curves: the cloud, the spectra, paths, and certificates; and how
+    nearly the paths add up to the output."""
     from rankscope.cli.pictures import pictures
     from rankscope.cli.show import progress
 
@@ -79,9 +86,8 @@ def _more(
     with progress(quiet) as start:
         start("paths, certificates")
         found, closure = _paths(net, *net.encode(texts, 64))
-        manifest["closure"] = closure
-        _certify(net, *net.encode(texts[:2], 32), folder, manifest)
-    return {**tables, **found}
+        certificates = _certify(net, *net.encode(texts[:2], 32), manifest)
+    return {**tables, **found, **certificates}, closure
 
 
 def _paths(net: "Transformer", X: "Tensor", padding: "Tensor") -> "tuple[dict[str, pl.DataFrame], float]":
@@ -94,14 +100,17 @@ def _paths(net: "Transformer", X: "Tensor", padding: "Tensor") -> "tuple[dict[st
 
 
 def _certify(
-    net: "Transformer", X: "Tensor", padding: "Tensor", folder: Path, manifest: dict[str, Any]
-) -> None:
-    """What is proved of the whole, and of attention alone: a file for each."""
+    net: "Transformer", X: "Tensor", padding: "Tensor", manifest: "Manifest"
+) -> "dict[str, Certificates]":
+    """What is proved of the whole, and of attention alone: a table for each."""
+    from rankscope.cli.measure import told
     from rankscope.nets import named_variant
     from rankscope.theory import certify
 
+    known = {name: getattr(manifest, name) for name in ("model", "origin", "command")}
+    tables = {}
     for variant in ("san", "transformer"):
         found = certify(named_variant(net, variant), X, padding)
-        known = {name: manifest[name] for name in ("model", "origin", "command")}
-        found.manifest.update(known, variant=variant)
-        found.save(folder / f"certificates_{variant}.parquet")
+        networks = tuple(network.adding(variant=variant) for network in found.manifest.networks)
+        tables[f"certificates_{variant}"] = told(found, **known, networks=networks)
+    return tables

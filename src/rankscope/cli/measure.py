@@ -2,8 +2,10 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -28,6 +30,7 @@ from rankscope.cli.options import (
     Tokens,
     Variants,
 )
+from rankscope.cli.output import opened
 
 if TYPE_CHECKING:
     import polars as pl
@@ -35,6 +38,11 @@ if TYPE_CHECKING:
 
     from rankscope.nets import Transformer
     from rankscope.profiles import Profile, Summary
+    from rankscope.runs import Store
+    from rankscope.runs.store import Kept
+    from rankscope.theory import Certificates
+
+Told = TypeVar("Told", "Profile", "Summary", "Certificates")
 
 
 def measure(
@@ -79,7 +87,6 @@ def measure(
     """
     from rankscope.cli.pictures import pictures
     from rankscope.cli.show import console, machine, profile_table, say, say_report
-    from rankscope.files import writable_folder
     from rankscope.report import verdict
 
     names, numbers, arithmetics = checked(variants, metrics, arithmetic)
@@ -89,21 +96,21 @@ def measure(
         from rankscope.cli.corpus import Corpus, measure_text
 
         corpus = Corpus(text, split, field, samples, batch, tokens)
-        measure_text(net, corpus, names, numbers, arithmetics, output, about(net, model), as_json, quiet)
+        store = opened(output)
+        measure_text(net, corpus, names, numbers, arithmetics, store, about(net, model), as_json, quiet)
         return
     read = excerpts_of(None, split, field, samples or 4, tokens)
-    if output is not None:
-        writable_folder(output)
+    store = opened(output)
     X, padding = net.encode(read, tokens)
     profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json)
-    profile.manifest.update(**about(net, model), **described(None, split, field, read, tokens))
+    profile = told(profile, **about(net, model), **described(None, split, field, read, tokens))
     written = None
-    if output is not None:
-        stopped = "stopped" in profile.manifest
+    if store is not None:
+        stopped = profile.manifest.stopped is not None
         tables = {} if stopped else pictures(net, names, X, padding, read, tokens, quiet or as_json)
-        written = write_run(profile, output, title_of(net), tables)
+        written = write_run(profile, store, title_of(net), tables)
     if as_json:
-        machine({"manifest": profile.manifest, "table": profile.table.to_dicts()})
+        machine({"manifest": profile.manifest.to_dict(), "table": profile.table.to_dicts()})
     else:
         console().print(profile_table(profile, numbers[0]))
         say(*fallbacks(profile), "", verdict(profile))
@@ -139,6 +146,11 @@ def about(net: "Transformer", model: str) -> dict[str, Any]:
     origin = {} if net.origin is None else net.origin.described()
     drawn: dict[str, Any] = {key: origin[key] for key in ("seed", "init") if key in origin}
     return {"model": model, **drawn, "origin": origin, "command": command()}
+
+
+def told(found: Told, **fields: Any) -> Told:
+    """The same profile, summary or certificates, with these fields in its manifest."""
+    return replace(found, manifest=found.manifest.adding(**fields))
 
 
 def title_of(net: "Transformer") -> str:
@@ -180,6 +192,7 @@ def together(
     from rankscope.cli.show import steps
     from rankscope.profiles import Profile
     from rankscope.profiles import measure as measure_network
+    from rankscope.runs import Stopped
 
     profiles = list(beside or [])
     asked = [(name, arithmetic) for name in jobs for arithmetic in arithmetics]
@@ -198,9 +211,8 @@ def together(
     except KeyboardInterrupt:
         if not profiles:
             raise
-        profile = Profile.join(profiles)
-        profile.manifest["stopped"] = {"finished": finished, "asked": len(asked)}
-        return profile
+        stopped = Stopped(finished=tuple(finished), asked=len(asked))
+        return told(Profile.join(profiles), stopped=stopped)
     return Profile.join(profiles)
 
 
@@ -208,11 +220,11 @@ def end_if_stopped(profile: "Profile", output: Path | None) -> None:
     """After Ctrl-C, when what was finished has been shown and written: say what that is, and end."""
     from rankscope.cli.voice import Stopped
 
-    stopped = profile.manifest.get("stopped")
+    stopped = profile.manifest.stopped
     if stopped is None:
         return
-    finished = ", ".join(stopped["finished"]) or "none"
-    raise Stopped(f"after {len(stopped['finished'])} of {stopped['asked']} ({finished}); {kept(output)}")
+    finished = ", ".join(stopped.finished) or "none"
+    raise Stopped(f"after {len(stopped.finished)} of {stopped.asked} ({finished}); {kept(output)}")
 
 
 def kept(output: Path | None) -> str:
@@ -223,20 +235,21 @@ def kept(output: Path | None) -> str:
 def fallbacks(profile: "Profile | Summary") -> list[str]:
     """A line for each network that ran in another arithmetic than was asked for."""
     return [
-        f"{network['variant']} ran in {network['arithmetic']}: {network['checks']['arithmetic_asked']} "
-        f"arithmetic has no rule for kernel {network['architecture']['kernel']}."
-        for network in profile.manifest["networks"]
-        if network["checks"]["arithmetic_asked"] != network["arithmetic"]
+        f"{network.variant} ran in {network.arithmetic}: {network.checks['arithmetic_asked']} "
+        f"arithmetic has no rule for kernel {(network.architecture or {}).get('kernel')}."
+        for network in profile.manifest.networks
+        if network.checks["arithmetic_asked"] != network.arithmetic
     ]
 
 
 def write_run(
     profile: "Profile | Summary",
-    folder: Path,
+    store: "Store",
     title: str,
-    tables: "dict[str, pl.DataFrame] | None" = None,
+    tables: "Mapping[str, pl.DataFrame | Kept] | None" = None,
+    entry: str | None = None,
 ) -> Path:
     """The run directory: tables, manifest, figures and report. Answers with the report's path."""
     from rankscope.report import write_run_directory
 
-    return write_run_directory(profile, folder, title, tables)
+    return write_run_directory(profile, store, title, tables, entry)

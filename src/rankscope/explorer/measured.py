@@ -15,6 +15,7 @@ from rankscope.nets import Transformer
 from rankscope.profiles import Profile, measure
 from rankscope.profiles.rows import Entry, table
 from rankscope.profiles.shapes import Shape, looked_at, shape_of, shapes
+from rankscope.runs import Manifest, Network
 
 METRICS = ("relative_residual", "relative_mu")
 
@@ -35,8 +36,8 @@ class Measured:
 
     def profile(self, name: str) -> Profile:
         """The measurement under a name."""
-        about = {"variant": name, "arithmetic": self.arithmetic, "metrics": list(METRICS)}
-        return Profile(self.rows.with_columns(pl.lit(name).alias("variant")), {"networks": [about]})
+        about = Network(variant=name, arithmetic=self.arithmetic, metrics=tuple(METRICS))
+        return Profile(self.rows.with_columns(pl.lit(name).alias("variant")), Manifest(networks=(about,)))
 
     def curve(self, name: str = "relative_residual", column: str = "log10") -> list[float]:
         """A metric by layer."""

@@ -30,9 +30,9 @@ from rankscope.live.multihead import multiheads, through_hooks, unfused
 from rankscope.live.recorder import Recorder
 from rankscope.live.states import layout_of
 from rankscope.profiles import DEFAULT_METRICS, Profile
-from rankscope.profiles.manifest import manifest_of
 from rankscope.profiles.measure import chosen_metrics
 from rankscope.profiles.rows import Entry, table
+from rankscope.runs import manifest_of
 
 _attended: WeakSet[nn.Module] = WeakSet()
 """Blocks whose attention is being watched."""

@@ -7,7 +7,8 @@ from jaxtyping import Float
 
 from rankscope.figures import numbered
 from rankscope.profiles.profile import Profile
-from rankscope.profiles.summary import QUANTILES, Summary
+from rankscope.profiles.statistics import QUANTILES
+from rankscope.profiles.summary import Summary
 
 Curve = Float[np.ndarray, "sample layer"]
 

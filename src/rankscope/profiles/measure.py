@@ -15,9 +15,9 @@ from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.block import contributions
 from rankscope.nets.weights import Layer
-from rankscope.profiles.manifest import manifest_of
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.rows import Entry, Found, readings, row_sum_defect, table
+from rankscope.runs import manifest_of
 
 ARITHMETICS: dict[str, torch.dtype] = {
     "deviation": torch.float64,

@@ -34,7 +34,7 @@ def summary_repr(summary: Summary) -> str:
 def summary_card(summary: Summary) -> str:
     """The first metric: its figure, and the medians at the ends of each line."""
     few = Summary(_first_lines(summary), summary.manifest)
-    said = f"Median of {counted(summary.excerpts, 'excerpt')}. Quantiles: {summary.quantiles}."
+    said = f"Median of {counted(summary.excerpts, 'excerpt')}."
     return card(f"Summary: {_size(summary)}", few.plot(), *_table(summary), _notes(summary, said))
 
 

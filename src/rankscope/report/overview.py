@@ -17,6 +17,7 @@ from rankscope.report.run import Run
 from rankscope.report.sections import Plot, Section
 from rankscope.report.tables import Table
 from rankscope.report.verdict import FINEST
+from rankscope.runs import Manifest, Network
 
 METRIC = "relative_residual"
 RUNS, VARIANTS, LABEL = 16, 8, 40
@@ -111,7 +112,7 @@ def _drawn(
             for log in (True, False)
         )
         frames.append(_rows(name if len(name) <= LABEL else f"{name[: LABEL - 1].rstrip()}…", logs, values))
-    manifest = {"networks": [{"metrics": [METRIC]}]}
+    manifest = Manifest(networks=(Network(metrics=(METRIC,)),))
     return charts.curves(Profile(pl.concat(frames), manifest), METRIC, True)
 
 

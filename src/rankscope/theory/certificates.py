@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rankscope.errors import TheoremError, one_of
-from rankscope.profiles import parquet
-from rankscope.profiles.manifest import Manifest
-from rankscope.theory.catalogue import THEOREMS
+from rankscope.runs import Manifest, tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -112,8 +110,8 @@ class Certificates:
             rows.append(
                 {
                     "theorem": name,
-                    "kind": THEOREMS[name].kind,
-                    "quantity": THEOREMS[name].quantity,
+                    "kind": part["kind"][0],
+                    "quantity": part["quantity"][0],
                     "met_to": held,
                     "says_at": says[-1] if says else None,
                     **(worst if held else dict.fromkeys(worst)),
@@ -130,12 +128,12 @@ class Certificates:
 
     def save(self, path: str | Path) -> Path:
         """Write one Parquet file, manifest inside, atomically."""
-        return parquet.write(path, self.table, self.manifest)
+        return tables.write(path, self.table, self.manifest)
 
     @classmethod
     def read(cls, path: str | Path) -> "Certificates":
         """The certificates that `save` wrote."""
-        return cls(*parquet.read(path, SCHEMA, "Certificates"))
+        return cls(*tables.read(path, SCHEMA, "Certificates"))
 
 
 def _first_layers(met: list[bool]) -> int:
