@@ -20,6 +20,7 @@ from rankscope.report import read_run, verdict, write_report, write_run_director
 from rankscope.report.run import TABLES
 from rankscope.report.tables import curve_table
 from rankscope.runs import Stopped, read
+from rankscope.theory import Certificates, certify
 from tests.report.runs import NET, X, profile_of, study, whole_run
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></title>\u2028"
@@ -167,6 +168,17 @@ def test_a_manifest_of_another_make_is_no_stumbling_block(tmp_path: Path) -> Non
     for odd in ({"networks": "none", "origin": "here"}, {"networks": [{"architecture": {"layers": 1}}]}):
         (tmp_path / "manifest.json").write_text(json.dumps(odd))
         assert "Tokens stay apart" in write_report([tmp_path], tmp_path / "report.html").read_text()
+
+
+def test_names_of_ones_own_are_shown(tmp_path: Path) -> None:
+    """A metric and a theorem that this version does not know."""
+    profile = profile_of()
+    own = profile.table.with_columns(pl.col("metric").replace({"mu": "my_metric"}))
+    found = certify(NET, X, theorems="dobrushin")
+    bound = found.table.with_columns(pl.lit("my_theorem").alias("theorem"), pl.lit("size").alias("quantity"))
+    tables = {"certificates": Certificates(bound, found.manifest)}
+    html = write_run_directory(Profile(own, profile.manifest), tmp_path, "t", tables).read_text()
+    assert "my_metric" in html and "my_theorem" in html and "run1-figure-bounds" not in html
 
 
 def test_studies_become_pictures_and_tables(tmp_path: Path) -> None:

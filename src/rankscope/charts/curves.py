@@ -11,7 +11,7 @@ from rankscope.charts.powers import Powers
 from rankscope.charts.safe import Figure, escaped
 from rankscope.charts.style import FAINT, colour, dash, figure, symbol
 from rankscope.figures import power
-from rankscope.metrics import metric as metric_named
+from rankscope.metrics import symbol_of
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.lines import Line, lines_of, looks
 from rankscope.theory import Certificates
@@ -65,8 +65,7 @@ def curves(
 
 def written(metric: str) -> str:
     """The symbol of a metric as plotly sets it."""
-    symbol = metric_named(metric).symbol.replace("<", "&lt;")
-    return symbol.replace("₁,∞", "<sub>1,∞</sub>").replace("_F", "<sub>F</sub>")
+    return escaped(symbol_of(metric)).replace("₁,∞", "<sub>1,∞</sub>").replace("_F", "<sub>F</sub>")
 
 
 def layer_axis(last: int, title: str = "layer") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from rankscope.figures import FAINT, INK, MARKERS, PALETTE, label, panels, tick
-from rankscope.metrics import metric as metric_named
+from rankscope.metrics import symbol_of
 from rankscope.profiles.lines import Curve, by_sample, extent, log_floor, looks, mean
 from rankscope.profiles.profile import Profile
 
@@ -52,7 +52,7 @@ def dress(axes: Axes, metric: str, span: float | None) -> None:
             axes.set_yscale("symlog", linthresh=1.0)
         axes.yaxis.set_major_formatter(FuncFormatter(tick))
     axes.set_xlabel("layer")
-    axes.set_ylabel(f"${metric_named(metric).tex}$")
+    axes.set_ylabel(f"${symbol_of(metric, tex=True)}$")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize=9, frameon=False)
 
@@ -72,7 +72,7 @@ def draw_arithmetics(fall: Axes, slope: Axes, profile: Profile, metric: str, var
         first = np.full((len(ratio), 1), np.nan)
         _line(slope, np.concatenate([first, ratio], 1), noise, number, arithmetic)
     fall.set_yscale("log")
-    tex = metric_named(metric).tex
+    tex = symbol_of(metric, tex=True)
     fall.set_ylabel(f"$-\\log_{{10}}\\,{tex}$")
     slope.set_ylabel("$\\log r_l\\,/\\,\\log r_{l-1}$,  $r_l$ the value at layer $l$")
     slope.axhline(3.0, color=FAINT, linewidth=1.0, linestyle="--")

@@ -7,8 +7,9 @@ import polars as pl
 
 from rankscope import charts
 from rankscope.charts import Figure
+from rankscope.charts.bounds import QUANTITIES
 from rankscope.charts.cloud import PANELS as CLOUDS
-from rankscope.metrics import metric as metric_named
+from rankscope.metrics import symbol_of
 from rankscope.profiles import Profile, Summary
 from rankscope.report.facts import excerpts
 from rankscope.report.pictures import data_uri
@@ -76,7 +77,7 @@ def _curves(run: Run, measured: Profile | Summary) -> list[Section]:
     plots = [
         Plot(
             "curves", _both(measured, lead, run),
-            f"{metric_named(lead).symbol} after each layer; layer 0 is the input. {about} "
+            f"{symbol_of(lead)} after each layer; layer 0 is the input. {about} "
             f"{FLOORS}{proved} Where "
             "the fall spans over forty decades, the axis is logarithmic in the exponent: a doubly "
             "exponential "
@@ -128,7 +129,7 @@ def _arithmetics(measured: Profile | Summary) -> list[Section]:
         return []
     plots = [
         Plot(f"arithmetics-{number}", [("", charts.arithmetics(measured, metric, variant))],
-             f"{variant}. Left: digits that {metric_named(metric).symbol} has lost. Right: the ratio of its "
+             f"{variant}. Left: digits that {symbol_of(metric)} has lost. Right: the ratio of its "
              "logarithm from layer to layer; under the doubly exponential law it tends to 3.")
         for number, variant in enumerate(dict.fromkeys(name for name, _ in measured.lines(metric)))
     ]  # fmt: skip
@@ -254,7 +255,7 @@ def _bounds(run: Run) -> list[Section]:
         return []
     plots, tables, notes = [], [], []
     for number, (variant, found) in enumerate(run.certificates.items()):
-        if (found.table["quantity"] != "affine_rank").any():
+        if found.table["quantity"].is_in(list(QUANTITIES)).any():
             plots.append(Plot(
                 f"bounds-{number}", [("", charts.bounds(found))],
                 f"{variant}: measured (heavy line) and proved. Upper bounds are solid, lower bounds dashed; "

@@ -68,7 +68,9 @@ def certificate_table(found: Certificates, variant: str) -> Table:
         bound = f"{sign} {_number(row['log10_bound'], rank)}" if says else "vacuous"
         measured = _number(row["log10_measured"], rank)
         slack = f"{row['slack']:.3g}" if says and row["slack"] is not None else ""
-        rows.append([row["theorem"], SYMBOLS[row["quantity"]], met, at, measured, bound, slack])
+        rows.append(
+            [row["theorem"], SYMBOLS.get(row["quantity"], row["quantity"]), met, at, measured, bound, slack]
+        )
     headings = ["theorem", "of", "holds at layers", "at layer", "measured", "proved", "slack, decades"]
     notes = ["Vacuous: it holds, but says no more than is known anyway."] if rows else []
     if rows and found.table["sample"].n_unique() > 1:
