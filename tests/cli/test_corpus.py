@@ -63,8 +63,7 @@ def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
 
     other = rankscope(*here, "--seed", "1", cwd=corpus)
     assert other.returncode == 2 and len(other.stderr.splitlines()) == 1
-    assert "out/rows must be of this run; it is of one with other embedding (" in other.stderr
-    assert "seed 0, now words of width 128, seed 1), variants of san, variants of trans" in other.stderr
+    assert "out/rows must be of this run; it is of one with other embedding, variants of san" in other.stderr
 
 
 def test_stdin_folders_and_json_lines_give_the_same(corpus: Path) -> None:

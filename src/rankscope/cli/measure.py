@@ -40,9 +40,8 @@ if TYPE_CHECKING:
     from rankscope.profiles import Profile, Summary
     from rankscope.runs import Store
     from rankscope.runs.store import Kept
-    from rankscope.theory import Certificates
 
-Told = TypeVar("Told", "Profile", "Summary", "Certificates")
+Told = TypeVar("Told")
 
 
 def measure(
@@ -150,7 +149,8 @@ def about(net: "Transformer", model: str) -> dict[str, Any]:
 
 def told(found: Told, **fields: Any) -> Told:
     """The same profile, summary or certificates, with these fields in its manifest."""
-    return replace(found, manifest=found.manifest.adding(**fields))
+    kept: Any = found
+    return replace(kept, manifest=kept.manifest.adding(**fields))
 
 
 def title_of(net: "Transformer") -> str:
