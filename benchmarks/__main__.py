@@ -5,10 +5,30 @@
 
 import platform
 import sys
+from importlib import import_module
 
 import torch
 
 from benchmarks import deviations
+from benchmarks.timing import Row
+
+TITLES = {
+    "measuring": "BERT-base, 4 x 128 tokens",
+    "deviations": "BERT-base, 4 x 128 tokens, float64",
+    "streaming": "Peak memory of measure --text, bert-tiny, 2 variants, 16 tokens",
+    "watching": "GPT-2, 4 x 128 tokens",
+    "paths": "Paths: BERT-base, 4 x 128 tokens, float64; 6 layers of 2 heads",
+    "certifying": "Certificates: BERT-base, 2 x 64 tokens",
+    "exploring": "The explorer: MiniLM, 32 tokens, through HTTP",
+    "opening": "The demo's report, opened in Chromium",
+}
+"""What is printed above the rows of each module."""
+
+
+def rows(module: str, small: bool = False) -> list[Row]:
+    """(what, against what, ratio) of a benchmark by the name of its module."""
+    found: list[Row] = import_module(f"benchmarks.{module}").rows(small)
+    return found
 
 
 def main() -> None:
@@ -16,25 +36,19 @@ def main() -> None:
     if sys.argv[1:] == ["cuda"]:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
         for batch in (4, 32):
-            _show(f"BERT-base, {batch} x 128 tokens, float64", deviations.rows(batch, "cuda"))
+            title = f"BERT-base, {batch} x 128 tokens, float64"
+            _show(title, deviations.rows(batch=batch, device="cuda"))
         return
-    from benchmarks import certifying, exploring, measuring, opening, paths, streaming, watching
-
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    _show("BERT-base, 4 x 128 tokens", measuring.rows())
-    _show("BERT-base, 4 x 128 tokens, float64", deviations.rows())
-    _show("Peak memory of measure --text, bert-tiny, 2 variants, 16 tokens", streaming.rows())
-    _show("GPT-2, 4 x 128 tokens", watching.rows())
-    _show("Paths: BERT-base, 4 x 128 tokens, float64; 6 layers of 2 heads", paths.rows())
-    _show("Certificates: BERT-base, 2 x 64 tokens", certifying.rows())
-    _show("The explorer: MiniLM, 32 tokens, through HTTP", exploring.rows())
-    _show("The demo's report, opened in Chromium", opening.rows())
+    for module, title in TITLES.items():
+        _show(title, rows(module))
 
 
-def _show(title: str, rows: list[tuple[str, str, float]]) -> None:
+def _show(title: str, rows: list[Row]) -> None:
     print(f"\n{title}")
     for what, against, ratio in rows:
         print(f"  {what:32} / {against:32} {ratio:5.2f}")
 
 
-main()
+if __name__ == "__main__":
+    main()

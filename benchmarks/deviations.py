@@ -2,7 +2,7 @@
 
 import torch
 
-from benchmarks.timing import least_seconds
+from benchmarks.timing import Row, least_seconds
 from rankscope.deviation import propagate
 from rankscope.nets import Transformer, named_variant
 from rankscope.sources.presets import preset
@@ -12,10 +12,10 @@ VARIANTS = ("transformer", "san+norm+skip", "san+mlp", "san")
 """From tokens that stay apart to tokens that fall together."""
 
 
-def rows(batch: int = 4, device: str = "cpu") -> list[tuple[str, str, float]]:
+def rows(small: bool = False, batch: int = 4, device: str = "cpu") -> list[Row]:
     """(what, against what, ratio) at BERT-base size, `batch` x 128 tokens, float64."""
-    net = Transformer.random(preset("bert-base"), device=device)
-    X, _ = word_tokens(bundled_excerpts(128)[:batch], net.arch.width, 128)
+    net = Transformer.random(preset("bert-tiny" if small else "bert-base"), device=device)
+    X, _ = word_tokens(bundled_excerpts(128)[:batch], net.arch.width, 8 if small else 128)
     X = X.to(device)
     found = []
     for name in VARIANTS:
@@ -33,7 +33,7 @@ def rows(batch: int = 4, device: str = "cpu") -> list[tuple[str, str, float]]:
                     pass
             _wait(device)
 
-        seconds = least_seconds({"plain": plain, "deviation": deviation}, rounds=4)
+        seconds = least_seconds({"plain": plain, "deviation": deviation}, rounds=1 if small else 4)
         ratio = seconds["deviation"] / seconds["plain"]
         found.append((f"deviation, {name}", f"float64 forward ({seconds['plain']:.3f} s)", ratio))
     return found

@@ -8,40 +8,45 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx
 import torch
 
-from benchmarks.timing import least_seconds
+from benchmarks.timing import Row, least_seconds
 from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.serve import bound, server_of
 from rankscope.explorer.server import app
 from rankscope.explorer.shelf import Shelf
 from rankscope.nets import Transformer
-from rankscope.sources import load
+from rankscope.sources import named_network
 
 TEXT = (
     "Call me Ishmael. Some years ago, never mind how long precisely, having little or no money in my purse, "
     "and nothing particular to interest me on shore, I thought I would sail about a little"
 )
+TOKENS = 32
 SLOWEST = 40
 """Turns of the slider of which the slowest is told."""
 
 
-def rows() -> list[tuple[str, str, float]]:
+def rows(small: bool = False) -> list[Row]:
     """(what, against what, ratio); the parts of an answer are named with the seconds after which they are
     there."""
-    net = load("minilm")
-    X = net.encode([TEXT], 32).X
-    assert X.shape[1] == 32
+    model = "bert-tiny" if small else "minilm"
+    net = named_network(model)
+    X = net.encode([TEXT], TOKENS).X
+    assert X.shape[1] == TOKENS
     found = []
-    with _served(net) as url, httpx.Client(timeout=60) as client:
+    with _served(Shelf({model: net})) as url, httpx.Client(timeout=60) as client:
         for name, turns in (("transformer", {}), ("attention and skip", {"mlp": False, "norm": False})):
-            ask = _asker(client, url, turns)
+            ask = _asker(client, url, {"model": model, **turns})
             variant = net.variant(skip=0.5, mlp=turns.get("mlp", True), norm=turns.get("norm", True))
             ask()  # the norms of the weights are taken once
-            seconds = least_seconds({"forward": lambda variant=variant: _forward(variant, X)}, rounds=9)
-            runs = [ask() for _ in range(SLOWEST)]
+            seconds = least_seconds(
+                {"forward": lambda variant=variant: _forward(variant, X)}, rounds=1 if small else 9
+            )
+            runs = [ask() for _ in range(1 if small else SLOWEST)]
             against = f"float64 forward, {1000 * seconds['forward']:.0f} ms"
             for part in ("curve", "cloud", "paths", "bounds"):
                 best, worst = min(run[part] for run in runs), max(run[part] for run in runs)
@@ -55,14 +60,14 @@ def _forward(net: Transformer, X: torch.Tensor) -> object:
         return [step.layer for step in net.steps(X)]
 
 
-def _asker(client: httpx.Client, url: str, turns: dict[str, bool]) -> Callable[[], dict[str, float]]:
+def _asker(client: httpx.Client, url: str, turns: dict[str, Any]) -> Callable[[], dict[str, float]]:
     """Ask with a new skip weight each time; the seconds after which each part had arrived."""
     skip = 0.0
 
     def ask() -> dict[str, float]:
         nonlocal skip
         skip += 0.01
-        setting = {"model": "minilm", "text": TEXT, "tokens": 32, "skip": skip, **turns}
+        setting = {"text": TEXT, "tokens": TOKENS, "skip": skip, **turns}
         start, came = time.perf_counter(), {}
         with client.stream("POST", f"{url}/api/answer", json={"setting": setting}) as answer:
             for line in answer.iter_lines():
@@ -74,10 +79,10 @@ def _asker(client: httpx.Client, url: str, turns: dict[str, bool]) -> Callable[[
 
 
 @contextmanager
-def _served(net: Transformer) -> Iterator[str]:
+def _served(shelf: Shelf) -> Iterator[str]:
     at, jobs = bound(0), Jobs()
     port = at.getsockname()[1]
-    server = server_of(app(Shelf({"minilm": net}), port, jobs), jobs)
+    server = server_of(app(shelf, port, jobs), jobs)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
     thread.start()
     try:

@@ -3,21 +3,21 @@
 import torch
 from torch import nn
 
-from benchmarks.timing import least_seconds
+from benchmarks.timing import Row, least_seconds
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from rankscope.sources import preset
 
 
-def rows() -> list[tuple[str, str, float]]:
+def rows(small: bool = False) -> list[Row]:
     """(what, against what, ratio) at BERT-base size, 4 x 128 tokens, float32."""
-    arch = preset("bert-base")
+    arch = preset("bert-tiny" if small else "bert-base")
     net = Transformer.random(arch, dtype=torch.float32)
     layer = nn.TransformerEncoderLayer(
         arch.width, arch.heads, arch.mlp_width, dropout=0.0, activation="gelu", batch_first=True
     )
     torchs = nn.TransformerEncoder(layer, arch.layers, enable_nested_tensor=False).eval()
-    X = torch.randn(4, 128, arch.width)
+    X = torch.randn(4, 8 if small else 128, arch.width)
 
     def plain() -> object:
         with torch.no_grad():
@@ -33,7 +33,8 @@ def rows() -> list[tuple[str, str, float]]:
             "encoder": encoder,
             "measure": lambda: measure(net, X, arithmetic="float32"),
             "float64": lambda: measure(net, X),
-        }
+        },
+        rounds=1 if small else 5,
     )
     return [
         ("reference forward", "nn.TransformerEncoder", seconds["plain"] / seconds["encoder"]),

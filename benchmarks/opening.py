@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.timing import Row
 from rankscope.charts import plotly_script
 
 if TYPE_CHECKING:
@@ -19,10 +20,15 @@ PLAIN = """<!doctype html><meta charset="utf-8"><div id="figure"></div><script>{
   .then(() => document.documentElement.dataset.drawn = "")</script>"""
 
 
-def rows() -> list[tuple[str, str, float]]:
+def chromium() -> str | None:
+    """Where it is, if it is installed."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+def rows(small: bool = False) -> list[Row]:
     """(what, against what, ratio): from the start of navigation to the figures about the first
     screen, the best of five."""
-    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    found = chromium()
     if found is None:
         print("  no Chromium here: apt-get install chromium")
         return []
@@ -30,12 +36,17 @@ def rows() -> list[tuple[str, str, float]]:
 
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         folder = Path(name)
-        command = [sys.executable, "-m", "rankscope", "demo", "-q", "-o", str(folder)]
+        run = (
+            ["measure", "bert-tiny", "--tokens", "8", "--metrics", "relative_residual"] if small else ["demo"]
+        )
+        command = [sys.executable, "-m", "rankscope", *run, "-q", "-o", str(folder)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         report, plain = folder / "report.html", folder / "plain.html"
         plain.write_text(PLAIN.format(plotly_script()), encoding="utf-8")
         browser = playwright.chromium.launch(executable_path=found, args=list(SWITCHES))
-        seconds = {page: [_opened(browser, page) for _ in range(5)] for page in (report, plain)}
+        seconds = {
+            page: [_opened(browser, page) for _ in range(1 if small else 5)] for page in (report, plain)
+        }
         browser.close()
         best, worst, bare = min(seconds[report]), max(seconds[report]), min(seconds[plain])
         what = f"report, {report.stat().st_size / 1e6:.1f} MB, {best:.2f} s (slowest {worst:.2f})"

@@ -6,7 +6,7 @@ forward pass for each path, on 6 layers of 2 heads: all 729 of them.
 
 import torch
 
-from benchmarks.timing import least_seconds
+from benchmarks.timing import Row, least_seconds
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import all_paths, decompose
 from rankscope.paths.frozen import freeze
@@ -14,13 +14,13 @@ from rankscope.paths.lengths import length_terms
 from rankscope.sources import preset
 
 
-def rows() -> list[tuple[str, str, float]]:
+def rows(small: bool = False) -> list[Row]:
     """(what, against what, ratio)."""
-    return [*_sums(), *_one_by_one()]
+    return [*_sums(small), *_one_by_one(2 if small else 6)]
 
 
-def _sums() -> list[tuple[str, str, float]]:
-    arch = preset("bert-base")
+def _sums(small: bool) -> list[Row]:
+    arch = preset("bert-tiny" if small else "bert-base")
     fresh = Transformer.random(arch)
     generator = torch.Generator().manual_seed(0)
     tensors = {
@@ -30,7 +30,7 @@ def _sums() -> list[tuple[str, str, float]]:
         for name, tensor in fresh.state().items()
     }
     biased = Transformer.from_weights(arch, tensors)
-    X = torch.randn(4, 128, arch.width, generator=generator, dtype=torch.float64)
+    X = torch.randn(4, 8 if small else 128, arch.width, generator=generator, dtype=torch.float64)
 
     def plain() -> object:
         with torch.no_grad():
@@ -43,17 +43,17 @@ def _sums() -> list[tuple[str, str, float]]:
             "by_length, biases": lambda: length_terms(freeze(biased, X)),
             "by_head": lambda: decompose(biased, X).by_head(),
         },
-        rounds=2,
+        rounds=1 if small else 2,
     )
     against = f"float64 forward, {seconds['plain']:.2f} s"
     return [(name, against, seconds[name] / seconds["plain"]) for name in seconds if name != "plain"]
 
 
-def _one_by_one() -> list[tuple[str, str, float]]:
-    arch = Architecture(layers=6, width=32, heads=2, mlp="none", norm="none", biases=False)
+def _one_by_one(layers: int) -> list[Row]:
+    arch = Architecture(layers=layers, width=32, heads=2, mlp="none", norm="none", biases=False)
     net = Transformer.random(arch, init="xavier")
     X = torch.randn(4, 32, arch.width, dtype=torch.float64)
-    paths = list(all_paths(6, 2))
+    paths = list(all_paths(layers, 2))
 
     def each(attention: str = "own") -> torch.Tensor:
         d = decompose(net, X)
@@ -70,7 +70,11 @@ def _one_by_one() -> list[tuple[str, str, float]]:
     cases = {"own": each, "prefixes": prefixes, "shared": lambda: each("shared"), "summed": summed}
     seconds = least_seconds(cases, rounds=3)
     return [
-        ("729 paths, own attention, each", "beginnings shared", seconds["own"] / seconds["prefixes"]),
-        ("729 paths, shared attention, each", "by_length", seconds["shared"] / seconds["summed"]),
-        ("729 paths, own attention, each", "by_length", seconds["own"] / seconds["summed"]),
+        (
+            f"{len(paths)} paths, own attention, each",
+            "beginnings shared",
+            seconds["own"] / seconds["prefixes"],
+        ),
+        (f"{len(paths)} paths, shared attention, each", "by_length", seconds["shared"] / seconds["summed"]),
+        (f"{len(paths)} paths, own attention, each", "by_length", seconds["own"] / seconds["summed"]),
     ]

@@ -13,77 +13,83 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import least_seconds, rise_of_memory
-
-IDS = torch.randint(0, 50257, (4, 128), generator=torch.Generator().manual_seed(0))
+from benchmarks.timing import Row, least_seconds, report_rise, rise_of_memory
 
 
-def gpt2() -> Any:
+def token_ids(small: bool = False) -> torch.Tensor:
+    """Random ones, of words that GPT-2 has."""
+    shape = (1, 8) if small else (4, 128)
+    return torch.randint(0, 50257, shape, generator=torch.Generator().manual_seed(0))
+
+
+def gpt2(small: bool = False, kind: str = "GPT2Model") -> Any:
     """transformers' own, with its usual attention."""
-    from transformers import GPT2Config, GPT2Model
+    import transformers
 
     torch.manual_seed(0)
-    kind: Any = GPT2Model
-    return kind(GPT2Config()).eval()
+    size: dict[str, Any] = {"n_layer": 2, "n_embd": 32, "n_head": 2} if small else {}
+    return getattr(transformers, kind)(transformers.GPT2Config(**size)).eval()
 
 
-def lens() -> dict[str, Any]:
+def lens(small: bool = False) -> dict[str, Any]:
     """TransformerLens: its bridge around transformers' GPT-2, everything cached, and the blocks alone."""
     from tempfile import TemporaryDirectory
 
     from transformer_lens.model_bridge import TransformerBridge
-    from transformers import GPT2Config, GPT2LMHeadModel
 
-    torch.manual_seed(0)
-    kind: Any = GPT2LMHeadModel
-    whole = kind(GPT2Config()).eval()
+    ids, whole = token_ids(small), gpt2(small, "GPT2LMHeadModel")
     with TemporaryDirectory() as folder:
         whole.config.save_pretrained(folder)
         whole.config.architectures = ["GPT2LMHeadModel"]
         model = TransformerBridge.boot_transformers(folder, hf_model=whole, device="cpu", tokenizer=None)
-    stream = [f"blocks.{layer}.hook_resid_post" for layer in range(12)]
+    stream = [f"blocks.{layer}.hook_resid_post" for layer in range(whole.config.n_layer)]
     return {
-        "plain": lambda: model(IDS),
-        "run_with_cache, everything": lambda: model.run_with_cache(IDS),
-        "run_with_cache, blocks alone": lambda: model.run_with_cache(IDS, names_filter=stream),
+        "plain": lambda: model(ids),
+        "run_with_cache, everything": lambda: model.run_with_cache(ids),
+        "run_with_cache, blocks alone": lambda: model.run_with_cache(ids, names_filter=stream),
     }
 
 
-def nnsight() -> dict[str, Any]:
+def nnsight(small: bool = False) -> dict[str, Any]:
     """nnsight around transformers' GPT-2: the output of every block saved."""
     from nnsight import NNsight
 
-    plain = gpt2()
+    ids, plain = token_ids(small), gpt2(small)
     model = NNsight(plain)
 
     def traced() -> Any:
         saved = []
-        with model.trace(IDS):
+        with model.trace(ids):
             for block in model.h:
                 saved.append(block.output.save())
         return saved
 
-    return {"plain": lambda: plain(IDS), "trace, every block saved": traced}
+    return {"plain": lambda: plain(ids), "trace, every block saved": traced}
+
+
+PEERS = {"lens": lens, "nnsight": nnsight}
+
+
+def rows(peer: str, small: bool = False) -> list[Row]:
+    """(what, against what, ratio of times)."""
+    with torch.no_grad():
+        seconds = least_seconds(PEERS[peer](small), rounds=1 if small else 7)
+    plain = seconds.pop("plain")
+    return [(name, f"plain forward, {plain:.2f} s", each / plain) for name, each in seconds.items()]
 
 
 def main(peer: str) -> None:
     """Print time and memory of each case."""
-    with torch.no_grad():
-        cases = {"lens": lens, "nnsight": nnsight}[peer]()
-        seconds = least_seconds(cases, rounds=7)
-        print(f"{peer}, torch {torch.__version__}, plain forward {seconds['plain']:.2f} s")
-        for name in cases:
-            if name != "plain":
-                rise = rise_of_memory("benchmarks.peers", peer, name)
-                print(f"  {name:34} time {seconds[name] / seconds['plain']:.2f}   memory +{rise:.1f} MB")
+    print(f"{peer}, torch {torch.__version__}")
+    for name, against, ratio in rows(peer):
+        rise = rise_of_memory("benchmarks.peers", peer, name)
+        print(f"  {name:34} / {against} time {ratio:.2f}   memory +{rise:.1f} MB")
 
 
 def once(peer: str, name: str) -> None:
     """One case after a plain pass, for `rise_of_memory`."""
-    from benchmarks.timing import report_rise
-
     with torch.no_grad():
-        cases = {"lens": lens, "nnsight": nnsight}[peer]()
+        cases = PEERS[peer]()
         report_rise(cases["plain"], cases[name])
 
 

@@ -51,12 +51,17 @@ LENGTH = {"sort": 1, "hull": 2}
 """Where our curves lay furthest from the published ones."""
 
 
-def accuracies(make: Make, name: str, change: dict[str, Any], seed: int, device: str) -> dict[str, float]:
+def accuracies(
+    make: Make, name: str, change: dict[str, Any], seed: int, device: str = "cpu", small: bool = False
+) -> dict[str, float]:
     """Of one trained network: whole, and of 5 and 20 paths of the length that is asked about."""
     task, recipe = make(), replace(FULL[name][1], seed=seed, **change)
+    if small:
+        task = replace(task, train=task.train.part(slice(32)), test=task.test.part(slice(4)))
+        recipe = replace(recipe, epochs=1)
     with TemporaryDirectory() as folder:
         tensors = train(task, recipe, Path(folder) / "checkpoint.pt", device)
-    found = effects(task, tensors, task.test.to(device), COUNTS, REPEATS)
+    found = effects(task, tensors, task.test.to(device), COUNTS, 1 if small else REPEATS)
     own = found.filter(attention="own", length=LENGTH[name]).group_by("paths").agg(pl.col("accuracy").mean())
     whole = found.filter(attention="full")["accuracy"].item()
     return {"whole": whole, **dict(own.select("paths", "accuracy").iter_rows())}

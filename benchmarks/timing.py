@@ -10,6 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+Row = tuple[str, str, float]
+"""(what, against what, ratio): every `rows` gives these; with `small` at sizes that take a second or so."""
+
 
 def least_seconds(cases: Mapping[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
     """The fastest round of each case; cases take turns, so that a busy machine slows them alike."""

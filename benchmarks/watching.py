@@ -5,38 +5,37 @@ from typing import Any
 
 import torch
 
-from benchmarks.peers import IDS, gpt2
-from benchmarks.timing import least_seconds, report_rise, rise_of_memory
+from benchmarks.peers import gpt2, token_ids
+from benchmarks.timing import Row, least_seconds, report_rise, rise_of_memory
 
 
-def cases() -> dict[str, Any]:
+def cases(small: bool = False) -> dict[str, Any]:
     """The plain pass, and each way of looking at it."""
     from rankscope import watch
 
-    model = gpt2()
-    eager = gpt2()
+    ids, model, eager = token_ids(small), gpt2(small), gpt2(small)
     eager.set_attn_implementation("eager")
 
     def watched(metrics: Any) -> Any:
         with watch(model, *([] if metrics is None else [metrics])) as w:
-            model(IDS)
+            model(ids)
         return w
 
     return {
-        "plain": lambda: model(IDS),
-        "plain, eager attention": lambda: eager(IDS),
+        "plain": lambda: model(ids),
+        "plain, eager attention": lambda: eager(ids),
         "watch, 4 metrics of tokens": lambda: watched(None),
         "watch, and entropy of attention": lambda: watched(
             ["relative_residual", "residual", "relative_mu", "mu", "entropy"]
         ),
-        "output_hidden_states": lambda: model(IDS, output_hidden_states=True).hidden_states,
+        "output_hidden_states": lambda: model(ids, output_hidden_states=True).hidden_states,
     }
 
 
-def rows() -> list[tuple[str, str, float]]:
+def rows(small: bool = False) -> list[Row]:
     """(what, against what, ratio of times)."""
     with torch.no_grad():
-        seconds = least_seconds(cases(), rounds=7)
+        seconds = least_seconds(cases(small), rounds=1 if small else 7)
     plain = seconds["plain"]
     return [
         (name, f"plain forward, {plain:.2f} s", seconds[name] / plain) for name in seconds if name != "plain"

@@ -1,6 +1,7 @@
 """The house itself: imports go one way, and the public face is small."""
 
 import ast
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import rankscope
@@ -60,3 +61,24 @@ def test_the_public_names_are_exactly_these() -> None:
     for name in rankscope.__all__:
         assert getattr(rankscope, name).__module__.startswith("rankscope.")
     assert dir(rankscope) == sorted(rankscope.__all__)
+
+
+def test_no_module_imports_one_that_imports_it() -> None:
+    """Nor by way of others, nor inside a function, nor for its types alone."""
+    files = {
+        ".".join(("rankscope", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): path
+        for path in SOURCE.rglob("*.py")
+    }
+    imports: dict[str, set[str]] = {}
+    for name, path in files.items():
+        found: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                whole = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {each if each in files else str(node.module) for each in whole}
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+        imports[name] = (found & set(files)) - {name}
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle

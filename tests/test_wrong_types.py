@@ -6,7 +6,7 @@ import sys
 
 CASES = """
 import torch, rankscope
-from rankscope.metrics import residual
+from rankscope.metrics import Metric, residual
 from rankscope.errors import RankscopeError
 
 net = rankscope.Transformer.random(rankscope.Architecture(layers=1, width=4, heads=1))
@@ -24,6 +24,7 @@ cases = [
     lambda: rankscope.Architecture(layers=1, width=4, heads=1, biases="query"),
     lambda: rankscope.Architecture(layers=1, width=4, heads=1, kept_heads=3),
     lambda: rankscope.Architecture(layers=1, width=4, heads=1, rotary_frequencies=0.5),
+    lambda: rankscope.Architecture(layers=1, width=4, heads=1, parts=("a word",)),
     lambda: rankscope.fresh({"layers": 1, "width": 4, "heads": 1}),
     lambda: net.variant(heads=1),
     lambda: net.variant(skip="a"),
@@ -42,6 +43,9 @@ cases = [
     lambda: rankscope.decompose(net, torch.randn(1, 2, 4)).keep(paths=(0,)),
     lambda: rankscope.decompose(net, torch.randn(1, 2, 4)).path(0),
     lambda: rankscope.certify(net, torch.randn(1, 2, 4)).of("dobrushin", "all"),
+    lambda: Metric("mine", residual, of="words"),
+    lambda: rankscope.measure(net, torch.randn(1, 2, 4), metrics=["mu", residual]),
+    lambda: rankscope.measure(net, torch.randn(1, 2, 4), metrics=2),
 ]
 for case in cases:
     try:
@@ -85,6 +89,7 @@ def test_wrong_python_types_are_sentences() -> None:
         ("ArchitectureError", "biases must be True, False or a tuple of query", "got 'query'"),
         ("ArchitectureError", "kept_heads must be a tuple", "got 3"),
         ("ArchitectureError", "rotary_frequencies must be a tuple", "got 0.5"),
+        ("ArchitectureError", "parts must be objects with a name, a place and a rule", "got 'a word'"),
         ("ArchitectureError", "model must be one of bert-tiny", "got {'layers': 1, 'width': 4, 'heads': 1}"),
         ("ArchitectureError", "heads must be a list of heads", "got 1"),
         ("ArchitectureError", "skip must be a number, True or False", "got 'a'"),
@@ -103,6 +108,9 @@ def test_wrong_python_types_are_sentences() -> None:
         ("PathError", "a path names a head or None for each layer", "got 0"),
         ("PathError", "a path names a head or None for each layer", "got 0"),
         ("TheoremError", "sample must lie in 0..0", "got 'all'"),
+        ("MetricError", "`of` of metric 'mine' must be one of tokens, attention, heads", "got 'words'"),
+        ("MetricError", "metrics must be names or Metric objects", "received function"),
+        ("MetricError", "metrics must be names or Metric objects", "received int"),
     ]
     assert len(said) == len(expected), done.stdout + done.stderr
     for line, words in zip(said, expected, strict=True):

@@ -101,7 +101,7 @@ def test_every_control_changes_what_it_should(page: "Page", explorer: Served) ->
 def test_pure_attention_falls_and_the_cloud_can_be_scrubbed(page: "Page", explorer: Served) -> None:
     opened(page, explorer, "#model=random")
     said = turned(page, lambda: page.click("text=Pure attention"))
-    assert "uniform to 1e-12" in said
+    assert "Tokens become the same: uniform to" in said
     spread = "Math.max(...document.getElementById('cloud').data[0].x.map(Math.abs))"
     until(page, f"{spread} < 1e-9")
     page.eval_on_selector(

@@ -57,7 +57,7 @@ def texts(value: Any, key: str = "") -> Iterator[str]:
 
 
 def test_curves_draw_the_geometric_mean_and_hollow_marks_at_the_floor(profile: Profile) -> None:
-    figure = charts.curves(profile, "relative_residual", True)
+    figure = charts.curves(profile.views("relative_residual"), True)
     json.dumps(figure, allow_nan=False)
     named = {trace["name"]: trace for trace in figure["data"] if trace.get("mode") == "markers"}
     assert set(named) == {f"{v}, {a}" for v in NETS for a in ("deviation", "float64")}
@@ -72,7 +72,7 @@ def test_curves_draw_the_geometric_mean_and_hollow_marks_at_the_floor(profile: P
 
 
 def test_the_linear_view_draws_the_mean(profile: Profile) -> None:
-    figure = charts.curves(profile, "relative_residual", False)
+    figure = charts.curves(profile.views("relative_residual"), False)
     marks = next(t for t in figure["data"] if t.get("name") == "transformer, deviation")
     mean = profile.curve("relative_residual", variant="transformer", arithmetic="deviation").mean(0)
     assert torch.allclose(torch.tensor(marks["y"], dtype=torch.float64), mean, rtol=1e-6)
@@ -80,7 +80,7 @@ def test_the_linear_view_draws_the_mean(profile: Profile) -> None:
 
 def test_proved_bounds_lie_on_their_side_of_the_measurement(bare: Certificates) -> None:
     small = measure(NETS["san"], X, variant="san")
-    figure = charts.curves(small, "relative_residual", True, {"san": bare})
+    figure = charts.curves(small.views("relative_residual"), True, {"san": bare})
     marks = next(t for t in figure["data"] if t.get("mode") == "markers")["y"]
     bounds = [t for t in figure["data"] if "proved" in t.get("name", "")]
     assert bounds
@@ -94,7 +94,7 @@ def test_a_corpus_has_its_median(profile: Profile) -> None:
     gathered.add(measure(NET, X, variant="transformer"))
     summary = gathered.summary()
     assert isinstance(summary, Summary)
-    figure = charts.curves(summary, "relative_residual")
+    figure = charts.curves(summary.views("relative_residual"))
     marks = next(t for t in figure["data"] if t.get("mode") == "markers")
     for k, text in zip(summary.curve("relative_residual", "log10_q50").tolist(), marks["text"], strict=True):
         assert power(k) in text
@@ -168,7 +168,9 @@ def test_bounds_draw_what_holds(bare: Certificates) -> None:
 def test_spectra_have_a_panel_a_variant_and_arithmetics_their_digits(profile: Profile) -> None:
     figure = charts.spectrum(spectra(NETS, X))
     assert figure["panels"] == 2 and len(figure["data"]) == 2 * 6
-    digits = charts.arithmetics(profile, "relative_residual", "san")
+    digits = charts.arithmetics(
+        [each for each in profile.views("relative_residual") if each.variant == "san"]
+    )
     names = {trace.get("name") for trace in digits["data"]}
     assert {"deviation", "float64"} <= names
 
@@ -178,7 +180,7 @@ def test_nothing_from_a_model_is_markup(profile: Profile, bare: Certificates) ->
     hostile = measure(NET, X, variant=HOSTILE)
     words = [[HOSTILE] * 9, [HOSTILE] * 9]
     for figure in (
-        charts.curves(hostile, "relative_residual", True, {HOSTILE: bare}),
+        charts.curves(hostile.views("relative_residual"), True, {HOSTILE: bare}),
         charts.cloud(cloud(nets, X, words=words)),
         charts.spectrum(spectra(nets, X)),
     ):
@@ -190,7 +192,7 @@ def test_nothing_from_a_model_is_markup(profile: Profile, bare: Certificates) ->
 
 def test_very_deep_networks_are_thinned_in_the_drawing_and_whole_in_the_data() -> None:
     deep = measure(NET.variant(layers=260), X[:1, :3], variant="deep", metrics="relative_residual")
-    figure = charts.curves(deep, "relative_residual", True)
+    figure = charts.curves(deep.views("relative_residual"), True)
     marks = next(t for t in figure["data"] if t.get("mode") == "markers")
     assert len(marks["x"]) <= 200 and marks["x"][0] == 0 and marks["x"][-1] == 260
     assert len(figure["table"]["layer"]) == 261
@@ -198,7 +200,7 @@ def test_very_deep_networks_are_thinned_in_the_drawing_and_whole_in_the_data() -
 
 def test_the_csv_of_a_curve_holds_what_both_views_draw() -> None:
     profile = Profile.join([measure(net, X, variant=v) for v, net in NETS.items()])
-    log, linear = (charts.curves(profile, "relative_residual", log) for log in (True, False))
+    log, linear = (charts.curves(profile.views("relative_residual"), log) for log in (True, False))
     assert log["table"] == linear["table"]
     for variant in profile.variants:
         value = profile.curve("relative_residual", variant=variant)

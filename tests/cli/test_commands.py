@@ -191,7 +191,7 @@ def test_bounds_prints_tables_that_fit_and_writes_a_folder(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert " dobrushin " in done.stdout and "hypotheses that fail" in done.stdout
-    assert "Measured: tokens are uniform to 1e-06" in done.stdout
+    assert "Measured to 1e-06 of the tokens' size: uniform by layer" in done.stdout
     assert {path.name for path in (tmp_path / "out").iterdir()} >= {
         "certificates.parquet", "bounds.png", "bounds.svg", "manifest.json",
     }  # fmt: skip

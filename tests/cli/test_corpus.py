@@ -49,7 +49,7 @@ def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
     assert text is not None and text.limit == 20 and text.read_to_the_end
     assert run.table("rows")["sample"].n_unique() == 20
     html = (corpus / "out" / "report.html").read_text()
-    assert "median over 20 excerpts" in html and "over excerpts, at the last layer" in html
+    assert "median of 20 excerpts" in html and "over excerpts, at the last layer" in html
     assert f"The first excerpt of 20: “{' '.join(LINES[0].split()[:4])}" in html
 
     longer = rankscope(*here, "--json", cwd=corpus)

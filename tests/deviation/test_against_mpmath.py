@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 from typing import Any
 
 import mpmath as mp
@@ -15,10 +16,9 @@ from rankscope.deviation.readings import DOUBTFUL
 from rankscope.metrics import composite_norm
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
-from tests.deviation.reference import Network, log10_residual
+from tests.deviation.reference import Network, Rows, log10_residual
 
 DIGITS = 400
-doubts: list[int] = []
 WITHIN = 1e-10
 
 
@@ -32,10 +32,24 @@ def awake(arch: Architecture, seed: int) -> Transformer:
     return Transformer.from_weights(arch, tensors)
 
 
-def compare(arch: Architecture, seed: int, scale: float = 1.0) -> float:
+class Rounded(Network):
+    """The same network, every entry of each state moved by up to 1e-16 of the most that its tokens differ by.
+
+    R loses as much when it is rounded: of clusters of tokens far apart, what differs within them."""
+
+    def layer(self, index: int, X: Rows) -> Rows:
+        draw = random.Random(index)
+        spread = max(max(column) - min(column) for column in zip(*X, strict=True))
+        moved = [[u + spread * mp.mpf(draw.uniform(-1e-16, 1e-16)) for u in row] for row in X]
+        return super().layer(index, moved)
+
+
+def compare(arch: Architecture, seed: int, scale: float = 1.0, sure: bool = True) -> float:
     """log10 of the residual at every layer, within 1e-10; answers with the smallest log10 met.
 
-    A residual that is in doubt ends the comparison: readings mark it, and `doubts` counts it."""
+    What misses that may be off by a thousand times as much as the exact answer moves when states are rounded;
+    where that is a digit or more, nothing is known of it. What is off by more than 1e-3 is marked as in
+    doubt; where the comparison is `sure`, nothing is."""
     net = awake(arch, seed)
     generator = torch.Generator().manual_seed(seed + 1)
     X = scale * torch.randn(1, 4, arch.width, generator=generator, dtype=torch.float64)
@@ -43,18 +57,21 @@ def compare(arch: Architecture, seed: int, scale: float = 1.0) -> float:
     with mp.workdps(DIGITS):
         exact = [log10_residual(state) for state in Network(net).states(X[0])]
     for step, true in zip(propagate(net, X), exact, strict=True):
-        if float(step.state.doubt) > math.log(DOUBTFUL):
-            doubts.append(step.layer)
-            break
+        marked = float(step.state.doubt) >= math.log(DOUBTFUL)
+        assert not (sure and marked), (step.layer, arch)
         residual = step.state.centred()[1]
         size = float(composite_norm(residual.value)[0])
         mine = math.log10(size) + float(residual.log) / math.log(10) if size else -math.inf
         if true is None or true < -0.8 * DIGITS:
             # Exactly equal, or beyond the digits of the reference.
-            assert mine < -0.8 * DIGITS
+            assert mine < -0.8 * DIGITS or marked
             continue
-        allowed = WITHIN * max(1.0, abs(float(true)) / 100) + 100 * math.exp(float(step.state.doubt))
-        assert abs(mine - float(true)) < allowed, (step.layer, arch)
+        error, allowed = abs(mine - float(true)), WITHIN * max(1.0, abs(float(true)) / 100)
+        if error >= allowed:
+            with mp.workdps(DIGITS):
+                allowed += 1000 * abs(log10_residual(Rounded(net).states(X[0])[step.layer]) - true)
+        assert error < allowed or allowed >= 1, (step.layer, arch)
+        assert error < DOUBTFUL or marked, (step.layer, arch)
         lowest = min(lowest, float(true))
     return lowest
 
@@ -74,7 +91,6 @@ SMALL: dict[str, Any] = {"layers": 3, "width": 4, "heads": 2, "head_width": 2, "
 @pytest.mark.parametrize(("norm", "place"), NORMS)
 def test_every_combination(norm: Any, place: Any, mask: str, positions: Any) -> None:
     """Norm kind and place, MLP kind, skip weight, mask and position scheme: all 1620."""
-    before = len(doubts)
     activations = itertools.cycle(("gelu", "silu", "gelu_tanh", "quick_gelu", "tanh", "relu"))
     for seed, (mlp, skip) in enumerate(itertools.product(MLPS, SKIPS)):
         compare(
@@ -82,7 +98,6 @@ def test_every_combination(norm: Any, place: Any, mask: str, positions: Any) -> 
                          attention_skip=skip, mlp_skip=skip, activation=next(activations)),
             seed,
         )  # fmt: skip
-    assert len(doubts) == before
 
 
 @given(
@@ -106,7 +121,7 @@ def test_every_combination(norm: Any, place: Any, mask: str, positions: Any) -> 
     st.integers(0, 10**6),
 )  # fmt: skip
 def test_random_networks(fields: dict[str, Any], seed: int) -> None:
-    compare(Architecture(**SMALL, **fields), seed)
+    compare(Architecture(**SMALL, **fields), seed, sure=False)
 
 
 @pytest.mark.parametrize("positions", POSITIONS)
@@ -114,7 +129,6 @@ def test_random_networks(fields: dict[str, Any], seed: int) -> None:
 @pytest.mark.parametrize("skip", [0.0, 1.0])
 def test_normed_queries_and_layers_without_a_norm(positions: Any, kernel: str, skip: float) -> None:
     """A norm on queries and keys, angles by layer, and a first layer that reads its input as it is."""
-    before = len(doubts)
     for seed, mask in enumerate(MASKS):
         arch = Architecture(
             **SMALL, norm="rms", norm_place="pre", mask=mask, positions=positions, kernel=kernel,
@@ -122,7 +136,6 @@ def test_normed_queries_and_layers_without_a_norm(positions: Any, kernel: str, s
             rotary_frequencies=((1.0,), (0.01,)),
         )  # fmt: skip
         compare(arch, seed)
-    assert len(doubts) == before
 
 
 @pytest.mark.parametrize("norm", ["none", "layer", "rms", "scale"])
@@ -139,11 +152,10 @@ def test_sharp_attention(mask: str, divisor: float, scale: float) -> None:
     """Rows that all look at one token: the rest of their weights is e^-30 and less, and still counts."""
     arch = Architecture(layers=3, width=4, heads=1, norm="none", mlp="none", attention_skip=0.0, mask=mask,
                         divisor=divisor)  # fmt: skip
-    before = len(doubts)
     for seed in range(12):
-        compare(arch, seed, scale)
-    # Resolved, not merely marked. With tokens five times as large clusters form that R cannot hold.
-    assert len(doubts) == before or scale > 1
+        compare(
+            arch, seed, scale, sure=scale == 1
+        )  # five times as large they form clusters that R cannot hold
 
 
 def test_differences_within_a_cluster_are_marked_when_they_are_lost() -> None:
@@ -164,7 +176,5 @@ def test_differences_within_a_cluster_are_marked_when_they_are_lost() -> None:
 @pytest.mark.parametrize("norm", ["layer", "rms", "scale"])
 def test_norms_at_any_scale_of_tokens(norm: Any, scale: float, eps: float) -> None:
     arch = Architecture(**SMALL, norm=norm, norm_place="pre", norm_eps=eps, attention_skip=0.5)
-    before = len(doubts)
     for seed in range(3):
         compare(arch, seed, scale)
-    assert len(doubts) == before

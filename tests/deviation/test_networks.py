@@ -39,6 +39,7 @@ def test_states_and_attention_equal_float64_where_that_can_see(
     for plain, step in zip(net.steps(X, padding), propagate(net, X, padding), strict=True):
         size = float(plain.state.abs().max())
         assert torch.allclose(step.state.tokens(), plain.state, rtol=0, atol=1e-10 * size)
+        assert (plain.attention is None) == (step.attention is None) == (step.layer == 0)
         if plain.attention is not None and step.attention is not None:
             rows = ~padding[:, None, :, None]
             assert torch.allclose(step.attention.matrix() * rows, plain.attention * rows, atol=1e-10)

@@ -13,7 +13,6 @@ from rankscope.errors import RankscopeError
 from rankscope.explorer.answer import Answers
 from rankscope.explorer.measured import measured, turned
 from rankscope.explorer.settings import Request, Setting
-from rankscope.explorer.verdict import verdict
 from rankscope.nets import Transformer
 from tests.explorer.serving import SMALL, Served, small_shelf
 
@@ -153,22 +152,6 @@ def test_a_question_between_layers_can_end_it() -> None:
 def test_a_network_that_is_not_on_the_shelf_is_refused() -> None:
     with pytest.raises(RankscopeError, match="model must be one of tiny, sigmoid, random; got '/etc'"):
         list(Answers(small_shelf()).parts(Request(setting=Setting(model="/etc")), lambda: None))
-
-
-@pytest.mark.parametrize(
-    ("logs", "said"),
-    [
-        ([0.0, -0.1], "Tokens stay apart: at layer 1"),
-        ([0.0, -2.0], "Tokens draw together: at layer 1"),
-        ([0.0, -4.0], "uniform to 0.001 by layer 1."),
-        ([0.0, -7.0, -8.0], "uniform to 1e-06 by layer 1, and to 1.0e-08 at layer 2."),
-        ([0.0, float("-inf")], "uniform to 1e-12 by layer 1."),
-        ([0.0, float("nan")], "overflow at layer 1"),
-        ([-0.5, -5.0, -15.0, -45.0], "each layer cubes the difference."),
-    ],
-)
-def test_a_curve_in_a_sentence(logs: list[float], said: str) -> None:
-    assert said in verdict(logs, 5)
 
 
 def test_minilm_is_answered_as_it_is_measured() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rankscope.live import watch
+from rankscope.metrics import Metric, metric
 from rankscope.profiles import measure
 from rankscope.sources import load
 from rankscope.sources.families import FAMILIES
@@ -15,6 +16,7 @@ from tests.sources.test_families import inputs_of
 
 TOKENS = ["relative_residual", "residual", "mu", "effective_rank", "mean_cosine", "residual@midrange"]
 HEADS = ["dobrushin", "entropy", "first_token_mass", "head_mu", "head_relative_residual"]
+MINE = Metric("longest", lambda x, padding: x.X.norm(dim=-1).amax(-1), degree=1, scale=metric("mu").scale)
 UNSEEN = {"xlnet": HEADS, "dinov2": HEADS[3:]}
 
 
@@ -28,14 +30,15 @@ def test_watch_equals_measure(name: str, label: str) -> None:
     sees = FAMILIES[name].sees
     X, _ = net.encode(inputs["pixel_values"]) if sees else net.encode(inputs["input_ids"], padding=padding)
     # XLNet is outside the attention interface; the canonical DINOv2 has its scales in the output projection.
-    metrics = [metric for metric in TOKENS + HEADS if metric not in UNSEEN.get(name, [])]
+    names = [each for each in TOKENS + HEADS if each not in UNSEEN.get(name, [])]
+    metrics: list[str | Metric] = [*names, MINE]
     blocks = FAMILIES[name].blocks(FAMILIES[name].core(model))
     stack = list(dict.fromkeys(blocks)) if label == "groups" else None  # found by itself: the groups
     with lifted(), watch(model, metrics, blocks=stack) as w:
         model(**inputs)
     seen, expected = w.profile(), measure(net, X, padding, metrics, "float64")
-    for metric in metrics:
-        mine, theirs = seen.curve(metric), expected.curve(metric)
+    for each in [*names, MINE.name]:
+        mine, theirs = seen.curve(each), expected.curve(each)
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
     checks: Any = seen.manifest.networks[0].checks
     assert checks["padded_tokens"] == expected.manifest.networks[0].checks["padded_tokens"]

@@ -1,6 +1,7 @@
 """What holds for every metric alike: padding, precision, degenerate input, floors."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankscope.errors import MetricError, TokensError
-from rankscope.metrics import METRICS, metric
+from rankscope.metrics import METRICS, Metric, chosen_metrics, metric
+from rankscope.metrics.tokens import Tokens
 
 TOKENS = [m.name for m in METRICS.values() if m.of == "tokens"]
 ATTENTION = [m.name for m in METRICS.values() if m.of == "attention"]
@@ -130,23 +132,16 @@ def test_equal_tokens_lie_at_the_floor_whatever_their_size() -> None:
         assert not bool(metric("mu").read(X + scale * 1e-13 * torch.randn(1000, 16)).below_floor)
 
 
-@pytest.mark.parametrize("scale", [1e-280, 1e-170, 1e-150, 1e150, 1e170, 1e280])
-@pytest.mark.parametrize("name", [name for name in TOKENS if METRICS[name].scale is None])
-def test_ratios_do_not_see_the_scale(name: str, scale: float) -> None:
+@pytest.mark.parametrize("name", [*TOKENS, *CENTRED[1:]])
+@given(exponent=st.integers(-280, 280), sign=st.sampled_from([-1.0, 1.0]))
+def test_every_metric_follows_the_scale_by_its_degree(name: str, exponent: int, sign: float) -> None:
     """Squares and products of entries at the ends of the range must not leave it."""
     X = torch.randn(5, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    here, there = metric(name).read(X), metric(name).read(scale * X)
-    assert there.value.item() == pytest.approx(here.value.item(), rel=1e-9, abs=1e-12)
+    scale, degree = 10.0**exponent, metric(name).degree
+    here, there = metric(name).read(X), metric(name).read(sign * scale * X)
+    expected = here.value.item() * scale**degree
+    assert there.value.item() == pytest.approx(expected, rel=1e-9, abs=0.0 if degree else 1e-12)
     assert torch.equal(here.below_floor, there.below_floor)
-
-
-@pytest.mark.parametrize("name", [name for name in TOKENS if METRICS[name].scale and "rank" not in name])
-def test_absolute_values_follow_the_scale_to_the_ends_of_the_range(name: str) -> None:
-    X = torch.randn(5, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    degree = 0 if name == "residual_singular_ratio" else 1
-    for scale in (1e-280, 1e170, 1e280):
-        expected = metric(name).compute(X).item() * scale**degree
-        assert metric(name).compute(scale * X).item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_count_of_zero_is_no_noise() -> None:
@@ -158,6 +153,54 @@ def test_leading_batch_axes_are_kept() -> None:
     for name in TOKENS:
         assert metric(name).compute(X).shape == (2, 3)
         assert torch.allclose(metric(name).compute(X)[1, 2], metric(name).compute(X[1, 2]), atol=1e-12)
+
+
+def energy(x: Tokens, padding: Tensor | None = None) -> Tensor:
+    return x.X.square().sum((-2, -1))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"scale": None}, "must say its floor; 'mine' is of degree 2 and has no scale: give scale="),
+        ({"of": "attention"}, "a metric of attention have degree 0; 'mine' has 2"),
+        ({"count": True}, "a count and .* have degree 0; 'mine' has 2"),
+    ],
+)
+def test_a_metric_that_does_not_say_what_it_is_is_a_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(MetricError, match=sentence):
+        Metric(**{"name": "mine", "compute": energy, "degree": 2, "scale": energy, **change})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "sentence"),
+    [
+        ([Metric("mine", lambda x, _: x.X)], r"value of metric 'mine' .* shape \(\),.*received \(3, 2\)"),
+        ([Metric("mine", lambda x, _: x.unit)], "value of metric 'mine' must be a tensor.*received float"),
+        (
+            [Metric("mine", energy, degree=2, scale=lambda x, _: x.X)],
+            r"scale of metric 'mine' must be .* shape \(\)",
+        ),
+        (
+            [Metric("mine", energy), Metric("mine", metric("mu").compute)],
+            "'mine' is also another in the same",
+        ),
+        (["mu", Metric("mu", energy)], "name of its own; 'mu' is also a built-in metric"),
+        ([], "somebody must be given at least one metric; received none"),
+    ],
+)
+def test_a_metric_of_ones_own_that_is_wrong_is_a_sentence(metrics: list[Any], sentence: str) -> None:
+    with pytest.raises(MetricError, match=sentence):
+        for each in chosen_metrics("somebody", metrics):
+            each.read(torch.ones(3, 2))
+
+
+def test_a_metric_is_asked_for_by_name_or_as_an_object_and_counts_once() -> None:
+    mine = Metric("my_energy", energy, degree=2, scale=energy)
+    asked: list[str | Metric] = ["mu@midrange", mine, metric("mu"), "mu", metric("mu@midrange"), mine]
+    assert [each.name for each in chosen_metrics("somebody", asked)] == ["mu@midrange", "my_energy", "mu"]
+    assert chosen_metrics("somebody", mine) == [mine]
+    assert mine.symbol == "my_energy" and mine.tex == r"\mathrm{my\_energy}"
 
 
 def test_unknown_metrics_and_centres_are_a_sentence_with_a_hint() -> None:

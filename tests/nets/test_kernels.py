@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope.nets import Architecture, Transformer, mask_matrix
-from rankscope.nets.block import project
+from rankscope.nets.plain import project
 
 N, WIDTH, HEADS = 5, 8, 2
 

@@ -9,8 +9,10 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.nets.architecture import NormPlace
-from rankscope.nets.block import attention, block
 from rankscope.nets.norms import normalise
+from rankscope.nets.plain import Plain
+from rankscope.nets.setting import Setting
+from rankscope.nets.traversal import traverse
 from tests.strategies import architectures
 
 BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
@@ -73,14 +75,14 @@ def test_taking_the_mlp_out_takes_its_skip_and_norm(net: Transformer, X: Tensor)
     layer = net.weights.layers[0]
     left = net.variant(mlp=False, layers=1)
     with_mlp = net.variant(layers=1)
-    from rankscope.nets.block import Setting
-
-    setting = Setting.of(left.arch, left.weights, X, torch.ones(2, 5, dtype=torch.bool))
-    Y = X + attention(left.arch, 0, layer, X, setting)[0]
+    rules = Plain(left.arch, Setting.of(left.arch, left.weights, X, torch.ones(2, 5, dtype=torch.bool)))
+    block = left.blocks[0]
+    heads = rules.mix(block, rules.weights(block, X), rules.values(block, X))
+    Y = X + rules.output(block, heads)
     expected = torch.nn.functional.layer_norm(Y, (8,), layer.attention_norm.gain, layer.attention_norm.bias)
     assert torch.allclose(left.run(X).output, expected, atol=1e-9)
     assert not torch.allclose(with_mlp.run(X).output, expected)
-    assert torch.equal(block(left.arch, 0, layer, X, setting)[0], left.run(X).output)
+    assert torch.equal(traverse(block, rules, X).state, left.run(X).output)
 
 
 def test_layers_repeat_and_reorder(net: Transformer, X: Tensor) -> None:

@@ -3,6 +3,7 @@ mistakes."""
 
 import math
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import mpmath as mp
@@ -11,9 +12,9 @@ import pytest
 import torch
 
 from rankscope.deviation.readings import UNIT
-from rankscope.errors import ClosureError, PathError, TokensError
+from rankscope.errors import ClosureError, FileError, PathError, TokensError
 from rankscope.nets import Architecture, Transformer
-from rankscope.paths import Decomposition, all_paths, decompose, length_of, rate
+from rankscope.paths import ByLength, Decomposition, all_paths, decompose, length_of, rate
 from tests.deviation.reference import exact, log10_residual, times
 from tests.paths.test_enumeration import CASES, network, tokens
 
@@ -62,6 +63,19 @@ def test_a_path_of_its_own_is_the_network_with_one_head(case: str) -> None:
         expected = alone.run(X).output
         torch.testing.assert_close(d.path((head,) * 3, "own").term, expected, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(d.keep(paths=[(head,) * 3], attention="own"), expected)
+
+
+def test_sums_by_length_are_saved_and_read_again(tmp_path: Path) -> None:
+    found = decompose(
+        network(CASES["post-norm"]), tokens(samples=2), variant="mine", device="cpu"
+    ).by_length()
+    again = ByLength.read(found.save(tmp_path / "lengths.safetensors"))
+    assert (again.variant, again.counts, again.closure) == ("mine", found.counts, found.closure)
+    assert torch.equal(again.embedding, found.embedding) and again.table.equals(found.table)
+    (tmp_path / "other").write_text("no tensors")
+    for path in (tmp_path / "other", tmp_path / "none"):
+        with pytest.raises(FileError, match=f"{path.name} must be a file written by ByLength.save"):
+            ByLength.read(path)
 
 
 def test_own_sums_share_prefixes_and_are_the_sum() -> None:

@@ -9,7 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.nets import Architecture, Transformer
+from rankscope.nets.order import Branch, Half
+from rankscope.nets.traversal import Block
 from rankscope.paths import Decomposition, decompose
+from rankscope.paths.frozen import Frozen
+from rankscope.paths.terms import Stream
 from tests.paths.enumeration import Enumeration, Term
 
 BASE: dict[str, Any] = {"layers": 3, "width": 6, "heads": 2, "head_width": 4, "mlp_width": 5, "length": 8}
@@ -232,6 +236,17 @@ def _head_of(reference: Enumeration, layer: int, term: Term) -> int:
     raise AssertionError("no head leads there")
 
 
+class WithoutMLP(Stream):
+    """The frozen network less the MLP branch of one layer."""
+
+    def __init__(self, frozen: Frozen, index: int) -> None:
+        super().__init__(frozen)
+        self.index = index
+
+    def takes(self, block: Block, half: Half, branch: Branch) -> bool:
+        return block.index != self.index or branch.part != "mlp"
+
+
 def test_the_mlp_of_a_layer_carries_what_passes_through_it() -> None:
     """Without its MLP branch, everything else frozen, the output lacks just that term."""
     for case in (
@@ -245,16 +260,7 @@ def test_the_mlp_of_a_layer_carries_what_passes_through_it() -> None:
         d = decompose(net, X)
         rows = d.by_layer()
         for index in range(3):
-            Y, lacking = d.frozen.X[None], None
-            for layer in d.frozen.layers:
-                stream = layer.past(Y, 0) + layer.through(Y, start=0)
-                if layer.index != index:
-                    Y = layer.close(stream, 0)
-                elif layer.serial:
-                    Y = layer.finish(layer.arch.mlp_skip * layer.settle(stream, 0), 0)
-                else:
-                    Y = layer.close(stream - layer.mlp(Y, 0), 0)
-            lacking = (d.frozen.output - d.frozen.end(Y, 0)[0]).numpy()[0]
+            lacking = (d.frozen.output - WithoutMLP(d.frozen, index).run()).numpy()[0]
             row = rows.filter(layer=index + 1, part="mlp").row(0, named=True)
             assert row["norm"] == pytest.approx(np.linalg.norm(lacking), rel=1e-8)
 

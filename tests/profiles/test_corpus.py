@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from rankscope.errors import FileError, MetricError, TokensError
+from rankscope.metrics import Metric, metric
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.profiles import Profile, Summary, measure, measure_corpus
 from rankscope.profiles.corpus import gathering
@@ -192,6 +193,14 @@ def test_progress_is_told_and_mistakes_are_sentences() -> None:
         measure_corpus(NETS, TEXTS, metrics="mew")
     with pytest.raises(TokensError, match="has no tokenizer and no embedding"):
         measure_corpus({"bare": Transformer.random(NET.arch)}, TEXTS)
+
+
+def test_a_metric_of_ones_own_is_gathered() -> None:
+    known = metric("mu")
+    mine = Metric("mine", lambda x, padding: known.compute(x) ** 2, degree=2, scale=known.compute)
+    summary = measure_corpus(NETS, TEXTS[:3], metrics=["mu", mine], length=4)
+    found, expected = (summary.curve(name, "q50", variant="san") for name in ("mine", "mu"))
+    assert torch.allclose(found, expected**2, rtol=1e-9)
 
 
 def test_a_kernel_without_a_rule_is_measured_once() -> None:

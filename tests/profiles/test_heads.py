@@ -5,9 +5,10 @@ import torch
 
 from rankscope.errors import MetricError
 from rankscope.metrics import metric
-from rankscope.metrics.residual import mu
+from rankscope.metrics.residuals import mu
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.block import Setting, attention
+from rankscope.nets.plain import Plain
+from rankscope.nets.setting import Setting
 from rankscope.profiles import measure
 
 ARCH = Architecture(layers=2, width=12, heads=3, key_heads=1, norm_place="post", mask="causal")
@@ -26,9 +27,10 @@ def test_a_head_adds_what_the_branch_has_with_it_alone(arithmetic: str) -> None:
     for layer in range(2):
         for head in range(3):
             alone = net.variant(heads=[head])
-            setting = Setting.of(alone.arch, alone.weights, X, ~PADDING)
-            weights = alone.weights.layers[layer]
-            branch, *_ = attention(alone.arch, layer, weights, states[layer], setting)
+            rules = Plain(alone.arch, Setting.of(alone.arch, alone.weights, X, ~PADDING))
+            block, state = alone.blocks[layer], states[layer]
+            heads = rules.mix(block, rules.weights(block, state), rules.values(block, state))
+            branch = rules.output(block, heads)
             torch.testing.assert_close(found[:, layer + 1, head], mu(branch, PADDING), rtol=1e-10, atol=1e-14)
 
 

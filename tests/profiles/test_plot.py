@@ -83,7 +83,7 @@ def test_arithmetics_side_by_side_show_the_law() -> None:
     san = named_variant(NET.variant(layers=9), "san")
     profile = Profile.join([measure(san, X, arithmetic=a, variant="san") for a in ("deviation", "float64")])
     figure, (fall, slope) = panels(2)
-    draw_arithmetics(fall, slope, profile, "residual", "san")
+    draw_arithmetics(fall, slope, profile.views("residual"))
     line = next(line for line in slope.lines if line.get_label() == "deviation")
     assert abs(np.asarray(line.get_ydata(), dtype=float)[-1] - 3) < 0.01
     assert fall.get_yscale() == "log"

@@ -1,18 +1,26 @@
 """The residual as a shape and a scale, held against plain float64 where that can see it."""
 
 import torch
+from polars.testing import assert_frame_equal
 
 from rankscope.metrics import singular_values
 from rankscope.nets import Architecture, Transformer, named_variant
-from rankscope.profiles import measure
-from rankscope.profiles.cloud import cloud
-from rankscope.profiles.shapes import shapes
-from rankscope.profiles.spectra import spectra
+from rankscope.profiles import measure, one_pass
+from rankscope.profiles.cloud import cloud, cloud_table
+from rankscope.profiles.readers import ShapeReader
+from rankscope.profiles.shapes import Shape
+from rankscope.profiles.spectra import SpectrumReader, spectra
 
 NET = Transformer.random(Architecture(layers=4, width=16, heads=2), init="xavier")
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 PADDING = torch.zeros(2, 9, dtype=torch.bool)
 PADDING[1, 6:] = True
+
+
+def shapes(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None = None) -> list[Shape]:
+    reader = ShapeReader(len(X))
+    one_pass(net, X, padding, [reader], batch=1)
+    return reader.result()
 
 
 def residual(state: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
@@ -86,3 +94,17 @@ def test_of_a_deep_network_some_layers_are_looked_at() -> None:
     assert layers == sorted(layers) and len(layers) == 33
     assert layers[0] == 0 and layers[-1] == 100
     assert cloud({"deep": deep}, X).height == 33 * 9
+
+
+def test_a_measurement_takes_the_cloud_and_the_spectra_along() -> None:
+    """One pass gives what three give, whatever the batches."""
+    shape, values = ShapeReader(samples=2), SpectrumReader("transformer", samples=2)
+    profile = measure(NET, X, PADDING, batch=1, readers=[shape, values])
+    torch.testing.assert_close(profile.curve("mu"), measure(NET, X, PADDING).curve("mu"))
+    clouds = (
+        cloud_table({"transformer": shape.result()}, ~PADDING),
+        cloud({"transformer": NET}, X, PADDING, samples=2),
+    )
+    assert_frame_equal(*clouds, rel_tol=1e-9, abs_tol=1e-12)
+    alone = spectra({"transformer": NET}, X, PADDING)
+    assert_frame_equal(values.result(), alone, check_row_order=False, rel_tol=1e-9, abs_tol=1e-9)

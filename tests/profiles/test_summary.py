@@ -64,8 +64,8 @@ def test_statistics_are_those_of_the_whole_table_for_any_chunks(cuts: list[int])
     row = ["variant", "arithmetic", "layer", "head", "metric"]
     value = pl.col("value")
     whole = ALL.table.group_by(row, maintain_order=True).agg(
-        count=value.count(), mean=value.mean(), deviation=value.std(), least=value.min(), most=value.max(),
-        log10_mean=pl.col("log10").mean(), log10_deviation=pl.col("log10").std(),
+        count=value.count(), mean=value.mean(), sd=value.std(), least=value.min(), most=value.max(),
+        log10_mean=pl.col("log10").mean(), log10_sd=pl.col("log10").std(),
         below_floor=pl.col("below_floor").mean(), floor=pl.col("floor").mean(),
         **{name: value.quantile(share, "linear") for name, share in QUANTILES.items()},
         **{f"log10_{name}": pl.col("log10").quantile(q, "linear") for name, q in QUANTILES.items()},
@@ -93,7 +93,7 @@ def test_badly_conditioned_numbers_against_exact_fractions(spread: np.ndarray, o
         size = max(abs(float(x)) for x in numbers)
         assert abs(found["mean"][row] - float(mean)) <= 8 * u * size
         exact = math.sqrt(squares / (n - 1))
-        assert abs(found["deviation"][row] - exact) <= 4 * n * u * (exact + size * u * n) + 8 * u * size
+        assert abs(found["sd"][row] - exact) <= 4 * n * u * (exact + size * u * n) + 8 * u * size
 
 
 def test_infinities_and_nothing_are_counted_apart() -> None:
@@ -101,7 +101,7 @@ def test_infinities_and_nothing_are_counted_apart() -> None:
     found = statistics_of(np.array([[1.0, inf, 3.0], [nan, 2.0, -inf], [nan, nan, nan]]))
     assert found["count"].tolist() == [2, 1, 0]
     assert found["mean"][:2].tolist() == [2.0, 2.0] and np.isnan(found["mean"][2])
-    assert found["deviation"][0] == math.sqrt(2) and np.isnan(found["deviation"][1:]).all()
+    assert found["sd"][0] == math.sqrt(2) and np.isnan(found["sd"][1:]).all()
     assert found["q50"][:2].tolist() == [3.0, -inf] and np.isnan(found["q50"][2])
     assert math.isclose(statistics_of(np.full((1, 10), 1.7e308))["mean"][0], 1.7e308)
 

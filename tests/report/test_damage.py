@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -60,11 +61,11 @@ def said(path: Path) -> str:
     try:
         found = chapter(read_run(path.parent), 1, "a run")
         words = [*found.notes, *found.facts, found.command, *(check["said"] for check in found.checks)]
-        return f"page {found.finding} {words} {[each.title for each in found.sections]}"
     except RankscopeError as error:
         assert path.name in str(error), error
         assert "\n" not in str(error)
         return str(error)
+    return f"page {found.finding} {words} {[each.title for each in found.sections]}"
 
 
 def rewritten(path: Path, change: Callable[[pl.DataFrame], pl.DataFrame]) -> str:
@@ -91,10 +92,7 @@ def test_a_file_that_is_no_table(whole: Path, tmp_path: Path, name: str) -> None
         broken.append(bytes(bits))
     for number, content in enumerate(broken):
         path.write_bytes(content)
-        assert said(path)
-        if number < 6:
-            with pytest.raises(FileError, match="must be a Parquet file"):
-                read_run(tmp_path)
+        assert ("must be a Parquet file" in said(path)) or number > 5
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -132,18 +130,25 @@ def test_values_that_are_missing_or_out_of_range(whole: Path, tmp_path: Path, na
         for value, some in values[(third - number) % 3 :: 3]:
             place = pl.int_range(pl.len()) % 3 == 1 if some else pl.lit(True)
             given = pl.when(place).then(pl.lit(value, dtype=kind)).otherwise(pl.col(column)).alias(column)
-            assert rewritten(path, lambda table, given=given: table.with_columns(given))
+            found = rewritten(path, lambda table, given=given: table.with_columns(given))
+            if value is None:
+                assert found.startswith("page") or f"must have no gap in the column {column};" in found
+            elif kind.is_float():  # a gap in the figures
+                assert found.startswith("page") and not re.search(r"\b(nan|inf|None)\b", found)
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_rows_that_are_missing_or_come_twice(whole: Path, tmp_path: Path, name: str) -> None:
     path = alone(whole, tmp_path, f"{name}.parquet")
-    assert rewritten(path, lambda table: table.head(0))
-    assert rewritten(path, lambda table: table.head(1))
-    assert rewritten(path, lambda table: table.tail(1))
-    assert rewritten(path, lambda table: table.gather_every(3, 1))
-    assert rewritten(path, lambda table: pl.concat([table, table]))
-    assert rewritten(path, lambda table: table.sample(fraction=1.0, shuffle=True, seed=0))
+    good = said(path)
+    shown = name in ("cloud", "spectrum")  # pictures of other tables: with nothing in them they are left out
+    assert rewritten(path, lambda table: table.head(0)).endswith("[]" if shown else ": run it again")
+    rewritten(path, lambda table: table.head(1))
+    rewritten(path, lambda table: table.tail(1))
+    rewritten(path, lambda table: table.gather_every(3, 1))
+    twice = rewritten(path, lambda table: pl.concat([table, table]))
+    assert twice == good or (name == "certificates_san" and "must have a row for each layer" in twice)
+    assert rewritten(path, lambda table: table.sample(fraction=1.0, shuffle=True, seed=0)) == good
 
 
 @THIRDS
@@ -157,9 +162,9 @@ def test_manifests_of_another_make(whole: Path, tmp_path: Path, name: str, third
     first = good.get("networks", [{}])[0]
     for key in first:
         texts += [json.dumps({**good, "networks": [{**first, key: odd}]}) for odd in ODD]
-    for text in texts[third::3]:
+    for number, text in list(enumerate(texts))[third::3]:
         table.write_parquet(path, metadata={KEY: text})
-        assert said(path)
+        assert ("must hold a manifest" in said(path)) == (number < 4)
 
 
 @THIRDS
@@ -181,7 +186,7 @@ def test_json_of_another_make(whole: Path, tmp_path: Path, third: int) -> None:
             path.write_bytes(content)
             try:
                 found = chapter(read_run(folder), 1, "a run")
-                assert found.sections and found.facts is not None and found.finding is not None
+                assert found.sections and found.finding and found.facts
             except RankscopeError as error:
                 assert path.name in str(error) and "\n" not in str(error)
             else:
@@ -228,5 +233,5 @@ def test_the_later_of_two_runs_in_a_folder_is_shown(whole: Path, tmp_path: Path)
         alone(whole, tmp_path, name)
     later.save(tmp_path / "summary.parquet")
     page = write_report([tmp_path], tmp_path / "report.html").read_text()
-    assert "shown is the later, summary.parquet" in page and "over 2 excerpts" in page
+    assert "shown is the later, summary.parquet" in page and "median of 2 excerpts" in page
     assert "cloud.parquet is of another run" in page and 'id="run1-cloud"' not in page

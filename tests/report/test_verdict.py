@@ -9,7 +9,6 @@ from rankscope.figures import power
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.profiles import Profile, measure
 from rankscope.report import verdict
-from rankscope.report.fate import fate
 from rankscope.report.parts import removed
 from tests.report.runs import NET, X, profile_of
 
@@ -87,26 +86,10 @@ def test_networks_of_other_depths_are_each_taken_at_their_own_last_layer() -> No
     assert "at layer 7" in said and "at layer 5" in said and said.startswith("At the last layer of each")
 
 
-def curve(*values: float) -> list[float]:
-    return [math.log10(value) for value in values]
-
-
-def test_uniform_means_to_the_end() -> None:
-    found = fate(curve(1.0, 1e-4, 0.5, 1e-5, 1e-6), [False] * 5, [math.nan] * 5, "deviation")
-    assert (found.group, found.layer, found.end) == ("uniform", 3, power(-6.0))
-    noise = [False, True, False, False, False]
-    back = fate(curve(1.0, 1e-17, 0.5, 0.2, 0.3), noise, [-15.0] * 5, "float64")
-    assert (back.group, back.end) == ("apart", "0.3")
-
-
 def test_a_floor_above_the_threshold_hides_what_lies_beneath() -> None:
-    found = fate([0.0, -math.inf], [False, True], curve(0.06, 0.06), "bfloat16")
-    assert found.group == "hidden"
     profile = profile_of(("transformer", "san"), "bfloat16")
     assert bool(profile.at_floor("relative_residual", variant="san")[-1])
     assert "uniform" not in verdict(profile) and "bfloat16's floor" in verdict(profile)
-    beneath = fate([0.0, -math.inf], [False, True], [-15.0, -15.0], "float64")
-    assert (beneath.group, beneath.there) == ("uniform", "float64's floor")
 
 
 def test_variants_that_were_measured_are_not_called_unmeasured() -> None:

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from rankscope.errors import StudyError
+from rankscope.nets.dropout import Dropout, training_states
 from rankscope.paths import all_paths, decompose
 from rankscope.studies import Setup, chosen, reproduce
 from rankscope.studies.dong2021 import fig4
@@ -37,7 +38,6 @@ from rankscope.studies.dong2021.train import (
     pace,
     train,
 )
-from rankscope.studies.dropout import Dropout, training_states
 
 RECIPE = Recipe(epochs=4, batch=10, rate=3e-3, keep_every=1)
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.norms import normalise
-from rankscope.nets.weights import NormWeights
+from rankscope.nets.norms import NormWeights, normalise
 from rankscope.theory import THEOREMS, certify
 from rankscope.theory.pure_attention import cubed
 from tests.theory.families import FAMILIES, PURE, Case, normal, orthogonal
@@ -272,7 +271,7 @@ def test_norms_are_neutral_to_affine_rank(
     X = left @ right
     gain = torch.ones(d, dtype=torch.float64)
     gain[: min(zeros, d)] = 0.0
-    Y = normalise(X.double(), kind, NormWeights(gain), eps)  # type: ignore[arg-type]
+    Y = normalise(X.double(), kind, NormWeights(gain), eps)
     before = int(torch.linalg.matrix_rank((n * X - X.sum(0)).double(), rtol=1e-9))
     after = int(torch.linalg.matrix_rank(Y - Y.mean(0), atol=1e-9, rtol=1e-9))
     exact = mpmath_rank(n * X - X.sum(0))
@@ -302,7 +301,7 @@ def test_what_a_norm_may_take_is_sometimes_taken(kind: str, lost: int) -> None:
     differ in a constant as well."""
     line = torch.tensor([[1.0, -1.0, 0.0], [2.0, -2.0, 0.0], [3.0, -3.0, 0.0], [5.0, -5.0, 0.0]]).double()
     X = line + torch.tensor([0.0, 1.0, -2.0, 0.0]).double()[:, None] * (kind == "layer")
-    Y = normalise(X, kind, NormWeights(), 0.0)  # type: ignore[arg-type]
+    Y = normalise(X, kind, NormWeights(), 0.0)
     before, after = (int(torch.linalg.matrix_rank(A - A.mean(0), atol=1e-9)) for A in (X, Y))
     assert before - after == lost
 

@@ -1,5 +1,6 @@
 """Arithmetics side by side: how many digits a metric has lost, and how fast it loses them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,29 +9,21 @@ from rankscope.charts.curves import layer_axis
 from rankscope.charts.powers import Powers
 from rankscope.charts.safe import Figure, escaped
 from rankscope.charts.style import FAINT, colour, figure, heading, symbol
-from rankscope.profiles import Profile
-from rankscope.profiles.lines import by_sample, mean
+from rankscope.profiles.views import CurveView, digits_lost
 
 
-def arithmetics(profile: Profile, metric: str, variant: str) -> Figure:
-    """Left: digits lost, -log10, on a logarithmic axis. Right: the ratio of logs from layer to layer, which
-    tends to 3 where each layer cubes the residual. Hollow where it is noise."""
+def arithmetics(curves: Sequence[CurveView]) -> Figure:
+    """One variant in several arithmetics. Left: digits lost, -log10, on a logarithmic axis. Right: the ratio
+    of logs from layer to layer, which tends to 3 where each cubes the residual. Hollow where it is noise."""
     data: list[dict[str, Any]] = []
-    curves: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-    for name, arithmetic in profile.lines(metric):
-        if name == variant:
-            curve = mean(by_sample(profile, metric, "log10", (name, arithmetic)))
-            noise = profile.at_floor(metric, variant=name, arithmetic=arithmetic).numpy()
-            curves[arithmetic] = (np.where(curve < 0, -curve, np.nan), noise)
-    with np.errstate(divide="ignore"):
-        axis = Powers(np.concatenate([np.log10(lost) for lost, _ in curves.values()]))
+    axis = Powers(np.concatenate([np.log10(digits_lost(curve)[0]) for curve in curves]))
     columns: dict[str, list[Any]] = {
         name: [] for name in ("arithmetic", "layer", "digits", "ratio", "at_floor")
     }
-    for number, (arithmetic, (lost, noise)) in enumerate(curves.items()):
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.concatenate([[np.nan], np.where(lost[:-1] > 0.5, lost[1:] / lost[:-1], np.nan)])
-            places = axis.place(np.log10(lost))
+    for number, curve in enumerate(curves):
+        arithmetic, noise = curve.arithmetic, curve.noise
+        lost, ratio = digits_lost(curve)
+        places = axis.place(np.log10(lost))
         layers = list(range(len(lost)))
         marks = {"size": 8, "color": colour(number), "symbol": [symbol(number, bool(n)) for n in noise]}
         shared = {
@@ -45,7 +38,7 @@ def arithmetics(profile: Profile, metric: str, variant: str) -> Figure:
         data += [{**shared, "y": places, "text": digits}, {**shared, **right, "y": ratio, "text": ratios}]
         for name, values in zip(columns, ([arithmetic] * len(lost), layers, lost, ratio, noise), strict=True):
             columns[name] += np.asarray(values).tolist()
-    last = max((len(lost) for lost, _ in curves.values()), default=1) - 1
+    last, variant = max(curve.depth for curve in curves), curves[0].variant
     three = {"type": "scatter", "mode": "lines", "x": [0, last], "y": [3, 3], "xaxis": "x2", "yaxis": "y2"}
     data.append({**three, "showlegend": False, "hoverinfo": "skip",
                  "line": {"width": 1, "dash": "dash", "color": FAINT}})  # fmt: skip
@@ -58,7 +51,8 @@ def arithmetics(profile: Profile, metric: str, variant: str) -> Figure:
             "annotations": titles,
         },
         columns,
-        f"Digits lost by layer of {variant} in {', '.join(curves)}, and the ratio of logs from layer to "
+        f"Digits lost by layer of {variant} in {', '.join(each.arithmetic for each in curves)}, and the "
+        "ratio of logs from layer to "
         "layer.",
         panels=2,
     )  # fmt: skip

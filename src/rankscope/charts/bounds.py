@@ -12,24 +12,21 @@ from rankscope.charts.style import FAINT, INK, colour, figure, heading, suffix, 
 from rankscope.errors import TheoremError
 from rankscope.figures import power
 from rankscope.theory import Certificates
-
-QUANTITIES = {"residual": "residual ‖res X‖₁,∞", "mu": "µ, the residual in Frobenius norm",
-              "diameter": "largest distance of two tokens"}  # fmt: skip
+from rankscope.theory.views import drawn_quantities, quantity
 
 
 def bounds(certificates: Certificates, sample: int = 0) -> Figure:
     """By layer, on an axis of powers: the measurement, the tokens' own size, and the bounds of each theorem
     whose hypotheses are met; hollow marks where a bound is vacuous."""
     table = certificates.table.filter(sample=sample)
-    shown = [name for name in QUANTITIES if table.filter(pl.col("quantity") == name, pl.col("met")).height]
-    shown = shown or [name for name in QUANTITIES if name in table["quantity"]][:1]
+    shown = drawn_quantities(table)
     if not shown:
         raise TheoremError("a figure needs a bound of residual, mu or diameter; ranks alone were certified")
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {"annotations": []}
     number = 0
-    for panel, quantity in enumerate(shown):
-        rows = table.filter(quantity=quantity)
+    for panel, bounded in enumerate(shown):
+        rows = table.filter(quantity=bounded)
         axis = Powers(_logs(rows, "log10_measured", "log10_size", "log10_bound"))
         place = {"xaxis": f"x{suffix(panel)}", "yaxis": f"y{suffix(panel)}", "type": "scatter"}
         one = rows.filter(theorem=rows["theorem"][0]).sort("layer")
@@ -47,12 +44,12 @@ def bounds(certificates: Certificates, sample: int = 0) -> Figure:
                      "showlegend": panel == 0, "legendgroup": "measured"})  # fmt: skip
         layout[f"xaxis{suffix(panel)}"] = layer_axis(int(one["layer"].to_numpy().max(initial=1)))
         layout[f"yaxis{suffix(panel)}"] = axis.axis("")
-        layout["annotations"].append(heading(QUANTITIES[quantity], panel))
+        layout["annotations"].append(heading(quantity(bounded).words, panel))
     kept = ["theorem", "sample", "layer", "quantity", "kind", "met", "vacuous", "log10_bound",
             "log10_measured", "log10_size", "slack"]  # fmt: skip
     return figure(
         data, layout, table.select(kept).to_dict(as_series=False),
-        "Bounds and measurement by layer, of " + ", ".join(QUANTITIES[name] for name in shown) + ".",
+        "Bounds and measurement by layer, of " + ", ".join(quantity(name).words for name in shown) + ".",
         panels=len(shown),
     )  # fmt: skip
 

@@ -1,7 +1,6 @@
 """A metric by layer: a line for each variant, its range, its floor, and what is proved of it."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,10 @@ from rankscope.charts.safe import Figure, escaped
 from rankscope.charts.style import FAINT, colour, dash, figure, symbol
 from rankscope.figures import power
 from rankscope.metrics import symbol_of
-from rankscope.profiles import Profile, Summary
-from rankscope.profiles.lines import Line, lines_of, looks
+from rankscope.profiles.plot import looks
+from rankscope.profiles.views import Band, CurveView, Layers, span
 from rankscope.theory import Certificates
+from rankscope.theory.views import EXACT
 
 DRAWN = 200
 """Layers drawn at most; what is saved as CSV has all."""
@@ -23,42 +23,38 @@ QUANTITIES = {"relative_residual": "residual", "relative_mu": "mu"}
 
 
 def curves(
-    profile: Profile | Summary,
-    metric: str,
+    shown: Sequence[CurveView],
     log: bool | None = None,
     certificates: Mapping[str, Certificates] | None = None,
 ) -> Figure:
-    """The metric by layer. `log=None` takes an axis of powers where the values span over two decades.
+    """A metric by layer. `log=None` takes an axis of powers where the values span over two decades.
 
     Marks are hollow where a value lies at its floor; floors are dotted. `certificates` by variant: the least
     upper and the greatest lower bound that say something are drawn beside their variant.
     """
-    logs = lines_of(profile, metric, log=True)
-    known = _known(logs)
-    log = bool(len(known) and np.ptp(known) > 2) if log is None else log
-    lines = logs if log else lines_of(profile, metric, log=False)
+    metric = shown[0].metric
+    log = span(shown) > 2 if log is None else log
     bounds = _bounds(metric, certificates or {}) if log else {}
-    floors = [line.floor[np.isfinite(line.floor)] for line in logs] if log else []
-    axis = Powers(
-        np.concatenate([known, *floors, *(part for two in bounds.values() for part in two.values())])
-    )
+    logs = [side for each in shown for side in _sides(*each.drawn(True))]
+    logs += [each.floor for each in shown] if log else []
+    axis = Powers(np.concatenate([*logs, *(part for two in bounds.values() for part in two.values())]))
     data: list[dict[str, Any]] = []
-    for number, line, of_log in zip(looks(profile, metric), lines, logs, strict=True):
-        data += _traces(line, of_log.centre, number, axis if log else None, len(lines))
-        if line.variant in bounds and line.arithmetic == "deviation":
-            data += [_bound(line, kind, curve, number, axis) for kind, curve in bounds[line.variant].items()]
+    for number, each in zip(looks(shown), shown, strict=True):
+        data += _traces(each, log, number, axis, len(shown))
+        if each.variant in bounds and each.arithmetic == "deviation":
+            data += [_bound(each, kind, curve, number, axis) for kind, curve in bounds[each.variant].items()]
     if log:
-        data += _floors(logs, axis)
+        data += _floors(shown, axis)
     name = written(metric)
     y = axis.axis(name) if log else {
         "title": {"text": name}, "rangemode": "tozero", "exponentformat": "power",
     }  # fmt: skip
     return figure(
         data,
-        {"xaxis": layer_axis(max(len(line.centre) for line in lines) - 1), "yaxis": y},
-        _table(logs, lines_of(profile, metric, log=False) if log else lines, metric),
+        {"xaxis": layer_axis(max(each.depth for each in shown)), "yaxis": y},
+        _table(shown),
         f"{metric} by layer, {'logarithmic' if log else 'linear'}: "
-        + "; ".join(f"{line.label} ends at {power(float(line.centre[-1]))}" for line in logs)
+        + "; ".join(f"{each.label} ends at {power(float(each.log10[-1]))}" for each in shown)
         + ".",
     )
 
@@ -74,28 +70,24 @@ def layer_axis(last: int, title: str = "layer") -> dict[str, Any]:
             "range": [-0.03 * last - 0.15, 1.03 * last + 0.15]}  # fmt: skip
 
 
-def _known(lines: list[Line]) -> np.ndarray:
-    every = [np.ravel([line.centre, *(side for band in line.bands for side in band)]) for line in lines]
-    found = np.concatenate([np.zeros(0), *every])
-    return found[np.isfinite(found)]
+def _sides(centre: Layers, bands: Sequence[Band]) -> list[Layers]:
+    return [centre, *(side for band in bands for side in band)]
 
 
-def _traces(
-    line: Line, logs: np.ndarray, number: int, axis: Powers | None, among: int
-) -> list[dict[str, Any]]:
+def _traces(curve: CurveView, log: bool, number: int, axis: Powers, among: int) -> list[dict[str, Any]]:
     """Bands, the line, and its tail into the noise; one entry of the legend hides all of them."""
-    layers = np.arange(len(line.centre))
-    shown = _thinned(line)
-    line, logs, layers = _at(line, shown), logs[shown], layers[shown]
+    layers = np.unique(np.linspace(0, curve.depth, min(curve.depth + 1, DRAWN)).round().astype(int))
+    centre, bands = curve.drawn(log)
+    centre, noise = centre[layers], curve.noise[layers]
 
     def placed(values: np.ndarray) -> list[float | None]:
-        if axis is not None:
+        if log:
             return axis.place(values)
         return [float(v) if np.isfinite(v) else None for v in values]
 
     shared = {"legendgroup": f"line {number}", "x": layers, "type": "scatter", "mode": "lines"}
     data: list[dict[str, Any]] = []
-    for low, high in line.bands:
+    for low, high in ((low[layers], high[layers]) for low, high in bands):
         there = np.isfinite(low) & np.isfinite(high)
         around = {
             **shared, "hoverinfo": "skip", "showlegend": False, "line": {"width": 0, "color": colour(number)}
@@ -106,36 +98,26 @@ def _traces(
         data.append({**around, "x": x, "y": both, "fill": "toself", "opacity": strength,
                      "fillcolor": colour(number)})  # fmt: skip
     said = [
-        f"{escaped(line.label)}<br>layer {layer}: <b>{power(float(k))}</b>"
-        + (f"<br>at {escaped(line.arithmetic)}'s floor: rounding noise" if noise else "")
-        for layer, k, noise in zip(layers, logs, line.noise, strict=True)
+        f"{escaped(curve.label)}<br>layer {layer}: <b>{power(float(curve.log10[layer]))}</b>"
+        + (f"<br>at {escaped(curve.arithmetic)}'s floor: rounding noise" if curve.noise[layer] else "")
+        for layer in layers
     ]
-    tail = line.noise | (np.roll(line.noise, -1) & (layers < layers[-1]))
-    main = np.where(line.noise, np.nan, line.centre)
+    tail = noise | (np.roll(noise, -1) & (layers < layers[-1]))
+    main = np.where(noise, np.nan, centre)
     silent = {**shared, "hoverinfo": "skip", "showlegend": False}
-    for part, width, style in ((np.where(tail, line.centre, np.nan), 1, "dot"), (main, 2, dash(number))):
+    for part, width, style in ((np.where(tail, centre, np.nan), 1, "dot"), (main, 2, dash(number))):
         look = {"width": width, "dash": style, "color": colour(number)}
         data.append({**silent, "y": placed(part), "line": look})
     data.append({
-        **shared, "y": placed(line.centre), "mode": "markers", "name": escaped(line.label), "text": said,
+        **shared, "y": placed(centre), "mode": "markers", "name": escaped(curve.label), "text": said,
         "hovertemplate": "%{text}<extra></extra>",
         "marker": {"size": 8, "color": colour(number), "line": {"width": 1.5, "color": colour(number)},
-                   "symbol": [symbol(number, bool(noise)) for noise in line.noise]},
+                   "symbol": [symbol(number, bool(each)) for each in noise]},
     })  # fmt: skip
     return data
 
 
-def _thinned(line: Line) -> np.ndarray:
-    """The layers that are drawn: all, or of very many some, evenly."""
-    return np.unique(np.linspace(0, len(line.centre) - 1, min(len(line.centre), DRAWN)).round().astype(int))
-
-
-def _at(line: Line, layers: np.ndarray) -> Line:
-    bands = [(low[layers], high[layers]) for low, high in line.bands]
-    return replace(line, centre=line.centre[layers], bands=bands, noise=line.noise[layers])
-
-
-def _floors(lines: list[Line], axis: Powers) -> list[dict[str, Any]]:
+def _floors(lines: Sequence[CurveView], axis: Powers) -> list[dict[str, Any]]:
     """Each floor once: ratios have one per arithmetic, absolute values one per variant."""
     data, drawn = [], set()
     named: set[str] = set()
@@ -163,9 +145,7 @@ def _bounds(metric: str, certificates: Mapping[str, Certificates]) -> dict[str, 
         return {}
     found: dict[str, dict[str, np.ndarray]] = {}
     for variant, each in certificates.items():
-        said = each.guarantees().filter(
-            pl.col("quantity") == QUANTITIES[metric], pl.col("theorem") != "exact-factors"
-        )
+        said = each.guarantees().filter(pl.col("quantity") == QUANTITIES[metric], pl.col("theorem") != EXACT)
         depth = int(each.table["layer"].to_numpy().max(initial=0))
         samples = each.table["sample"].n_unique()
         share = pl.col("log10_bound") - pl.col("log10_size")
@@ -184,7 +164,7 @@ def _bounds(metric: str, certificates: Mapping[str, Certificates]) -> dict[str, 
     return found
 
 
-def _bound(line: Line, kind: str, curve: np.ndarray, number: int, axis: Powers) -> dict[str, Any]:
+def _bound(line: CurveView, kind: str, curve: np.ndarray, number: int, axis: Powers) -> dict[str, Any]:
     side, mark = ("at most", "arrow-down-open") if kind == "upper" else ("at least", "arrow-up-open")
     name = escaped(f"{line.label}: proved {side}")
     return {
@@ -196,18 +176,20 @@ def _bound(line: Line, kind: str, curve: np.ndarray, number: int, axis: Powers) 
     }  # fmt: skip
 
 
-def _table(logs: list[Line], values: list[Line], metric: str) -> dict[str, list[Any]]:
+def _table(shown: Sequence[CurveView]) -> dict[str, list[Any]]:
     """What the CSV holds: log10 at every layer, which does not underflow, the value, and the widest band."""
     names = ("variant", "arithmetic", "metric", "layer", "log10", "log10_low", "log10_high", "value", "low",
              "high", "at_floor", "log10_floor")  # fmt: skip
     columns: dict[str, list[Any]] = {name: [] for name in names}
-    for line, value in zip(logs, values, strict=True):
-        number = len(line.centre)
-        same = [[part] * number for part in (line.variant, line.arithmetic, metric)]
-        drawn = [
-            side for each in (line, value) for side in (each.centre, *(each.bands or [(each.centre,) * 2])[0])
+    for each in shown:
+        number = each.depth + 1
+        same = [[part] * number for part in (each.variant, each.arithmetic, each.metric)]
+        numbers = [
+            side
+            for centre, bands in ((each.log10, each.log10_bands), (each.value, each.value_bands))
+            for side in _sides(centre, (bands or [(centre, centre)])[:1])
         ]
-        parts = (*same, range(number), *drawn, line.noise, line.floor)
+        parts = (*same, range(number), *numbers, each.noise, each.floor)
         for name, part in zip(names, parts, strict=True):
             columns[name] += part.tolist() if isinstance(part, np.ndarray) else list(part)
     return columns

@@ -8,6 +8,7 @@ import polars as pl
 from rankscope.charts.safe import Figure
 from rankscope.charts.style import DIVERGING, SEQUENTIAL, figure
 from rankscope.errors import MetricError, one_of
+from rankscope.paths.views import head_means
 
 COLUMNS = {
     "contraction": "contraction: µ of what a head says over µ of what it reads",
@@ -28,8 +29,7 @@ def heads(table: pl.DataFrame, column: str = "contraction") -> Figure:
     """
     if column not in COLUMNS:
         raise MetricError(one_of("column", column, COLUMNS))
-    means = table.group_by("layer", "head").agg(pl.col(*COLUMNS, "norm").fill_nan(None).mean())
-    means = means.sort("layer", "head")
+    means = head_means(table)
     layers, numbers = (means[name].unique().sort().to_list() for name in ("layer", "head"))
     rows = [means.filter(layer=layer) for layer in layers]
     grid = [[math.nan if value is None else value for value in row[column].to_list()] for row in rows]

@@ -1,6 +1,7 @@
 """Paths by their length: what they carry of the output, and how uniform their sum is."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
@@ -9,6 +10,7 @@ from rankscope.charts.powers import Powers
 from rankscope.charts.safe import Figure
 from rankscope.charts.style import HEIGHT, colour, figure, heading, symbol
 from rankscope.figures import power
+from rankscope.paths.views import LengthView, counted_paths, length_views
 
 SAID = {"embedding": "from the embedding", "bias": "from biases"}
 COLOURS = {"embedding": 0, "bias": 4}
@@ -18,30 +20,30 @@ NOISE = "<br>at the floor: rounding noise"
 def lengths(table: pl.DataFrame) -> Figure:
     """Left: the share of the output by length, apart by where paths start. Right: the relative residual of
     the sum of each length's terms, a mark a sample, hollow where it is noise. `table` is `ByLength.table`."""
+    views = length_views(table)
     rows = table.filter(pl.col("start") != "all")
-    means = rows.group_by("start", "length", maintain_order=True).agg(
-        pl.col("share", "norm").mean(), pl.col("paths").first()
-    )
-    starts = [start for start in SAID if means.filter(pl.col("start") == start, pl.col("norm") > 0).height]
+    starts = {
+        "embedding": [(each.share, each.paths, each.norm) for each in views],
+        "bias": [(each.from_biases, each.bias_paths, each.bias_norm) for each in views],
+    }
     data: list[dict[str, Any]] = []
-    for start in starts:
-        part = means.filter(start=start).sort("length")
-        data.append({
-            "type": "bar", "x": part["length"].to_list(), "y": part["share"].to_list(),
-            "name": SAID[start], "marker": {"color": colour(COLOURS[start])},
-            "text": [f"length {length}, {SAID[start]}<br>{counted(paths)}<br>"
-                     f"<b>{_percent(share, '+.1%')}</b> of the output"
-                     for length, share, paths in part.select("length", "share", "paths").iter_rows()],
-            "textposition": "none", "hovertemplate": "%{text}<extra></extra>",
-        })  # fmt: skip
-    residuals, axis = _residuals(rows)
-    last = int(table["length"].to_numpy().max(initial=0))
+    for start, bars in starts.items():
+        if any(norm > 0 for *_, norm in bars):
+            data.append({
+                "type": "bar", "x": [each.length for each in views], "y": [share for share, *_ in bars],
+                "name": SAID[start], "marker": {"color": colour(COLOURS[start])},
+                "text": [f"length {each.length}, {SAID[start]}<br>{counted_paths(paths)} "
+                         f"path{'s' * (paths != 1)}<br><b>{_percent(share, '+.1%')}</b> of the output"
+                         for each, (share, paths, _) in zip(views, bars, strict=True)],
+                "textposition": "none", "hovertemplate": "%{text}<extra></extra>",
+            })  # fmt: skip
+    residuals, axis = _residuals(rows, views)
+    last = max((each.length for each in views), default=0)
     across = {
         "title": {"text": "length of the path: heads in it"},
         "dtick": max(1, last // 12),
         "zeroline": False,
     }
-    own = means.filter(start="embedding").sort("length")
     return figure(
         data + residuals,
         {
@@ -56,12 +58,9 @@ def lengths(table: pl.DataFrame) -> Figure:
             ],
             "bargap": 0.25,
         },
-        table.filter(pl.col("start") != "all").to_dict(as_series=False),
+        rows.to_dict(as_series=False),
         "Share of the output by length of the path: "
-        + ", ".join(
-            f"{length}: {_percent(share, '.0%')}"
-            for length, share in own.select("length", "share").iter_rows()
-        )
+        + ", ".join(f"{each.length}: {_percent(each.share, '.0%')}" for each in views)
         + ".",
         panels=2,
     )
@@ -71,28 +70,21 @@ def _percent(share: float, form: str) -> str:
     return f"{share:{form}}" if math.isfinite(share) else "no number"
 
 
-def counted(paths: str) -> str:
-    """How many paths, in words."""
-    number = int(paths)
-    if number == 1:
-        return "one path"
-    return f"{number:,} paths" if number < 10**12 else f"{power(math.log10(number))} paths"
-
-
-def _residuals(rows: pl.DataFrame) -> tuple[list[dict[str, Any]], Powers]:
+def _residuals(rows: pl.DataFrame, views: Sequence[LengthView]) -> tuple[list[dict[str, Any]], Powers]:
     there = rows.filter(
         pl.col("start") == "embedding", pl.col("norm") > 0, pl.col("relative_residual") > 0
     ).with_columns(pl.col("relative_residual").log10().alias("log10"))
     axis = Powers(there["log10"].to_list())
-    middle = there.group_by("length").agg(pl.col("log10").median()).sort("length")
+    means = [each for each in views if math.isfinite(each.log10_residual)]
     line = {"type": "scatter", "xaxis": "x2", "yaxis": "y2", "showlegend": False}
     said = [
         f"length {length}, sample {sample}<br><b>{power(k)}</b>{NOISE if noise else ''}"
         for length, sample, k, noise in there.select("length", "sample", "log10", "below_floor").iter_rows()
     ]
     return [
-        {**line, "mode": "lines", "x": middle["length"].to_list(), "y": axis.place(middle["log10"].to_list()),
-         "hoverinfo": "skip", "line": {"color": colour(0), "width": 1.6}},
+        {**line, "mode": "lines", "x": [each.length for each in means],
+         "y": axis.place([each.log10_residual for each in means]), "hoverinfo": "skip",
+         "line": {"color": colour(0), "width": 1.6}},
         {**line, "mode": "markers", "x": there["length"].to_list(), "y": axis.place(there["log10"].to_list()),
          "text": said, "hovertemplate": "%{text}<extra></extra>",
          "marker": {"size": 7, "color": colour(0), "opacity": 0.8,

@@ -73,7 +73,10 @@ class Powers:
         digits = (1, 2, 5) if span > 0.5 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
         decades = range(math.floor(self.low) - 1, math.ceil(self.high) + 1)
         found = [math.log10(digit) + decade for decade in decades for digit in digits]
-        return [k for k in found if self.low - 0.1 - 0.1 * span <= k <= self.high + 0.1 + 0.1 * span]
+        room = 0.06 * span or 0.5  # that of the axis
+        found = [k for k in found if self.low - room <= k <= self.high + room]
+        ends = [math.log10(float(f"{10**k:.3g}")) if -4 <= k < 5 else k for k in {self.low, self.high}]
+        return found if len(found) > 1 else sorted(ends)
 
     def _label(self, k: float) -> str:
         if self.high - self.low <= NARROW and -4 <= k < 5:

@@ -8,6 +8,7 @@ from rankscope.errors import ArchitectureError, FileError, RankscopeError, Sourc
 
 if TYPE_CHECKING:
     from rankscope.nets import Transformer
+    from rankscope.profiles import Profile, Summary
 
 CHARACTERS = 64
 """An excerpt is read up to so many characters a token: no vocabulary has words as long on the average."""
@@ -99,3 +100,19 @@ def listed(option: str, text: str) -> list[str]:
     if not parts:
         raise RankscopeError(f"--{option} must name at least one; got {text!r}")
     return parts
+
+
+def title_of(net: "Transformer") -> str:
+    """The heading of a run."""
+    origin = {} if net.origin is None else net.origin.described()
+    return f"{Path(origin.get('name', 'network')).name}, {origin.get('weights', 'given')} weights"
+
+
+def fallbacks(profile: "Profile | Summary") -> list[str]:
+    """A line for each network that ran in another arithmetic than was asked for."""
+    return [
+        f"{network.variant} ran in {network.arithmetic}: {network.checks['arithmetic_asked']} "
+        f"arithmetic has no rule for kernel {(network.architecture or {}).get('kernel')}."
+        for network in profile.manifest.networks
+        if network.checks["arithmetic_asked"] != network.arithmetic
+    ]

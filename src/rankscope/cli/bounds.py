@@ -27,7 +27,7 @@ from rankscope.cli.options import (
     Tokens,
     Variant,
 )
-from rankscope.cli.output import opened
+from rankscope.cli.output import opened, told
 from rankscope.errors import TheoremError
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from rankscope.nets import Transformer
     from rankscope.runs import Store
-    from rankscope.theory import Certificates, CollapseDepth
+    from rankscope.theory import Certificates
+    from rankscope.theory.views import BoundView
 
 
 def bounds(
@@ -79,7 +80,7 @@ def bounds(
     A bound whose hypotheses fail is not shown, and the line says which. One that holds but says nothing (as
     large as the tokens, or zero) is called vacuous. All measured in deviation arithmetic.
     """
-    from rankscope.cli.measure import about, kept, told
+    from rankscope.cli.measure import about, kept
     from rankscope.cli.show import console, machine, say, say_report
     from rankscope.cli.voice import Stopped
     from rankscope.nets import named_variant
@@ -114,11 +115,12 @@ def bounds(
             }
         )
     else:
-        console().print(summary_table(found))
+        console().print(summary_table(found.views()))
         if not found.table["met"].all():
             say("")
             console().print(reasons_table(found))
-        say("", verdict(found, depth))
+        wrong = " A measurement contradicts a theorem: please report this network."
+        say("", f"{depth.view().said}{wrong if len(found.broken()) else ''}")
         if output is not None and not quiet:
             say("")
             console().print(f"Certificates and figures: {output}", markup=False, soft_wrap=True)
@@ -172,60 +174,54 @@ def write(found: "Certificates", store: "Store") -> None:
     write_report([store.folder], store.folder / "report.html")
 
 
-def summary_table(found: "Certificates") -> "Table":
+def summary_table(bounds: "list[BoundView]") -> "Table":
     """Two lines per theorem whose hypotheses are met from layer 1 on: bound and measurement at the last layer
     at which it says something, and beneath them both by layer, on one scale."""
-    import polars as pl
+    from rich.markup import escape
 
     from rankscope.cli.show import console, sparklines, titled
+    from rankscope.theory.views import QUANTITIES, quantity
 
-    legend = (
-        "res: ‖X−1xᵀ‖₁,∞   µ: ‖X−1xᵀ‖F   D: largest distance   rank: affine\n"
-        "Slack in decades. Beneath: measured and bound by layer, on one scale."
-    )
-    table = titled("bounds whose hypotheses are met", legend)
+    met = [each for each in bounds if each.met_to]
+    named = [quantity(name) for name in QUANTITIES if name in {each.quantity for each in met}]
+    legend = "   ".join(f"{each.short}: {each.symbol}" for each in named)
+    said = "Slack in decades. Beneath: measured and bound by layer, on one scale."
+    table = titled("bounds whose hypotheses are met", f"{legend}\n{said}" if legend else said)
     wide = console().width >= 72  # in little room numbers are left out, never cut
     table.add_column("theorem", no_wrap=True)
     if wide:
         table.add_column("layers", no_wrap=True)
     for heading in ("at", "", "measured", "", "bound", "slack"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for row in found.summary().filter(pl.col("met_to") > 0).iter_rows(named=True):
-        says = row["says_at"] is not None
-        means = found.of(row["theorem"]).group_by("layer").agg(
-            pl.col("log10_measured", "log10_bound").mean()
-        ).sort("layer").head(row["met_to"])  # fmt: skip
-        measured, bound = sparklines(means["log10_measured"].to_list(), means["log10_bound"].to_list())
+    for each in met:
+        measured, bound = sparklines(*zip(*each.by_layer, strict=True))
         table.add_row(
-            row["theorem"],
-            *([f"1–{row['met_to']}"] if wide else []),
-            str(row["says_at"] or row["met_to"]),
-            SYMBOLS[row["quantity"]],
-            f"{_number(row['quantity'], row['log10_measured'])}\n{measured}",
-            "≤" if row["kind"] == "upper" else "≥",
-            f"{_number(row['quantity'], row['log10_bound']) if says else 'vacuous'}\n{bound}",
-            f"{row['slack']:.3g}" if says else "",
+            escape(each.theorem),
+            *([each.layers] if wide else []),
+            str(each.layer),
+            escape(quantity(each.quantity).short),
+            f"{each.measured}\n{measured}",
+            each.sign,
+            f"{each.proved}\n{bound}",
+            each.slack,
         )
     return table
 
 
 def reasons_table(found: "Certificates") -> "Table":
     """A line per hypothesis that fails somewhere: its number, its limit, and the theorems it takes out."""
+    from rich.markup import escape
     from rich.table import Table
+
+    from rankscope.theory.views import failing
 
     table = Table(title="hypotheses that fail", title_justify="left", box=None)
     table.add_column("hypothesis", ratio=3)
     for heading in ("found", "must be"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("so not", ratio=3, overflow="fold")
-    failing: dict[tuple[str, str], dict[str, float]] = {}
-    for theorem, hypotheses in found.table.select("theorem", "hypotheses").iter_rows():
-        for each in hypotheses:
-            if not each["met"]:
-                numbers = failing.setdefault((each["says"], each["limit"]), {})
-                numbers.setdefault(theorem, each["number"])
-    for (says, limit), numbers in failing.items():
-        table.add_row(says, f"{next(iter(numbers.values())):.4g}", limit, ", ".join(numbers))
+    for each in failing(found.table):
+        table.add_row(*map(escape, (each.says, each.number, each.limit, ", ".join(each.theorems))))
     return table
 
 
@@ -233,46 +229,3 @@ def threshold_is_a_share(threshold: float) -> None:
     """Refuse a threshold that is none, before anything is computed."""
     if not (math.isfinite(threshold) and threshold > 0):
         raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold:g}")
-
-
-def verdict(found: "Certificates", depth: "CollapseDepth") -> str:
-    """What was measured of uniformity, and what is proved, in a sentence or two."""
-    import polars as pl
-
-    layers = [layer for layer in depth.measured["layer"].to_list() if layer is not None]
-    share = f"{depth.threshold:g} of the tokens' size"
-    samples, last = len(depth.measured), found.table["layer"].to_numpy().max()
-    if not samples:
-        said = "Measured: ranks alone, which say nothing of how far apart tokens are."
-    elif len(layers) < samples:
-        apart = f"in {samples - len(layers)} of {samples} samples tokens stay further apart than {share}"
-        said = f"Measured: {apart} through layer {last}."
-    else:
-        said = f"Measured: tokens are uniform to {share} by layer {max(layers)}."
-    by = depth.guaranteed.group_by("theorem", "kind", maintain_order=True).agg(
-        pl.col("layer").max().alias("last"), pl.col("layer").min().alias("first"),
-        pl.col("layer").is_null().any().alias("open"),
-    )  # fmt: skip
-    by = by.filter(~pl.col("open"), pl.col("theorem") != "exact-factors")  # that one is the measurement
-    upper, lower = by.filter(kind="upper").sort("last"), by.filter(kind="lower").sort("first")
-    if len(upper):
-        said += f" Proved by layer {upper['last'][0]} ({upper['theorem'][0]})."
-    if len(lower):
-        said += f" Collapse to {share} is excluded up to layer {lower['first'][-1]} ({lower['theorem'][-1]})."
-    if not len(upper) and not len(lower):
-        said += " No theorem proves or excludes it."
-    if len(found.broken()):
-        said += " A measurement contradicts a theorem: please report this network."
-    return said
-
-
-SYMBOLS = {"residual": "res", "mu": "µ", "diameter": "D", "affine_rank": "rank"}
-
-
-def _number(quantity: str, log10: float | None) -> str:
-    """A size at any scale; a rank as a whole number."""
-    from rankscope.figures import power
-
-    if log10 is None or math.isnan(log10):
-        return "–"
-    return str(round(10**log10)) if quantity == "affine_rank" else power(log10)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankscope.cli.asked import described, drawn, excerpts_of, network
+from rankscope.cli.asked import described, drawn, excerpts_of, fallbacks, network
 from rankscope.cli.options import (
     DEFAULT_METRICS,
     Arithmetic,
@@ -24,7 +24,7 @@ from rankscope.cli.options import (
     Threshold,
     Tokens,
 )
-from rankscope.cli.output import opened
+from rankscope.cli.output import opened, told
 from rankscope.errors import ArchitectureError, FileError, MetricError
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ def compare(
     that [bold]measure -o[/bold] or [bold]compare -o[/bold] has written; it keeps the text it was measured on.
     """
     from rankscope.cli.bounds import threshold_is_a_share
-    from rankscope.cli.lines import judged, lines_table, verdict
-    from rankscope.cli.measure import checked, command, end_if_stopped, fallbacks, together, told, write_run
-    from rankscope.cli.show import console, machine, say, say_report
+    from rankscope.cli.measure import checked, command, end_if_stopped, together, write_run
+    from rankscope.cli.show import console, curves_table, machine, say, say_report
     from rankscope.nets import named_variant
+    from rankscope.profiles.verdict import is_share, listing
 
     _, numbers, arithmetics = checked("transformer", metrics, arithmetic)
     threshold_is_a_share(threshold)
@@ -96,19 +96,20 @@ def compare(
     profile = told(profile, command=command(), compared=dict(zip(titles, things, strict=True)))
     if models:
         profile = told(profile, **described(text, split, field, read, tokens))
-    lines = judged(profile, numbers[0], threshold)
-    said = verdict(lines, numbers[0], threshold)
+    curves = profile.views(numbers[0])
+    said = listing(curves, threshold)
     written = None if store is None else write_run(profile, store, " · ".join(titles), entry="compare")
     if as_json:
-        table = profile.table.to_dicts()
-        answer = {
-            "manifest": profile.manifest.to_dict(),
-            "lines": [line._asdict() for line in lines],
-            "verdict": said,
-        }
-        machine({**answer, "table": table})
+        lines = [
+            {"name": curve.name, "arithmetic": curve.arithmetic, "first_layer": curve.first,
+             "log10": curve.log10[curve.first:].tolist(), "floor_from": curve.floor_from,
+             "uniform_from": curve.uniform_from(threshold) if is_share(numbers[0]) else None}
+            for curve in curves
+        ]  # fmt: skip
+        answer = {"manifest": profile.manifest.to_dict(), "lines": lines, "verdict": said}
+        machine({**answer, "table": profile.table.to_dicts()})
     else:
-        console().print(lines_table(lines, numbers[0], threshold))
+        console().print(curves_table(curves, threshold))
         say(*fallbacks(profile), "", said)
         if runs and models and not quiet:
             say("Runs keep the text that they were measured on.")

@@ -7,11 +7,9 @@ from itertools import islice
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
-from rankscope.cli.asked import CHARACTERS
-from rankscope.cli.output import ending
-from rankscope.cli.show import console, drawn, machine, progress, say, say_report, sparkline, titled
+from rankscope.cli.asked import CHARACTERS, fallbacks, title_of
+from rankscope.cli.output import ending, told
+from rankscope.cli.show import console, curves_table, machine, progress, say, say_report
 from rankscope.cli.voice import Stopped, complain
 from rankscope.errors import RankscopeError, TokensError
 
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from rankscope.nets import Transformer
-    from rankscope.profiles import Gathered, Summary
+    from rankscope.profiles import Gathered
     from rankscope.runs import Store, Text
     from rankscope.runs.store import Kept
     from rankscope.sources import Excerpts
@@ -53,9 +51,8 @@ def measure_text(
 ) -> None:
     """Stream the corpus, then print and write its summary. What ends it early, Ctrl-C or a bad line, is said
     after that of what was done."""
-    from rankscope.cli.measure import fallbacks, title_of, told, write_run
     from rankscope.nets import named_variant
-    from rankscope.report import verdict
+    from rankscope.report import verdict, write_run_directory
     from rankscope.runs import Store, Text
     from rankscope.sources import excerpts
     from rankscope.sources.texts import LONGEST
@@ -79,11 +76,11 @@ def measure_text(
     if store is not None and not isinstance(end, KeyboardInterrupt):
         tables, text = _pictures(net, variants, first, corpus.tokens, text, quiet or as_json)
     summary = told(summary, **about, text=text, tokens=corpus.tokens)
-    written = None if store is None else write_run(summary, store, title_of(net), tables)
+    written = None if store is None else write_run_directory(summary, store, title_of(net), tables)
     if as_json:
         machine({"manifest": summary.manifest.to_dict(), "table": summary.table.to_dicts()})
     else:
-        console().print(summary_table(summary, metrics[0]))
+        console().print(curves_table(summary.views(metrics[0])))
         say(*fallbacks(summary))
         say("", verdict(summary))
         if written and not quiet:
@@ -145,7 +142,7 @@ def _pictures(
     first two; and the text with how it begins. They are no part of the statistics, so Ctrl-C here takes
     nothing else away."""
     from rankscope.cli.asked import begins
-    from rankscope.cli.pictures import pictures
+    from rankscope.cli.pictures import Pictures
 
     try:
         X, padding = net.encode(first, tokens)
@@ -153,7 +150,9 @@ def _pictures(
         chosen = [first[number] for number in there.tolist()]
         if not chosen:
             return {}, text
-        found = pictures(net, variants, X[there], padding[there], chosen, tokens, quiet)
+        drawn = Pictures(net, variants, X[there], padding[there], chosen, tokens)
+        drawn.read_alone(quiet)
+        found = drawn.tables()
     except KeyboardInterrupt:
         return {}, text
     return {**found}, text.adding(first=begins(chosen[0]))
@@ -174,44 +173,3 @@ def _bar(texts: "Excerpts", limit: int | None, quiet: bool) -> Iterator[Callable
                 bar(done, None, f"{done} excerpts")
 
         yield tell
-
-
-def summary_table(summary: "Summary", metric: str) -> Table:
-    """A line per variant and arithmetic: the medians as a curve, its ends with their quartiles, and the share
-    of values at the last layer that are only noise."""
-    from rankscope.figures import power
-    from rankscope.metrics import metric as metric_named
-
-    each, several = metric_named(metric), len(summary.arithmetics) > 1
-    first = 0 if each.of == "tokens" else 1  # there is no attention at layer 0
-    title = f"{metric}: {each.symbol}, median of {summary.excerpts} excerpts"
-    beneath = "Beneath each median the quartiles."
-    table = titled(title, beneath)
-    table.add_column("variant", overflow="fold")
-    if several:
-        table.add_column("arithmetic", no_wrap=True)
-    table.add_column(f"layers {first} →", no_wrap=True)
-    for heading in ("first", "last") if several else ("first", "middle", "last"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("at floor", justify="right", no_wrap=True)
-    for variant, arithmetic in summary.lines(metric):
-        low, median, high = (
-            summary.curve(metric, f"log10_{name}", variant=variant, arithmetic=arithmetic)[first:].tolist()
-            for name in ("q25", "q50", "q75")
-        )
-        noise = summary.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic)
-        places = [0, -1] if several else [0, len(median) // 2, -1]
-        cells = [f"{power(median[k])}\n[dim]{_range(power(low[k]), power(high[k]))}[/dim]" for k in places]
-        table.add_row(
-            variant,
-            *([arithmetic] if several else []),
-            sparkline(drawn(median)),
-            *cells,
-            f"{float(noise[-1]):.0%}" if float(noise[-1]) else "",
-        )
-    return table
-
-
-def _range(low: str, high: str) -> str:
-    """One line where it is short, two where it is not."""
-    return f"{low}–{high}" if len(low) + len(high) < 13 else f"{low}–\n{high}"

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.cli.options import Folder, Json, Quiet
-from rankscope.cli.output import opened
+from rankscope.cli.output import opened, told
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,9 +30,10 @@ DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 
 def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet = False) -> None:
     """Measure MiniLM, a trained BERT, with and without its parts, take it apart, certify it: a report."""
-    from rankscope.cli.asked import bundled, described
-    from rankscope.cli.measure import about, end_if_stopped, measured, title_of, told, write_run
-    from rankscope.cli.show import console, machine, profile_table, say, say_report
+    from rankscope.cli.asked import bundled, described, title_of
+    from rankscope.cli.measure import about, end_if_stopped, measured, write_run
+    from rankscope.cli.pictures import Pictures
+    from rankscope.cli.show import console, curves_table, machine, say, say_report
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict
     from rankscope.sources import load
@@ -49,19 +50,20 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
     texts = bundled(samples=4, tokens=128)
     X, padding = net.encode(texts, 128)
     variants, metrics = list(VARIANTS), list(DEFAULT_METRICS)
-    profile = measured(net, X, padding, variants, metrics, ["deviation"], quiet or as_json)
+    drawn = Pictures(net, DRAWN, X, padding, texts, 128)
+    profile = measured(net, X, padding, variants, metrics, ["deviation"], quiet or as_json, drawn)
     profile = told(profile, **about(net, "minilm"), **described(None, "auto", "text", texts, 128))
     tables: dict[str, pl.DataFrame | Kept] = {}
     if profile.manifest.stopped is None:
-        tables, closure = _more(net, X, padding, texts, profile.manifest, quiet or as_json)
-        profile = told(profile, closure=closure)
+        more, closure = _more(net, texts, profile.manifest, quiet or as_json)
+        tables, profile = {**drawn.tables(), **more}, told(profile, closure=closure)
     report = write_run(profile, store, title_of(net), tables, "demo")
     if as_json:
         machine(
             {"manifest": profile.manifest.to_dict(), "table": profile.table.to_dicts(), "report": str(report)}
         )
     else:
-        console().print(profile_table(profile, "relative_residual"))
+        console().print(curves_table(profile.views("relative_residual")))
         say("", verdict(profile))
         if not quiet:
             say("")
@@ -70,24 +72,17 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
 
 
 def _more(
-    net: "Transformer",
-    X: "Tensor",
-    padding: "Tensor",
-    texts: list[str],
-    manifest: "Manifest",
-    quiet: bool,
+    net: "Transformer", texts: list[str], manifest: "Manifest", quiet: bool
 ) -> "tuple[dict[str, pl.DataFrame | Kept], float]":
-    """What the report shows beside the curves: the cloud, the spectra, paths, and certificates; and how
+    """What the report shows beside the curves, the cloud and the spectra: paths, and certificates; and how
     nearly the paths add up to the output."""
-    from rankscope.cli.pictures import pictures
     from rankscope.cli.show import progress
 
-    tables = pictures(net, DRAWN, X, padding, texts, 128, quiet)
     with progress(quiet) as start:
         start("paths, certificates")
         found, closure = _paths(net, *net.encode(texts, 64))
         certificates = _certify(net, *net.encode(texts[:2], 32), manifest)
-    return {**tables, **found, **certificates}, closure
+    return {**found, **certificates}, closure
 
 
 def _paths(net: "Transformer", X: "Tensor", padding: "Tensor") -> "tuple[dict[str, pl.DataFrame], float]":
@@ -103,14 +98,12 @@ def _certify(
     net: "Transformer", X: "Tensor", padding: "Tensor", manifest: "Manifest"
 ) -> "dict[str, Certificates]":
     """What is proved of the whole, and of attention alone: a table for each."""
-    from rankscope.cli.measure import told
     from rankscope.nets import named_variant
     from rankscope.theory import certify
 
     known = {name: getattr(manifest, name) for name in ("model", "origin", "command")}
     tables = {}
     for variant in ("san", "transformer"):
-        found = certify(named_variant(net, variant), X, padding)
-        networks = tuple(network.adding(variant=variant) for network in found.manifest.networks)
-        tables[f"certificates_{variant}"] = told(found, **known, networks=networks)
+        found = certify(named_variant(net, variant), X, padding, variant=variant)
+        tables[f"certificates_{variant}"] = told(found, **known)
     return tables

@@ -3,13 +3,12 @@
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.cli.asked import bundled, described, excerpts_of, listed, network
+from rankscope.cli.asked import bundled, described, excerpts_of, fallbacks, listed, network, title_of
 from rankscope.cli.options import (
     DEFAULT_METRICS,
     TEXT,
@@ -30,18 +29,17 @@ from rankscope.cli.options import (
     Tokens,
     Variants,
 )
-from rankscope.cli.output import opened
+from rankscope.cli.output import opened, told
 
 if TYPE_CHECKING:
     import polars as pl
     from torch import Tensor
 
+    from rankscope.cli.pictures import Pictures
     from rankscope.nets import Transformer
     from rankscope.profiles import Profile, Summary
     from rankscope.runs import Store
     from rankscope.runs.store import Kept
-
-Told = TypeVar("Told")
 
 
 def measure(
@@ -81,11 +79,12 @@ def measure(
     A loaded model reads excerpts of Moby Dick with its own tokenizer and embedding; a network with random
     weights, under a random embedding of words.
 
-    With [bold]--text[/bold] it is your text, of any size: means, deviations and quantiles over its excerpts,
-    one a line, a paragraph or a JSON line. With [bold]-o[/bold] an interrupted run goes on where it stopped.
+    With [bold]--text[/bold] it is your text, of any size: means, standard deviations and
+    quantiles over its excerpts, one a line, a paragraph or a JSON line. With [bold]-o[/bold] an
+    interrupted run goes on where it stopped.
     """
-    from rankscope.cli.pictures import pictures
-    from rankscope.cli.show import console, machine, profile_table, say, say_report
+    from rankscope.cli.pictures import Pictures
+    from rankscope.cli.show import console, curves_table, machine, say, say_report
     from rankscope.report import verdict
 
     names, numbers, arithmetics = checked(variants, metrics, arithmetic)
@@ -101,17 +100,17 @@ def measure(
     read = excerpts_of(None, split, field, samples or 4, tokens)
     store = opened(output)
     X, padding = net.encode(read, tokens)
-    profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json)
+    drawn = None if output is None else Pictures(net, names, X, padding, read, tokens)
+    profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json, drawn)
     profile = told(profile, **about(net, model), **described(None, split, field, read, tokens))
     written = None
     if store is not None:
-        stopped = profile.manifest.stopped is not None
-        tables = {} if stopped else pictures(net, names, X, padding, read, tokens, quiet or as_json)
+        tables = {} if drawn is None or profile.manifest.stopped is not None else drawn.tables()
         written = write_run(profile, store, title_of(net), tables)
     if as_json:
         machine({"manifest": profile.manifest.to_dict(), "table": profile.table.to_dicts()})
     else:
-        console().print(profile_table(profile, numbers[0]))
+        console().print(curves_table(profile.views(numbers[0])))
         say(*fallbacks(profile), "", verdict(profile))
         if written and not quiet:
             say("")
@@ -147,18 +146,6 @@ def about(net: "Transformer", model: str) -> dict[str, Any]:
     return {"model": model, **drawn, "origin": origin, "command": command()}
 
 
-def told(found: Told, **fields: Any) -> Told:
-    """The same profile, summary or certificates, with these fields in its manifest."""
-    kept: Any = found
-    return replace(kept, manifest=kept.manifest.adding(**fields))
-
-
-def title_of(net: "Transformer") -> str:
-    """The heading of a run."""
-    origin = {} if net.origin is None else net.origin.described()
-    return f"{Path(origin.get('name', 'network')).name}, {origin.get('weights', 'given')} weights"
-
-
 def prose(net: "Transformer", samples: int, tokens: int) -> tuple["Tensor", "Tensor"]:
     """Excerpts of the bundled text as tokens for this network."""
     return net.encode(bundled(samples, tokens), tokens)
@@ -172,13 +159,17 @@ def measured(
     metrics: list[str],
     arithmetics: list[str],
     quiet: bool,
+    drawn: "Pictures | None" = None,
 ) -> "Profile":
     """Every variant in every arithmetic, with progress on stderr. After Ctrl-C those that were finished, and
-    the manifest says so."""
+    the manifest says so. `drawn` reads along, in the same pass where there is one in deviation arithmetic."""
     from rankscope.nets import named_variant
 
-    nets = {name: named_variant(net, name) for name in variants}
-    return together({name: (each, X, padding) for name, each in nets.items()}, metrics, arithmetics, quiet)
+    jobs = {name: (named_variant(net, name), X, padding) for name in variants}
+    profile = together(jobs, metrics, arithmetics, quiet, drawn=drawn)
+    if drawn is not None and "deviation" not in arithmetics and profile.manifest.stopped is None:
+        drawn.read_alone(quiet)
+    return profile
 
 
 def together(
@@ -187,6 +178,7 @@ def together(
     arithmetics: list[str],
     quiet: bool,
     beside: "list[Profile] | None" = None,
+    drawn: "Pictures | None" = None,
 ) -> "Profile":
     """Networks by name on their tokens, and profiles that are there already, as one profile."""
     from rankscope.cli.show import steps
@@ -203,7 +195,10 @@ def together(
             for name, arithmetic in asked:
                 net, X, padding = jobs[name]
                 tell = step(f"{name}, {arithmetic}")
-                found = measure_network(net, X, padding, metrics, arithmetic, variant=name, progress=tell)
+                readers = drawn.readers(name) if drawn is not None and arithmetic == "deviation" else ()
+                found = measure_network(
+                    net, X, padding, metrics, arithmetic, variant=name, progress=tell, readers=readers
+                )
                 # What fell back to float64 may have been asked for as well.
                 if found.arithmetics == [arithmetic] or found.arithmetics[0] not in arithmetics:
                     profiles.append(found)
@@ -230,16 +225,6 @@ def end_if_stopped(profile: "Profile", output: Path | None) -> None:
 def kept(output: Path | None) -> str:
     """Where the part that was done lies."""
     return "nothing is written without -o" if output is None else f"these are written to {output}"
-
-
-def fallbacks(profile: "Profile | Summary") -> list[str]:
-    """A line for each network that ran in another arithmetic than was asked for."""
-    return [
-        f"{network.variant} ran in {network.arithmetic}: {network.checks['arithmetic_asked']} "
-        f"arithmetic has no rule for kernel {(network.architecture or {}).get('kernel')}."
-        for network in profile.manifest.networks
-        if network.checks["arithmetic_asked"] != network.arithmetic
-    ]
 
 
 def write_run(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from rankscope.nets import Transformer
     from rankscope.paths import ByLength, Decomposition, Heaviest
+    from rankscope.paths.views import LengthView
     from rankscope.runs import Manifest, Store
 
 
@@ -64,6 +65,7 @@ def paths(
     from rankscope.cli.show import console, machine, progress, say, say_report
     from rankscope.cli.voice import Stopped
     from rankscope.nets import named_variant
+    from rankscope.paths.views import carried
     from rankscope.runs import manifest_of
 
     read = excerpts_of(text, split, field, samples, tokens)
@@ -88,8 +90,9 @@ def paths(
             }
         )
     else:
-        console().print(lengths_table(found))
-        say(f"The parts add up to the output within {found.closure:.0e} of it.")
+        lengths = found.views()
+        console().print(lengths_table(lengths))
+        say(carried(lengths), f"The parts add up to the output within {found.closure:.0e} of it.")
         if heads is not None:
             say("")
             console().print(heads_table(heads))
@@ -152,39 +155,19 @@ def write(
     write_report([store.folder], store.folder / "report.html")
 
 
-def lengths_table(found: "ByLength") -> "Table":
+def lengths_table(lengths: "list[LengthView]") -> "Table":
     """A line for each length: how many paths, what they share, how uniform their sum is; and the shares and
     residuals of all lengths as curves."""
-    import polars as pl
     from rich.table import Table
 
     from rankscope.cli.show import drawn, sparkline, thinned
-    from rankscope.figures import power
 
     table = Table(title="paths by length, mean over samples", title_justify="left", box=None)
-    for heading in ("length", "paths", "share", "from biases", "norm", "res / norm"):
+    for heading in lengths[0].cells:
         table.add_column(heading, justify="right", no_wrap=True)
-    means = found.table.group_by("length", "start", maintain_order=True).agg(
-        pl.col("share", "norm").mean(),
-        pl.col("relative_residual").log10().mean(),
-        pl.col("below_floor").all(),
-    )
-    for length, count in enumerate(found.counts):
-        own, bias = (
-            means.filter(length=length, start=start).row(0, named=True) for start in ("embedding", "bias")
-        )
-        exists = own["norm"] > 0
-        residual = power(own["relative_residual"]) if exists else "–"
-        table.add_row(
-            str(length),
-            f"{count:,}" if count < 10**12 else f"{count:.2e}",
-            f"{own['share']:+.3f}" if exists else "–",
-            f"{bias['share']:+.3f}" if bias["norm"] > 0 else "",
-            power_of(own["norm"]) if exists else "–",
-            f"{residual} ○" if exists and own["below_floor"] else residual,
-        )
-    curves = means.filter(start="embedding").sort("length")
-    shares, residuals = curves["share"].to_list(), curves["relative_residual"].to_list()
+    for each in lengths:
+        table.add_row(*each.cells.values())
+    shares, residuals = [each.share for each in lengths], [each.log10_residual for each in lengths]
     table.caption = f"share {sparkline(thinned(shares))}   res / norm {sparkline(drawn(residuals))}"
     table.caption_justify = "left"
     return table
@@ -195,10 +178,9 @@ def heads_table(heads: "pl.DataFrame") -> "Table":
     import polars as pl
 
     from rankscope.cli.show import console, titled
+    from rankscope.paths.views import head_means
 
-    means = heads.group_by("layer", "head").agg(
-        pl.col("share", "residual_share", "contraction", "averaging", "dobrushin").mean()
-    )
+    means = head_means(heads)
     below = "Above: those that carry most of the output. Below: those that average most."
     table = titled("heads, mean over samples", below)
     columns = {"share": "share", "of residual": "residual_share", "contraction": "contraction",
@@ -207,25 +189,18 @@ def heads_table(heads: "pl.DataFrame") -> "Table":
         del columns["contraction"]  # in little room numbers are left out, never cut
     for heading in ("layer", "head", *columns):
         table.add_column(heading, justify="right", no_wrap=True)
-    carrying = means.sort(pl.col("share").abs(), descending=True).head(5)
+    carrying = means.sort(pl.col("share").abs(), descending=True, nulls_last=True).head(5)
     contracting = means.filter(pl.col("averaging").is_finite()).sort("averaging").head(3)
     for place, part in enumerate((carrying, contracting)):
         if place:
             table.add_row()
         for row in part.iter_rows(named=True):
-            numbers = [f"{row[name]:{'+' if 'share' in name else ''}.3f}" for name in columns.values()]
-            shown = ["–" if "nan" in number else number for number in numbers]  # noise
-            table.add_row(str(row["layer"]), str(row["head"]), *shown)
+            numbers = [
+                "–" if row[name] is None else f"{row[name]:{'+' if 'share' in name else ''}.3f}"  # noise
+                for name in columns.values()
+            ]
+            table.add_row(str(row["layer"]), str(row["head"]), *numbers)
     return table
-
-
-def power_of(value: float) -> str:
-    """A number in little room, at any scale."""
-    import math
-
-    from rankscope.figures import power
-
-    return power(math.log10(value)) if value > 0 else "0"
 
 
 def _proved(proved: int, listed: int, looked: int) -> str:

@@ -8,33 +8,62 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankscope.nets import Transformer
+    from rankscope.profiles import Reader
 
 VARIANTS = 4
 """So many are drawn, and the whole network is among them."""
 
 
-def pictures(
-    net: "Transformer",
-    variants: Sequence[str],
-    X: "Tensor",
-    padding: "Tensor",
-    texts: Sequence[str],
-    tokens: int,
-    quiet: bool,
-) -> "dict[str, pl.DataFrame]":
-    """Tables by their known names. `texts` are those that X was encoded from."""
-    from rankscope.cli.show import progress
-    from rankscope.nets import named_variant
-    from rankscope.profiles.cloud import cloud
-    from rankscope.profiles.spectra import spectra
+class Pictures:
+    """Readers of the cloud and of the spectra, for some of the variants, and the tables that they make.
 
-    chosen = list(variants)[:VARIANTS]
-    if "transformer" in variants and "transformer" not in chosen:
-        chosen[-1] = "transformer"
-    nets = {name: named_variant(net, name) for name in chosen}
-    with progress(quiet) as start:
-        start("token cloud, singular values")
+    `texts` are those that X was encoded from.
+    """
+
+    def __init__(
+        self,
+        net: "Transformer",
+        variants: Sequence[str],
+        X: "Tensor",
+        padding: "Tensor",
+        texts: Sequence[str],
+        tokens: int,
+    ) -> None:
+        from rankscope.profiles.readers import ShapeReader
+        from rankscope.profiles.spectra import SpectrumReader
+
+        chosen = list(variants)[:VARIANTS]
+        if "transformer" in variants and "transformer" not in chosen:
+            chosen[-1] = "transformer"
+        self.net, self.X, self.padding, self.texts, self.tokens = net, X, padding, texts, tokens
+        self._shapes = {name: ShapeReader(samples=1) for name in chosen}
+        self._spectra = {name: SpectrumReader(name, samples=2) for name in chosen}
+
+    def readers(self, variant: str) -> "Sequence[Reader]":
+        """For the pass over this variant in deviation arithmetic; none where it is not drawn."""
+        return [readers[variant] for readers in (self._shapes, self._spectra) if variant in readers]
+
+    def read_alone(self, quiet: bool) -> None:
+        """A pass of their own, where nothing is measured in deviation arithmetic."""
+        from rankscope.cli.show import progress
+        from rankscope.nets import named_variant
+        from rankscope.profiles import one_pass
+
+        with progress(quiet) as start:
+            start("token cloud, singular values")
+            for name in self._shapes:
+                net = named_variant(self.net, name)
+                one_pass(net, self.X[:2], self.padding[:2], self.readers(name))
+
+    def tables(self) -> "dict[str, pl.DataFrame]":
+        """By their known names."""
+        import polars as pl
+
+        from rankscope.profiles.cloud import cloud_table
+
+        shapes = {name: reader.result() for name, reader in self._shapes.items()}
+        words = self.net.words(self.texts[:1], self.tokens)
         return {
-            "cloud": cloud(nets, X, padding, net.words(texts[:1], tokens)),
-            "spectrum": spectra(nets, X, padding, samples=2),
+            "cloud": cloud_table(shapes, ~self.padding[:1], words),
+            "spectrum": pl.concat([reader.result() for reader in self._spectra.values()]),
         }

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from rankscope.profiles import Profile
+    from rankscope.profiles.views import CurveView
 
 T = TypeVar("T")
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -205,33 +205,52 @@ def titled(title: str, caption: str = "") -> Table:
     )  # fmt: skip
 
 
-def profile_table(profile: "Profile", metric: str) -> Table:
-    """A line per variant and arithmetic: the curve, its ends, and from where it is only noise."""
+def curves_table(curves: "Sequence[CurveView]", threshold: float | None = None) -> Table:
+    """A line per curve: its shape, its ends (of a corpus the quartiles beneath them), with a threshold from
+    where tokens are uniform, and from where it is only noise."""
     from rankscope.figures import power
-    from rankscope.metrics import metric as metric_named
+    from rankscope.metrics import symbol_of
+    from rankscope.profiles.verdict import is_share
+    from rankscope.profiles.views import zeros_said
 
-    each, several = metric_named(metric), len(profile.arithmetics) > 1
-    first = 0 if each.of == "tokens" else 1  # there is no attention at layer 0
-    title = f"{metric}: {each.symbol}, geometric mean over samples"
-    table = titled(title)
+    metric, several = curves[0].metric, len({curve.arithmetic for curve in curves}) > 1
+    median = all(len(curve.log10_bands) > 1 for curve in curves)
+    threshold = threshold if is_share(metric) else None
+    depths = len({curve.depth for curve in curves}) > 1
+    notes = ["Beneath each median the quartiles." if median else "", zeros_said(curves)]
+    notes += [] if threshold is None else [f"uniform: below {threshold:g} from that layer on"]
+    title = f"{metric}: {symbol_of(metric)}, {curves[0].statistic}"
+    table = titled(title, "\n".join(filter(None, notes)))
+    noisy = any(curve.floor_from is not None for curve in curves)
+    few = several or (noisy and threshold is not None)
+    apart = several and threshold is None  # where there is more to say, arithmetics stand with the names
     table.add_column("variant", overflow="fold")
-    if several:
+    if apart:
         table.add_column("arithmetic", no_wrap=True)
-    table.add_column(f"layers {first} →", no_wrap=True)
-    for heading in ("first", "last") if several else ("first", "middle", "last"):
+    table.add_column(f"layers {curves[0].first} →", no_wrap=True)
+    for heading in ("first", "last") if few else ("first", "middle", "last"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("at floor", no_wrap=True)
-    for variant, arithmetic in profile.lines(metric):
-        curve = profile.curve(metric, "log10", variant=variant, arithmetic=arithmetic)[:, first:]
-        mean = curve.transpose(0, 1).flatten(1).nanmean(1).tolist()
-        noise = profile.at_floor(metric, variant=variant, arithmetic=arithmetic).tolist()
-        floor = next((layer for layer, part in enumerate(noise) if part), None)
-        ends = [mean[0], mean[-1]] if several else [mean[0], mean[len(mean) // 2], mean[-1]]
+    for heading, there in (("layers", depths), ("uniform", threshold is not None), ("at floor", noisy)):
+        if there:
+            table.add_column(heading, no_wrap=True)
+    for curve in curves:
+        first, middle = curve.first, (curve.first + curve.depth + 1) // 2
+        cells = []
+        for layer in (first, curve.depth) if few else (first, middle, curve.depth):
+            low, high = (power(float(side[layer])) for side in curve.log10_bands[-1]) if median else ("", "")
+            line = "\n" if len(low) + len(high) > 12 else ""
+            quartiles = f"\n[dim]{low}–{line}{high}[/dim]" if median else ""
+            cells.append(f"{power(float(curve.log10[layer]))}{quartiles}")
+        uniform = None if threshold is None else curve.uniform_from(threshold)
         table.add_row(
-            variant,
-            *([arithmetic] if several else []),
-            sparkline(drawn(mean)),
-            *map(power, ends),
-            "" if floor is None else f"from {floor}",
+            escape(
+                curve.variant if apart else curve.name
+            ),  # a name may hold brackets, which are not meant as colours
+            *([curve.arithmetic] if apart else []),
+            sparkline(drawn(curve.log10[first:].tolist())),
+            *cells,
+            *([str(curve.depth)] if depths else []),
+            *([] if threshold is None else ["no" if uniform is None else f"from {uniform}"]),
+            *(["" if curve.floor_from is None else f"from {curve.floor_from}"] if noisy else []),
         )
     return table

@@ -1,19 +1,29 @@
 """Deviation arithmetic: a network at any depth, to full relative precision of what its tokens differ by."""
 
-from rankscope.deviation.block import Block, Half
-from rankscope.deviation.propagate import KERNELS, DeviationStep, applies, dissect, finish, propagate
+from rankscope.deviation.dissect import BlockTaken, HalfTaken, dissect
+from rankscope.deviation.propagate import (
+    KERNELS,
+    DeviationStep,
+    applies,
+    finish,
+    propagate,
+    without_rule,
+)
+from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State
 
 __all__ = [
     "KERNELS",
-    "Block",
+    "BlockTaken",
+    "Deviation",
     "DeviationStep",
-    "Half",
+    "HalfTaken",
     "Scaled",
     "State",
     "applies",
     "dissect",
     "finish",
     "propagate",
+    "without_rule",
 ]

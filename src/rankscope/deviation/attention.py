@@ -29,10 +29,11 @@ from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import LOWEST, STEEPEST, WIDEST, Logs, Scaled, saves_a_pass, spread
 from rankscope.deviation.state import Real, State, doubtful
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.block import Setting
+from rankscope.nets.norms import NormWeights
 from rankscope.nets.positions import by_offset, rotate
+from rankscope.nets.setting import Setting
 from rankscope.nets.weights import Attention as AttentionWeights
-from rankscope.nets.weights import Layer, Linear, NormWeights
+from rankscope.nets.weights import Linear
 
 Visible = Bool[Tensor, "batch 1 token token"]
 
@@ -47,6 +48,10 @@ class Attention:
     top: Int[Tensor, "batch head 1"]
     """j*, the largest entry of p."""
     visible: Visible
+    size: Logs | None = None
+    """The log of the largest score, known where the scores are."""
+    signed: bool = False
+    """Whether weights may be below zero, as those that a part of one's own has changed."""
 
     @cached_property
     def Delta(self) -> Scaled:
@@ -57,7 +62,10 @@ class Attention:
 
     def matrix(self) -> Float[Tensor, "batch head token token"]:
         """P as an ordinary tensor."""
-        return (self.p[:, :, None] + self.Delta.explicit()).clamp(min=0.0) * self.visible
+        P = self.p[:, :, None] + self.Delta.explicit()
+        if self.signed:
+            return P * self.visible.any(-1, keepdim=True)  # rows of padding stay zero
+        return P.clamp(min=0.0) * self.visible
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class Spoken:
     R: Scaled  # [batch, token, head, head_width]
     output: Float[Tensor, "head head_width width"]
     doubt: Logs
+    real: Real
 
     def contributions(self, real: Real) -> State:
         """What each head adds to the branch, as a state of batch * head samples."""
@@ -82,37 +91,35 @@ class Spoken:
         ).tidy()
 
 
-def attention(
-    arch: Architecture, index: int, layer: Layer, state: State, setting: Setting
-) -> tuple[State, Attention, Spoken]:
-    """The attention branch of a state, its attention, and what its heads say."""
-    w = layer.attention
-    v, dv = heads(state.x, w.value, arch), deviations(state.R, w.value, arch)
-    ref, D, size = scores(arch, index, w, state, setting)
-    visible = setting.visible[arch.mask_of(index)].expand(len(state.real.rows), -1, -1, -1)
-    P = split(ref, D, visible, state.real)
-    # Rows of P sum to one: the common value passes, the deviation is averaged and differenced, both about
-    # the token that most attend to.
+@dataclass(frozen=True)
+class Values:
+    """What heads mix: that of the common token, and the tokens' deviations from it."""
+
+    x: Scaled  # [batch, head, head_width]
+    R: Scaled  # [batch, head, token, head_width]
+    doubt: Logs
+    real: Real
+
+
+def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Attention, v: Values) -> Spoken:
+    """Rows of P sum to one: the common value passes, the deviation is averaged and differenced, both about
+    the token that most attend to."""
+    dv = v.R
     most = dv.value.gather(
         2, P.top[..., None].expand(-1, -1, -1, dv.value.shape[-1])
     )  # [batch, head, 1, width]
     about = dv.value - most
     mean = Scaled((most + P.p[:, :, None] @ about)[:, :, 0], dv.log)  # [batch, head, head_width]
-    spoken = Scaled(P.others.value @ about, P.others.log + dv.log)  # [batch, head, token, head_width]
-    x, R = v + mean, spoken
-    if arch.kept_heads is not None:
+    R = Scaled(P.others.value @ about, P.others.log + dv.log)  # [batch, head, token, head_width]
+    x = v.x + mean
+    if len(speaking) < arch.heads:
         speaks = torch.zeros(arch.heads, 1, dtype=x.value.dtype, device=x.value.device)
-        speaks[list(arch.kept_heads[index])] = 1.0
+        speaks[list(speaking)] = 1.0
         x, R = x.mapped(lambda t: t * speaks), R.mapped(lambda t: t * speaks[:, None])
-    out = Linear(w.output.weight.flatten(0, 1), w.output.bias)
-    noise = _noise(state.doubt, size, P, Scaled(about, dv.log), dv)
-    branch = State(
-        affine(x.mapped(lambda t: t.flatten(1)), out),
-        R.mapped(lambda t: t.transpose(1, 2).flatten(-2) @ out.weight),
-        state.real,
-        doubtful(state.doubt, noise - state.doubt, R.log_size()),
-    )
-    return branch, P, Spoken(x, R.mapped(lambda t: t.transpose(1, 2)), w.output.weight, branch.doubt)
+    assert P.size is not None
+    noise = _noise(v.doubt, P.size, P, Scaled(about, dv.log), dv)
+    doubt = doubtful(v.doubt, noise - v.doubt, R.log_size())
+    return Spoken(x, R.mapped(lambda t: t.transpose(1, 2)), output, doubt, v.real)
 
 
 def _noise(doubt: Logs, size: Logs, P: Attention, about: Scaled, dv: Scaled) -> Logs:
@@ -121,7 +128,8 @@ def _noise(doubt: Logs, size: Logs, P: Attention, about: Scaled, dv: Scaled) -> 
     weight = torch.linalg.vector_norm(P.others.value, ord=1, dim=-1)
     weight = weight.flatten(1).amax(1) if weight.numel() else torch.zeros_like(doubt)
     of_values = Scaled(weight[:, None], P.others.log).log_size() + doubt + dv.log_size()
-    moved = Scaled(P.p[:, :, None] @ about.value.abs(), about.log).log_size()
+    weigh = P.p.abs() if P.signed else P.p
+    moved = Scaled(weigh[:, :, None] @ about.value.abs(), about.log).log_size()
     of_scores = (doubt + size).clamp(max=0.0) + torch.maximum(moved, doubt + dv.log_size())
     return torch.maximum(of_values, of_scores)
 
@@ -244,8 +252,11 @@ def _within(D: Scaled, size: Logs) -> Scaled:
     return Scaled(D.value * spread((-step).exp(), D.value), D.log + step)
 
 
-def split(ref: Float[Tensor, "batch head token"], D: Scaled, visible: Visible, real: Real) -> Attention:
-    """p and P - 1 p^T from the scores `ref_j + D_ij` over what each row sees."""
+def split(
+    ref: Float[Tensor, "batch head token"], D: Scaled, visible: Visible, real: Real, largest: Logs
+) -> Attention:
+    """p and P - 1 p^T from the scores `ref_j + D_ij` over what each row sees; `largest` is the
+    log of the largest."""
     seen, alike = _reference(visible, real)
     log_p = ref.masked_fill(~seen[:, :, 0], -torch.inf).log_softmax(-1).nan_to_num(nan=-torch.inf)
     p, top = log_p.exp(), log_p.argmax(-1, keepdim=True)
@@ -259,7 +270,7 @@ def split(ref: Float[Tensor, "batch head token"], D: Scaled, visible: Visible, r
     change, reach = rule(U, size, log_p, log_others, top, visible)
     if not real.all:
         change = change.masked_fill_(~real.rows[:, None, :, None], 0.0)
-    return Attention(p, Scaled(change, level + reach), top, visible)
+    return Attention(p, Scaled(change, level + reach), top, visible, largest)
 
 
 def _gentle(

@@ -16,31 +16,22 @@ from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, saves_a_pass, spread
 from rankscope.deviation.state import State, doubtful
-from rankscope.nets.architecture import Norm
-from rankscope.nets.weights import NormWeights
+from rankscope.nets.norms import Norm, NormWeights, norm_of
 
 LARGE = 0.05
 
 
-def normalise(state: State, kind: Norm, weights: NormWeights, eps: float) -> State:
+def has_rule(kind: str | Norm) -> bool:
+    """Whether a norm can be taken of a state."""
+    return isinstance(kind, str) or kind.length is None or kind.deviation is not None
+
+
+def normalise(state: State, kind: str | Norm, weights: NormWeights, eps: float) -> State:
     """Each token of a state, normalised."""
-    if kind == "none":
+    norm = norm_of(kind)
+    if norm is None:
         return state
-    c, r = state.x, state.R
-    if kind == "layer":
-        c, r = (part.mapped(lambda v: v - v.mean(-1, keepdim=True)) for part in (c, r))
-    number = 1 if kind == "scale" else c.value.shape[-1]
-    length = torch.linalg.vector_norm(c.value, dim=-1)
-    longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
-    large = longest * (r.log - c.log).clamp(-600, 600).exp() > LARGE * length
-    if bool(large.all()):
-        result = _plain(c, r, state, number, eps)
-    elif not bool(large.any()):
-        result = _small(c, r, state, number, eps)
-    else:
-        plain, small = _plain(c, r, state, number, eps), _small(c, r, state, number, eps)
-        doubt = torch.where(large, plain.doubt, small.doubt)
-        result = State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.real, doubt)
+    result = _normalised(state, norm, eps) if norm.deviation is None else norm.deviation(state, eps)
     x, R = result.x, result.R
     if weights.gain is not None:
         gain = weights.gain
@@ -48,6 +39,24 @@ def normalise(state: State, kind: Norm, weights: NormWeights, eps: float) -> Sta
     if weights.bias is not None:
         x = x + Scaled.plain(weights.bias.expand_as(x.value))
     return State(x, R, state.real, result.doubt).tidy()
+
+
+def _normalised(state: State, norm: Norm, eps: float) -> State:
+    """Without gain and bias."""
+    c, r = state.x, state.R
+    if norm.centred:
+        c, r = (part.mapped(lambda v: v - v.mean(-1, keepdim=True)) for part in (c, r))
+    number = c.value.shape[-1] if norm.averaged else 1
+    length = torch.linalg.vector_norm(c.value, dim=-1)
+    longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
+    large = longest * (r.log - c.log).clamp(-600, 600).exp() > LARGE * length
+    if bool(large.all()):
+        return _plain(c, r, state, number, eps)
+    if not bool(large.any()):
+        return _small(c, r, state, number, eps)
+    plain, small = _plain(c, r, state, number, eps), _small(c, r, state, number, eps)
+    doubt = torch.where(large, plain.doubt, small.doubt)
+    return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.real, doubt)
 
 
 def _unit(log: Tensor, eps: float) -> Tensor:

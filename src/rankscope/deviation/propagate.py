@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import Attention, Spoken
-from rankscope.deviation.block import Block, block
-from rankscope.deviation.norms import normalise
+from rankscope.deviation.norms import has_rule, normalise
+from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import Real, State
 from rankscope.errors import ArchitectureError
-from rankscope.nets.block import Setting
-from rankscope.nets.order import Order
+from rankscope.nets.padding import Order
+from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
+from rankscope.nets.traversal import traverse
 
 KERNELS = ("softmax", "gaussian", "uniform")
 """Kernels whose rows sum to one and come from a softmax: the rule of `attention.py` is theirs."""
@@ -33,7 +34,15 @@ class DeviationStep(NamedTuple):
 
 def applies(net: Transformer) -> bool:
     """Whether deviation arithmetic has a rule for every part of the network."""
-    return net.arch.kernel in KERNELS
+    return not without_rule(net)
+
+
+def without_rule(net: Transformer) -> list[str]:
+    """The parts of a network that deviation arithmetic has no rule for."""
+    arch = net.arch
+    found = [] if arch.kernel in KERNELS else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
+    found += [] if has_rule(arch.norm) else [f"norm {getattr(arch.norm, 'name', arch.norm)}"]
+    return found + [part.name for part in arch.parts if not hasattr(part, Deviation.name)]
 
 
 def propagate(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Iterator[DeviationStep]:
@@ -47,32 +56,20 @@ def propagate(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Ite
     """
     if not applies(net):
         raise ArchitectureError(
-            f"deviation arithmetic needs kernel {', '.join(KERNELS)}; this network has {net.arch.kernel!r}: "
-            "use arithmetic='float64'"
+            f"deviation arithmetic has no rule for {', '.join(without_rule(net))} of this network (kernels "
+            f"that have one: {', '.join(KERNELS)}): use arithmetic='float64'"
         )
     net = net.to(torch.float64)
     X, real, order = net.prepared(X.to(dtype=torch.float64, device=net.device), padding)
-    setting = Setting.of(net.arch, net.weights, X, real)
+    rules = Deviation(net.arch, Setting.of(net.arch, net.weights, X, real))
     state = State.of(X, real)
     yield _restored(DeviationStep(0, state, None), order)
-    for index, layer in enumerate(net.weights.layers):
+    for block in net.blocks:
         if not X.shape[1]:
-            yield DeviationStep(index + 1, state, _nothing(net, state))
+            yield DeviationStep(block.index + 1, state, _nothing(net, state))
             continue
-        state, P, heads, _ = block(net.arch, index, layer, state, setting)
-        yield _restored(DeviationStep(index + 1, state, P, heads), order)
-
-
-def dissect(net: Transformer, X: Tensor) -> Iterator[Block]:
-    """The same pass over tokens without padding, at least one, block by block with its parts."""
-    net = net.to(torch.float64)
-    X, real, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), None)
-    setting = Setting.of(net.arch, net.weights, X, real)
-    state = State.of(X, real)
-    for index, layer in enumerate(net.weights.layers):
-        found = block(net.arch, index, layer, state, setting)
-        state = found.state
-        yield found
+        state, P, heads = traverse(block, rules, state)
+        yield _restored(DeviationStep(block.index + 1, state, P, heads), order)
 
 
 def _nothing(net: Transformer, state: State) -> Attention:
@@ -93,11 +90,12 @@ def _restored(step: DeviationStep, order: Order | None) -> DeviationStep:
         step.layer,
         State(state.x, state.R.mapped(order.restored), real, state.doubt),
         P
-        and Attention(
-            order.restored_columns(P.p),
-            P.others.mapped(order.restored_square),
-            order.forth.gather(1, P.top.flatten(1)).view_as(P.top),
-            order.restored_square(P.visible),
+        and replace(
+            P,
+            p=order.restored_columns(P.p),
+            others=P.others.mapped(order.restored_square),
+            top=order.forth.gather(1, P.top.flatten(1)).view_as(P.top),
+            visible=order.restored_square(P.visible),
         ),
         step.heads and replace(step.heads, R=step.heads.R.mapped(order.restored)),
     )

@@ -1,104 +1,113 @@
 """Metrics of a state, in log form: what makes sense at any scale is read at any scale.
 
-Residuals, their relative forms, `1 - cos` and Dobrushin's coefficient are read off R and its log-scale: the
-value is 0 where it underflows, its log10 intact, and there is no floor. The shape of the residual (its ranks,
-its singular values) does not depend on its scale. Everything else is read off ordinary float64 tokens, with
-float64's floor.
+`RULES` has those: residuals, their relative forms, `1 - cos` and Dobrushin's coefficient are read off R and
+its log-scale: the value is 0 where it underflows, its log10 intact, and there is no floor. The shape of the
+residual (its ranks, its singular values) does not depend on its scale. Everything else is read off ordinary
+float64 tokens in units of their own size, `X = e^s Y`, with float64's floor: a metric of degree k is
+`e^{k s}` times that of Y.
 """
 
 import math
+from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rankscope.deviation.attention import Attention
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.scaled import LOWEST, Logs, Scaled
 from rankscope.deviation.state import State
-from rankscope.metrics import Metric, Reading, dobrushin, numerical_rank
+from rankscope.metrics import Metric, Reading, attention, cosine, residuals, spectrum
 from rankscope.metrics.catalogue import ROUNDING
 from rankscope.metrics.centre import Centre, Norm, centred
-from rankscope.metrics.residual import NORMS
 from rankscope.metrics.tokens import tokens
-from rankscope.nets.weights import NormWeights
+from rankscope.nets.norms import NormWeights
 
 UNIT = torch.finfo(torch.float64).eps
-SMALLEST = 5e-324
+SMALLEST, LARGEST = 5e-324, torch.finfo(torch.float64).max
 DOUBTFUL = 1e-3
 """The share of rounding in R above which a residual is called noise."""
-RESIDUALS: dict[str, Norm] = {
-    "residual": "composite",
-    "mu": "frobenius",
-    "spectral_residual": "spectral",
-    "max_residual": "max",
-}
-SHAPES = ("residual_stable_rank", "residual_effective_rank", "residual_singular_ratio")
 
 
 def read(each: Metric, step: DeviationStep) -> Reading | None:
     """The metric of one step; None where the step has no attention or no heads to read it off."""
     if each.of == "attention":
-        return None if step.attention is None else _of_attention(each, step)
-    if each.of == "heads":
-        return None if step.heads is None else _of_heads(each, step)
-    return _of_state(each, step.state)
-
-
-def _of_heads(each: Metric, step: DeviationStep) -> Reading:
-    """Of what each head adds: a metric of tokens, `[batch, head]`."""
-    assert step.heads is not None
-    plain = replace(each, name=each.name.removeprefix("head_"), of="tokens")
-    reading = _of_state(plain, step.heads.contributions(step.state.real))
+        return None if step.attention is None else _of_attention(each, step.attention, ~step.state.real.rows)
+    if each.of == "tokens":
+        return _of_state(each, step.state)
+    if step.heads is None:
+        return None
+    # What each head adds: a metric of tokens, [batch, head].
+    reading = _of_state(replace(each, of="tokens"), step.heads.contributions(step.state.real))
     shape = (len(step.state.real.rows), -1)
     return Reading(reading.value.view(shape), reading.log10.view(shape), reading.floor.view(shape))
 
 
 def _of_state(each: Metric, state: State) -> Reading:
-    """A metric of tokens."""
-    base = each.name.partition("@")[0]
-    if base.removeprefix("relative_") in RESIDUALS:
-        return _in_logs(_residual(each.name, state), state)
-    if base == "high_frequency_share":
-        return _in_logs(2 * _residual("relative_mu", state), state)
-    if base in ("mean_cosine_gap", "max_cosine_gap"):
-        return _cosine_gap(each, state)
-    padding = ~state.real.rows
-    if base == "affine_rank":
-        value = numerical_rank(_unit(state.centred()[1]).value, padding)
-        return Reading.of(value, torch.zeros_like(value))
-    if base in SHAPES:
-        # As uncertain as the residual is: a share of the largest it could be, one.
-        value = each.compute(_unit(state.centred()[1]).value, padding)
-        return Reading.of(value, ROUNDING * state.doubt.exp() * (value if "rank" in base else 1.0))
-    log = state.log
-    reading = each.read(state.tokens(log), padding, unit=UNIT)
-    return reading if each.scale is None else _rescaled(reading, log)
+    """By its rule; of a metric without one, in units of the tokens' own size."""
+    rule = _rule(each)
+    if rule is not None:
+        return rule(state)
+    reading = each.read(state.tokens(state.log), ~state.real.rows, unit=UNIT)
+    return _rescaled(reading, each.degree * state.log) if each.degree else reading
 
 
-def _residual(name: str, state: State) -> Logs:
+def _of_attention(each: Metric, P: Attention, padding: Tensor) -> Reading:
+    rule = _rule(each)
+    return each.read(P.matrix(), padding, unit=UNIT) if rule is None else rule(P, padding)
+
+
+def _rule(each: Metric) -> Callable[..., Reading] | None:
+    """Its own, or that of the function it computes, which is about another centre where the metric is."""
+    if each.rule is not None:
+        return each.rule
+    compute: Callable[..., Tensor] = each.compute
+    options: dict[str, Any] = {}
+    if isinstance(compute, partial):
+        options, compute = compute.keywords, compute.func
+    rule = RULES.get(compute) if isinstance(compute, Hashable) else None
+    return partial(rule, **options) if rule is not None else None
+
+
+def _residual(state: State, norm: Norm, centre: Centre = "mean", relative: bool = False) -> Logs:
     """The log of a residual, or of its share of the tokens' norm."""
-    name, _, centre = name.partition("@")
-    norm = RESIDUALS[name.removeprefix("relative_")]
-    padding = ~state.real.rows
     R = _unit(state.centred()[1])
-    about: Centre = centre or "mean"  # type: ignore[assignment]
-    deviation = R.value if about == "mean" else centred(tokens(R.value, padding), about, norm)
-    log = _log(NORMS[norm](deviation), R.log)
-    if not name.startswith("relative_"):
+    deviation = R.value if centre == "mean" else centred(tokens(R.value, ~state.real.rows), centre, norm)
+    log = _log(residuals.NORMS[norm](deviation), R.log)
+    if not relative:
         return log
-    whole = _log(NORMS[norm](state.tokens(state.log)), state.log)
+    whole = _log(residuals.NORMS[norm](state.tokens(state.log)), state.log)
     return torch.where(log <= LOWEST, log, log - whole)
 
 
-def _cosine_gap(each: Metric, state: State) -> Reading:
+def _of_residual(
+    state: State, norm: Norm, relative: bool, centre: Centre = "mean", power: int = 1
+) -> Reading:
+    return _in_logs(power * _residual(state, norm, centre, relative), state)
+
+
+def _affine_rank(state: State) -> Reading:
+    value = spectrum.numerical_rank(_unit(state.centred()[1]).value, ~state.real.rows)
+    return Reading.of(value, torch.zeros_like(value))
+
+
+def _shape(state: State, compute: Callable[..., Tensor], bounded: bool = False) -> Reading:
+    """As uncertain as the residual is: a share of the value, or of the largest it could be, one."""
+    value = compute(_unit(state.centred()[1]).value, ~state.real.rows)
+    return Reading.of(value, ROUNDING * state.doubt.exp() * (1.0 if bounded else value))
+
+
+def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
     """`|u_i - u_j|^2 / 2` of the unit vectors, whose deviation is a norm's."""
-    padding = ~state.real.rows
-    plain = each.read(state.tokens(state.log), padding, unit=UNIT)
+    plain = Metric("gap", gap, power=2).read(state.tokens(state.log), ~state.real.rows, unit=UNIT)
     directions = _unit(normalise(state, "scale", NormWeights(), 0.0).centred()[1])
-    if each.name == "mean_cosine_gap":
+    if gap is cosine.mean_cosine_gap:
         number = (state.real.number[:, 0] - 1).clamp(min=1)
-        square = NORMS["frobenius"](directions.value).square() / number
+        square = residuals.NORMS["frobenius"](directions.value).square() / number
     else:
         distance = torch.cdist(directions.value, directions.value)
         pairs = state.real.rows[:, :, None] & state.real.rows[:, None, :]
@@ -107,7 +116,8 @@ def _cosine_gap(each: Metric, state: State) -> Reading:
     log = _log(square, 2 * directions.log)
     fine = _in_logs(log, state)
     # Directions are known to the rounding of what tokens differ by.
-    unknown = log <= 2 * (_residual("relative_mu", state) + state.doubt + math.log(ROUNDING))
+    known_to = _residual(state, "frobenius", relative=True) + state.doubt + math.log(ROUNDING)
+    unknown = log <= 2 * known_to
     fine = Reading(fine.value, fine.log10, fine.floor.masked_fill(unknown & (log > LOWEST), SMALLEST))
     fine = Reading(fine.value, fine.log10, torch.maximum(fine.floor, fine.value * (fine.floor > 0)))
     # Far apart, tokens are read as they are: one of them may be zero and point nowhere.
@@ -119,16 +129,32 @@ def _cosine_gap(each: Metric, state: State) -> Reading:
     )
 
 
-def _of_attention(each: Metric, step: DeviationStep) -> Reading:
-    assert step.attention is not None
-    padding = ~step.state.real.rows
-    if each.name != "dobrushin":
-        return each.read(step.attention.matrix(), padding, unit=UNIT)
-    # Rows of P differ by rows of Delta.
-    Delta = step.attention.Delta
-    value = dobrushin(Delta.value, padding)
-    log = torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + Delta.log[:, None])
+def _dobrushin(P: Attention, padding: Tensor) -> Reading:
+    """Rows of P differ by rows of Delta."""
+    value = attention.dobrushin(P.Delta.value, padding)
+    log = torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + P.Delta.log[:, None])
     return Reading(log.exp(), _log10(log), torch.zeros_like(log))
+
+
+_NORM_OF: dict[Norm, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    "composite": (residuals.residual, residuals.relative_residual),
+    "frobenius": (residuals.mu, residuals.relative_mu),
+    "spectral": (residuals.spectral_residual, residuals.relative_spectral_residual),
+    "max": (residuals.max_residual, residuals.relative_max_residual),
+}
+RULES: dict[Callable[..., Tensor], Callable[..., Reading]] = {
+    **{pair[0]: partial(_of_residual, norm=norm, relative=False) for norm, pair in _NORM_OF.items()},
+    **{pair[1]: partial(_of_residual, norm=norm, relative=True) for norm, pair in _NORM_OF.items()},
+    residuals.high_frequency_share: partial(_of_residual, norm="frobenius", relative=True, power=2),
+    spectrum.affine_rank: _affine_rank,
+    spectrum.residual_stable_rank: partial(_shape, compute=spectrum.residual_stable_rank),
+    spectrum.residual_effective_rank: partial(_shape, compute=spectrum.residual_effective_rank),
+    spectrum.residual_singular_ratio: partial(_shape, compute=spectrum.residual_singular_ratio, bounded=True),
+    cosine.mean_cosine_gap: partial(_cosine_gap, gap=cosine.mean_cosine_gap),
+    cosine.max_cosine_gap: partial(_cosine_gap, gap=cosine.max_cosine_gap),
+    attention.dobrushin: _dobrushin,
+}
+"""Of the functions that can be read at any scale; a metric of one's own brings its `rule`."""
 
 
 def _unit(x: Scaled) -> Scaled:
@@ -161,7 +187,9 @@ def _log10(log: Tensor) -> Tensor:
 
 
 def _rescaled(reading: Reading, log: Logs) -> Reading:
-    """A reading of tokens in units of e^log, in units of one: 0 or infinite where that leaves the range."""
+    """A reading of tokens in units of e^log, in units of one: 0 or infinite where that leaves the range, and
+    noise where it was."""
     log10 = reading.log10 + log / math.log(10)
     floor = torch.pow(10.0, reading.floor.log10() + log / math.log(10))
-    return Reading(torch.pow(10.0, log10), log10, floor)
+    floor = torch.where(reading.below_floor, floor.clamp(min=SMALLEST), floor.clamp(max=LARGEST))
+    return Reading(reading.value.sign() * torch.pow(10.0, log10), log10, floor)

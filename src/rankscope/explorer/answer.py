@@ -13,25 +13,25 @@ import polars as pl
 import torch
 
 from rankscope import charts
-from rankscope.charts.bounds import QUANTITIES
-from rankscope.charts.lengths import counted
 from rankscope.errors import RankscopeError
 from rankscope.explorer import panels
 from rankscope.explorer.jobs import Interruptible
 from rankscope.explorer.measured import Measured, measured
 from rankscope.explorer.settings import Request, Setting
 from rankscope.explorer.shelf import Shelf
-from rankscope.explorer.verdict import verdict
-from rankscope.figures import power
 from rankscope.paths import decompose
 from rankscope.paths.lengths import ByLength
+from rankscope.paths.views import carried
 from rankscope.profiles import Profile
 from rankscope.profiles.cloud import placed
+from rankscope.profiles.verdict import sentence
 from rankscope.theory import THEOREMS, Certificates, certify
+from rankscope.theory.views import EXACT, RANK, BoundView, bounds_said
 
 KEPT = 8
 """Settings whose results are kept."""
 NOW = "now"
+ALONE = "One token alone: there is no other for it to become equal to."
 MOST_PATHS = 2.5e10
 """Multiplications of a sum over paths: some seconds."""
 
@@ -99,15 +99,15 @@ class Answers:
         try:
             found = self.lengths(setting, ask)
         except RankscopeError as error:
-            return {"why": sentence(error)}
-        table = found.table
-        shares = table.filter(start="all")["share"].to_list()
-        numbers = {"share": shares, "paths": [str(count) for count in found.counts]}
-        whole = charts.lengths(table)
+            return {"why": why(error)}
+        views, whole = found.views(), charts.lengths(found.table)
+        numbers = {
+            "share": [each.share_of_all for each in views], "paths": [str(each.paths) for each in views]
+        }  # fmt: skip
         return {
             "share": panels.alone(whole, 0),
             "residual": panels.alone(whole, 1),
-            "said": lengths_said(found, shares),
+            "said": carried(views),
             "numbers": charts.plain(numbers),
         }
 
@@ -116,9 +116,10 @@ class Answers:
         try:
             found = self.certificates(setting, ask)
         except RankscopeError as error:
-            return {"why": sentence(error)}
-        lines = bound_lines(found)
-        return {"figures": bound_figures(found, lines), "lines": lines, "said": bounds_said(lines)}
+            return {"why": why(error)}
+        views = sorted(found.views(), key=lambda each: ("says", "vacuous", "refused").index(each.state))
+        lines = [bound_line(each) for each in views]
+        return {"figures": bound_figures(found, views), "lines": lines, "said": bounds_said(views)}
 
     def _once(self, kind: str, setting: Setting, compute: Callable[[], Kept]) -> Kept:
         key = (kind, setting)
@@ -135,16 +136,19 @@ class Answers:
 def curve_part(found: Mapping[str, Measured]) -> dict[str, Any]:
     """The residual by layer of every setting, logarithmic and linear, and what it says."""
     profile = Profile.join([each.profile(name) for name, each in found.items()])
+    curves = profile.views("relative_residual")
     now = found[NOW]
     arch = now.net.arch
-    figures = {log: charts.curves(profile, "relative_residual", log=log) for log in (True, False)}
+    figures = {log: charts.curves(curves, log) for log in (True, False)}
     if len(found) == 1:
         for figure in figures.values():
             panels.unnamed(figure)
     return {
         "log": figures[True],
         "linear": figures[False],
-        "verdicts": {name: verdict(each.curve(), len(each.words)) for name, each in found.items()},
+        "verdicts": {
+            each.variant: ALONE if len(found[each.variant].words) == 1 else sentence(each) for each in curves
+        },
         "about": {
             "tokens": len(now.words), "layers": arch.layers, "width": arch.width, "heads": arch.heads,
             "mask": arch.mask, "divisor": arch.divisor, "arithmetic": now.arithmetic,
@@ -182,51 +186,31 @@ def cloud_part(found: Mapping[str, Measured]) -> dict[str, Any]:
     }
 
 
-def lengths_said(found: ByLength, shares: list[float]) -> str:
-    """Which length carries most."""
-    total = sum(found.counts)
-    if not total:
-        return "No path leads from the text to the output: what comes out starts at biases."
-    most = max(range(len(shares)), key=lambda length: abs(shares[length]))
-    share = f"{shares[most]:.0%}" if abs(shares[most]) < 10 else f"{shares[most]:.3g} times"
-    carried = f"those of length {most} carry {share} of the output"
-    paths = counted(str(total))
-    return f"{paths[:1].upper()}{paths[1:]}; {carried}."
+def bound_line(bound: BoundView) -> dict[str, Any]:
+    """What a theorem says here, or why it says nothing."""
+    theorem = THEOREMS.get(bound.theorem)
+    known = bound.log10_bound is not None and bound.log10_measured is not None
+    return {
+        "theorem": bound.theorem,
+        "source": "" if theorem is None else theorem.source,
+        "says": "" if theorem is None else theorem.says,
+        "quantity": bound.quantity,
+        "side": bound.sign,
+        "state": bound.state,
+        "layer": bound.layer,
+        "bound": bound.bound if known else None,
+        "measured": bound.measured if known else None,
+        "why": bound.why,
+    }
 
 
-def bound_lines(found: Certificates) -> list[dict[str, Any]]:
-    """A line per theorem: what it says here, or why it says nothing."""
-    lines = []
-    for row in found.summary().iter_rows(named=True):
-        theorem = THEOREMS[row["theorem"]]
-        rank = row["quantity"] == "affine_rank"
-        number = (lambda k: f"{10**k:.0f}") if rank else power
-        known = row["log10_bound"] is not None and row["log10_measured"] is not None
-        state = "refused" if not row["met_to"] else "says" if row["says_at"] is not None else "vacuous"
-        lines.append(
-            {
-                "theorem": theorem.name,
-                "source": theorem.source,
-                "says": theorem.says,
-                "quantity": row["quantity"],
-                "side": "≤" if row["kind"] == "upper" else "≥",
-                "state": state,
-                "layer": row["says_at"] or row["met_to"] or None,
-                "bound": number(row["log10_bound"]) if known else None,
-                "measured": number(row["log10_measured"]) if known else None,
-                "why": row["why"],
-            }
-        )
-    return sorted(lines, key=lambda line: ("says", "vacuous", "refused").index(line["state"]))
-
-
-def bound_figures(found: Certificates, lines: list[dict[str, Any]]) -> dict[str, charts.Figure]:
+def bound_figures(found: Certificates, bounds: list[BoundView]) -> dict[str, charts.Figure]:
     """A figure for each quantity of which something is proved, that with most bounds first. Bounds that say
     nothing are left to the list, unless there are no others."""
-    drawn = [line for line in lines if line["quantity"] in QUANTITIES and line["theorem"] != "exact-factors"]
-    kept = [line for line in drawn if line["state"] == "says"] or drawn
-    counts = Counter(line["quantity"] for line in kept)
-    names = [line["theorem"] for line in kept]
+    drawn = [each for each in bounds if each.quantity != RANK and each.theorem != EXACT]
+    kept = [each for each in drawn if each.state == "says"] or drawn
+    counts = Counter(each.quantity for each in kept)
+    names = [each.theorem for each in kept]
     return {
         quantity: charts.bounds(
             Certificates(
@@ -237,19 +221,7 @@ def bound_figures(found: Certificates, lines: list[dict[str, Any]]) -> dict[str,
     }
 
 
-def bounds_said(lines: list[dict[str, Any]]) -> str:
-    """How many theorems say something."""
-    states = [line["state"] for line in lines]
-    count = {state: states.count(state) for state in ("says", "vacuous", "refused")}
-    one = {state: number == 1 for state, number in count.items()}
-    return (
-        f"{count['says']} {'theorem says' if one['says'] else 'theorems say'} something here, "
-        f"{count['vacuous']} {'holds and says' if one['vacuous'] else 'hold and say'} nothing, "
-        f"{count['refused']} {'does' if one['refused'] else 'do'} not apply."
-    )
-
-
-def sentence(error: RankscopeError) -> str:
+def why(error: RankscopeError) -> str:
     """An error as the page shows it."""
     text = str(error)
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"

@@ -4,17 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import polars as pl
-import torch
 from torch import Tensor
 
-from rankscope.deviation import applies, propagate
-from rankscope.deviation.readings import read
 from rankscope.explorer.settings import Setting
-from rankscope.metrics import metric
+from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
-from rankscope.profiles import Profile, measure
-from rankscope.profiles.rows import Entry, table
-from rankscope.profiles.shapes import Shape, looked_at, shape_of, shapes
+from rankscope.profiles import Profile, one_pass
+from rankscope.profiles.readers import MetricReader, ShapeReader
+from rankscope.profiles.rows import table
+from rankscope.profiles.shapes import Shape
 from rankscope.runs import Manifest, Network
 
 METRICS = ("relative_residual", "relative_mu")
@@ -56,7 +54,7 @@ def turned(net: Transformer, setting: Setting) -> Transformer:
         net = net.variant(layers=setting.layers)
     mask = setting.mask
     if setting.window is not None:
-        parts = (net.arch.mask if mask is None else mask).split(";")
+        parts = str(net.arch.mask if mask is None else mask).split(";")
         mask = ";".join(f"{part}&window:{setting.window}" for part in parts)
     divisor = (net.arch.divisor if setting.divisor is None else setting.divisor) * setting.temperature
     return net.variant(
@@ -74,22 +72,7 @@ def measured(base: Transformer, setting: Setting, ask: Callable[[], None]) -> Me
     X, _ = net.encode([setting.text], setting.tokens)
     ask()
     (words,) = net.words([setting.text], setting.tokens)
-    if not applies(net):
-        profile = measure(net, X, metrics=METRICS, progress=lambda *_: ask())
-        found = []
-        for shape in shapes(net, X):
-            ask()
-            found.append(shape)
-        return Measured(setting, net, X, words, profile.table, profile.arithmetics[0], found)
-    chosen = [metric(name) for name in METRICS]
-    entries, found, seen = [], [], looked_at(net.arch.layers)
-    with torch.no_grad():
-        for step in propagate(net, X):
-            ask()
-            readings = [(each, read(each, step)) for each in chosen]
-            entries += [
-                Entry(step.layer, 0, each, reading) for each, reading in readings if reading is not None
-            ]
-            if step.layer in seen:
-                found.append(shape_of(step))
-    return Measured(setting, net, X, words, table(entries, "", "deviation"), "deviation", found)
+    chosen, shape = MetricReader(chosen_metrics("the explorer", METRICS)), ShapeReader()
+    ran = one_pass(net, X, readers=[chosen, shape], progress=lambda *_: ask())
+    rows = table(chosen.result(), "", ran.arithmetic)
+    return Measured(setting, net, X, words, rows, ran.arithmetic, shape.result())

@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from rankscope.charts import draw_script, style_sheet
 from rankscope.errors import BusyError, LateError, RankscopeError
 from rankscope.explorer import settings
-from rankscope.explorer.answer import Answers, sentence
+from rankscope.explorer.answer import Answers, why
 from rankscope.explorer.guard import Guard
 from rankscope.explorer.jobs import Job, Jobs
 from rankscope.explorer.shelf import Shelf
@@ -109,7 +109,7 @@ def app(shelf: Shelf, port: int, jobs: Jobs | None = None, patience: float = BOD
     async def said(_: Request, error: RankscopeError) -> Response:
         late = isinstance(error, BusyError | LateError)
         headers = {"Retry-After": "2"} if late else None
-        return JSONResponse({"error": sentence(error)}, status_code=503 if late else 422, headers=headers)
+        return JSONResponse({"error": why(error)}, status_code=503 if late else 422, headers=headers)
 
     return Guard(api, port)
 
@@ -158,7 +158,7 @@ async def _lines(first: bytes, queue: "asyncio.Queue[Any]", job: Job) -> AsyncIt
             yield item
             item = await queue.get()
         if isinstance(item, Exception):
-            said = sentence(item) if isinstance(item, RankscopeError) else _unexpected(item)
+            said = why(item) if isinstance(item, RankscopeError) else _unexpected(item)
             yield _line({"part": "error", "error": said})
         elif not job.cancelled:
             yield _line({"part": "end"})

@@ -29,8 +29,8 @@ from rankscope.live.mask import is_decoder
 from rankscope.live.multihead import multiheads, through_hooks, unfused
 from rankscope.live.recorder import Recorder
 from rankscope.live.states import layout_of
+from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.profiles import DEFAULT_METRICS, Profile
-from rankscope.profiles.measure import chosen_metrics
 from rankscope.profiles.rows import Entry, table
 from rankscope.runs import manifest_of
 
@@ -40,7 +40,7 @@ _attended: WeakSet[nn.Module] = WeakSet()
 
 def watch(
     model: nn.Module,
-    metrics: str | Sequence[str] = DEFAULT_METRICS,
+    metrics: MetricsLike = DEFAULT_METRICS,
     layers: Sequence[int] | None = None,
     *,
     blocks: Blocks | None = None,
@@ -51,12 +51,12 @@ def watch(
 ) -> "Watch":
     """A context manager in which every call of the model is measured.
 
-    `metrics` may be of tokens, of attention, or of what each head adds (`head_mu`); `layers` says which of
-    0..L to measure, all if left out. `blocks` names the stack of blocks where it is not found by itself: a
-    dotted name, or a list of names or modules. `padding` is the model's own mask, or `[batch, token]`, True
-    at padded tokens, or "none"; `layout` is "batch first" or "token first" where blocks do not say.
-    `keep` may hold "states" and "attention": whole tensors, brought to the CPU. `variant` names the model in
-    the table.
+    `metrics` may be of tokens, of attention, or of what each head adds (`head_mu`), by name or as a `Metric`;
+    `layers` says which of 0..L to measure, all if left out. `blocks` names the stack of blocks where it is
+    not found by itself: a dotted name, or a list of names or modules. `padding` is the model's own mask, or
+    `[batch, token]`, True at padded tokens, or "none"; `layout` is "batch first" or "token first" where
+    blocks do not say. `keep` may hold "states" and "attention": whole tensors, brought to the CPU. `variant`
+    names the model in the table.
 
     Metrics of tokens leave the model's attention as it is. Those of attention and heads make it compute its
     weights: Hugging Face models through their attention interface, others through `nn.MultiheadAttention`.

@@ -8,9 +8,17 @@ from rankscope.metrics.attention import (
     second_singular_value,
     spectral_gap,
 )
-from rankscope.metrics.catalogue import METRICS, Metric, Reading, metric, symbol_of
+from rankscope.metrics.catalogue import (
+    METRICS,
+    Metric,
+    MetricsLike,
+    Reading,
+    chosen_metrics,
+    metric,
+    symbol_of,
+)
 from rankscope.metrics.cosine import max_cosine_gap, mean_abs_cosine, mean_cosine, mean_cosine_gap, min_cosine
-from rankscope.metrics.residual import (
+from rankscope.metrics.residuals import (
     composite_norm,
     high_frequency_share,
     max_residual,
@@ -38,8 +46,10 @@ from rankscope.metrics.spectrum import (
 __all__ = [
     "METRICS",
     "Metric",
+    "MetricsLike",
     "Reading",
     "affine_rank",
+    "chosen_metrics",
     "composite_norm",
     "dobrushin",
     "effective_rank",

@@ -1,13 +1,15 @@
-"""Every metric by name, with its symbol and the floor of the arithmetic that made its input.
+"""Every metric by name, with its symbol, its degree and the floor of the arithmetic that made its input.
 
 Floating point cannot tell tokens apart that differ by less than a rounding error: below the floor a
 value is noise. A metric that is a ratio has the floor `ROUNDING * eps`; an absolute one that times
 the scale of its input; a count has none.
+
+A metric of one's own is a `Metric` like these, and goes wherever a name goes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Literal, get_args
 
 import torch
@@ -15,12 +17,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
-from rankscope.metrics import attention, cosine, residual, spectrum
-from rankscope.metrics.centre import Centre
+from rankscope.metrics import attention, cosine, residuals, spectrum
+from rankscope.metrics.centre import Centre, Norm
 from rankscope.metrics.tokens import Tokens, TokensLike, tokens, unit_of
 
 ROUNDING = 8.0
 """Rounding errors of one block, in units of eps: `tests/profiles/test_floor.py` holds it against networks."""
+Of = Literal["tokens", "attention", "heads"]
 
 
 @dataclass(frozen=True)
@@ -47,22 +50,51 @@ class Reading:
 
 @dataclass(frozen=True)
 class Metric:
-    """A named number of tokens X or of an attention matrix P."""
+    """A named number of tokens X, of an attention matrix P, or of what each head adds.
+
+    `compute(x, padding)` gives one number per sample (and head): of tokens and heads, x are `Tokens`, whose
+    `x.X` is float64 and zero at padded tokens; of attention it is P, `[batch, head, token, token]`.
+
+    >>> def energy(x, padding=None):
+    ...     return x.X.square().sum((-2, -1))
+    >>> Metric("energy", energy, degree=2, scale=energy).read(torch.ones(3, 2)).value
+    tensor(6., dtype=torch.float64)
+    """
 
     name: str
-    symbol: str
-    """For terminals."""
-    tex: str
-    """For figures."""
-    of: Literal["tokens", "attention", "heads"]
-    """Of tokens X, of attention P, or of what each head adds, `[batch, head, token, width]`."""
     compute: Callable[..., Tensor]
+    symbol: str = ""
+    """For terminals; the name, if left out."""
+    tex: str = ""
+    """For figures; the name, if left out."""
+    of: Of = "tokens"
+    """Of tokens X, of attention P, or of what each head adds, `[batch, head, token, width]`."""
+    degree: int | float = 0
+    """c X has |c|^degree times the value of X: 0 of ratios, ranks and angles, 1 of norms, 2 of energies."""
     scale: Callable[..., Tensor] | None = None
-    """What the floor is relative to; None when the value is itself a ratio."""
+    """What the floor is relative to, called as `compute` is; None when the value is itself a ratio."""
     power: int = 1
-    """The power of eps with which the value's noise goes: 2 for an energy."""
+    """The power of eps with which the value's noise goes: 2 for an energy of what tokens differ by."""
     count: bool = False
-    """A count: no floor, but a tolerance that follows the arithmetic."""
+    """A count: no floor, but a tolerance that follows the arithmetic: `compute(x, padding, unit=eps)`."""
+    rule: Callable[..., Reading] | None = None
+    """How deviation arithmetic reads it at any scale: `rule(state)`, and of attention `rule(attention,
+    padding)`. Left out, it is read off float64 tokens of size one, and scaled by its degree."""
+
+    def __post_init__(self) -> None:
+        if self.of not in get_args(Of):
+            raise MetricError(one_of(f"`of` of metric {self.name!r}", self.of, get_args(Of)))
+        if self.degree and (self.count or self.of == "attention"):
+            raise MetricError(
+                f"a count and a metric of attention have degree 0; {self.name!r} has {self.degree:g}"
+            )
+        if self.degree and self.scale is None:
+            raise MetricError(
+                f"a metric must say its floor; {self.name!r} is of degree {self.degree:g} and has no scale: "
+                "give scale=, what rounding is relative to (the value itself: scale=compute)"
+            )
+        object.__setattr__(self, "symbol", self.symbol or self.name)
+        object.__setattr__(self, "tex", self.tex or _tex_of(self.name))
 
     def read(self, x: TokensLike, padding: Tensor | None = None, *, unit: float | None = None) -> Reading:
         """Measure, and say the floor. `unit` is the eps of the arithmetic that made x (its dtype's own
@@ -74,20 +106,32 @@ class Metric:
         if unit is None:
             unit = x.unit if isinstance(x, Tokens) else unit_of(x.dtype)
         if self.count:
-            value = self.compute(x, padding, unit=unit)
+            value = self._checked("value", self.compute(x, padding, unit=unit), x)
             return Reading.of(value, torch.zeros_like(value))
-        value = self.compute(x, padding)
-        scale = torch.ones_like(value) if self.scale is None else self.scale(x, padding)
+        value = self._checked("value", self.compute(x, padding), x)
+        scale = torch.ones_like(value)
+        if self.scale is not None:
+            scale = self._checked("scale", self.scale(x, padding), x)
         return Reading.of(value, (ROUNDING * unit) ** self.power * scale)
 
+    def _checked(self, what: str, found: object, x: TokensLike) -> Tensor:
+        expected = (x.X if isinstance(x, Tokens) else x).shape[:-2]
+        if not isinstance(found, Tensor) or found.shape != expected:
+            raise MetricError(
+                f"the {what} of metric {self.name!r} must be a tensor of shape {tuple(expected)}, a number "
+                "for each sample (and head); received "
+                f"{tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__}"
+            )
+        return found.to(torch.float64)
 
-def _residuals(name: str, symbol: str, tex: str, norm: residual.Norm) -> list[Metric]:
+
+def _residuals(name: str, symbol: str, tex: str, norm: Norm) -> list[Metric]:
     """A residual and its relative form, in one norm."""
-    absolute, relative = getattr(residual, name), getattr(residual, f"relative_{name}")
+    absolute, relative = getattr(residuals, name), getattr(residuals, f"relative_{name}")
     whole, whole_tex = symbol.replace("res X", "X"), tex.replace(r"\mathrm{res}\,X", "X")
     return [
-        Metric(name, symbol, tex, "tokens", absolute, scale=partial(residual.token_norm, norm=norm)),
-        Metric(f"relative_{name}", f"{symbol} / {whole}", f"{tex} / {whole_tex}", "tokens", relative),
+        Metric(name, absolute, symbol, tex, degree=1, scale=partial(residuals.token_norm, norm=norm)),
+        Metric(f"relative_{name}", relative, f"{symbol} / {whole}", f"{tex} / {whole_tex}"),
     ]
 
 
@@ -96,9 +140,9 @@ def _of_residual(name: str, symbol: str, tex: str) -> Metric:
     compute = getattr(spectrum, name)
 
     def scale(X: TokensLike, padding: Tensor | None = None) -> Tensor:
-        return compute(X, padding) / residual.relative_mu(X, padding).clamp(min=1e-300)
+        return compute(X, padding) / residuals.relative_mu(X, padding).clamp(min=1e-300)
 
-    return Metric(name, symbol, tex, "tokens", compute, scale=scale)
+    return Metric(name, compute, symbol, tex, scale=scale)
 
 
 _TOKENS = [
@@ -107,25 +151,24 @@ _TOKENS = [
     *_residuals("spectral_residual", "‖res X‖₂", r"\|\mathrm{res}\,X\|_2", "spectral"),
     *_residuals("max_residual", "max |res X|", r"\max\,|\mathrm{res}\,X|", "max"),
     Metric(
-        "high_frequency_share", "‖HC X‖² / ‖X‖²", r"\|HC\,X\|_F^2 / \|X\|_F^2", "tokens",
-        residual.high_frequency_share, power=2,
+        "high_frequency_share", residuals.high_frequency_share, "‖HC X‖² / ‖X‖²",
+        r"\|HC\,X\|_F^2 / \|X\|_F^2", power=2,
     ),
-    Metric("numerical_rank", "rank X", r"\mathrm{rank}\,X", "tokens", spectrum.numerical_rank, count=True),
-    Metric("affine_rank", "rank res X", r"\mathrm{rank\,res}\,X", "tokens", spectrum.affine_rank, count=True),
-    Metric("stable_rank", "‖X‖_F² / ‖X‖₂²", r"\|X\|_F^2 / \|X\|_2^2", "tokens", spectrum.stable_rank),
-    Metric("effective_rank", "exp H(σ)", r"\exp H(\sigma)", "tokens", spectrum.effective_rank),
+    Metric("numerical_rank", spectrum.numerical_rank, "rank X", r"\mathrm{rank}\,X", count=True),
+    Metric("affine_rank", spectrum.affine_rank, "rank res X", r"\mathrm{rank\,res}\,X", count=True),
+    Metric("stable_rank", spectrum.stable_rank, "‖X‖_F² / ‖X‖₂²", r"\|X\|_F^2 / \|X\|_2^2"),
+    Metric("effective_rank", spectrum.effective_rank, "exp H(σ)", r"\exp H(\sigma)"),
     Metric(
-        "participation_ratio", "(Σσ²)² / Σσ⁴", r"(\sum\sigma^2)^2 / \sum\sigma^4", "tokens",
-        spectrum.participation_ratio,
+        "participation_ratio", spectrum.participation_ratio, "(Σσ²)² / Σσ⁴",
+        r"(\sum\sigma^2)^2 / \sum\sigma^4",
     ),
     Metric(
-        "sigma_min", "σ_min(X)", r"\sigma_{\min}(X)", "tokens", spectrum.sigma_min,
-        scale=partial(residual.token_norm, norm="spectral"),
+        "sigma_min", spectrum.sigma_min, "σ_min(X)", r"\sigma_{\min}(X)", degree=1,
+        scale=partial(residuals.token_norm, norm="spectral"),
     ),
-    Metric("mean_cosine", "mean cos(xᵢ, xⱼ)", r"\mathrm{mean}\,\cos(x_i, x_j)", "tokens", cosine.mean_cosine),
+    Metric("mean_cosine", cosine.mean_cosine, "mean cos(xᵢ, xⱼ)", r"\mathrm{mean}\,\cos(x_i, x_j)"),
     Metric(
-        "mean_abs_cosine", "mean |cos(xᵢ, xⱼ)|", r"\mathrm{mean}\,|\cos(x_i, x_j)|", "tokens",
-        cosine.mean_abs_cosine,
+        "mean_abs_cosine", cosine.mean_abs_cosine, "mean |cos(xᵢ, xⱼ)|", r"\mathrm{mean}\,|\cos(x_i, x_j)|"
     ),
     _of_residual(
         "residual_stable_rank", "‖res X‖_F² / ‖res X‖₂²",
@@ -134,34 +177,32 @@ _TOKENS = [
     _of_residual("residual_effective_rank", "exp H(σ(res X))", r"\exp H(\sigma(\mathrm{res}\,X))"),
     _of_residual("residual_singular_ratio", "σ₂ / σ₁ of res X", r"\sigma_2 / \sigma_1\,(\mathrm{res}\,X)"),
     Metric(
-        "mean_cosine_gap", "1 − mean cos(xᵢ, xⱼ)", r"1 - \mathrm{mean}\,\cos(x_i, x_j)", "tokens",
-        cosine.mean_cosine_gap, power=2,
+        "mean_cosine_gap", cosine.mean_cosine_gap, "1 − mean cos(xᵢ, xⱼ)",
+        r"1 - \mathrm{mean}\,\cos(x_i, x_j)", power=2,
     ),
     Metric(
-        "max_cosine_gap", "1 − min cos(xᵢ, xⱼ)", r"1 - \min\,\cos(x_i, x_j)", "tokens",
-        cosine.max_cosine_gap, power=2,
+        "max_cosine_gap", cosine.max_cosine_gap, "1 − min cos(xᵢ, xⱼ)", r"1 - \min\,\cos(x_i, x_j)", power=2
     ),
-    Metric("min_cosine", "min cos(xᵢ, xⱼ)", r"\min\,\cos(x_i, x_j)", "tokens", cosine.min_cosine),
+    Metric("min_cosine", cosine.min_cosine, "min cos(xᵢ, xⱼ)", r"\min\,\cos(x_i, x_j)"),
 ]  # fmt: skip
 _ATTENTION = [
-    Metric("dobrushin", "δ(P)", r"\delta(P)", "attention", attention.dobrushin),
-    Metric("entropy", "H(P)", "H(P)", "attention", attention.entropy),
+    Metric("dobrushin", attention.dobrushin, "δ(P)", r"\delta(P)", "attention"),
+    Metric("entropy", attention.entropy, "H(P)", "H(P)", "attention"),
+    Metric("second_singular_value", attention.second_singular_value, "σ₂(P)", r"\sigma_2(P)", "attention"),
     Metric(
-        "second_singular_value", "σ₂(P)", r"\sigma_2(P)", "attention", attention.second_singular_value
+        "spectral_gap", attention.spectral_gap, "σ₁(P) − σ₂(P)", r"\sigma_1(P) - \sigma_2(P)", "attention"
     ),
+    Metric("first_token_mass", attention.first_token_mass, "mean Pᵢ₁", r"\mathrm{mean}\,P_{i1}", "attention"),
     Metric(
-        "spectral_gap", "σ₁(P) − σ₂(P)", r"\sigma_1(P) - \sigma_2(P)", "attention", attention.spectral_gap
-    ),
-    Metric("first_token_mass", "mean Pᵢ₁", r"\mathrm{mean}\,P_{i1}", "attention", attention.first_token_mass),
-    Metric(
-        "row_sum_defect", "max |Σⱼ Pᵢⱼ − 1|", r"\max_i |\sum_j P_{ij} - 1|", "attention",
-        attention.row_sum_defect,
+        "row_sum_defect", attention.row_sum_defect, "max |Σⱼ Pᵢⱼ − 1|", r"\max_i |\sum_j P_{ij} - 1|",
+        "attention",
     ),
 ]  # fmt: skip
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in [*_TOKENS, *_ATTENTION]}
 
 
+@cache
 def metric(name: str) -> Metric:
     """The metric of that name; `residual@argmin` and its like take the residual about another centre,
     `head_residual` and its like a metric of tokens for what each head adds.
@@ -184,6 +225,27 @@ def metric(name: str) -> Metric:
     return replace(found, name=name, compute=partial(found.compute, centre=centre))
 
 
+MetricsLike = str | Metric | Sequence[str | Metric]
+"""Wherever metrics are asked for: one or several, by name or as objects."""
+
+
+def chosen_metrics(who: str, metrics: MetricsLike) -> list[Metric]:
+    """The metrics asked for, each once; at least one, and no two of one name."""
+    found: dict[str, Metric] = {}
+    alone = isinstance(metrics, str) or not isinstance(metrics, Iterable)
+    for each in [metrics] if alone else metrics:  # type: ignore[union-attr]
+        if not isinstance(each, str | Metric):
+            raise MetricError(f"metrics must be names or Metric objects; received {type(each).__name__}")
+        one = metric(each) if isinstance(each, str) else each
+        known = METRICS.get(one.name, found.setdefault(one.name, one))
+        if known != one:
+            whose = "a built-in metric" if one.name in METRICS else "another in the same call"
+            raise MetricError(f"a metric must have a name of its own; {one.name!r} is also {whose}")
+    if not found:
+        raise MetricError(f"{who} must be given at least one metric; received none")
+    return list(found.values())
+
+
 def symbol_of(name: str, tex: bool = False) -> str:
     """How a table or a figure writes a metric; one that is not known here, as of a file, is its own name.
 
@@ -193,8 +255,12 @@ def symbol_of(name: str, tex: bool = False) -> str:
     try:
         found = metric(name)
     except MetricError:
-        return rf"\mathrm{{{name}}}".replace("_", r"\_") if tex else name
+        return _tex_of(name) if tex else name
     return found.tex if tex else found.symbol
+
+
+def _tex_of(name: str) -> str:
+    return rf"\mathrm{{{name}}}".replace("_", r"\_")
 
 
 def _of_heads(name: str) -> Metric:

@@ -2,8 +2,12 @@
 
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.graphs import MaskGraph, graph
+from rankscope.nets.kernels import Kernel
+from rankscope.nets.masks import Mask
 from rankscope.nets.masks import matrix as mask_matrix
+from rankscope.nets.norms import Norm
 from rankscope.nets.origin import Encoded, Inputs, Origin
+from rankscope.nets.parts import Part
 from rankscope.nets.transformer import Run, Step, Transformer
 from rankscope.nets.variants import DEFINED, PUBLISHED, named_variant
 from rankscope.nets.weights import shapes
@@ -14,8 +18,12 @@ __all__ = [
     "Architecture",
     "Encoded",
     "Inputs",
+    "Kernel",
+    "Mask",
     "MaskGraph",
+    "Norm",
     "Origin",
+    "Part",
     "Run",
     "Step",
     "Transformer",

@@ -13,22 +13,30 @@ with a = `attention_skip` and m = `mlp_skip`; `norm="none"` takes every norm out
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from rankscope.errors import ArchitectureError, FileError, one_of
 from rankscope.nets.activations import ACTIVATIONS
-from rankscope.nets.masks import MaskLike, spec_of
+from rankscope.nets.kernels import KERNELS, Kernel
+from rankscope.nets.masks import Mask, MaskLike, spec_of
+from rankscope.nets.norms import NORMS, Norm
+from rankscope.nets.parts import PLACES, Part
 
 MLP = Literal["plain", "gated", "none"]
-Norm = Literal["layer", "rms", "scale", "none"]
 NormPlace = Literal["pre", "post", "sandwich"]
 Positions = Literal["none", "absolute", "relative", "rotary", "bias", "alibi"]
-KERNELS = ("softmax", "gaussian", "uniform", "sigmoid", "linear", "linformer")
 BIASES = ("query", "key", "value", "output", "mlp", "norm")
 DEEPEST = 10**6
 """Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen."""
+
+
+LISTED = ("kept_heads", "biases", "mask", "rotary_frequencies", "bare_layers", "parts")
+"""Fields that hold more than one number or word."""
+OWN: dict[str, type] = {"kernel": Kernel, "mask": Mask, "norm": Norm}
+"""Fields that take an object of one's own in the place of a name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +55,11 @@ class Architecture:
     head_width: int = 0
     """Width of a query, key or value. 0: width / heads."""
 
-    kernel: str = "softmax"
-    """softmax, gaussian, uniform, sigmoid, linear, or linformer:k (see `kernels.py`)."""
+    kernel: str | Kernel = "softmax"
+    """softmax, gaussian, uniform, sigmoid, linear, linformer:k, or a `Kernel` (see `kernels.py`)."""
     divisor: float = 0.0
     """Scores are divided by it: the temperature. 0: sqrt(head_width)."""
-    mask: str = "complete"
+    mask: str | Mask = "complete"
     """Who attends to whom (see `masks.py`). Masks given by layer are joined by `;` and repeat."""
     kept_heads: tuple[tuple[int, ...], ...] | None = None
     """The heads that speak in each layer; None: all."""
@@ -79,8 +87,8 @@ class Architecture:
     """0: 4 width."""
     activation: str = "gelu"
 
-    norm: Norm = "layer"
-    """layer (centred, divided by the deviation), rms, scale (divided by the 2-norm), or none."""
+    norm: str | Norm = "layer"
+    """layer (centred, divided by its length), rms, scale (divided by the 2-norm), none, or a `Norm`."""
     norm_place: NormPlace = "post"
     norm_eps: float = 1e-12
     final_norm: bool = False
@@ -97,6 +105,8 @@ class Architecture:
     """Every layer has the same weights (ALBERT)."""
     biases: bool | tuple[str, ...] = BIASES
     """Which parts have a bias, of query, key, value, output, mlp, norm. True or False: all or none."""
+    parts: tuple[Part, ...] = ()
+    """Parts of one's own, in the order in which they act (see `parts.py`)."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -107,7 +117,7 @@ class Architecture:
         """Whole numbers, numbers, words and yes-or-no where each belongs."""
         for field in dataclasses.fields(self):
             value, usual = getattr(self, field.name), field.default
-            if field.name in ("kept_heads", "biases", "mask", "rotary_frequencies", "bare_layers"):
+            if field.name in LISTED or isinstance(value, OWN.get(field.name, ())):
                 continue
             kind = int if usual is dataclasses.MISSING else type(usual)
             fits = isinstance(value, int | float if kind is float else kind)
@@ -146,8 +156,8 @@ class Architecture:
                 f"biases must be True, False or a tuple of {', '.join(BIASES)}; got {biases!r}"
             )
         put(self, "biases", tuple(biases) if not isinstance(biases, bool) else BIASES if biases else ())
-        put(self, "mask", mask_spec(self.mask))
-        for name in ("kept_heads", "rotary_frequencies", "bare_layers"):
+        put(self, "mask", self.mask if isinstance(self.mask, Mask) else mask_spec(self.mask))
+        for name in ("kept_heads", "rotary_frequencies", "bare_layers", "parts"):
             value = _frozen(getattr(self, name))
             if not isinstance(value, tuple) and (name != "kept_heads" or value is not None):
                 raise ArchitectureError(f"{name} must be a tuple; got {value!r}")
@@ -155,11 +165,13 @@ class Architecture:
 
     def _check(self) -> None:
         _among("mlp", self.mlp, get_args(MLP))
-        _among("norm", self.norm, get_args(Norm))
+        if isinstance(self.norm, str):
+            _among("norm", self.norm, (*NORMS, "none"))
         _among("norm_place", self.norm_place, get_args(NormPlace))
         _among("positions", self.positions, get_args(Positions))
         _among("activation", self.activation, ACTIVATIONS)
-        _among("kernel", self.kernel.partition(":")[0], KERNELS)
+        if isinstance(self.kernel, str):
+            _among("kernel", self.kernel.partition(":")[0], KERNELS)
         _among("rotary_pairs", self.rotary_pairs, ("half", "adjacent"))
         for part in self.biases if isinstance(self.biases, tuple) else ():
             _among("biases", part, BIASES)
@@ -188,6 +200,7 @@ class Architecture:
         self._check_linformer()
         self._check_kept_heads()
         self._check_bare_layers()
+        self._check_parts()
 
     def _check_positions(self) -> None:
         if self.positions == "rotary" and (
@@ -214,6 +227,8 @@ class Architecture:
             )
 
     def _check_linformer(self) -> None:
+        if not isinstance(self.kernel, str):
+            return
         name, colon, rank = self.kernel.partition(":")
         if name == "linformer":
             if not (rank.isdecimal() and int(rank) >= 1):
@@ -261,6 +276,15 @@ class Architecture:
             if not (type(layer) is int and 0 <= layer < self.layers):
                 raise ArchitectureError(f"bare_layers are numbered 0..{self.layers - 1}; got {layer!r}")
 
+    def _check_parts(self) -> None:
+        for part in self.parts:
+            if not isinstance(part, Part):
+                raise ArchitectureError(
+                    "parts must be objects with a name, a place and a rule named plain (see "
+                    f"rankscope.nets.parts); got {part!r:.60}"
+                )
+            _among(f"place of {part.name}", part.place, PLACES)
+
     def __repr__(self) -> str:
         """What it takes to write it down: fields at their usual value are left out."""
         usual = {
@@ -292,8 +316,9 @@ class Architecture:
         said += [f"no {word}" for word, kind in (("MLP", self.mlp), ("norm", self.norm)) if kind == "none"]
         said += [] if self.kept_heads is None else ["some heads silent"]
         if self.mask != "complete":
-            said.append(f"mask {self.mask if len(self.mask) <= 40 else self.mask[:39] + '…'}")
-        return said
+            mask = spec_of(self.mask) if isinstance(self.mask, Mask) else self.mask
+            said.append(f"mask {mask if len(mask) <= 40 else mask[:39] + '…'}")
+        return said + [part.name for part in self.parts]
 
     def has_bias(self, part: str) -> bool:
         """Whether query, key, value, output, mlp or norm has a bias."""
@@ -307,11 +332,13 @@ class Architecture:
     @property
     def linformer_rank(self) -> int | None:
         """k of `linformer:k`; None for every other kernel."""
-        name, _, rank = self.kernel.partition(":")
+        name, _, rank = self.kernel.partition(":") if isinstance(self.kernel, str) else ("", "", "")
         return int(rank) if name == "linformer" else None
 
-    def mask_of(self, layer: int) -> str:
+    def mask_of(self, layer: int) -> str | Mask:
         """The mask of a layer (0-based): by-layer masks repeat."""
+        if isinstance(self.mask, Mask):
+            return self.mask
         masks = self.mask.split(";")
         return masks[layer % len(masks)]
 
@@ -334,12 +361,15 @@ class Architecture:
         return dataclasses.replace(self, **{**follow, **changes})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain Python, as JSON has it: numbers, strings and lists."""
+        """Plain Python, as JSON has it: numbers, strings and lists. What is of one's own is `own:` and its
+        name, with the numbers it was made of."""
         return {field.name: _thawed(getattr(self, field.name)) for field in dataclasses.fields(self)}
 
     @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> "Architecture":
-        """The inverse of `to_dict`; fields left out take their usual value."""
+    def from_dict(cls, fields: dict[str, Any], own: Iterable[Any] = ()) -> "Architecture":
+        """The inverse of `to_dict`; fields left out take their usual value. `own` are the objects that it
+        speaks of by name: masks, norms, kernels and parts of one's own."""
+        objects = {_named(each): each for each in own}
         known = [field.name for field in dataclasses.fields(cls)]
         for name in fields:
             _among("architecture field", name, known)
@@ -348,11 +378,11 @@ class Architecture:
                 raise ArchitectureError(
                     f"an architecture must say its layers, width and heads; {name} is missing"
                 )
-        return cls(**{name: _frozen(value) for name, value in fields.items()})
+        return cls(**{name: _found(_frozen(value), objects) for name, value in fields.items()})
 
     @classmethod
-    def read(cls, path: str | Path) -> "Architecture":
-        """An architecture from a JSON file of its fields."""
+    def read(cls, path: str | Path, own: Iterable[Any] = ()) -> "Architecture":
+        """An architecture from a JSON file of its fields; `own` as in `from_dict`."""
         try:
             fields = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -363,7 +393,7 @@ class Architecture:
             raise FileError(
                 f"{path} must hold a JSON object of architecture fields; got a {type(fields).__name__}"
             )
-        return cls.from_dict(fields)
+        return cls.from_dict(fields, own)
 
 
 def mask_spec(mask: MaskLike) -> str:
@@ -374,8 +404,32 @@ def mask_spec(mask: MaskLike) -> str:
 
 
 def _thawed(value: Any) -> Any:
-    """Tuples as JSON's lists."""
-    return [_thawed(item) for item in value] if isinstance(value, tuple) else value
+    """Tuples as JSON's lists, objects of one's own as their names."""
+    if isinstance(value, tuple):
+        return [_thawed(item) for item in value]
+    return value if value is None or isinstance(value, str | int | float) else _named(value)
+
+
+def _named(value: Any) -> str:
+    """How a file speaks of an object of one's own."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    numbers = {each.name: getattr(value, each.name) for each in fields if each.name not in ("name", "place")}
+    made_of = [f"{name}={each!r}" for name, each in numbers.items() if isinstance(each, int | float | str)]
+    return f"own:{value.name}" + (f"({', '.join(made_of)})" if made_of else "")
+
+
+def _found(value: Any, objects: dict[str, Any]) -> Any:
+    """A value of a file with the objects that it speaks of in their places."""
+    if isinstance(value, tuple):
+        return tuple(_found(item, objects) for item in value)
+    if not isinstance(value, str) or not value.startswith("own:"):
+        return value
+    if value not in objects:
+        raise ArchitectureError(
+            f"this architecture has a part of its own, {value.removeprefix('own:')!r}, which a file cannot "
+            f"hold: pass the object, from_dict(fields, own=[...]); got {', '.join(objects) or 'none'}"
+        )
+    return objects[value]
 
 
 def _frozen(value: Any) -> Any:

@@ -5,7 +5,8 @@ from typing import Any
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import DEEPEST, Architecture, mask_spec
-from rankscope.nets.masks import MaskLike
+from rankscope.nets.kernels import Kernel
+from rankscope.nets.masks import Mask, MaskLike
 
 Heads = Sequence[int] | Mapping[int, Sequence[int]]
 
@@ -31,8 +32,8 @@ def chosen_layers(layers: int | Sequence[int] | None, depth: int) -> list[int]:
 def with_layers(arch: Architecture, chosen: list[int]) -> Architecture:
     """The architecture of the chosen layers; what it says by layer follows them."""
     changes: dict[str, Any] = {"layers": len(chosen)}
-    if ";" in arch.mask:
-        changes["mask"] = ";".join(arch.mask_of(index) for index in chosen)
+    if isinstance(arch.mask, str) and ";" in arch.mask:
+        changes["mask"] = ";".join(str(arch.mask_of(index)) for index in chosen)
     if arch.kept_heads is not None:
         changes["kept_heads"] = tuple(arch.kept_heads[index] for index in chosen)
     if len(arch.rotary_frequencies) > 1:
@@ -52,7 +53,7 @@ def with_changes(
     norm: bool,
     mask: MaskLike | None,
     divisor: float | None,
-    kernel: str | None,
+    kernel: str | Kernel | None,
     activation: str | None,
     heads: Heads | None,
 ) -> Architecture:
@@ -67,7 +68,7 @@ def with_changes(
     if not norm:
         changes["norm"] = "none"
     if mask is not None:
-        changes["mask"] = mask_spec(mask)
+        changes["mask"] = mask if isinstance(mask, Mask) else mask_spec(mask)
     given = {"divisor": divisor, "kernel": kernel, "activation": activation}
     changes |= {name: value for name, value in given.items() if value is not None}
     if heads is not None:

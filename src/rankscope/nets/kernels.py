@@ -11,45 +11,56 @@ With q_i, k_j the query and key, b_ij whatever positions add, and V_i the tokens
 | `linear`      | `f(q_i) . f(k_j)`, `f = elu + 1`, normalised (Katharopoulos 2020) | yes             |
 | `linformer:k` | `softmax(Q (E K)^T / divisor) F` (Wang 2020)                      | no              |
 
-P is always `[batch, head, token, token]`, so that `P V` is the head's output whatever the kernel.
+P is always `[batch, head, token, token]`, so that `P V` is the head's output whatever the kernel. A kernel of
+one's own is a `Kernel`.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rankscope.nets.architecture import Architecture
-from rankscope.nets.weights import Attention
-
 Heads = Float[Tensor, "batch head token head_width"]
 Square = Float[Tensor, "batch head token token"]
 Visible = Bool[Tensor, "#batch 1 token token"]
 
 
-def attention_matrix(
-    arch: Architecture, layer: Attention, q: Heads, k: Heads, visible: Visible, added: Tensor | None
-) -> Square:
-    """P of every head. `visible[.., i, j]` says whether i may see j; `added` is b, after the divisor."""
-    kernel = arch.kernel.partition(":")[0]
-    if kernel == "uniform":
-        return _uniform(q, visible)
-    if kernel == "linear":
-        return _divided((F.elu(q) + 1) @ (F.elu(k) + 1).mT * visible)
-    if kernel == "linformer":
-        return _linformer(arch, layer, q, k, visible)
-    if layer.content_bias is not None:
-        q = q + layer.content_bias[:, None]
-    scores = q @ k.mT
-    if kernel == "gaussian":
-        scores = scores - k.square().sum(-1)[..., None, :] / 2  # |q_i|^2 is constant along a row
-    scores = scores / arch.divisor
-    if added is not None:
-        scores = scores + added
-    if kernel == "sigmoid":
-        seen = visible.sum(-1, keepdim=True).clamp(min=1)
-        return torch.sigmoid(scores - seen.to(scores.dtype).log()) * visible
-    return masked_softmax(scores, visible)
+class Around(NamedTuple):
+    """What a kernel needs beside queries and keys."""
+
+    visible: Visible
+    """`visible[.., i, j]`: whether i may see j."""
+    added: Tensor | None
+    """b, what positions add to the scores, after the divisor."""
+    divisor: float
+    mixing: tuple[Tensor, Tensor] | None = None
+    """E and F of Linformer, `[rank, length]`."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel by its name: the weights it gives, and whether its rows sum to one whatever the tokens are.
+
+    In deviation arithmetic softmax, gaussian and uniform have rules; others run in float64.
+    """
+
+    name: str
+    weights: Callable[[Heads, Heads, Around], Square]
+    averages: bool
+
+
+def kernel_of(kind: str | Kernel) -> Kernel:
+    """The kernel of a name as an architecture has it, or itself."""
+    return KERNELS[kind.partition(":")[0]] if isinstance(kind, str) else kind
+
+
+def scores(q: Heads, k: Heads, around: Around) -> Square:
+    """`q_i . k_j / divisor + b_ij`."""
+    return _with_positions(q @ k.mT, around)
 
 
 def masked_softmax(
@@ -61,21 +72,53 @@ def masked_softmax(
     return hidden.softmax(-1).masked_fill(~visible, 0.0)
 
 
-def _uniform(q: Heads, visible: Visible) -> Square:
-    seen = visible.sum(-1, keepdim=True).clamp(min=1)
-    return (visible.to(q.dtype) / seen).expand(len(q), q.shape[1], -1, -1)
+def _with_positions(products: Square, around: Around) -> Square:
+    scores = products / around.divisor
+    return scores if around.added is None else scores + around.added
 
 
-def _divided(weight: Square) -> Square:
+def _softmax(q: Heads, k: Heads, around: Around) -> Square:
+    return masked_softmax(scores(q, k, around), around.visible)
+
+
+def _gaussian(q: Heads, k: Heads, around: Around) -> Square:
+    products = q @ k.mT - k.square().sum(-1)[..., None, :] / 2  # |q_i|^2 is constant along a row
+    return masked_softmax(_with_positions(products, around), around.visible)
+
+
+def _sigmoid(q: Heads, k: Heads, around: Around) -> Square:
+    seen = around.visible.sum(-1, keepdim=True).clamp(min=1)
+    return torch.sigmoid(scores(q, k, around) - seen.to(q.dtype).log()) * around.visible
+
+
+def _uniform(q: Heads, k: Heads, around: Around) -> Square:
+    seen = around.visible.sum(-1, keepdim=True).clamp(min=1)
+    return (around.visible.to(q.dtype) / seen).expand(len(q), q.shape[1], -1, -1)
+
+
+def _linear(q: Heads, k: Heads, around: Around) -> Square:
+    weight = (F.elu(q) + 1) @ (F.elu(k) + 1).mT * around.visible
     total = weight.sum(-1, keepdim=True)
     return weight / total.masked_fill(total == 0, 1.0)
 
 
-def _linformer(arch: Architecture, layer: Attention, q: Heads, k: Heads, visible: Visible) -> Square:
-    assert layer.mix_keys is not None and layer.mix_values is not None
+def _linformer(q: Heads, k: Heads, around: Around) -> Square:
+    assert around.mixing is not None
     n = q.shape[-2]
-    seen = visible.any(-2)[..., None, :].to(q.dtype)  # [batch, 1, 1, token]: padding mixes nothing
-    mix_keys = layer.mix_keys[:, :n] * seen
-    mix_values = layer.mix_values[:, :n] * seen
-    scores = q @ (mix_keys @ k).mT / arch.divisor  # [batch, head, token, rank]
+    seen = around.visible.any(-2)[..., None, :].to(q.dtype)  # [batch, 1, 1, token]: padding mixes nothing
+    mix_keys, mix_values = (mixer[:, :n] * seen for mixer in around.mixing)
+    scores = q @ (mix_keys @ k).mT / around.divisor  # [batch, head, token, rank]
     return scores.softmax(-1) @ mix_values
+
+
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel("softmax", _softmax, averages=True),
+        Kernel("gaussian", _gaussian, averages=True),
+        Kernel("uniform", _uniform, averages=True),
+        Kernel("sigmoid", _sigmoid, averages=False),
+        Kernel("linear", _linear, averages=True),
+        Kernel("linformer", _linformer, averages=False),
+    )
+}

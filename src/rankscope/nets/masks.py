@@ -17,7 +17,7 @@
 | `edges:0>1,0>2`        | the listed sources (source > target) and itself                           |
 | `matrix:n:hex`         | a fixed matrix of n tokens (made by `from_matrix`)                        |
 
-`a&b` keeps what both allow: `causal&window:4` is a causal sliding window.
+`a&b` keeps what both allow: `causal&window:4` is a causal sliding window. A mask of one's own is a `Mask`.
 """
 
 import math
@@ -31,7 +31,22 @@ from torch import Tensor
 from rankscope.errors import MaskError, one_of
 
 Matrix = Bool[Tensor, "token token"]
-MaskLike = str | Tensor | Iterable[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A mask of one's own: a name, and the boolean matrix `M[i, j]` on n tokens.
+
+    >>> even = Mask("even", lambda n: torch.eye(n, dtype=torch.bool) | (torch.arange(n) % 2 == 0))
+    >>> matrix(even, 3).int().tolist()
+    [[1, 0, 1], [1, 1, 1], [1, 0, 1]]
+    """
+
+    name: str
+    build: Callable[[int], Matrix]
+
+
+MaskLike = str | Mask | Tensor | Iterable[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +60,8 @@ class Rule:
 
 
 def spec_of(mask: MaskLike) -> str:
-    """The canonical string of a mask given as a string, a boolean matrix or a list of edges (j, i).
+    """The canonical string of a mask given as a string, a boolean matrix or a list of edges (j, i); of one's
+    own its name.
 
     >>> spec_of([(0, 1), (0, 2)])
     'edges:0>1,0>2'
@@ -54,6 +70,8 @@ def spec_of(mask: MaskLike) -> str:
     """
     if isinstance(mask, str):
         return "&".join(_canonical(part) for part in mask.split("&"))
+    if isinstance(mask, Mask):
+        return mask.name
     if isinstance(mask, Tensor):
         return from_matrix(mask)
     pairs = list(mask) if isinstance(mask, Iterable) else [mask]
@@ -85,17 +103,28 @@ def matrix(mask: MaskLike, n: int, device: torch.device | str = "cpu") -> Matrix
             [1, 1, 0],
             [1, 1, 1]], dtype=torch.int32)
     """
-    result = torch.ones(n, n, dtype=torch.bool)
-    for part in spec_of(mask).split("&"):
-        rule, numbers = _check(part)
-        result &= rule.build(n, *numbers)
+    if isinstance(mask, Mask):
+        name, result = mask.name, _built(mask, n)
+    else:
+        name, result = spec_of(mask), torch.ones(n, n, dtype=torch.bool)
+        for part in name.split("&"):
+            rule, numbers = _check(part)
+            result &= rule.build(n, *numbers)
     blind = (~result.any(-1)).nonzero().flatten().tolist()
     if blind:
         raise MaskError(
-            f"every token must attend to at least one token; under mask {spec_of(mask)[:60]} "
+            f"every token must attend to at least one token; under mask {name[:60]} "
             f"token {blind[0]} sees none"
         )
     return result.to(device)
+
+
+def _built(mask: Mask, n: int) -> Matrix:
+    M = mask.build(n)
+    if not isinstance(M, Tensor) or M.dtype != torch.bool or M.shape != (n, n):
+        got = f"{M.dtype} of shape {tuple(M.shape)}" if isinstance(M, Tensor) else type(M).__name__
+        raise MaskError(f"mask {mask.name!r} must build a boolean matrix [{n}, {n}]; it built {got}")
+    return M.cpu()
 
 
 def from_matrix(M: Tensor) -> str:

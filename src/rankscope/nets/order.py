@@ -1,46 +1,86 @@
-"""Padding wherever it stands: real tokens first, and back again.
+"""The order of a block, written once: which norms, branches and skips a layer has, and what follows what.
 
-Masks and positions count tokens from the first real one. Where padding stands to the left or in between, the
-real tokens are moved to the front for the run, and what comes out is put back in its place.
+    half:    X <- norm(skip * X + branch(X) + ...)
+    branch:  X -> norm -> attention or MLP -> norm
+
+Every norm may be missing. A block has one half for attention and one for the MLP; in a parallel block both
+are branches of one half.
+
+| norm_place | a branch reads through | what it adds goes through | the sum goes through |
+|------------|------------------------|---------------------------|----------------------|
+| post       |                        |                           | its norm             |
+| pre        | its norm               |                           |                      |
+| sandwich   | its norm               | a second norm             |                      |
+
+Whoever needs to know where a norm stands asks here; whoever computes goes through `traversal.py`.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
-import torch
-from jaxtyping import Bool, Float, Int, Shaped
-from torch import Tensor
+from rankscope.nets.architecture import Architecture
+
+Branching = Literal["attention", "mlp"]
 
 
 @dataclass(frozen=True)
-class Order:
-    """A permutation of the tokens of each sample."""
+class Branch:
+    """Attention or the MLP on its way from the tokens to the sum; norms by their names in the weights."""
 
-    forth: Int[Tensor, "batch token"]
-    back: Int[Tensor, "batch token"]
+    part: Branching
+    before: str | None
+    """The norm that it reads through."""
+    after: str | None
+    """The norm on what it adds."""
 
-    @classmethod
-    def of(cls, real: Bool[Tensor, "batch token"]) -> "Order | None":
-        """Real tokens first, otherwise in the order they have; None where they already are."""
-        if bool((real[:, 1:] <= real[:, :-1]).all()):
-            return None
-        forth = (~real).to(torch.int8).argsort(dim=-1, stable=True)
-        return cls(forth, forth.argsort(dim=-1))
 
-    def sorted(self, X: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
-        """The real tokens moved to the front."""
-        return X.gather(1, self.forth[..., None].expand_as(X))
+@dataclass(frozen=True)
+class Half:
+    """A skip and what is added to it."""
 
-    def restored(self, X: Float[Tensor, "batch token ..."]) -> Float[Tensor, "batch token ..."]:
-        """Every token back in its place."""
-        return X.gather(1, self.back.reshape(*self.back.shape, *[1] * (X.ndim - 2)).expand_as(X))
+    skip: float
+    branches: tuple[Branch, ...]
+    after: str | None
+    """The norm on the sum."""
 
-    def restored_columns(self, p: Float[Tensor, "batch head token"]) -> Float[Tensor, "batch head token"]:
-        """Weights on tokens, back in their places."""
-        return p.gather(2, self.back[:, None].expand_as(p))
+    @property
+    def attends(self) -> bool:
+        """Whether attention is one of its branches."""
+        return any(branch.part == "attention" for branch in self.branches)
 
-    def restored_square(
-        self, P: Shaped[Tensor, "batch head token token"]
-    ) -> Shaped[Tensor, "batch head token token"]:
-        """Rows and columns of attention back in their places."""
-        rows = P.gather(2, self.back[:, None, :, None].expand_as(P))
-        return rows.gather(3, self.back[:, None, None].expand_as(P))
+
+def order(arch: Architecture, index: int = 0) -> tuple[Half, ...]:
+    """The halves of layer `index` (0-based).
+
+    >>> order(Architecture(layers=1, width=8, heads=2, norm_place="post"))[0].after
+    'attention_norm'
+    """
+    place = "none" if arch.norm == "none" else arch.norm_place
+    bare = index in arch.bare_layers
+
+    def branch(part: Branching) -> Branch:
+        reads = place in ("pre", "sandwich") and not (bare and part == "attention")
+        after = f"{part}_after" if place == "sandwich" else None
+        return Branch(part, f"{part}_norm" if reads else None, after)
+
+    def half(skip: float, *parts: Branching) -> Half:
+        norm = f"{parts[0]}_norm" if place == "post" else None
+        return Half(skip, tuple(branch(part) for part in parts), norm)
+
+    if arch.mlp == "none":
+        return (half(arch.attention_skip, "attention"),)
+    if arch.parallel:
+        return (half(arch.attention_skip, "attention", "mlp"),)
+    return half(arch.attention_skip, "attention"), half(arch.mlp_skip, "mlp")
+
+
+def speaking(arch: Architecture, index: int) -> tuple[int, ...]:
+    """The heads of layer `index` that speak."""
+    return tuple(range(arch.heads)) if arch.kept_heads is None else tuple(sorted(set(arch.kept_heads[index])))
+
+
+def norms(arch: Architecture, index: int = 0) -> list[str]:
+    """The names of the norms of layer `index`, in the order they are met."""
+    halves = order(arch, index)
+    met = [name for half in halves for branch in half.branches for name in (branch.before, branch.after)]
+    return [name for name in [*met, *(half.after for half in halves)] if name is not None]

@@ -14,13 +14,16 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError, TokensError
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.block import Setting, block
 from rankscope.nets.changes import Heads, chosen_layers, with_changes, with_layers
 from rankscope.nets.initial import random_tensors
+from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
 from rankscope.nets.norms import normalise
-from rankscope.nets.order import Order
 from rankscope.nets.origin import Encoded, Inputs, Origin, texts_of
+from rankscope.nets.padding import Order
+from rankscope.nets.plain import Plain
+from rankscope.nets.setting import Setting
+from rankscope.nets.traversal import Block, Rules, blocks, traverse
 from rankscope.nets.weights import Weights, assemble, converted, named, shapes
 
 
@@ -151,9 +154,8 @@ class Transformer:
         """The tokens that `encode` makes of each text, readable; padding has none."""
         if self.origin is None:
             raise TokensError(
-                "a network built from an architecture alone has no tokenizer; got a text to take "
-                "apart: load or "
-                "fresh give networks that have one"
+                "a network built from an architecture alone has no tokenizer; got a text to take apart: load "
+                "or fresh give networks that have one"
             )
         return self.origin.words(texts_of(texts), length)
 
@@ -164,17 +166,27 @@ class Transformer:
         no token and stay out of every average.
         """
         X, real, order = self.prepared(X, padding)
-        setting = Setting.of(self.arch, self.weights, X, real)
-        hidden = None if bool(real.all()) else ~real[..., None]
+        rules = Plain(self.arch, Setting.of(self.arch, self.weights, X, real))
         yield Step(0, X if order is None else order.restored(X), None)
-        for index, layer in enumerate(self.weights.layers):
-            X, P, heads = block(self.arch, index, layer, X, setting)
-            if hidden is not None:
-                X = X.masked_fill(hidden, 0.0)
+        for step in self.traversed(X, real, rules):
             if order is None:
-                yield Step(index + 1, X, P, heads)
+                yield step
             else:
-                yield Step(index + 1, order.restored(X), order.restored_square(P), order.restored(heads))
+                parts = order.restored(step.state), order.restored_square(step.attention)  # type: ignore[arg-type]
+                yield Step(step.layer, *parts, order.restored(step.heads))  # type: ignore[arg-type]
+
+    def traversed(self, X: Tensor, real: Tensor, rules: Rules[Tensor]) -> Iterator[Step]:
+        """Layers 1, 2, ... of prepared tokens by any rules on tensors; padding stays zero."""
+        hidden = None if bool(real.all()) else ~real[..., None]
+        for block in self.blocks:
+            X, P, heads = traverse(block, rules, X)
+            X = X if hidden is None else X.masked_fill(hidden, 0.0)
+            yield Step(block.index + 1, X, P, heads)
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """Its layers, each with the order of its parts."""
+        return blocks(self.arch, self.weights)
 
     def prepared(
         self, X: Tensor, padding: Tensor | None
@@ -234,7 +246,7 @@ class Transformer:
         norm: bool = True,
         mask: MaskLike | None = None,
         divisor: float | None = None,
-        kernel: str | None = None,
+        kernel: str | Kernel | None = None,
         activation: str | None = None,
         heads: Heads | None = None,
         layers: int | Sequence[int] | None = None,

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from rankscope.errors import WeightsError
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.norms import UNWEIGHTED, NormWeights, norm_of
+from rankscope.nets.order import norms
 
 Shape = tuple[int, ...]
 
@@ -26,14 +28,6 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class NormWeights:
-    """`gain * normalised + bias`; either may be absent, and a scale-only norm has neither."""
-
-    gain: Float[Tensor, " width"] | None = None
-    bias: Float[Tensor, " width"] | None = None
-
-
-@dataclass(frozen=True)
 class Attention:
     """The tensors of one attention branch."""
 
@@ -41,9 +35,9 @@ class Attention:
     key: Linear  # [width, key_head, head_width]
     value: Linear  # [width, key_head, head_width]
     output: Linear  # [head, head_width, width]
-    query_norm: NormWeights = NormWeights()
+    query_norm: NormWeights = UNWEIGHTED
     """Of each query, before positions (architecture's `query_norm`)."""
-    key_norm: NormWeights = NormWeights()
+    key_norm: NormWeights = UNWEIGHTED
     position: Float[Tensor, "width head head_width"] | None = None
     """Projects the sinusoid of `i - j` to a relative key (positions 'relative')."""
     content_bias: Float[Tensor, "head head_width"] | None = None
@@ -71,11 +65,11 @@ class Layer:
 
     attention: Attention
     mlp: MLPWeights | None = None
-    attention_norm: NormWeights = NormWeights()
-    mlp_norm: NormWeights = NormWeights()
-    attention_after: NormWeights = NormWeights()
+    attention_norm: NormWeights = UNWEIGHTED
+    mlp_norm: NormWeights = UNWEIGHTED
+    attention_after: NormWeights = UNWEIGHTED
     """Second norm of a sandwich, on the branch before it is added."""
-    mlp_after: NormWeights = NormWeights()
+    mlp_after: NormWeights = UNWEIGHTED
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,7 +81,7 @@ class Weights:
     """The table of positions 'absolute', added to the tokens."""
     bias_table: Float[Tensor, "bucket head"] | None = None
     """The table of positions 'bias', added to the scores of every layer."""
-    final_norm: NormWeights = NormWeights()
+    final_norm: NormWeights = UNWEIGHTED
 
     def __repr__(self) -> str:
         distinct = {id(tensor): tensor.numel() for tensor in named(self).values()}
@@ -118,11 +112,8 @@ def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
         for name in ("up", "gate") if arch.mlp == "gated" else ("up",):
             shapes |= _linear(f"mlp.{name}", (d, m), (m,), arch.has_bias("mlp"))
         shapes |= _linear("mlp.down", (m, d), (d,), arch.has_bias("mlp"))
-    for branch in ("attention",) if arch.mlp == "none" else ("attention", "mlp"):
-        if branch == "mlp" or index not in arch.bare_layers:
-            shapes |= _norm(f"{branch}_norm", arch)
-        if arch.norm_place == "sandwich":
-            shapes |= _norm(f"{branch}_after", arch)
+    for name in norms(arch, index):
+        shapes |= _norm(name, arch)
     return shapes
 
 
@@ -148,10 +139,12 @@ def _linear(name: str, weight: Shape, bias: Shape, has_bias: bool) -> dict[str, 
 
 
 def _norm(name: str, arch: Architecture) -> dict[str, Shape]:
-    if arch.norm in ("none", "scale"):
-        return {}
-    bias = {f"{name}.bias": (arch.width,)} if arch.norm == "layer" and arch.has_bias("norm") else {}
-    return {f"{name}.gain": (arch.width,), **bias}
+    norm = norm_of(arch.norm)
+    has_gain = norm is not None and norm.gain
+    has_bias = norm is not None and norm.bias and arch.has_bias("norm")
+    return {
+        f"{name}.{leaf}": (arch.width,) for leaf, there in (("gain", has_gain), ("bias", has_bias)) if there
+    }
 
 
 def assemble(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:

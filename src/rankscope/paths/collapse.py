@@ -22,6 +22,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer
 from rankscope.paths.counts import Path, length_of
 from rankscope.paths.frozen import Frozen
+from rankscope.paths.terms import Linear, Terms
 from rankscope.paths.walk import shared_step
 
 RELATIVE = metric("relative_residual")
@@ -29,7 +30,7 @@ RELATIVE = metric("relative_residual")
 
 def exactly(arch: Architecture) -> bool:
     """Whether paths of such a network can be carried in deviation arithmetic."""
-    return arch.norm == "none" and arch.mlp == "none"
+    return arch.norm == "none" and arch.mlp == "none" and not arch.parts
 
 
 @torch.no_grad()
@@ -64,7 +65,7 @@ def _plain(frozen: Frozen, path: Path) -> Reading:
     step, Y = shared_step(frozen), frozen.X
     for index, head in enumerate(path):
         Y = step(index, Y, head)
-    return RELATIVE.read(tokens(frozen.end(Y[None])[0], ~frozen.real))
+    return RELATIVE.read(tokens(Linear(frozen).end(Terms(Y[None]))[0], ~frozen.real))
 
 
 def _attention(frozen: Frozen) -> list[Attention]:

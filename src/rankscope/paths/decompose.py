@@ -1,7 +1,7 @@
 """`decompose`: a network on its input as the exact sum of its paths."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import polars as pl
@@ -26,9 +26,9 @@ from rankscope.paths.counts import (
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
-from rankscope.paths.own import OwnPaths
 from rankscope.paths.parts import by_head, by_layer
-from rankscope.paths.walk import Step, own_step, shared_step, total
+from rankscope.paths.terms import Along, Stream, Terms
+from rankscope.paths.walk import OwnAttention, Step, own_step, shared_step, total
 
 MOST = 10**6
 """Paths that are enumerated one by one at most."""
@@ -51,8 +51,18 @@ class PathTerm:
 
 
 @torch.no_grad()
-def decompose(net: Transformer, X: Tensor, padding: Tensor | None = None) -> "Decomposition":
+def decompose(
+    net: Transformer,
+    X: Tensor,
+    padding: Tensor | None = None,
+    *,
+    variant: str = "as given",
+    device: str | torch.device | None = None,
+) -> "Decomposition":
     """The paths of a network on these tokens, with all that depends on the tokens frozen as measured.
+
+    It runs in the network's own dtype, on `device`, or where the network is; `variant` names the network in
+    what is saved.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=12, width=24, heads=12))
@@ -60,10 +70,11 @@ def decompose(net: Transformer, X: Tensor, padding: Tensor | None = None) -> "De
     >>> sum(d.by_length().counts) == 13**12, d.closure < 1e-12
     (True, True)
     """
+    net = net.to(device=device)
     X = X.to(dtype=net.dtype, device=net.device) if isinstance(X, Tensor) else X
     frozen = freeze(net, X, padding)
-    closure_of(frozen.run(), frozen)
-    return Decomposition(frozen)
+    closure_of(Stream(frozen).run(), frozen)
+    return Decomposition(frozen, variant)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,17 +82,28 @@ class Decomposition:
     """A network taken apart into paths: see `decompose`."""
 
     frozen: Frozen
+    variant: str = "as given"
 
     def __repr__(self) -> str:
-        from rankscope.paths.shown import count, decomposition_title
+        from rankscope.paths.views import counted_paths
 
-        return f"{decomposition_title(self)}, {count(sum(counts_along(self.frozen.ways)))} paths"
+        return f"{self._title}, {counted_paths(sum(counts_along(self.frozen.ways)))} paths"
 
     def _repr_html_(self) -> str:
         """For notebooks: its paths by length, which are summed for this."""
-        from rankscope.paths.shown import decomposition_title, lengths_card
+        from rankscope.paths.card import lengths_card
 
-        return lengths_card(self.by_length(), decomposition_title(self))
+        found = self.by_length()
+        return lengths_card(found.table, found.closure, self._title)
+
+    @property
+    def _title(self) -> str:
+        from rankscope.cards import counted
+
+        batch, n, _ = self.frozen.X.shape
+        layers, heads = counted(self.layers, "layer"), counted(self.heads, "head")
+        tokens = f"{counted(batch, 'sample')} of up to {counted(n, 'token')}"
+        return f"Decomposition: {layers}, {heads}, {tokens}"
 
     @property
     def layers(self) -> int:
@@ -105,7 +127,7 @@ class Decomposition:
 
     @cached_property
     def _lengths(self) -> ByLength:
-        return by_length(self.frozen)
+        return replace(by_length(self.frozen), variant=self.variant)
 
     def by_length(self) -> ByLength:
         """For every length: how many paths, and what the sum of their terms is."""
@@ -126,16 +148,17 @@ class Decomposition:
         spec = checked(spelled(path), self.frozen.ways, self.heads)
         frozen = self.frozen
         term = self._ended(total(frozen, [spec], self._step(attention)), attention)
-        own = OwnPaths(frozen.net, frozen.X, frozen.real).matrices(spec) if attention == "own" else None
+        own = OwnAttention(frozen).matrices(spec) if attention == "own" else None
         n, width = frozen.X.shape[1:]
         P = torch.eye(n, dtype=frozen.X.dtype, device=frozen.X.device).expand(len(frozen.X), n, n)
         W = torch.eye(width, dtype=frozen.X.dtype, device=frozen.X.device)
         for layer, head in zip(frozen.layers, spec, strict=True):
+            arch, index = layer.block.arch, layer.block.index
             if head is None:
-                W = W * layer.arch.attention_skip
+                W = W * arch.attention_skip
             else:
-                w, key = layer.weights.attention, head // (layer.arch.heads // layer.arch.key_heads)
-                P = (layer.P[:, head] if own is None else own[layer.index]) @ P
+                w, key = layer.block.weights.attention, head // (arch.heads // arch.key_heads)
+                P = (layer.P[:, head] if own is None else own[index]) @ P
                 W = W @ (w.value.weight[:, key] @ w.output.weight[head])
         if frozen.order is not None:
             P = frozen.order.restored_square(P[:, None])[:, 0]
@@ -199,7 +222,7 @@ class Decomposition:
                 raise PathError(
                     "with heads, attention is shared; for attention of their own, net.variant(heads=)"
                 )
-            kept = self.frozen.run(kept_heads(self.frozen.net.arch, heads), biases)
+            kept = Stream(self.frozen, kept_heads(self.frozen.net.arch, heads), biases).run()
             return self.frozen.restored(kept)
         if lengths is not None:
             if not isinstance(lengths, Iterable):
@@ -231,5 +254,5 @@ class Decomposition:
     def _ended(self, term: Tensor, attention: str) -> Tensor:
         """Through the final norm: frozen, or for paths of their own computed on what they add up to."""
         if attention == "shared":
-            return self.frozen.end(term[None])[0]
+            return Along(self.frozen).end(Terms(term[None]))[0]
         return self.frozen.net.finish(term) * self.frozen.real[..., None]

@@ -19,11 +19,15 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
-from rankscope.metrics.residual import frobenius_norm, mu
+from rankscope.metrics.residuals import frobenius_norm, mu
 from rankscope.metrics.tokens import unit_of
+from rankscope.nets.order import Half
+from rankscope.nets.parts import Part
+from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import DIGITS
+from rankscope.paths.terms import Fork, Linear, Terms
 from rankscope.paths.walk import shared_step
 
 Progress = Callable[[int, int], None]
@@ -44,9 +48,12 @@ class Heaviest:
     """Beginnings of paths that were computed."""
 
     def __repr__(self) -> str:
-        from rankscope.paths.shown import heaviest_repr
+        from rankscope.cards import counted, lines
 
-        return heaviest_repr(self)
+        number = f"{counted(len(self.paths), 'path')}, {self.proved} proved to be the heaviest"
+        heads = [f"({', '.join('–' if head is None else str(head) for head in path)})" for path in self.paths]
+        rows = [[path, f"{weight:.4g}"] for path, weight in zip(heads, self.weights, strict=True)]
+        return lines(f"Heaviest: {number}; no other weighs over {self.next_bound:.3g}", rows)
 
 
 @torch.no_grad()
@@ -65,7 +72,7 @@ def heaviest(
         raise PathError(
             f"top needs tokens to weigh paths by; received {tuple(frozen.real.shape)} of which none is real"
         )
-    depth, ahead, step = len(frozen.layers), _ahead(frozen), shared_step(frozen)
+    depth, ahead, step, fork = len(frozen.layers), _ahead(frozen), shared_step(frozen), Fork(frozen)
     found, looked = _beam(frozen, count, by)
     done: list[tuple[float, Path]] = []
     # (-bound, tie, path so far, tokens before its last layer): a whole path's bound is its weight. Tokens
@@ -78,7 +85,7 @@ def heaviest(
             done.append((-bound, path))
             continue
         Y = step(len(path) - 1, Y, path[-1]) if path else Y
-        for head, after in _extended(frozen, len(path), Y):
+        for head, after in fork.ways(len(path), Y):
             longer, looked, ties = (*path, head), looked + 1, ties + 1
             if len(longer) == depth:
                 found[longer] = _weight(frozen, after, by)
@@ -100,31 +107,18 @@ def heaviest(
 
 def _beam(frozen: Frozen, count: int, by: str) -> tuple[dict[Path, float], int]:
     """Whole paths along the heaviest beginnings, and how many beginnings that took."""
-    width, looked = max(count, 4), 0
+    width, looked, fork = max(count, 4), 0, Fork(frozen)
     beam: list[tuple[Path, Tensor]] = [((), frozen.X)]
     for index in range(len(frozen.layers)):
-        longer = [((*path, head), after) for path, Y in beam for head, after in _extended(frozen, index, Y)]
+        longer = [((*path, head), after) for path, Y in beam for head, after in fork.ways(index, Y)]
         looked += len(longer)
         longer.sort(key=lambda item: -float(torch.linalg.vector_norm(item[1])))
         beam = longer[:width]
     return {path: _weight(frozen, Y, by) for path, Y in beam}, looked
 
 
-def _extended(frozen: Frozen, index: int, Y: Tensor) -> list[tuple[int | None, Tensor]]:
-    """Every way on from Y through a layer, computed side by side."""
-    layer = frozen.layers[index]
-    ways = layer.ways
-    heads = [way for way in ways if way is not None]
-    parts = [layer.past(Y[None])] if None in ways else []
-    if heads:
-        spoken = layer.spoken(Y[None])[0]  # [batch, head, token, head_width]
-        each = torch.einsum("bhtc,hcd->hbtd", spoken[:, heads], layer.weights.attention.output.weight[heads])
-        parts.append(layer.after_heads(each))
-    return list(zip(ways, layer.close(torch.cat(parts)), strict=True))
-
-
 def _weight(frozen: Frozen, Y: Tensor, by: str) -> float:
-    term = frozen.end(Y[None])[0]
+    term = Linear(frozen).end(Terms(Y[None]))[0]
     sizes = mu(term, ~frozen.real) if by == "residual" else frobenius_norm(term.double())
     return float(torch.linalg.vector_norm(sizes))
 
@@ -140,58 +134,69 @@ def _ahead(frozen: Frozen) -> list[Tensor]:
     last = torch.ones(len(frozen.X), dtype=torch.float64, device=frozen.X.device)
     ahead = [last if frozen.last is None else last * _norm_gain(frozen.last, frozen.real)]
     for layer in reversed(frozen.layers):
-        ahead.append(ahead[-1] * _gain(layer))
+        gain: Tensor = traverse(layer.block, _Gain(frozen, layer), torch.ones_like(last)).state
+        ahead.append(ahead[-1] * gain)
     return ahead[::-1]
 
 
-def _gain(layer: FrozenLayer) -> Tensor:
-    """[batch]: by how much a layer can lengthen a term."""
-    arch, real = layer.arch, layer.real
-    gain = torch.zeros(len(real), dtype=torch.float64, device=real.device)
-    for way in layer.ways:
-        gain = torch.maximum(gain, _past_gain(layer) if way is None else _head_gain(layer, way))
-    if arch.norm_place == "post" and layer.attention_norm is not None:
-        gain = gain * _norm_gain(layer.attention_norm, real)
-    if layer.serial:
-        gain = gain * (abs(arch.mlp_skip) + _mlp_gain(layer))
-        if arch.norm_place == "post" and layer.mlp_norm is not None:
-            gain = gain * _norm_gain(layer.mlp_norm, real)
-    return gain
+class _Gain(Arithmetic):
+    """Rules on `[batch]`: by how much a part can lengthen a term. Heads are bounded together with the norm
+    that they read through, which waits until they come."""
 
+    def __init__(self, frozen: Frozen, layer: FrozenLayer) -> None:
+        self.layer, self.real = layer, frozen.real
 
-def _past_gain(layer: FrozenLayer) -> Tensor:
-    real, weight = layer.real, abs(layer.arch.attention_skip)
-    skip = torch.full((len(real),), weight, dtype=torch.float64, device=real.device)
-    return skip + _mlp_gain(layer) if layer.arch.parallel and layer.arch.mlp != "none" else skip
+    def norm(self, block: Block, name: str, gain: Tensor) -> Tensor:
+        """The largest scale and gain."""
+        reads = any(half.attends and half.branches[0].before == name for half in block.halves)
+        return gain if reads else gain * _norm_gain(self.layer.norms[name], self.real)
 
+    def values(self, block: Block, gain: Tensor) -> Tensor:
+        """Left to `output`."""
+        return gain
 
-def _head_gain(layer: FrozenLayer, head: int) -> Tensor:
-    arch, w = layer.arch, layer.weights.attention
-    key = head // (arch.heads // arch.key_heads)
-    inward, outward = w.value.weight[:, key].double(), w.output.weight[head].double()
-    P = layer.P[:, head].double() * layer.real[:, :, None] * layer.real[:, None]
-    norm = layer.reads_through
-    if norm is not None:
-        inward = inward if norm.weights.gain is None else norm.weights.gain.double()[:, None] * inward
-        inward = inward - inward.mean(0) if norm.centred else inward
-        P = P * norm.scale[..., 0].double()[:, None]
-    gain = torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(inward @ outward, 2)
-    if arch.norm_place == "sandwich" and layer.attention_after is not None:
-        gain = gain * _norm_gain(layer.attention_after, layer.real)
-    return gain
+    def weights(self, block: Block, gain: Tensor) -> None:
+        """Left to `output`."""
 
+    def mix(self, block: Block, weights: None, gain: Tensor) -> Tensor:
+        """Left to `output`."""
+        return gain
 
-def _mlp_gain(layer: FrozenLayer) -> Tensor:
-    w = layer.weights.mlp
-    assert w is not None and layer.gate is not None
-    gain = _largest(layer.gate, layer.real)
-    for weight in (w.up.weight, w.down.weight):
-        gain = gain * torch.linalg.matrix_norm(weight.double(), 2)
-    if layer.arch.norm_place != "post" and layer.mlp_norm is not None:
-        gain = gain * _norm_gain(layer.mlp_norm, layer.real)
-    if layer.arch.norm_place == "sandwich" and layer.mlp_after is not None:
-        gain = gain * _norm_gain(layer.mlp_after, layer.real)
-    return gain
+    def output(self, block: Block, gain: Tensor) -> Tensor:
+        """The largest of all heads."""
+        gains = [self._head(block, head) for head in block.speaking]
+        return gain * torch.stack(gains).amax(0) if gains else torch.zeros_like(gain)
+
+    def mlp(self, block: Block, gain: Tensor) -> Tensor:
+        """The largest gate, and the norms of both matrices."""
+        w, gate = block.weights.mlp, self.layer.gate
+        assert w is not None and gate is not None
+        gain = gain * _largest(gate, self.real)
+        for weight in (w.up.weight, w.down.weight):
+            gain = gain * torch.linalg.matrix_norm(weight.double(), 2)
+        return gain
+
+    def add(self, block: Block, half: Half, gain: Tensor, branches: dict[str, Tensor]) -> Tensor:
+        """A path goes through a head or past all of them; the MLP and its skip it takes together."""
+        past = abs(half.skip) * gain + branches.get("mlp", torch.zeros_like(gain))
+        return torch.maximum(past, branches["attention"]) if half.attends else past
+
+    def part(self, block: Block, part: Part, gain: Tensor, inside: Tensor) -> Tensor:
+        """Attention is taken as it was measured; of other parts of one's own nothing is known."""
+        return gain if part.place == "weights" else torch.full_like(gain, torch.inf)
+
+    def _head(self, block: Block, head: int) -> Tensor:
+        arch, w = block.arch, block.weights.attention
+        key = head // (arch.heads // arch.key_heads)
+        inward, outward = w.value.weight[:, key].double(), w.output.weight[head].double()
+        P = self.layer.P[:, head].double() * self.real[:, :, None] * self.real[:, None]
+        before = next(half.branches[0].before for half in block.halves if half.attends)
+        if before is not None:
+            norm = self.layer.norms[before]
+            inward = inward if norm.weights.gain is None else norm.weights.gain.double()[:, None] * inward
+            inward = inward - inward.mean(0) if norm.centred else inward
+            P = P * norm.scale[..., 0].double()[:, None]
+        return torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(inward @ outward, 2)
 
 
 def _norm_gain(norm: FrozenNorm, real: Tensor) -> Tensor:

@@ -11,11 +11,55 @@ from torch import Tensor
 
 from rankscope.metrics import dobrushin
 from rankscope.metrics.catalogue import metric
-from rankscope.metrics.residual import frobenius_norm, mu, residual
+from rankscope.metrics.residuals import frobenius_norm, mu, residual
 from rankscope.metrics.tokens import tokens
+from rankscope.nets.order import Half
+from rankscope.nets.traversal import Block
 from rankscope.paths.frozen import Frozen, FrozenLayer
 from rankscope.paths.shares import cosine
 from rankscope.paths.shares import share as share_of
+from rankscope.paths.terms import Spoken, Stream, Terms
+
+
+class _Tracking(Stream):
+    """The whole stream as part 0, and after it everything that has passed through each part so far."""
+
+    def __init__(self, frozen: Frozen) -> None:
+        super().__init__(frozen)
+        self.names: list[tuple[int, str]] = []
+
+    def output(self, block: Block, spoken: Spoken) -> Terms:
+        """The stream's heads once more, without the output bias, which passes through none."""
+        parts = self.added(block, spoken)
+        return self._started(block, torch.cat([parts, parts[:1]]))
+
+    def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
+        """What the branches add to the stream goes on as parts of their own."""
+        number, new = len(terms.parts), []
+        for name, branch in branches.items():
+            new.append(branch.parts[number:] if name == "attention" else branch.parts[:1].clone())
+            self.names.append((block.index + 1, "heads" if name == "attention" else name))
+            branches = branches | {name: branch._replace(parts=branch.parts[:number])}
+        return Terms(torch.cat([super().add(block, half, terms, branches).parts, *new]), self.start)
+
+
+class _Remembering(Stream):
+    """The whole stream, with what every head mixed and what the heads of each layer read."""
+
+    def __init__(self, frozen: Frozen) -> None:
+        super().__init__(frozen)
+        self.spoken: list[Tensor] = []
+        self.read: list[Tensor] = []
+
+    def values(self, block: Block, terms: Terms) -> Tensor:
+        """Noted: what heads read."""
+        self.read.append(terms.parts.detach()[0])
+        return super().values(block, terms)
+
+    def output(self, block: Block, spoken: Spoken) -> Terms:
+        """Noted: what they mixed."""
+        self.spoken.append(spoken)
+        return super().output(block, spoken)
 
 
 @torch.no_grad()
@@ -28,26 +72,12 @@ def by_layer(frozen: Frozen) -> pl.DataFrame:
     (`<term, output> / <output, output>`) and of the output's residual (NaN where that is noise), its cosine
     with the output.
     """
-    Y = frozen.X[None]  # part 0 is the whole stream, biases included
-    names: list[tuple[int, str]] = []
+    rules = _Tracking(frozen)
+    terms = Terms(frozen.X[None], rules.start)
     for layer in frozen.layers:
-        stream, carried = Y[:1], Y[1:]
-        heads = layer.through(stream, start=0)
-        whole = layer.settle(layer.past(stream, start=0) + heads, start=0)
-        parts, new = [layer.close(heads)], [(layer.index + 1, "heads")]
-        if layer.serial:
-            inside = layer.mlp(whole, start=0)
-            parts.append(layer.finish(inside))
-            whole = inside + layer.arch.mlp_skip * whole
-        elif layer.arch.mlp != "none":
-            parts.append(layer.close(layer.mlp(stream, start=0)))
-        new += [(layer.index + 1, "mlp")] if len(parts) > 1 else []
-        if len(carried):
-            carried = layer.close(layer.past(carried) + layer.through(carried))
-        Y = torch.cat([layer.finish(whole, start=0), carried, *parts])
-        names += new
-    terms = frozen.end(Y)[1:]
-    return pl.concat([_rows(term, frozen, *name) for term, name in zip(terms, names, strict=True)])
+        terms = rules.through(layer.block, terms)
+    ended = rules.end(terms._replace(start=None))[1:]
+    return pl.concat([_rows(term, frozen, *name) for term, name in zip(ended, rules.names, strict=True)])
 
 
 def by_head(frozen: Frozen) -> pl.DataFrame:
@@ -80,15 +110,12 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
 def _with_graph(frozen: Frozen) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """(what every head mixed, `[1, batch, head, token, head_width]`, what the heads of each layer read, the
     output): the first and the last as nodes of one graph."""
-    spoken, read = [], []
+    rules = _Remembering(frozen)
     with torch.enable_grad():
-        Y = frozen.X[None].clone().requires_grad_(True)
+        terms = Terms(frozen.X[None].clone().requires_grad_(True), rules.start)
         for layer in frozen.layers:
-            U = layer.spoken(Y, start=0)
-            spoken.append(U)
-            read.append(layer.inside(Y.detach(), start=0)[0])
-            Y = layer.close(layer.past(Y, start=0) + layer.added(U), start=0)
-        return spoken, read, frozen.end(Y, 0)[0]
+            terms = rules.through(layer.block, terms)
+        return rules.spoken, rules.read, rules.end(terms)[0]
 
 
 def _head_rows(
@@ -98,7 +125,9 @@ def _head_rows(
     batch, heads = U.shape[:2]
     wide = padding[:, None].expand(batch, heads, -1)
     speaks = torch.tensor([head in layer.ways for head in range(heads)], device=U.device)
-    adds = (U @ layer.weights.attention.output.weight) * speaks[:, None, None]  # [batch, head, token, width]
+    adds = (U @ layer.block.weights.attention.output.weight) * speaks[
+        :, None, None
+    ]  # [batch, head, token, width]
     read = mu(Z, padding).masked_fill(_uniform(Z, frozen), torch.nan)[:, None]
     mixed = layer.P @ Z[:, None]
     columns: dict[str, Tensor] = {
@@ -112,7 +141,7 @@ def _head_rows(
     return pl.DataFrame(
         {
             "sample": [sample for sample in range(batch) for _ in range(heads)],
-            "layer": [layer.index + 1] * (batch * heads),
+            "layer": [layer.block.index + 1] * (batch * heads),
             "head": list(range(heads)) * batch,
             **{name: value.double().flatten().tolist() for name, value in columns.items()},
         }

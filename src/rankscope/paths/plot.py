@@ -1,7 +1,7 @@
 """Figures of a decomposition: which lengths carry the output, and what each head does."""
 
+from collections.abc import Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -9,21 +9,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankscope.figures import FAINT, INK, PALETTE, panels
-
-if TYPE_CHECKING:
-    from rankscope.paths.lengths import ByLength
+from rankscope.paths.views import LengthView, head_means, length_views
 
 SHOWN = {"embedding": PALETTE[0], "bias": PALETTE[4]}
 SAID = {"embedding": "from the embedding", "bias": "from biases"}
 
 
-def plot_lengths(found: "ByLength") -> Figure:
+def plot_lengths(table: pl.DataFrame) -> Figure:
     """Left: the share of the output by length, apart by where paths start, with the number of paths. Right:
     the relative residual of the sum of each length's terms; dots are samples, hollow where they are noise."""
     figure, (left, right) = panels(2)
-    table = found.table
-    _shares(left, table, found)
-    _residuals(right, table)
+    lengths = length_views(table)
+    _shares(left, lengths)
+    _residuals(right, table, lengths)
     return figure
 
 
@@ -31,10 +29,10 @@ def plot_heads(by_head: pl.DataFrame) -> Figure:
     """Layer by head: what share of the output passes through each, and by how much each contracts."""
     figure, axes = panels(2, width=5.4)
     titles = {"share": "share of the output", "contraction": r"contraction, $\mu(P_h Z W_h)\,/\,\mu(Z)$"}
+    means = head_means(by_head)
+    layers, heads = means["layer"].n_unique(), means["head"].n_unique()
     for each, (column, title) in zip(axes, titles.items(), strict=True):
-        mean = by_head.group_by("layer", "head").agg(pl.col(column).mean()).sort("layer", "head")
-        layers, heads = by_head["layer"].n_unique(), by_head["head"].n_unique()
-        grid = mean[column].to_numpy().reshape(layers, heads)
+        grid = means[column].to_numpy().reshape(layers, heads)
         signed = column == "share"
         seen = np.abs(grid[np.isfinite(grid)])
         limit = float(seen.max(initial=0.0)) or 1.0
@@ -50,23 +48,24 @@ def plot_heads(by_head: pl.DataFrame) -> Figure:
     return figure
 
 
-def _shares(axes: Axes, table: pl.DataFrame, found: "ByLength") -> None:
-    lengths = np.arange(len(found.counts))
-    biased = any(found.bias_counts) and bool(found.bias.any())
+def _shares(axes: Axes, lengths: Sequence[LengthView]) -> None:
+    at = np.arange(len(lengths))
+    biased = any(each.bias_norm > 0 for each in lengths)
+    shares = {"embedding": [each.share for each in lengths], "bias": [each.from_biases for each in lengths]}
     starts = ["embedding", "bias"] if biased else ["embedding"]
     width = 0.8 / len(starts)
     for place, start in enumerate(starts):
-        mean = _mean(table, start, "share")
-        middle = lengths + (place - (len(starts) - 1) / 2) * width
-        axes.bar(middle, mean, width, color=SHOWN[start], label=SAID[start] if biased else None, zorder=2)
+        middle = at + (place - (len(starts) - 1) / 2) * width
+        name = SAID[start] if biased else None
+        axes.bar(middle, shares[start], width, color=SHOWN[start], label=name, zorder=2)
     axes.axhline(0, color=FAINT, linewidth=0.8)
     axes.set(xlabel="length of the path (heads in it)", ylabel="share of the output")
-    axes.set_xticks(_thinned(lengths))
+    axes.set_xticks(_thinned(at))
     low, high = axes.get_ylim()
     axes.set_ylim(low, high + 0.16 * (high - low))
-    for length in _thinned(lengths):
+    for length in _thinned(at):
         axes.annotate(
-            _count(found.counts[length]), (float(length), 1.0), xycoords=("data", "axes fraction"),
+            _count(lengths[length].paths), (float(length), 1.0), xycoords=("data", "axes fraction"),
             ha="center", va="top", fontsize=7, color=INK, rotation=0,
         )  # fmt: skip
     axes.set_title("number of paths above each length", fontsize=9, color=FAINT)
@@ -74,7 +73,7 @@ def _shares(axes: Axes, table: pl.DataFrame, found: "ByLength") -> None:
         axes.legend(loc="best", frameon=False)
 
 
-def _residuals(axes: Axes, table: pl.DataFrame) -> None:
+def _residuals(axes: Axes, table: pl.DataFrame, lengths: Sequence[LengthView]) -> None:
     rows = table.filter((pl.col("start") == "embedding") & (pl.col("norm") > 0))
     for noise in (False, True):
         part = rows.filter(below_floor=noise)
@@ -82,15 +81,16 @@ def _residuals(axes: Axes, table: pl.DataFrame) -> None:
             part["length"], part["relative_residual"], s=22, zorder=2, edgecolors=PALETTE[0],
             facecolors="none" if noise else PALETTE[0], alpha=0.8,
         )  # fmt: skip
-    middle = rows.group_by("length").agg(pl.col("relative_residual").median()).sort("length")
-    axes.plot(middle["length"], middle["relative_residual"], color=PALETTE[0], linewidth=1.4)
+    there = [each for each in lengths if each.norm > 0]
+    means = [10**each.log10_residual for each in there]
+    axes.plot([each.length for each in there], means, color=PALETTE[0], linewidth=1.4)
     _log_if_wide(axes, rows["relative_residual"].to_numpy())
     axes.set(
         xlabel="length of the path (heads in it)",
         ylabel=r"$\|\mathrm{res}\,T\|_{1,\infty}\,/\,\|T\|_{1,\infty}$",
     )
     axes.set_title("relative residual of each length's sum T", fontsize=9, color=FAINT)
-    axes.set_xticks(_thinned(np.arange(table["length"].n_unique())))
+    axes.set_xticks(_thinned(np.arange(len(lengths))))
 
 
 def plot_single(residuals: pl.DataFrame) -> Figure:
@@ -119,11 +119,6 @@ def _log_if_wide(axes: Axes, values: np.ndarray) -> None:
         axes.set_yscale("log")
     else:
         axes.set_ylim(0, 1.08 * float(values.max()) if len(values) else 1.0)
-
-
-def _mean(table: pl.DataFrame, start: str, column: str) -> np.ndarray:
-    rows = table.filter(start=start).group_by("length").agg(pl.col(column).mean()).sort("length")
-    return rows[column].to_numpy()
 
 
 def _thinned(lengths: np.ndarray) -> list[int]:

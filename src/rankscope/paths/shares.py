@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope.metrics.residual import frobenius_norm
+from rankscope.metrics.residuals import frobenius_norm
 from rankscope.metrics.tokens import Values
 
 Tokens = Float[Tensor, "batch token width"]

@@ -1,32 +1,59 @@
-"""Many paths at once: what they have in common at the start is computed once."""
+"""Many paths at once: what they have in common at the start is computed once.
+
+The theorem's path takes attention from the full network (`shared`). The code of Dong et al. 2021 runs the
+path as a network of its own: one head, or the skip, in every layer, with attention, norms, MLPs and biases
+computed from what the path itself has come to (`own`). Those terms do not add up to the output.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
+from rankscope.nets.plain import Plain, Tokens
+from rankscope.nets.setting import Setting
+from rankscope.nets.traversal import traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen
-from rankscope.paths.own import OwnPaths
+from rankscope.paths.terms import Along, OnePath
 
 Step = Callable[[int, Tensor, int | None], Tensor]
 """(layer, tokens, head or None) -> tokens."""
 
 
+class OwnAttention(OnePath, Plain):
+    """The plain rules along one path, one layer at a time."""
+
+    def __init__(self, frozen: Frozen) -> None:
+        net = frozen.net
+        super().__init__(net.arch, Setting.of(net.arch, net.weights, frozen.X, frozen.real))
+        self.frozen = frozen
+
+    def step(self, index: int, X: Tokens, head: int | None) -> Tokens:
+        """Tokens after layer `index`, through that head or past all."""
+        self.head = head
+        state: Tokens = traverse(self.frozen.layers[index].block, self, X).state
+        return state * self.frozen.real[..., None]
+
+    def matrices(self, path: Path) -> dict[int, Tensor]:
+        """By layer in which the path takes a head: that head's attention `[batch, token, token]`."""
+        found, X = {}, self.frozen.X
+        for index, self.head in enumerate(path):
+            passed = traverse(self.frozen.layers[index].block, self, X)
+            if self.head is not None:
+                found[index] = passed.weights[:, self.head]
+            X = passed.state * self.frozen.real[..., None]
+        return found
+
+
 def shared_step(frozen: Frozen) -> Step:
     """Attention from the full network: the theorem's paths."""
-
-    def step(index: int, Y: Tensor, head: int | None) -> Tensor:
-        layer = frozen.layers[index]
-        gone = layer.past(Y[None]) if head is None else layer.through(Y[None], [head])
-        return layer.close(gone)[0]
-
-    return step
+    return Along(frozen).step
 
 
 def own_step(frozen: Frozen) -> Step:
     """Attention recomputed along each path."""
-    return OwnPaths(frozen.net, frozen.X, frozen.real).step
+    return OwnAttention(frozen).step
 
 
 def terms(frozen: Frozen, paths: Iterable[Path], step: Step) -> Iterator[tuple[Path, Tensor]]:

@@ -2,8 +2,20 @@
 
 from rankscope.profiles.corpus import measure_corpus
 from rankscope.profiles.gathered import Gathered
-from rankscope.profiles.measure import ARITHMETICS, DEFAULT_METRICS, measure
+from rankscope.profiles.measure import DEFAULT_METRICS, measure
 from rankscope.profiles.profile import Profile
+from rankscope.profiles.propagation import ARITHMETICS, one_pass
+from rankscope.profiles.readers import Reader
 from rankscope.profiles.summary import Summary
 
-__all__ = ["ARITHMETICS", "DEFAULT_METRICS", "Gathered", "Profile", "Summary", "measure", "measure_corpus"]
+__all__ = [
+    "ARITHMETICS",
+    "DEFAULT_METRICS",
+    "Gathered",
+    "Profile",
+    "Reader",
+    "Summary",
+    "measure",
+    "measure_corpus",
+    "one_pass",
+]

@@ -16,11 +16,14 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
-from rankscope.profiles.shapes import Shape, shapes
+from rankscope.profiles.propagation import one_pass
+from rankscope.profiles.readers import ShapeReader
+from rankscope.profiles.shapes import Shape
 
 TOKENS = 128
 """Tokens of a sample that are kept at most, from the first on; the plane is fitted to all."""
@@ -55,18 +58,28 @@ def cloud(
     >>> cloud({"transformer": net}, torch.randn(1, 5, 8)).height
     15
     """
-    X = X[:samples]
-    real = real_tokens(X.shape[:-1], None if padding is None else padding[:samples], X.device).cpu()
-    found = [
-        (variant, Shape(each.layer, each.R.cpu().nan_to_num(0.0), each.log10))
-        for variant, net in nets.items()
-        for each in shapes(net, X, ~real.to(X.device))
-    ]
+    X, padding = X[:samples], None if padding is None else padding[:samples]
+    found = {}
+    for variant, net in nets.items():
+        reader = ShapeReader(samples)
+        one_pass(net, X, padding, [reader], batch=max(len(X), 1))
+        found[variant] = reader.result()
+    return cloud_table(found, real_tokens(X.shape[:-1], padding, X.device), words, most)
+
+
+def cloud_table(
+    found: Mapping[str, Sequence[Shape]],
+    real: Bool[Tensor, "sample token"],
+    words: Sequence[Sequence[str]] | None = None,
+    most: int = TOKENS,
+) -> pl.DataFrame:
+    """The cloud of what a `ShapeReader` found in each variant; `real` says which tokens count."""
+    every = [(variant, shape) for variant, shapes in found.items() for shape in shapes]
     frames = [pl.DataFrame(schema=SCHEMA)]
-    for sample in range(len(X)) if found else []:
-        here = real[sample].nonzero()[:, 0]
+    for sample in range(len(real)) if every else []:
+        here = real[sample].nonzero()[:, 0].cpu()
         texts = [str(token) for token in here.tolist()] if words is None else list(words[sample])
-        frames.append(placed(found, sample, here, texts[:most]))
+        frames.append(placed(every, sample, here, texts[:most]))
     return pl.concat(frames)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import FileError, MetricError, TokensError
-from rankscope.metrics import metric
+from rankscope.metrics import Metric, MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.nets.origin import Encoded
 from rankscope.profiles.gathered import MOST, NAME, Gathered
@@ -36,7 +36,7 @@ def measure_corpus(
     nets: Mapping[str, Transformer],
     texts: Iterable[str],
     *,
-    metrics: str | Sequence[str] = DEFAULT_METRICS,
+    metrics: MetricsLike = DEFAULT_METRICS,
     arithmetic: str | Sequence[str] = "deviation",
     length: int = 128,
     batch: int = 16,
@@ -76,7 +76,7 @@ def gathering(
     texts: Iterable[str],
     store: Store,
     *,
-    metrics: str | Sequence[str] = DEFAULT_METRICS,
+    metrics: MetricsLike = DEFAULT_METRICS,
     arithmetic: str | Sequence[str] = "deviation",
     length: int = 128,
     batch: int = 16,
@@ -88,11 +88,11 @@ def gathering(
         raise MetricError("a corpus must be measured on at least one network; received none")
     if batch < 1:
         raise TokensError(f"batch must be at least 1 excerpt; got {batch}")
-    chosen = [metrics] if isinstance(metrics, str) else list(metrics)
+    chosen = chosen_metrics("a corpus", metrics)
     arithmetics = [arithmetic] if isinstance(arithmetic, str) else list(arithmetic)
-    for name in chosen:
-        metric(name)
-    key = key_of(nets, metrics=chosen, arithmetics=arithmetics, tokens=length, batch=batch)
+    key = key_of(
+        nets, metrics=[each.name for each in chosen], arithmetics=arithmetics, tokens=length, batch=batch
+    )
     stream, digest = iter(texts), blake2b(digest_size=16)
     before = _kept(store, key, batch)
     gathered, read = Gathered(store, before, key), 0
@@ -140,7 +140,11 @@ def _kept(store: Store, key: dict[str, Any], batch: int) -> list[Manifest]:
 
 
 def _measured(
-    nets: Mapping[str, Transformer], texts: list[str], metrics: list[str], arithmetics: list[str], length: int
+    nets: Mapping[str, Transformer],
+    texts: list[str],
+    metrics: list[Metric],
+    arithmetics: list[str],
+    length: int,
 ) -> Profile | None:
     """Every variant in every arithmetic on one chunk; None where no text of it has a token."""
     profiles = []

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
+from rankscope.profiles.views import CurveView, of_samples
 from rankscope.runs import Manifest, joined, tables
 
 if TYPE_CHECKING:
@@ -46,15 +47,19 @@ class Profile:
     manifest: Manifest
 
     def __repr__(self) -> str:
-        from rankscope.profiles.shown import profile_repr
+        from rankscope.profiles.card import curves_repr
 
-        return profile_repr(self)
+        return curves_repr("Profile", self._many, self.views())
 
     def _repr_html_(self) -> str:
         """For notebooks: the first metric as a figure and a table."""
-        from rankscope.profiles.shown import profile_card
+        from rankscope.profiles.card import curves_card
 
-        return profile_card(self)
+        return curves_card("Profile", self._many, self.views(), len(self.metrics))
+
+    @property
+    def _many(self) -> tuple[int, str]:
+        return self.table["sample"].n_unique(), "sample"
 
     @classmethod
     def join(cls, profiles: list["Profile"]) -> "Profile":
@@ -127,6 +132,19 @@ class Profile:
         rows = self.table.filter(metric=only("metric", metric, self.metrics))
         return rows.select("variant", "arithmetic").unique(maintain_order=True).rows()
 
+    def views(self, metric: str | None = None) -> list[CurveView]:
+        """What each line of a metric (the first, if left out) says: all that is drawn, printed and told."""
+        if not len(self.table):
+            return []
+        found, name = [], metric or self.metrics[0]
+        for variant, arithmetic in self.lines(name):
+            chosen = {"variant": variant, "arithmetic": arithmetic}
+            columns = {each: self.curve(name, each, **chosen).numpy() for each in ("log10", "value", "floor")}
+            label = variant if len(self.arithmetics) == 1 else f"{variant}, {arithmetic}"
+            noise = self.at_floor(name, **chosen).numpy()
+            found.append(of_samples(name, variant, arithmetic, label, columns, noise))
+        return found
+
     def at_floor(
         self, metric: str, *, variant: str | None = None, arithmetic: str | None = None
     ) -> Bool[Tensor, " layer"]:
@@ -139,9 +157,9 @@ class Profile:
 
     def plot(self, metric: str | None = None, *, log: bool | None = None) -> "Figure":
         """The metric (the first, if left out) by layer, floors drawn; `log=None` decides by range."""
-        from rankscope.profiles.plot import plot_profile
+        from rankscope.profiles.plot import plot_curves
 
-        return plot_profile(self, only("metric", metric or self.metrics[0], self.metrics), log)
+        return plot_curves(self.views(only("metric", metric or self.metrics[0], self.metrics)), log)
 
     def save(self, path: str | Path) -> Path:
         """Write one Parquet file, manifest inside, atomically."""

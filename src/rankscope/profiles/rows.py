@@ -7,21 +7,22 @@ is **broken**: its values are NaN, the other samples of the batch are read as us
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import polars as pl
 import torch
 from torch import Tensor
 
 from rankscope.metrics import Metric, Reading
-from rankscope.metrics.tokens import tokens_of
+from rankscope.metrics.catalogue import Of
+from rankscope.metrics.tokens import Tokens, tokens_of
 from rankscope.profiles.profile import SCHEMA
 
 Found = list[tuple[Metric, Reading]]
 
 
 def readings(
-    of: Literal["tokens", "attention", "heads"],
+    of: Of,
     x: Tensor,
     real: Tensor,
     chosen: Sequence[Metric],
@@ -32,15 +33,21 @@ def readings(
     x is tokens `[batch, token, width]`, attention `[batch, head, token, token]` or what each head adds
     `[batch, head, token, width]`; real is `[batch, token]`; unit the eps of the arithmetic that made x.
     """
-    asked = [each for each in chosen if each.of == of]
     if of == "tokens":
         ready, broken = tokens_of(x, real)
-        return [(each, _with_holes(each.read(ready, unit=unit), broken)) for each in asked], broken
+        return read_tokens(ready, broken, chosen, unit), broken
+    asked = [each for each in chosen if each.of == of]
     broken = broken_samples(x, real[:, None])
     if not asked:
         return [], broken
     x = x.masked_fill(broken[:, None, None, None], 0.0)
     return [(each, _with_holes(each.read(x, ~real, unit=unit), broken)) for each in asked], broken
+
+
+def read_tokens(ready: Tokens, broken: Tensor, chosen: Sequence[Metric], unit: float) -> Found:
+    """Those of the chosen metrics that are of tokens."""
+    asked = [each for each in chosen if each.of == "tokens"]
+    return [(each, _with_holes(each.read(ready, unit=unit), broken)) for each in asked]
 
 
 def broken_samples(x: Tensor, real: Tensor) -> Tensor:

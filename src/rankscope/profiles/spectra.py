@@ -12,8 +12,11 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from rankscope.metrics.catalogue import Of
 from rankscope.nets import Transformer
-from rankscope.profiles.shapes import shapes
+from rankscope.profiles.propagation import one_pass
+from rankscope.profiles.shapes import looked_at
+from rankscope.profiles.steps import LayerStep
 
 MOST = 64
 """Singular values kept of each layer, the largest."""
@@ -42,24 +45,44 @@ def spectra(
     [4, 4, 4]
     """
     X, padding = X[:samples], None if padding is None else padding[:samples]
-    frames = [pl.DataFrame(schema=SCHEMA)]
+    frames = []
     for variant, net in nets.items():
-        for each in shapes(net, X, padding):
-            values = torch.linalg.svdvals(each.R.nan_to_num(0.0)).cpu()[:, :most]
-            least = values[:, :1] * max(each.R.shape[1:]) * torch.finfo(torch.float64).eps
-            there = (values > least) & each.log10.isfinite()[:, None]
-            sample, index = there.nonzero(as_tuple=True)
-            logs = values[there].log10() + each.log10[sample]
-            frames.append(
-                pl.DataFrame(
-                    {
-                        "variant": [variant] * len(logs),
-                        "sample": sample.tolist(),
-                        "layer": [each.layer] * len(logs),
-                        "index": (index + 1).tolist(),
-                        "log10": logs.tolist(),
-                    },
-                    schema=SCHEMA,
-                )
-            )
-    return pl.concat(frames)
+        reader = SpectrumReader(variant, samples, most)
+        one_pass(net, X, padding, [reader], batch=max(len(X), 1))
+        frames.append(reader.result())
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
+
+
+class SpectrumReader:
+    """Singular values of the residual of the first samples, at `looked_at` layers."""
+
+    needs: frozenset[Of] = frozenset(("tokens",))
+    cost = "singular values of the first samples at up to 33 layers; keeps these"
+
+    def __init__(self, variant: str, samples: int = 4, most: int = MOST) -> None:
+        self.variant, self.samples, self.most = variant, samples, most
+        self._found = [pl.DataFrame(schema=SCHEMA)]
+
+    def read(self, step: LayerStep) -> None:
+        """Take the singular values where the tokens are."""
+        number = self.samples - step.start
+        if number <= 0 or step.layer not in looked_at(step.net.arch.layers):
+            return
+        R, log10 = step.residual.R[:number], step.residual.log10[:number]
+        values = torch.linalg.svdvals(R.nan_to_num(0.0)).cpu()[:, : self.most]
+        least = values[:, :1] * max(R.shape[1:]) * torch.finfo(torch.float64).eps
+        there = (values > least) & log10.isfinite()[:, None]
+        sample, index = there.nonzero(as_tuple=True)
+        logs = values[there].log10() + log10[sample]
+        columns = {
+            "variant": [self.variant] * len(logs),
+            "sample": (step.start + sample).tolist(),
+            "layer": [step.layer] * len(logs),
+            "index": (index + 1).tolist(),
+            "log10": logs.tolist(),
+        }
+        self._found.append(pl.DataFrame(columns, schema=SCHEMA))
+
+    def result(self) -> pl.DataFrame:
+        """As `spectra` has them, of this variant."""
+        return pl.concat(self._found)

@@ -14,8 +14,8 @@ Column = Float[np.ndarray, " row"]
 
 
 def statistics_of(numbers: Numbers, *, logs: bool = False) -> dict[str, Column]:
-    """Count, mean, standard deviation (with n - 1) and range of the finite numbers in each row, NaN where
-    there are none (or fewer than two, for the deviation), and the quantiles of all that are not NaN."""
+    """Count, mean, standard deviation `sd` (with n - 1) and range of the finite numbers in each row, NaN
+    where there are none (of fewer than two, for `sd`), and the quantiles of all that are not NaN."""
     there = np.isfinite(numbers)
     count = there.sum(1).astype(float)
     some = np.maximum(count, 1.0)[:, None]
@@ -24,7 +24,7 @@ def statistics_of(numbers: Numbers, *, logs: bool = False) -> dict[str, Column]:
         mean = (np.where(there, numbers, 0.0) / some).sum(1)
         mean += (np.where(there, numbers - mean[:, None], 0.0) / some).sum(1)  # what rounding left of it
         squares = np.square(np.where(there, numbers - mean[:, None], 0.0)).sum(1)
-        deviation = np.sqrt(np.where(count > 1, squares, np.nan) / np.maximum(count - 1, 1.0))
+        sd = np.sqrt(np.where(count > 1, squares, np.nan) / np.maximum(count - 1, 1.0))
     known = {
         "mean": mean,
         "least": np.where(there, numbers, np.inf).min(1, initial=np.inf),
@@ -34,7 +34,7 @@ def statistics_of(numbers: Numbers, *, logs: bool = False) -> dict[str, Column]:
     present = (~np.isnan(ordered)).sum(1)
     return {
         "count": count,
-        "deviation": deviation,
+        "sd": sd,
         **{name: np.where(count > 0, column, np.nan) for name, column in known.items()},
         **{name: quantile(ordered, present, share, logs=logs) for name, share in QUANTILES.items()},
     }

@@ -2,7 +2,7 @@
 
 One row per variant, arithmetic, layer, head and metric, with the statistics over excerpts:
 
-    count · mean · deviation · least · q05 · q25 · q50 · q75 · q95 · most      of the value
+    count · mean · sd · least · q05 · q25 · q50 · q75 · q95 · most             of the value
     the same, named log10_...                                                 of its log10
     zeros · not_finite · below_floor · floor
 
@@ -24,13 +24,14 @@ from torch import Tensor
 from rankscope.errors import MetricError, one_of
 from rankscope.profiles.profile import only
 from rankscope.profiles.statistics import QUANTILES
+from rankscope.profiles.views import CurveView, of_quantiles
 from rankscope.runs import Manifest, tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROW = ["variant", "arithmetic", "layer", "head", "metric"]
-STATISTICS = ["count", "mean", "deviation", "least", *QUANTILES, "most"]
+STATISTICS = ["count", "mean", "sd", "least", *QUANTILES, "most"]
 LOGS = [f"log10_{name}" for name in STATISTICS]
 SCHEMA: dict[str, type[pl.DataType]] = {
     "variant": pl.String,
@@ -54,15 +55,15 @@ class Summary:
     manifest: Manifest
 
     def __repr__(self) -> str:
-        from rankscope.profiles.shown import summary_repr
+        from rankscope.profiles.card import curves_repr
 
-        return summary_repr(self)
+        return curves_repr("Summary", (self.excerpts, "excerpt"), self.views())
 
     def _repr_html_(self) -> str:
         """For notebooks: the first metric as a figure and a table."""
-        from rankscope.profiles.shown import summary_card
+        from rankscope.profiles.card import curves_card
 
-        return summary_card(self)
+        return curves_card("Summary", (self.excerpts, "excerpt"), self.views(), len(self.metrics))
 
     @property
     def excerpts(self) -> int:
@@ -103,12 +104,28 @@ class Summary:
             variant=only("variant", variant, self.variants),
             arithmetic=only("arithmetic", arithmetic, self.arithmetics),
         )
-        means = rows.group_by("layer", maintain_order=True).agg(pl.col(column).cast(pl.Float64).mean())
+        each = pl.col(column).cast(pl.Float64)
+        if column.startswith("log10_q"):  # a head whose median is zero has no log, unless it is all heads
+            each = pl.when((each == -torch.inf).all()).then(each).otherwise(each.replace(-torch.inf, None))
+        means = rows.group_by("layer", maintain_order=True).agg(each.mean())
         curve = torch.full((1 + max(means["layer"].to_list()),), torch.nan, dtype=torch.float64)
         curve[means["layer"].to_list()] = torch.tensor(
             means[column].fill_null(torch.nan).to_list(), dtype=torch.float64
         )
         return curve
+
+    def views(self, metric: str | None = None) -> list[CurveView]:
+        """What each line of a metric (the first, if left out) says: the median, with bands of nine tenths and
+        of a half of the excerpts."""
+        found, name = [], metric or self.metrics[0]
+        for variant, arithmetic in self.lines(name):
+            chosen = {"variant": variant, "arithmetic": arithmetic}
+            columns = [*QUANTILES, *(f"log10_{each}" for each in QUANTILES), "floor"]
+            curves = {each: self.curve(name, each, **chosen).numpy() for each in columns}
+            label = variant if len(self.arithmetics) == 1 else f"{variant}, {arithmetic}"
+            noise = self.at_floor(name, **chosen).numpy()
+            found.append(of_quantiles(name, variant, arithmetic, label, curves, noise, self.excerpts))
+        return found
 
     def at_floor(
         self, metric: str, *, variant: str | None = None, arithmetic: str | None = None
@@ -119,9 +136,9 @@ class Summary:
     def plot(self, metric: str | None = None, *, log: bool | None = None) -> "Figure":
         """The median by layer (of the first metric, if left out), with bands of a half and of nine tenths of
         the excerpts, floors drawn; `log=None` decides by range."""
-        from rankscope.profiles.bands import plot_summary
+        from rankscope.profiles.plot import plot_curves
 
-        return plot_summary(self, only("metric", metric or self.metrics[0], self.metrics), log)
+        return plot_curves(self.views(metric), log)
 
     def save(self, path: str | Path) -> Path:
         """Write one Parquet file, manifest inside, atomically."""

@@ -1,10 +1,9 @@
 """What a run says, in a sentence or two: of measurements the verdict, else what its tables come to."""
 
-import polars as pl
-
+from rankscope.paths.views import carried, length_views
 from rankscope.report.run import Run
 from rankscope.report.verdict import verdict
-from rankscope.theory import Certificates
+from rankscope.theory.views import bounds_said
 
 
 def finding(run: Run) -> str:
@@ -17,15 +16,8 @@ def finding(run: Run) -> str:
         ]
         return _met(agrees.count(True), agrees.count(False))
     if "lengths" in run.tables:
-        return _carried(run)
-    return " ".join(_proved(variant, found) for variant, found in run.certificates.items())
-
-
-def _proved(variant: str, found: Certificates) -> str:
-    """Of certificates: how many theorems apply, and how many of these say something."""
-    rows = found.summary()
-    holds, says = rows.filter(pl.col("met_to") > 0).height, rows["says_at"].drop_nulls().len()
-    return f"Of {rows.height} theorems {holds} hold for {variant}, and {says} say more than is known anyway."
+        return carried(length_views(run.tables["lengths"]))
+    return " ".join(bounds_said(found.views(), f"for {name}") for name, found in run.certificates.items())
 
 
 def _met(yes: int, no: int) -> str:
@@ -38,17 +30,3 @@ def _met(yes: int, no: int) -> str:
         "1 differs, with the reason beside it" if no == 1 else f"{no} differ, with the reasons beside them"
     )
     return f"Of {yes + no} published numbers, {yes} came out; {differ}."
-
-
-def _carried(run: Run) -> str:
-    """Of a decomposition: which length carries most."""
-    rows = run.tables["lengths"].filter(pl.col("start") == "all", pl.col("share").is_finite())
-    means = rows.group_by("length").agg(pl.col("share").mean(), pl.col("paths").first()).sort("share")
-    if means.is_empty():
-        return ""
-    most = means.row(-1, named=True)
-    heads = (
-        "no head" if most["length"] == 0 else "one head" if most["length"] == 1 else f"{most['length']} heads"
-    )
-    what = "most of the output" if most["share"] > 0.5 else "more of the output than any other length"
-    return f"Paths through {heads} carry {what}: {most['share']:.0%} of it."

@@ -7,15 +7,15 @@ import polars as pl
 
 from rankscope import charts
 from rankscope.charts import Figure
-from rankscope.charts.bounds import QUANTITIES
 from rankscope.charts.cloud import PANELS as CLOUDS
 from rankscope.metrics import symbol_of
 from rankscope.profiles import Profile, Summary
+from rankscope.profiles.views import CurveView
 from rankscope.report.facts import excerpts
 from rankscope.report.pictures import data_uri
 from rankscope.report.run import Run
-from rankscope.report.statistics import last_layer
-from rankscope.report.tables import Table, certificate_table, comparison_table, curve_table, failing_table
+from rankscope.report.tables import Table, bound_tables, comparison_table, curve_table, spread_table
+from rankscope.theory.views import RANK
 
 Views = list[tuple[str, Figure]]
 
@@ -68,7 +68,7 @@ def sections_of(run: Run) -> list[Section]:
 def _curves(run: Run, measured: Profile | Summary) -> list[Section]:
     lead, *others = measured.metrics
     about = (
-        f"Lines: median over {measured.excerpts} excerpts; bands: the middle half of them, and fainter nine "
+        f"Lines: median of {measured.excerpts} excerpts; bands: the middle half of them, and fainter nine "
         "tenths."
         if isinstance(measured, Summary)
         else "Lines: mean over samples, on the logarithmic axis the geometric mean; bands: their range."
@@ -77,37 +77,32 @@ def _curves(run: Run, measured: Profile | Summary) -> list[Section]:
     plots = [
         Plot(
             "curves", _both(measured, lead, run),
-            f"{symbol_of(lead)} after each layer; layer 0 is the input. {about} "
-            f"{FLOORS}{proved} Where "
-            "the fall spans over forty decades, the axis is logarithmic in the exponent: a doubly "
-            "exponential "
-            "fall is a straight line.",
+            f"{symbol_of(lead)} after each layer; layer 0 is the input. {about} {FLOORS}{proved} "
+            "Where the fall spans over forty decades, the axis is logarithmic in the exponent: a doubly "
+            "exponential fall is a straight line.",
         )
     ]  # fmt: skip
     plots += [
         Plot(f"curves-{name}", _small(measured, name), name.replace("_", " "), small=True) for name in others
     ]
-    tables = [curve_table(measured, lead)]
+    tables = [curve_table(measured.views(lead))]
     if isinstance(measured, Summary):
-        spread = last_layer(measured, lead)
-        headings = ["variant", *map(str, spread["headings"])]
-        tables.append(Table(f"{lead} over excerpts, at the last layer", headings,
-                            [[str(cell) for cell in line] for line in spread["lines"]]))  # fmt: skip
+        tables.append(spread_table(measured, lead))
     return [
         Section(
             "residual", "How uniform the tokens become", plots=plots, tables=tables,
-            lead="The residual is what is left of the tokens when the one token nearest to all of them "
-            "is taken "
-            "away. At 1 they share nothing, at 0 they are the same.",
+            lead="The residual is what is left of the tokens when the one token nearest to all of them is "
+            "taken away. At 1 they share nothing, at 0 they are the same.",
         )
     ]  # fmt: skip
 
 
 def _both(measured: Profile | Summary, metric: str, run: Run | None) -> Views:
     """Logarithmic and linear, the one first that shows more."""
+    curves = measured.views(metric)
     views = [
-        ("log", charts.curves(measured, metric, True, None if run is None else run.certificates)),
-        ("linear", charts.curves(measured, metric, False)),
+        ("log", charts.curves(curves, True, None if run is None else run.certificates)),
+        ("linear", charts.curves(curves, False)),
     ]
     narrow = "10<sup>" not in "".join(views[0][1]["layout"]["yaxis"]["ticktext"])
     return views[::-1] if narrow else views
@@ -127,11 +122,14 @@ def _arithmetics(measured: Profile | Summary) -> list[Section]:
     metric = next((name for name in measured.metrics if "residual" in name or name.endswith("mu")), None)
     if metric is None:
         return []
+    by_variant: dict[str, list[CurveView]] = {}
+    for curve in measured.views(metric):
+        by_variant.setdefault(curve.variant, []).append(curve)
     plots = [
-        Plot(f"arithmetics-{number}", [("", charts.arithmetics(measured, metric, variant))],
+        Plot(f"arithmetics-{number}", [("", charts.arithmetics(curves))],
              f"{variant}. Left: digits that {symbol_of(metric)} has lost. Right: the ratio of its "
              "logarithm from layer to layer; under the doubly exponential law it tends to 3.")
-        for number, variant in enumerate(dict.fromkeys(name for name, _ in measured.lines(metric)))
+        for number, (variant, curves) in enumerate(by_variant.items())
     ]  # fmt: skip
     return [Section("arithmetics", "What each arithmetic can see", plots=plots, lead=FLOORS)]
 
@@ -214,14 +212,12 @@ def _paths(run: Run) -> list[Section]:
         Section(
             "paths", "Which paths carry the output",
             lead="A path goes through one head, or past all of them, in every layer; its length is the "
-            "number of "
-            "heads in it. The terms of all paths are summed exactly, with attention, norms and activations "
-            "frozen as measured.",
+            "number of heads in it. The terms of all paths are summed exactly, with attention, norms and "
+            "activations frozen as measured.",
             plots=[Plot(
                 "lengths", [("", charts.lengths(run.tables["lengths"]))],
-                "Left: share of the output, mean over samples; shares add up to one and may be "
-                "negative. Right: "
-                f"the relative residual of each length's sum, a mark for each sample.{adds}",
+                "Left: share of the output, mean over samples; shares add up to one and may be negative. "
+                f"Right: the relative residual of each length's sum, a mark for each sample.{adds}",
             )],
         )
     ]  # fmt: skip
@@ -238,13 +234,10 @@ def _heads(run: Run) -> list[Section]:
             "heads", "What each head does",
             plots=[Plot(
                 "heads", views,
-                "Contraction: how much what a head says varies from token to token, as a share of how "
-                "much what "
-                "it reads does; averaging: the same without its weights. Share and residual share: "
-                "what passes "
-                "through the head of the output, and of what tells tokens apart in it; blue adds, "
-                "orange takes "
-                "away. Point at a head for all of them.",
+                "Contraction: how much what a head says varies from token to token, as a share of how much "
+                "what it reads does; averaging: the same without its weights. Share and residual share: what "
+                "passes through the head of the output, and of what tells tokens apart in it; blue adds, "
+                "orange takes away. Point at a head for all of them.",
             )],
         )
     ]  # fmt: skip
@@ -255,19 +248,18 @@ def _bounds(run: Run) -> list[Section]:
         return []
     plots, tables, notes = [], [], []
     for number, (variant, found) in enumerate(run.certificates.items()):
-        if found.table["quantity"].is_in(list(QUANTITIES)).any():
+        if (found.table["quantity"] != RANK).any():
             plots.append(Plot(
                 f"bounds-{number}", [("", charts.bounds(found))],
                 f"{variant}: measured (heavy line) and proved. Upper bounds are solid, lower bounds dashed; "
-                "hollow marks are vacuous: as large as the tokens themselves, or zero. A bound is "
-                "drawn as far "
-                "as its hypotheses hold. One excerpt is shown; the table is of all.",
+                "hollow marks are vacuous: as large as the tokens themselves, or zero. A bound is drawn as "
+                "far as its hypotheses hold. One excerpt is shown; the table is of all.",
             ))  # fmt: skip
-        tables += [certificate_table(found, variant), failing_table(found, variant)]
+        tables += bound_tables(found, variant)
         if len(found.broken()):
             notes.append(f"{variant}: a measurement contradicts a theorem. Please report this network.")
     lead = "Theorems whose hypotheses were checked on this network and this text, next to what was measured."
-    return [Section("bounds", "What is proved", lead, plots, [each for each in tables if each.rows], notes)]
+    return [Section("bounds", "What is proved", lead, plots, tables, notes)]
 
 
 def _studies(run: Run) -> list[Section]:

@@ -1,16 +1,16 @@
 """Tables of the page, as text."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rankscope.figures import power
 from rankscope.profiles import Profile, Summary
-from rankscope.profiles.shown import middle
+from rankscope.profiles.views import CurveView, zeros_said
 from rankscope.runs import Network
 from rankscope.theory import Certificates
+from rankscope.theory.views import failing, quantity
 
-SYMBOLS = {"residual": "‖res X‖₁,∞", "mu": "µ(X)", "diameter": "diameter", "affine_rank": "affine rank"}
 LAYERS = 33
 """Columns at most: of more layers, so many evenly."""
 
@@ -32,18 +32,33 @@ class Table:
     """Shown when asked for."""
 
 
-def curve_table(measured: Profile | Summary, metric: str) -> Table:
-    """Geometric mean over samples (and heads), or of a corpus the median, by layer; noise is marked."""
+def curve_table(curves: Sequence[CurveView]) -> Table:
+    """The centre of each curve by layer; noise is marked."""
+    some = _some(max((each.depth + 1 for each in curves), default=0))
     rows, marked = [], set()
-    lines = {line: middle(measured, metric, *line) for line in measured.lines(metric)}
-    some = _some(max((len(curve) for curve, _ in lines.values()), default=0))
-    for number, ((variant, arithmetic), (curve, noise)) in enumerate(lines.items()):
-        there = [layer for layer in some if layer < len(curve)]
-        marked |= {(number, place + 1) for place, layer in enumerate(there) if noise[layer]}
-        name = variant if len(measured.arithmetics) == 1 else f"{variant}, {arithmetic}"
-        rows.append([name, *(power(curve[layer]) for layer in there), *[""] * (len(some) - len(there))])
-    said = "○ at or below the floor." if marked else ""
-    return Table(f"{metric} by layer", ["variant", *map(str, some)], rows, marked, said)
+    for number, each in enumerate(curves):
+        there = [layer for layer in some if layer <= each.depth]
+        marked |= {(number, place + 1) for place, layer in enumerate(there) if each.noise[layer]}
+        cells = [power(float(each.log10[layer])) for layer in there]
+        rows.append([each.label, *cells, *[""] * (len(some) - len(there))])
+    notes = [f"{curves[0].statistic.capitalize()}.", "○ at or below the floor." if marked else ""]
+    said = " ".join(filter(None, [*notes, zeros_said(curves)]))
+    return Table(f"{curves[0].metric} by layer", ["variant", *map(str, some)], rows, marked, said)
+
+
+def spread_table(summary: Summary, metric: str) -> Table:
+    """How excerpts differ at the last layer: quantiles from their logs, which do not underflow."""
+    rows = []
+    for each in summary.views(metric):
+        (low, high), (lower, upper) = each.log10_bands
+        quantiles = [power(float(curve[-1])) for curve in (low, lower, each.log10, upper, high)]
+        mean, sd, noise, count = (
+            float(summary.curve(metric, name, variant=each.variant, arithmetic=each.arithmetic)[-1])
+            for name in ("mean", "sd", "below_floor", "count")
+        )
+        rows.append([each.label, *quantiles, f"{mean:.3g}", f"{sd:.3g}", f"{noise:.0%}", f"{count:.0f}"])
+    headings = ["5 %", "25 %", "median", "75 %", "95 %", "mean", "sd", "at floor", "excerpts"]
+    return Table(f"{metric} over excerpts, at the last layer", ["variant", *headings], rows)
 
 
 def _some(number: int) -> list[int]:
@@ -52,25 +67,23 @@ def _some(number: int) -> list[int]:
     return [round(k * (number - 1) / (LAYERS - 1)) for k in range(LAYERS)]
 
 
+def bound_tables(found: Certificates, variant: str) -> list[Table]:
+    """What theorems say, and the hypotheses that fail, where there are any."""
+    both = [certificate_table(found, variant), failing_table(found, variant)]
+    return [each for each in both if each.rows]
+
+
 def certificate_table(found: Certificates, variant: str) -> Table:
     """A line per theorem that holds somewhere: at which layers, what it says at the last at which it says
     something, next to the measurement. Those that hold nowhere are named beneath."""
-    rows, none = [], []
-    for row in found.summary().iter_rows(named=True):
-        if not row["met_to"]:
-            none.append(row["theorem"])
-            continue
-        says = row["says_at"] is not None
-        rank = row["quantity"] == "affine_rank"
-        sign = "≤" if row["kind"] == "upper" else "≥"
-        met = "1" if row["met_to"] == 1 else f"1–{row['met_to']}"
-        at = str(row["says_at"] or row["met_to"])
-        bound = f"{sign} {_number(row['log10_bound'], rank)}" if says else "vacuous"
-        measured = _number(row["log10_measured"], rank)
-        slack = f"{row['slack']:.3g}" if says and row["slack"] is not None else ""
-        rows.append(
-            [row["theorem"], SYMBOLS.get(row["quantity"], row["quantity"]), met, at, measured, bound, slack]
-        )
+    bounds = found.views()
+    rows = [
+        [each.theorem, quantity(each.quantity).symbol, each.layers, str(each.layer), each.measured,
+         f"{each.sign} {each.proved}" if each.state == "says" else each.proved, each.slack]
+        for each in bounds
+        if each.met_to
+    ]  # fmt: skip
+    none = [each.theorem for each in bounds if not each.met_to]
     headings = ["theorem", "of", "holds at layers", "at layer", "measured", "proved", "slack, decades"]
     notes = ["Vacuous: it holds, but says no more than is known anyway."] if rows else []
     if rows and found.table["sample"].n_unique() > 1:
@@ -82,15 +95,7 @@ def certificate_table(found: Certificates, variant: str) -> Table:
 
 def failing_table(found: Certificates, variant: str) -> Table:
     """A line per hypothesis that fails somewhere: its number, its limit, and the theorems it takes out."""
-    failing: dict[tuple[str, str], dict[str, float]] = {}
-    for theorem, hypotheses in found.table.select("theorem", "hypotheses").iter_rows():
-        for each in hypotheses:
-            if not each["met"]:
-                failing.setdefault((each["says"], each["limit"]), {}).setdefault(theorem, each["number"])
-    rows = [
-        [says, f"{next(iter(numbers.values())):.4g}", limit, ", ".join(numbers)]
-        for (says, limit), numbers in failing.items()
-    ]
+    rows = [[each.says, each.number, each.limit, ", ".join(each.theorems)] for each in failing(found.table)]
     headings = ["hypothesis", "found", "must be", "so not"]
     return Table(f"Hypotheses that fail: {variant}", headings, rows, wordy=True, folded=True)
 
@@ -104,12 +109,6 @@ def comparison_table(outcome: dict[str, Any]) -> Table:
         for each in outcome.get("comparisons", [])
     ]  # fmt: skip
     return Table("", ["", "published", "ours", ""], rows, wordy=True)
-
-
-def _number(log10: float | None, rank: bool) -> str:
-    if log10 is None or math.isnan(log10):
-        return "–"
-    return str(round(10**log10)) if rank else power(log10)
 
 
 def checks(measured: Profile | Summary) -> list[dict[str, str]]:

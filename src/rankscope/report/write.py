@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 from rankscope.figures import panels, save
 from rankscope.profiles import Profile, Summary
-from rankscope.profiles.bands import draw_summary
-from rankscope.profiles.plot import draw_arithmetics, draw_profile
+from rankscope.profiles.plot import draw_arithmetics, draw_curves
 from rankscope.report.page import write_report
 from rankscope.runs import Store
 from rankscope.runs.store import Kept
@@ -48,10 +47,7 @@ def _figure(profile: Profile | Summary, metric: str) -> Figure:
     """Linear beside logarithmic: what a person sees, and what is really there."""
     figure, (left, right) = panels(2, width=5.0)
     for axes, log in ((left, False), (right, True)):
-        if isinstance(profile, Summary):
-            draw_summary(axes, profile, metric, log)
-        else:
-            draw_profile(axes, profile, metric, log)
+        draw_curves(axes, profile.views(metric), log)
     left.get_legend().remove()  # type: ignore[union-attr]
     right.get_legend().remove()  # type: ignore[union-attr]
     handles, labels = right.get_legend_handles_labels()
@@ -65,7 +61,8 @@ def _arithmetics(profile: Profile) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     for variant in profile.variants if metric else []:
         figure, (fall, slope) = panels(2, width=5.0)
-        draw_arithmetics(fall, slope, profile, str(metric), variant)
+        curves = [each for each in profile.views(metric) if each.variant == variant]
+        draw_arithmetics(fall, slope, curves)
         name = "arithmetics_" + re.sub(r"[^\w.+-]+", "_", variant)[:80]  # a hub id has a slash
         figures[name if name not in figures else f"{name}_{len(figures)}"] = figure
     return figures

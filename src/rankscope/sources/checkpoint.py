@@ -76,7 +76,7 @@ def place(source: str, options: dict[str, Any]) -> Place:
     return Place(source, source, options)
 
 
-def read(found: Place, family: str | None) -> Checkpoint:
+def read(found: Place, family: str | Family | None) -> Checkpoint:
     """The model at a place, in float64 on the CPU, with eager attention."""
     with quiet(), clear_errors(found):
         import transformers
@@ -133,8 +133,10 @@ def tokenizer(found: Place) -> Any:
         return read
 
 
-def family_of(model_type: str | None, asked: str | None = None) -> Family:
-    """The family of a model type, or the one asked for by name."""
+def family_of(model_type: str | None, asked: str | Family | None = None) -> Family:
+    """The family of a model type, or the one asked for: one's own, or by name."""
+    if isinstance(asked, Family):
+        return asked
     if asked is not None:
         if asked not in FAMILIES:
             raise SourceError(one_of("family", asked, FAMILIES))
@@ -152,7 +154,7 @@ def family_of(model_type: str | None, asked: str | None = None) -> Family:
     raise SourceError(f"{one_of('model type', model_type, known)}: watch measures any model as it is")
 
 
-def _config(found: Place, family: str | None) -> Any:
+def _config(found: Place, family: str | Family | None) -> Any:
     """The config; one that lacks its model type is read as the family's own."""
     from transformers import AutoConfig
 

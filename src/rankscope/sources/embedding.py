@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import TokensError
-from rankscope.nets.norms import normalise
+from rankscope.nets.norms import NormWeights, normalise
 from rankscope.nets.origin import Encoded
-from rankscope.nets.weights import Linear, NormWeights
+from rankscope.nets.weights import Linear
 
 
 @runtime_checkable

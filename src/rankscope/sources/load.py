@@ -25,7 +25,7 @@ def load(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
     *,
-    family: str | None = None,
+    family: str | Family | None = None,
     tokenizer: Any = None,
     revision: str | None = None,
     cache_dir: str | None = None,
@@ -35,7 +35,8 @@ def load(
 ) -> Transformer:
     """The network of a model: `"minilm"`, a local directory, an id on the hub, or a model in memory.
 
-    An in-memory model is left as it is. `family` names the family where a config does not say its model type.
+    An in-memory model is left as it is. `family` names the family where a config does not say its model
+    type, or is one of your own, a `sources.Family`.
     `revision`, `cache_dir`, `local_files_only` and `token` are as transformers has them; code that comes with
     a checkpoint runs only with `remote_code=True`.
 
@@ -82,7 +83,7 @@ def load(
     return replace(net, origin=origin).to(dtype, device)
 
 
-def _in_memory(model: nn.Module, family: str | None) -> Checkpoint:
+def _in_memory(model: nn.Module, family: str | Family | None) -> Checkpoint:
     """A copy in float64: the user's model is never touched."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):

@@ -16,6 +16,8 @@ from rankscope.theory.untouched import UNTOUCHED
 from rankscope.theory.with_mlp import WITH_MLP
 from rankscope.theory.with_skip import WITH_SKIP
 
+Chosen = str | Theorem | Sequence[str | Theorem] | None
+"""Theorems as a caller names them."""
 THEOREMS: dict[str, Theorem] = {
     theorem.name: theorem
     for theorem in (
@@ -27,12 +29,18 @@ THEOREMS: dict[str, Theorem] = {
 }  # fmt: skip
 
 
-def theorems_named(names: str | Sequence[str] | None) -> list[Theorem]:
-    """Those asked for, all where none is named."""
-    chosen = [names] if isinstance(names, str) else list(THEOREMS) if names is None else list(names)
-    if not chosen:
+def theorems_named(chosen: Chosen) -> list[Theorem]:
+    """Those asked for, by name or one's own, each once; all where none is named."""
+    asked = (
+        [chosen] if isinstance(chosen, str | Theorem) else list(THEOREMS) if chosen is None else list(chosen)
+    )
+    if not asked:
         raise TheoremError("certify needs at least one theorem; got none: leave them out for all")
-    for name in chosen:
-        if name not in THEOREMS:
-            raise TheoremError(one_of("theorem", name, THEOREMS))
-    return [THEOREMS[name] for name in dict.fromkeys(chosen)]
+    found: dict[str, Theorem] = {}
+    for each in asked:
+        if not isinstance(each, Theorem) and each not in THEOREMS:
+            raise TheoremError(one_of("theorem", each, THEOREMS))
+        theorem = each if isinstance(each, Theorem) else THEOREMS[each]
+        if found.setdefault(theorem.name, theorem) is not theorem:
+            raise TheoremError(f"theorems must differ in name; two are called {theorem.name!r}: rename one")
+    return list(found.values())

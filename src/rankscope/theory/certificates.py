@@ -26,6 +26,8 @@ from rankscope.runs import Manifest, tables
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from rankscope.theory.views import BoundView
+
 HYPOTHESIS = pl.Struct({"says": pl.String, "number": pl.Float64, "limit": pl.String, "met": pl.Boolean})
 SCHEMA: dict[str, Any] = {
     "theorem": pl.String,
@@ -55,15 +57,15 @@ class Certificates:
     manifest: Manifest
 
     def __repr__(self) -> str:
-        from rankscope.theory.shown import certificates_repr
+        from rankscope.theory.card import certificates_repr
 
-        return certificates_repr(self)
+        return certificates_repr(self.views(), self.table["sample"].n_unique())
 
     def _repr_html_(self) -> str:
         """For notebooks: bounds and measurement as a figure and a table."""
-        from rankscope.theory.shown import certificates_card
+        from rankscope.theory.card import certificates_card
 
-        return certificates_card(self)
+        return certificates_card(self.views(), self.table, len(self.broken()))
 
     @property
     def theorems(self) -> list[str]:
@@ -120,11 +122,17 @@ class Certificates:
             )
         return pl.DataFrame(rows, schema_overrides={"says_at": pl.Int64, "why": pl.String})
 
+    def views(self) -> "list[BoundView]":
+        """What each theorem says: all that is printed and told of it."""
+        from rankscope.theory.views import bound_views
+
+        return bound_views(self.summary(), self.table)
+
     def plot(self, sample: int = 0) -> "Figure":
         """Bounds and measurement on one log axis, a panel per quantity."""
         from rankscope.theory.plot import plot_certificates
 
-        return plot_certificates(self, sample)
+        return plot_certificates(self.table, sample)
 
     def save(self, path: str | Path) -> Path:
         """Write one Parquet file, manifest inside, atomically."""

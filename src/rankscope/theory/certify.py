@@ -1,7 +1,6 @@
 """`certify`: every theorem on a network and an input, its hypotheses checked, next to what is measured."""
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, get_args
 
@@ -12,34 +11,37 @@ from torch import Tensor
 from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
+from rankscope.profiles.propagation import Progress
 from rankscope.runs import manifest_of
-from rankscope.theory.catalogue import theorems_named
+from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.certificates import SCHEMA, Certificates
 from rankscope.theory.facts import Centre, Facts
 from rankscope.theory.logs import TEN
 from rankscope.theory.observe import WeightNorms, observe
 from rankscope.theory.theorem import Theorem
 
-Progress = Callable[[int, int], None]
-"""Called after each sample with (samples done, samples in all)."""
-
 
 def certify(
     net: Transformer,
     X: Tensor,
     padding: Tensor | None = None,
-    theorems: str | Sequence[str] | None = None,
+    theorems: Chosen = None,
     *,
     centre: str = "mean",
+    variant: str = "as given",
     progress: Progress | None = None,
+    device: str | torch.device | None = None,
     norms: WeightNorms | None = None,
 ) -> Certificates:
     """What is proved about these tokens in this network, layer by layer, and by how much it is met.
 
     X is `[batch, token, width]`. A theorem whose hypotheses fail says so and gives no number. `centre` is
     what `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear programmes:
-    for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose. `norms`
-    keeps what is known of the weights for the next call, on this network or a variant of it.
+    for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose. `variant`
+    names the network in the manifest; `progress(done, total)` hears of each sample. `device` is where to run,
+    the CPU if left out (small matrices and linear programmes are no work for a GPU), and the manifest's
+    checks say where the network came from. `norms` keeps what is known of the weights for the next call, on
+    this network or a variant of it.
 
     >>> from rankscope.nets import Architecture, named_variant
     >>> san = named_variant(Transformer.random(Architecture(layers=3, width=16, heads=2)), "san")
@@ -50,7 +52,7 @@ def certify(
     chosen = theorems_named(theorems)
     if centre not in get_args(Centre):
         raise MetricError(one_of("centre", centre, get_args(Centre)))
-    net = net.to(torch.float64, "cpu")  # small matrices and linear programmes: no work for a GPU
+    given, net = net, net.to(torch.float64, "cpu" if device is None else device)
     if not isinstance(X, Tensor) or X.ndim != 3 or X.shape[-1] != net.arch.width:
         got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
         raise TokensError(
@@ -78,8 +80,13 @@ def certify(
     )
     table = table.sort("order", "sample", "layer").drop("order")
     described = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
-    checks = {"centre": centre, "samples": len(X), "tokens": real.sum(-1).tolist()}
-    manifest = manifest_of(described, str(net.device), "as given", arithmetic, names, checks)
+    checks = {
+        "centre": centre,
+        "samples": len(X),
+        "tokens": real.sum(-1).tolist(),
+        "network_device": str(given.device),
+    }
+    manifest = manifest_of(described, str(net.device), variant, arithmetic, names, checks)
     return Certificates(table, manifest)
 
 

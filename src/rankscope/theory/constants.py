@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.nets import Architecture
+from rankscope.nets.order import speaking
 from rankscope.nets.weights import Layer
 
 LIPSCHITZ = {
@@ -55,11 +56,6 @@ class HeadNorms:
             found[1, place], found[2, place] = W.abs().sum(0).max(), W.abs().sum(1).max()
             found[3, place] = product_norm(value, output)
         return cls(*found)
-
-
-def speaking(arch: Architecture, index: int) -> tuple[int, ...]:
-    """The heads of a layer that speak."""
-    return tuple(range(arch.heads)) if arch.kept_heads is None else arch.kept_heads[index]
 
 
 def spectral_norm(W: Float[Tensor, "rows columns"]) -> float:

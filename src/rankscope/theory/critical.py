@@ -37,8 +37,9 @@ from rankscope.errors import ArchitectureError, MetricError, RankscopeError, Tok
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.masks import matrix
-from rankscope.nets.weights import Attention
+from rankscope.nets.order import speaking
 from rankscope.profiles import measure
+from rankscope.theory.constants import value_matrix
 from rankscope.theory.transverse import Exponent, exponent, slope, transverse_modes
 
 METRICS = ("mu", "relative_mu")
@@ -75,9 +76,9 @@ class CriticalSkip:
     """Every measured point: weight, rate."""
 
     def __repr__(self) -> str:
-        from rankscope.theory.shown import critical_repr
-
-        return critical_repr(self)
+        found = (("measured", self.weight, self.why), ("in theory", self.theory, self.theory_why))
+        rows = [f"{name:9}  {'–' if at is None else f'{at:.4g}':6}  {why}" for name, at, why in found]
+        return "\n  ".join(["CriticalSkip", *rows])
 
 
 def critical_skip(
@@ -266,8 +267,7 @@ def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[fl
     real = {int(n) for n in real_tokens(X.shape[:-1], padding, X.device).sum(-1)}
     largest = 0.0
     for index, layer in enumerate(net.weights.layers):
-        heads = range(arch.heads) if arch.kept_heads is None else set(arch.kept_heads[index])
-        W = [_head(layer.attention, head, arch.heads // arch.key_heads) for head in heads]
+        W = [value_matrix(arch, layer, head) for head in speaking(arch, index)]
         if not W:
             continue
         if arch.kernel == "uniform":
@@ -278,11 +278,6 @@ def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[fl
             size = math.sqrt(max(real) / 2) * sum(_spectral(each) for each in W)
         largest = max(largest, size)
     return 1 - largest, 1 + largest
-
-
-def _head(attention: Attention, head: int, group: int) -> Tensor:
-    """W_h, values and output of one head."""
-    return attention.value.weight[:, head // group] @ attention.output.weight[head]
 
 
 def _spread_kept(seen: Tensor) -> float:

@@ -1,7 +1,6 @@
 """`collapse_depth`: the layer where tokens become the same, as measured and as guaranteed."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,11 +9,14 @@ from torch import Tensor
 
 from rankscope.errors import TheoremError
 from rankscope.nets import Transformer
+from rankscope.theory.catalogue import Chosen
 from rankscope.theory.certificates import Certificates
 from rankscope.theory.certify import certify
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from rankscope.theory.views import DepthView
 
 SAMPLE = {"sample": pl.Int64, "layer": pl.Int64}
 THEOREM = {"theorem": pl.String, "sample": pl.Int64, "kind": pl.String, "layer": pl.Int64, "says": pl.String}
@@ -32,21 +34,32 @@ class CollapseDepth:
     lower bound the last layer up to which it proves the contrary; null where it proves neither."""
 
     def __repr__(self) -> str:
-        from rankscope.theory.shown import depth_repr
+        from rankscope.theory.card import depth_repr
 
-        return depth_repr(self)
+        return depth_repr(self.view())
 
     def _repr_html_(self) -> str:
         """For notebooks: what is measured and what is proved, as a figure and a table."""
-        from rankscope.theory.shown import depth_card
+        from rankscope.theory.card import depth_card
 
-        return depth_card(self)
+        return depth_card(self.view())
 
     def plot(self) -> "Figure":
         """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes."""
         from rankscope.theory.plot import plot_depth
 
-        return plot_depth(self)
+        return plot_depth(self.view())
+
+    def view(self) -> "DepthView":
+        """What is measured by sample, and the weakest of what each theorem proves of every sample."""
+        from rankscope.theory.views import DepthView
+
+        proved = [
+            (str(name), str(kind), max(layers) if kind == "upper" else min(layers))
+            for (name, kind), part in self.guaranteed.group_by("theorem", "kind", maintain_order=True)
+            if None not in (layers := part["layer"].to_list())
+        ]
+        return DepthView(self.threshold, self.measured["layer"].to_list(), proved)
 
 
 def collapse_depth(
@@ -55,7 +68,7 @@ def collapse_depth(
     threshold: float = 1e-6,
     padding: Tensor | None = None,
     *,
-    theorems: str | Sequence[str] | None = None,
+    theorems: Chosen = None,
     centre: str = "mean",
 ) -> CollapseDepth:
     """The layer where tokens are measured to be uniform to `threshold`, and what each certificate guarantees.

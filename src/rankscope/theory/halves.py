@@ -4,12 +4,13 @@ import math
 
 import torch
 
-from rankscope.deviation import Half, Scaled, State
+from rankscope.deviation import HalfTaken, Scaled, State
 from rankscope.deviation.mlp import REACH
 from rankscope.metrics import numerical_rank
 from rankscope.nets import Architecture
 from rankscope.nets.activations import ACTIVATIONS
-from rankscope.nets.weights import Layer, NormWeights
+from rankscope.nets.norms import NormWeights, norm_of
+from rankscope.nets.weights import Layer
 from rankscope.theory.constants import LIPSCHITZ, MLPNorms, spectral_norm
 from rankscope.theory.facts import HalfFacts
 from rankscope.theory.logs import log, log_of, plus, sized, times
@@ -19,7 +20,9 @@ CLEAR = 1e-9
 dividing rows by lengths that differ a million times does not then lose any."""
 
 
-def half_facts(arch: Architecture, layer: Layer, half: Half, averaging: float, mlp: MLPNorms) -> HalfFacts:
+def half_facts(
+    arch: Architecture, layer: Layer, half: HalfTaken, averaging: float, mlp: MLPNorms
+) -> HalfFacts:
     """Of one half of a block; `averaging` is what attention does to distances, `mlp` the MLP's constants."""
     R, F = sized(half.before.centred()[1]), sized(half.total.centred()[1])
     alignment, square = 0.0, float(R.value.square().sum())
@@ -68,17 +71,20 @@ def rank_loss(arch: Architecture, weights: NormWeights) -> int:
     counted as zero."""
     gain = weights.gain
     gone = 0 if gain is None else int((gain.abs() <= 1e-5 * gain.abs().max()).sum())
-    return (2 if arch.norm == "layer" else 1) + gone
+    norm = norm_of(arch.norm)
+    return (2 if norm is not None and norm.centred else 1) + gone
 
 
 def norm_stretch(arch: Architecture, weights: NormWeights, state: State) -> float:
     """log of `max|gain| / min sd`: no two of these tokens end further apart than so many times their distance
     (`||u/|u| - v/|v||| <= ||u - v|| / sqrt(|u||v|)`, eps being one more coordinate)."""
-    if arch.norm == "none":
+    norm = norm_of(arch.norm)
+    if norm is None:
         return 0.0
-    Y = state.tokens(state.log)[0]
-    Y = Y - Y.mean(-1, keepdim=True) if arch.norm == "layer" else Y
-    number = 1 if arch.norm == "scale" else Y.shape[-1]
+    if norm.length is not None:
+        return math.inf  # nothing is known of a length of one's own
+    Y = norm.centre(state.tokens(state.log)[0])
+    number = Y.shape[-1] if norm.averaged else 1
     least = float(torch.linalg.vector_norm(Y, dim=-1).min())
     sd = plus(2 * (log(least) + float(state.log[0])) - log(number), log(arch.norm_eps)) / 2
     gain = 1.0 if weights.gain is None else float(weights.gain.abs().max())

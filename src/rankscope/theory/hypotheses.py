@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from rankscope.deviation import KERNELS
 from rankscope.nets import Architecture
+from rankscope.nets import kernels as known
+from rankscope.nets.order import order
 
 SMALL = 1e-9
 """Rounding allowed where a hypothesis says 'equal'."""
-AVERAGES = (*KERNELS, "linear")
+AVERAGES = tuple(kernel.name for kernel in known.KERNELS.values() if kernel.averages)
 """Kernels that divide every row by its sum."""
 
 
@@ -64,8 +66,23 @@ def no_norm(arch: Architecture) -> Hypothesis:
 
 def no_norm_after(arch: Architecture) -> Hypothesis:
     """No norm between the sum and the next layer."""
-    after = arch.norm != "none" and arch.norm_place == "post"
-    return equal("norms after a skip's sum", after, 0)
+    return equal("norms after a skip's sum", normed_sums(arch), 0)
+
+
+def normed_sums(arch: Architecture) -> bool:
+    """Whether sums go through a norm."""
+    return any(half.after is not None for half in order(arch))
+
+
+def skips(arch: Architecture) -> list[float]:
+    """|weight| of every skip of a layer."""
+    return [abs(half.skip) for half in order(arch)]
+
+
+def no_parts(arch: Architecture) -> list[Hypothesis]:
+    """Of parts of one's own no theorem here knows anything."""
+    names = ", ".join(part.name for part in arch.parts)
+    return [equal(f"parts that are not the theorem's ({names})", len(arch.parts), 0)] if arch.parts else []
 
 
 def token_scores(arch: Architecture) -> list[Hypothesis]:
@@ -92,7 +109,7 @@ def averages(arch: Architecture) -> Hypothesis:
     times a large common token is more than what is left of small differences."""
     return equal(
         f"attention by a kernel other than {', '.join(AVERAGES)}, whose rows sum to one",
-        arch.kernel not in AVERAGES,
+        not known.kernel_of(arch.kernel).averages,
         0,
     )
 

@@ -1,9 +1,9 @@
 """Skips under a norm: a lower bound for `Y' = norm(w Y + Z)` (as lambda-skip, Joseph et al. 2025).
 
 Tokens y_i of one length, here 1, the branch z_i of length at most s < |w|, Z's deviation at most c times
-Y's in the Frobenius norm. Write `u = w y + z`; then `|y'_i - y'_j|^2 = (|u_i - u_j|^2 - (|u_i| -
-|u_j|)^2) / (|u_i| |u_j|)`. Lengths can differ by the branch alone:
+Y's in the Frobenius norm. With `u = w y + z`, whose lengths can differ by the branch alone,
 
+    |y'_i - y'_j|^2 = (|u_i - u_j|^2 - (|u_i| - |u_j|)^2) / (|u_i| |u_j|),
     ||u_i| - |u_j|| <= (|w| s |y_i - y_j| + (|w| + s) |z_i - z_j|) / (|w| - s).
 
 Summed over pairs (Minkowski), `sum |z_i - z_j|^2 <= c^2 sum |y_i - y_j|^2`, and every |u_i| <= |w| + s:

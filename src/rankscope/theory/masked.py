@@ -16,7 +16,8 @@ import math
 import torch
 
 from rankscope.deviation import Scaled
-from rankscope.theory.constants import speaking, spectral_norm, value_matrix
+from rankscope.nets.order import speaking
+from rankscope.theory.constants import spectral_norm, value_matrix
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import (
     Hypothesis,

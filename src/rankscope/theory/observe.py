@@ -8,18 +8,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope.deviation import KERNELS, Block, Half, Scaled, State, applies, dissect
+from rankscope.deviation import KERNELS, BlockTaken, HalfTaken, Scaled, State, applies, dissect
 from rankscope.deviation.attention import Attention, deviations, heads
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
 from rankscope.metrics import dobrushin, metric
 from rankscope.metrics.centre import centred
-from rankscope.metrics.residual import NORMS
+from rankscope.metrics.residuals import NORMS
 from rankscope.metrics.tokens import tokens, unit_of
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.block import Setting, attention
+from rankscope.nets import Architecture, Kernel, Transformer
+from rankscope.nets.order import speaking
+from rankscope.nets.plain import Plain
+from rankscope.nets.setting import Setting
+from rankscope.nets.traversal import Block, changed
 from rankscope.nets.weights import Layer
-from rankscope.theory.constants import HeadNorms, MLPNorms, speaking
+from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.facts import Centre, Facts, LayerFacts, Sizes
 from rankscope.theory.halves import half_facts
 from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
@@ -57,7 +60,9 @@ class WeightNorms:
     Weights must not change while they are kept."""
 
     def __init__(self) -> None:
-        self.found: dict[tuple[int, tuple[int, ...], str, str], tuple[Layer, HeadNorms, MLPNorms]] = {}
+        self.found: dict[
+            tuple[int, tuple[int, ...], str | Kernel, str], tuple[Layer, HeadNorms, MLPNorms]
+        ] = {}
 
     def of(self, net: Transformer, index: int) -> tuple[HeadNorms, MLPNorms]:
         """Of layer `index` (0-based)."""
@@ -110,7 +115,7 @@ def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
 def _layer(
     net: Transformer,
     index: int,
-    found: Block,
+    found: BlockTaken,
     setting: Setting,
     norms: tuple[HeadNorms, MLPNorms],
     centre: Centre,
@@ -120,7 +125,7 @@ def _layer(
     before = found.halves[0].before
     visible = setting.visible[arch.mask_of(index)][0, 0]
     Delta = Scaled(found.attention.Delta.value[:, kept], found.attention.Delta.log)
-    P = _matrix(arch, index, layer, found, setting)[kept]
+    P = _matrix(net.blocks[index], found, setting)[kept]
     tau = [log_of(each, Delta.log[0]) for each in _dobrushin(Delta.value)]
     averaging = plus(-math.inf, *map(times, tau, norms[0].spectral.log().tolist()))
     oscillation, factor = math.nan, math.nan
@@ -148,14 +153,13 @@ def _dobrushin(Delta: Float[Tensor, "1 head token token"]) -> Float[Tensor, " he
     return dobrushin(Delta)[0]
 
 
-def _matrix(
-    arch: Architecture, index: int, layer: Layer, found: Block, setting: Setting
-) -> Float[Tensor, "head token token"]:
+def _matrix(block: Block, found: BlockTaken, setting: Setting) -> Float[Tensor, "head token token"]:
     """P from the tokens themselves, in which small weights are not differences of large ones; from its two
     parts where tokens have left floating point's range."""
     if not found.halves[0].branches:
         return found.attention.matrix()[0]
-    P = attention(arch, index, layer, found.halves[0].branches[0].inside.tokens(), setting)[1]
+    inside, rules = found.halves[0].branches[0].inside.tokens(), Plain(block.arch, setting)
+    P = changed("weights", block, rules, rules.weights(block, inside), inside)
     return P[0] if bool(P.isfinite().all()) else found.attention.matrix()[0]
 
 
@@ -260,7 +264,7 @@ def _exact_factor(
 # Without a rule in deviation arithmetic
 
 
-def _plainly(net: Transformer, X: Tensor) -> Iterator[Block]:
+def _plainly(net: Transformer, X: Tensor) -> Iterator[BlockTaken]:
     """The pass in float64, with what can be had of each block without a rule: its attention, and of a layer
     without norms and MLP what was added to the skip."""
     steps = net.steps(X.to(torch.float64))
@@ -274,8 +278,8 @@ def _plainly(net: Transformer, X: Tensor) -> Iterator[Block]:
         top = p.argmax(-1, keepdim=True)
         visible = torch.ones(1, 1, *P.shape[-2:], dtype=torch.bool)
         state, added = State.of(step.state, real), State.of(step.state - weight * before, real)
-        half = Half(State.of(before, real), (), weight, added, state, state)
-        yield Block(state, _Given(p, others, top, visible), None, (half,))  # type: ignore[arg-type]
+        half = HalfTaken(State.of(before, real), (), weight, added, state, state)
+        yield BlockTaken(state, _Given(p, others, top, visible), None, (half,))
         before = step.state
 
 

@@ -1,7 +1,6 @@
 """Bounds and measurement in one figure: a panel per quantity, what is guaranteed drawn to where it holds."""
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 import polars as pl
@@ -10,62 +9,47 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from rankscope.errors import TheoremError
-from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels, tick
-from rankscope.theory.certificates import Certificates
+from rankscope.figures import FAINT, INK, MARKERS, PALETTE, label, panels, tick
+from rankscope.theory.views import DepthView, drawn_quantities, quantity
 
-if TYPE_CHECKING:
-    from rankscope.theory.depth import CollapseDepth
-
-SYMBOLS = {
-    "residual": r"$\|\mathrm{res}\,X\|_{1,\infty}$",
-    "mu": r"$\mu(X) = \|\mathrm{res}\,X\|_F$",
-    "diameter": r"largest distance of two tokens, $\max |x_i - x_j|$",
-}
 DEEP = 40
 """Decades over which the axis of powers of ten becomes logarithmic itself."""
 LOWEST = -1e300
 """Bounds of fewer decades are drawn here: an axis has no numbers beyond."""
 
 
-def plot_certificates(found: Certificates, sample: int = 0) -> Figure:
+def plot_certificates(every: pl.DataFrame, sample: int = 0) -> Figure:
     """By layer, both axes logarithmic: the measurement in black, tokens' own size grey, upper bounds solid,
     lower bounds dashed; open marks where a bound is vacuous, and no line where its hypotheses fail."""
-    samples = found.table["sample"].unique().to_list()
+    samples = every["sample"].unique().to_list()
     if sample not in samples:
         raise TheoremError(f"sample must lie in 0..{len(samples) - 1}; got {sample}")
-    table = found.table.filter(sample=sample)
-    shown = [name for name in SYMBOLS if not table.filter(quantity=name).filter("met").is_empty()]
-    shown = shown or [name for name in SYMBOLS if name in table["quantity"]][:1]
+    table = every.filter(sample=sample)
+    shown = drawn_quantities(table)
     if not shown:
         raise TheoremError("a figure needs a bound of residual, mu or diameter; ranks alone were certified")
     figure, axes = panels(len(shown), width=5.8, height=4.4)
     number = 0
-    for each, quantity in zip(axes, shown, strict=True):
-        number = _panel(each, table.filter(quantity=quantity), quantity, number)
+    for each, name in zip(axes, shown, strict=True):
+        number = _panel(each, table.filter(quantity=name), name, number)
     return figure
 
 
-def plot_depth(depth: "CollapseDepth") -> Figure:
+def plot_depth(depth: DepthView) -> Figure:
     """A line per theorem that proves something of every sample: blue to the right from where tokens are
     proved uniform, red up to where that is excluded; dotted, where each sample is measured to be uniform."""
-    proved = [
-        (str(name), str(kind), part["layer"].to_list())
-        for (name, kind), part in depth.guaranteed.group_by("theorem", "kind", maintain_order=True)
-        if not part["layer"].is_null().any()
-    ]
-    measured = sorted({layer for layer in depth.measured["layer"].to_list() if layer is not None})
-    known = [layer for _, _, layers in proved for layer in layers] + measured
-    end = max(known, default=1) + 1
+    proved, measured = depth.proved, sorted({layer for layer in depth.measured if layer is not None})
+    end = max([layer for *_, layer in proved] + measured, default=1) + 1
     figure, (axes,) = panels(height=1.3 + 0.32 * max(len(proved), 1))
-    for place, (_, kind, layers) in enumerate(proved):
-        start, stop = (max(layers), end) if kind == "upper" else (0, min(layers))
+    for place, (_, kind, layer) in enumerate(proved):
+        start, stop = (layer, end) if kind == "upper" else (0, layer)
         axes.barh(place, stop - start, left=start, height=0.5, color=PALETTE[0 if kind == "upper" else 1])
     for layer in measured:
         axes.axvline(layer, color=INK, linestyle=":", linewidth=1.6)
     axes.plot([], [], color=INK, linestyle=":", label="measured uniform")
     for number, said in ((0, "proved uniform"), (1, "proved apart")):
         axes.barh([0], [0], color=PALETTE[number], label=said)
-    axes.set_yticks(range(len(proved)), [name for name, _, _ in proved])
+    axes.set_yticks(range(len(proved)), [label(name) for name, _, _ in proved])
     axes.invert_yaxis()
     axes.set(xlabel="layer", xlim=(0, end))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -74,7 +58,7 @@ def plot_depth(depth: "CollapseDepth") -> Figure:
     return figure
 
 
-def _panel(axes: Axes, table: pl.DataFrame, quantity: str, number: int) -> int:
+def _panel(axes: Axes, table: pl.DataFrame, bounded: str, number: int) -> int:
     one = table.filter(theorem=table["theorem"][0]).sort("layer")
     layers = one["layer"].to_numpy()
     lines = [_log(one["log10_measured"]), _log(one["log10_size"])]
@@ -93,7 +77,7 @@ def _panel(axes: Axes, table: pl.DataFrame, quantity: str, number: int) -> int:
                 layers[here], bound[here], linestyle="none", marker=marker, markersize=4.5, color=colour,
                 markerfacecolor="white" if empty else colour, zorder=3,
             )  # fmt: skip
-        said = f"{name} (vacuous)" if vacuous[rows["met"].to_numpy()].all() else name
+        said = label(f"{name} (vacuous)" if vacuous[rows["met"].to_numpy()].all() else name)
         axes.plot([], [], color=colour, linestyle=style, marker=marker, markersize=4.5, label=said,
                   markerfacecolor="white" if "vacuous" in said else colour)  # fmt: skip
         lines.append(bound)
@@ -101,11 +85,11 @@ def _panel(axes: Axes, table: pl.DataFrame, quantity: str, number: int) -> int:
     axes.plot(
         layers, lines[0], color=INK, linewidth=2.2, marker="o", markersize=4, label="measured", zorder=4
     )
-    _dress(axes, layers, np.concatenate(lines), quantity)
+    _dress(axes, layers, np.concatenate(lines), bounded)
     return number
 
 
-def _dress(axes: Axes, layers: np.ndarray, values: np.ndarray, quantity: str) -> None:
+def _dress(axes: Axes, layers: np.ndarray, values: np.ndarray, bounded: str) -> None:
     known = values[np.isfinite(values)]
     span = float(np.ptp(known)) if len(known) else 0.0
     if span > DEEP:
@@ -122,7 +106,7 @@ def _dress(axes: Axes, layers: np.ndarray, values: np.ndarray, quantity: str) ->
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))
     axes.set_xlabel("layer")
-    axes.set_title(SYMBOLS[quantity], loc="left", fontsize=10)
+    axes.set_title(quantity(bounded).tex, loc="left", fontsize=10)
     axes.legend(fontsize=8, frameon=False, loc="best")
 
 

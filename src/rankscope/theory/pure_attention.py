@@ -8,11 +8,14 @@ One layer of H heads without skips, MLPs and norms, in the measure `||A|| = sqrt
 **beta.** The measure has no triangle inequality, so column and row sums are bounded apart:
 `beta = sqrt(max_h ||W_QK,h||_1 ||W_h||_1 * max_h ||W_QK,h||_1 ||W_h||_inf)`.
 
-**gamma.** With `E = R W_QK R^T / sqrt d_qk` and p the attention of the centre, `|P_ij - p_j| <= p_j sum_k
-p_k expm1(|E_ij - E_ik|)`. If o is the largest `|E_ij - E_ij'|`, expm1(x) is at most `2 gamma x` for x <=
-o with `gamma = max(1, (e^o - 1) / (2 o))`: always valid, measured from the entries that attention is made
-of, and 1 as long as o <= 1.2564, the root of e^x = 1 + 2x. With gamma = 1 beyond that the bound is FALSE
-for large n (`counterexample.py`). Derivation: docs/theory.md.
+**gamma.** With `E = R W_QK R^T / sqrt d_qk` and p the attention of the centre,
+
+    |P_ij - p_j| <= p_j sum_k p_k expm1(|E_ij - E_ik|),   expm1(x) <= 2 gamma x for x <= o,
+    gamma = max(1, (e^o - 1) / (2 o)),   o = max |E_ij - E_ij'|:
+
+always valid, measured from the entries that attention is made of, and 1 as long as o <= 1.2564, the root of
+e^x = 1 + 2x. With gamma = 1 beyond that the bound is FALSE for large n (`counterexample.py`). Derivation:
+docs/theory.md.
 
 About the mean instead of the minimising centre the base has one more factor `2 (1 - 1/n)`.
 """

@@ -15,17 +15,13 @@ from collections.abc import Callable
 from rankscope.theory.dobrushin import seen
 from rankscope.theory.factors import product
 from rankscope.theory.facts import Facts, HalfFacts
-from rankscope.theory.hypotheses import above
+from rankscope.theory.hypotheses import above, skips
 from rankscope.theory.logs import log, minus, times
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 
 
 def _evaluate(facts: Facts, factor: Callable[[HalfFacts], float]) -> Evaluation:
-    arch = facts.arch
-    weights = [abs(arch.attention_skip)]
-    if arch.mlp != "none" and not arch.parallel:
-        weights.append(abs(arch.mlp_skip))
-    fixed = [above("|weight| of the skips", min(weights), 0), *seen(facts)]
+    fixed = [above("|weight| of the skips", min(skips(facts.arch)), 0), *seen(facts)]
     factors = [
         times(*(each for half in layer.halves for each in (factor(half), half.log_norm)))
         for layer in facts.layers

@@ -36,8 +36,9 @@ from torch import Tensor
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import LOWEST
 from rankscope.nets import mask_matrix
-from rankscope.nets.weights import NormWeights
-from rankscope.theory.constants import speaking, value_matrix
+from rankscope.nets.norms import NormWeights
+from rankscope.nets.order import speaking
+from rankscope.theory.constants import value_matrix
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import (
     Hypothesis,
@@ -47,6 +48,7 @@ from rankscope.theory.hypotheses import (
     equal,
     no_mlp,
     no_skip,
+    normed_sums,
     rows_sum_to_one,
     softmax,
 )
@@ -69,7 +71,7 @@ def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
     biases = [float(norm.bias.abs().max()) for norm in norms if norm.bias is not None]
     return [
         equal(f"layers without a norm after attention ({', '.join(kinds)})",
-              not (arch.norm in kinds and arch.norm_place == "post"), 0),
+              not (arch.norm in kinds and normed_sums(arch)), 0),
         _zero("norm's eps", arch.norm_eps),
         _zero("spread of the norms' gains", max(gains, default=0.0)),
         _zero("largest bias of the norms", max(biases, default=0.0)),
@@ -188,8 +190,11 @@ def hemisphere(Y: Float[Tensor, "token width"]) -> tuple[Tensor, float]:
 
 
 def _log_apart(facts: Facts, w: Float[Tensor, " width"], heights: Float[Tensor, " token"]) -> float:
-    """log of max|p_i - p_j|. Where tokens are close, y = c + e with c common, and `p_i - c / <c, w> =
-    (<c, w> e_i - <e_i, w> c) / (<y_i, w> <c, w>)` subtracts no two nearly equal points."""
+    """log of max|p_i - p_j|. Where tokens are close, y = c + e with c common, no nearly equal points are
+    subtracted in
+
+        p_i - c / <c, w> = (<c, w> e_i - <e_i, w> c) / (<y_i, w> <c, w>).
+    """
     directions = normalise(facts.first, "scale", NormWeights(), 0.0)
     c, e, log_unit = directions.x.explicit()[0], directions.R.value[0], float(directions.R.log[0])
     if float(directions.x.log[0]) <= LOWEST:  # far apart: e is y

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import Hypothesis
+from rankscope.theory.hypotheses import Hypothesis, no_parts
 
 Kind = Literal["upper", "lower"]
 
@@ -39,4 +39,5 @@ def by_layer(
     facts: Facts, fixed: Sequence[Hypothesis], moving: Callable[[int], Sequence[Hypothesis]] = lambda _: ()
 ) -> list[list[Hypothesis]]:
     """The hypotheses of every layer: those of the architecture, and those checked on layers 1..l."""
+    fixed = [*no_parts(facts.arch), *fixed]
     return [[*fixed, *moving(layer)] for layer in range(1, facts.depth + 1)]

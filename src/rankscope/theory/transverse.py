@@ -33,13 +33,14 @@ import torch
 from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
-from rankscope.deviation.block import block
+from rankscope.deviation import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
 from rankscope.deviation.state import EPS, Real, State
 from rankscope.errors import ArchitectureError, TokensError
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.block import Setting
-from rankscope.nets.masks import matrix
+from rankscope.nets.masks import Mask, matrix
+from rankscope.nets.setting import Setting
+from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import Layer
 
 Modes = Complex[Tensor, " mode"]
@@ -138,6 +139,11 @@ def slope(logs: Float[Tensor, "*lines layer"]) -> Float[Tensor, "*lines"]:
 
 
 def _refuse(arch: Architecture) -> None:
+    if arch.parts or not isinstance(arch.kernel, str):
+        raise ArchitectureError(
+            "an exponent is known of the parts that the package has; this network has some of its own: "
+            "measure it instead"
+        )
     kernel = arch.kernel.partition(":")[0]
     if kernel in KERNELS:
         raise ArchitectureError(
@@ -242,14 +248,15 @@ def _derivatives(
     real = Real(torch.ones(R.shape[:2], dtype=torch.bool, device=R.device))
     both = torch.ones(number, 1, 2, 2, dtype=torch.bool, device=R.device)
     itself = torch.eye(2, dtype=torch.bool, device=R.device).expand_as(both)
-    setting = Setting({"complete": torch.cat([both, itself])}, rotary=(), sinusoids=None, bias=None)
+    visible: dict[str | Mask, Tensor] = {"complete": torch.cat([both, itself])}
+    setting = Setting(visible, rotary=(), sinusoids=None, bias=None, real=real.rows)
     state = State(
         Scaled(x.value.expand(2 * number, -1), x.log.expand(2 * number)),
         Scaled(R, low.expand(2 * number)),
         real,
         torch.full((2 * number,), EPS, dtype=R.dtype, device=R.device),
     )
-    after = block(arch, index, layer, state, setting).state
+    after = traverse(Block.of(arch, index, layer), Deviation(arch, setting), state).state
     log = after.R.log - low
     top = log.amax()
     images = (after.R.value[:, 0] - after.R.value[:, 1]) / 2 * (log - top).exp()[:, None]

@@ -1,9 +1,10 @@
 """What no branch can write to: a lower bound from the weights alone (after Dong et al. 2021, section 3).
 
 With skips and no norm after them, `X' = w X + branch(X)`, every branch writes into the row space of its
-output matrices. Let Q project onto what is orthogonal to all of them up to layer L. Then `X_L Q = (prod
-w) X_0 Q` up to a constant row (biases), so
+output matrices. Let Q project onto what is orthogonal to all of them up to layer L. Then, up to
+a constant row (biases),
 
+    X_L Q = (prod w) X_0 Q,
     mu(X_L) >= prod|w| ||res(X_0) Q||_F
 
 for every depth, however the heads attend. The paper's remark that skips admit infinitely many
@@ -16,9 +17,9 @@ import math
 import torch
 from torch import Tensor
 
-from rankscope.theory.constants import speaking
+from rankscope.nets.order import order, speaking
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import Hypothesis, above, no_norm_after
+from rankscope.theory.hypotheses import Hypothesis, above, no_norm_after, skips
 from rankscope.theory.logs import log, sized, times
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 
@@ -53,9 +54,7 @@ def _evaluate(facts: Facts) -> Evaluation:
     arch, width = facts.arch, facts.arch.width
     deviation = sized(facts.first.centred()[1])
     R, unit = deviation.value[0], float(deviation.log[0])
-    weight = abs(arch.attention_skip)
-    if arch.mlp != "none" and not arch.parallel:
-        weight *= abs(arch.mlp_skip)
+    weight = math.prod(skips(arch))
     basis = R.new_zeros(0, width)
     bounds, left = [], []
     for index in range(facts.depth):
@@ -65,7 +64,7 @@ def _evaluate(facts: Facts) -> Evaluation:
         rest = R - (R @ basis.mT) @ basis
         size = float(rest.norm() - ROUNDING * R.norm()) if left[-1] else 0.0
         bounds.append(times(log(size), unit, (index + 1) * log(weight) if weight > 0 else -math.inf))
-    sandwich = arch.norm != "none" and arch.norm_place == "sandwich"
+    sandwich = any(branch.after is not None for half in order(arch) for branch in half.branches)
     fixed = [
         above("|weight| of the skips", weight, 0),
         no_norm_after(arch),

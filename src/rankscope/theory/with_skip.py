@@ -5,8 +5,8 @@ With a skip of weight w, `res(w X + SA(X))` is at most `|w| r + c r^3`, r = ||re
     c = 4 gamma beta H / sqrt d_qk,   beta = max_h ||W_QK,h||_1 max(||W_h||_1, ||W_h||_inf).
 
 (Column and row sums of the sum of two matrices are bounded apart; the larger of the two betas does for both.)
-Iterated layer by layer this is, for |w| <= 1, never above the closed form that follows from `a + b <= 2
-max(a, b)`:
+Iterated layer by layer this is, for |w| <= 1, never above the closed form that follows from
+`a + b <= 2 max(a, b)`:
 
     max over l <= L of (2 c)^((3^l - 1)/2) 2^(3^l (L - l)) r^(3^l).
 

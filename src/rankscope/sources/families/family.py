@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture
-from rankscope.nets.weights import Linear, NormWeights
+from rankscope.nets.norms import NormWeights
+from rankscope.nets.weights import Linear
 from rankscope.sources.embedding import Embedding
 
 Tensors = dict[str, Tensor]

@@ -64,8 +64,8 @@ def _run(setup: Setup) -> Outcome:
         "paper: one network, 32 texts of wiki_bio, word pieces).",
         "Trained: "
         + "; ".join(f"{network} on {what}" for network, what in reads)
-        + ". The paper's checkpoints "
-        "(bert-base-cased, albert-base-v2, xlnet-base-cased) take a model hub: --models.",
+        + ". The paper's checkpoints (bert-base-cased, albert-base-v2, xlnet-base-cased) take a model hub: "
+        "--models.",
     ]
     return Outcome(figures, {"curves": table}, list(_comparisons(table)), notes)
 

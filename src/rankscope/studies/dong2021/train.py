@@ -18,9 +18,9 @@ from torch.nn import functional as F
 
 from rankscope.files import atomic
 from rankscope.nets import Transformer
+from rankscope.nets.dropout import Dropout, training_states
 from rankscope.nets.initial import random_tensors
 from rankscope.studies.dong2021.tasks import Data, Task
-from rankscope.studies.dropout import Dropout, training_states
 
 Tensors = dict[str, Tensor]
 

@@ -1,7 +1,8 @@
 """Figures 1 and 5: two tokens in the plane. Without LayerNorm they become one; with it they need not.
 
-N = d = 2, causal, `W_Q = W_K = 0`, so that `A = [[1, 0], [1/2, 1/2]]`, and `W_V = [[1, w], [0, 1]]`, w >
-1.
+N = d = 2, causal, W_Q = W_K = 0, and for w > 1
+
+    A = [[1, 0], [1/2, 1/2]],   W_V = [[1, w], [0, 1]].
 
 Without LN, `X' = A X W_V`: the tokens differ by `2^-t (x_2 - x_1) W_V^t`, and W_V^t grows only linearly.
 With LN, `X' = D A X W_V`: token 1 turns to (0, 1) or (0, -1), and token 2, once token 1 rests at (0, 1),
@@ -62,16 +63,12 @@ def _run(setup: Setup) -> Outcome:
     ]
     notes = [
         f"Dynamics are exact and need no model. Basin map: {number} x {number} starts, {SETTLED} layers "
-        "each, "
-        "float64; a start ends at rank two if its tokens are then at an angle whose sine exceeds "
+        "each, float64; a start ends at rank two if its tokens are then at an angle whose sine exceeds "
         "1/(2w).",
-        "Token 1 alone turns by (x, y) -> (x, y + w x): (0, 1) attracts it from the right and repels it "
-        "to the "
-        "left. B therefore attracts token 2, but from no neighbourhood of both tokens: where token 1 "
-        "starts left "
-        "of (0, 1), however near, it goes round to (0, -1) and takes token 2 along "
-        f"({_beyond(basins):.1%} of the "
-        "starts with token 1 between 90° and 180° end apart).",
+        "Token 1 alone turns by (x, y) -> (x, y + w x): (0, 1) attracts it from the right and repels it to "
+        "the left. B therefore attracts token 2, but from no neighbourhood of both tokens: where token 1 "
+        "starts left of (0, 1), however near, it goes round to (0, -1) and takes token 2 along "
+        f"({_beyond(basins):.1%} of the starts with token 1 between 90° and 180° end apart).",
     ]
     figures = {"dynamics": _dynamics(paths), "basins": _basins(basins, shares)}
     return Outcome(figures, {"trajectories": paths, "basins": basins, "shares": shares}, comparisons, notes)

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from rankscope.figures import MARKERS, PALETTE, power
 from rankscope.nets import Transformer
 from rankscope.sources import fresh
-from rankscope.studies.dropout import applies
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 from rankscope.studies.wu2024.drawing import by_layer, geometric, grid, key, powers_of_ten, title
 from rankscope.studies.wu2024.networks import (
@@ -64,7 +63,7 @@ def curves(setup: Setup, name: str, net: Transformer, number: int) -> pl.DataFra
         )
         for variant in VARIANTS
         for mask in MASKS
-        for dropout in ((False, True) if applies(net.arch) else (False,))
+        for dropout in (False, True)
     ]
     return pl.concat(tables).select(pl.lit(name).alias("network"), pl.all())
 

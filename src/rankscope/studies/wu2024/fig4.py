@@ -70,9 +70,8 @@ def _compared(found: pl.DataFrame, name: str) -> Comparison:
         f"{name}: rank and angles",
         "full rank is kept while the mean |cosine| rises",
         f"full rank in {min(rank):.0%} of inputs at the worst layer ({min(single):.0%} with float32's "
-        "tolerance); mean "
-        f"|cosine| {cosine[0]:.2f} at layer 0, at most {max(cosine):.2f}, {cosine[-1]:.2f} at layer "
-        f"{len(cosine) - 1}",
+        f"tolerance); mean |cosine| {cosine[0]:.2f} at layer 0, at most {max(cosine):.2f}, {cosine[-1]:.2f} "
+        f"at layer {len(cosine) - 1}",
         None if name.endswith("untrained") else kept and rises,
         why,
     )

@@ -111,9 +111,8 @@ def _until(off: pl.DataFrame, variant: str, said: str, tokens: int) -> Compariso
             said,
             words,
             depths[0] < depths[1] <= min(depths[2:]),
-            "the complete mask falls doubly exponentially, causal exponentially; a window of one place "
-            "each side "
-            f"of {tokens} tokens averages only by {1 - 2 / 3 * (1 - math.cos(math.pi / tokens)):.4f} a "
+            "the complete mask falls doubly exponentially, causal exponentially; a window of one place each "
+            f"side of {tokens} tokens averages only by {1 - 2 / 3 * (1 - math.cos(math.pi / tokens)):.4f} a "
             "layer",
         )
     return Comparison(
@@ -163,8 +162,7 @@ def _underflow(single: pl.DataFrame) -> Comparison:
         words,
         isinstance(complete, int) and complete <= 64,
         "under the complete mask rounding makes tokens equal bit by bit; under the others tokens shrink "
-        "until they "
-        "underflow. From there on the curve is the arithmetic's, not the network's",
+        "until they underflow. From there on the curve is the arithmetic's, not the network's",
     )
 
 

@@ -36,9 +36,8 @@ def _run(setup: Setup) -> Outcome:
     notes = [
         f"{number} excerpts of 128 tokens, layer 0: what the first block gets. {said_of(models)}",
         MISSING,
-        "The untrained embedding is word + position + segment, each drawn at random: the segment, "
-        "common to all "
-        "tokens, alone makes every cosine about a third.",
+        "The untrained embedding is word + position + segment, each drawn at random: the segment, common to "
+        "all tokens, alone makes every cosine about a third.",
     ]
     return Outcome({"fig9": _figure(found, list(nets))}, {"cosines": found}, comparisons, notes)
 
@@ -70,8 +69,7 @@ def _compared(found: pl.DataFrame, name: str) -> Comparison:
         f"{name}: initial cosines",
         "shown as a figure; Cor 1 asks for none below 0",
         f"{holds:.0%} of inputs have none below 0; {negative:.1%} of pairs are below 0, mean cosine "
-        f"{mean:.2f}, smallest "
-        f"{least:.2f} on average",
+        f"{mean:.2f}, smallest {least:.2f} on average",
         None,
         "Cor 1 applies" if holds == 1 else "Cor 1 does not apply to the inputs with cosines below 0",
     )

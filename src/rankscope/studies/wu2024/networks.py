@@ -11,12 +11,12 @@ from rankscope.errors import SourceError
 from rankscope.metrics import metric
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.nets import Transformer
+from rankscope.nets.dropout import Dropout, training_states
 from rankscope.nets.variants import named_variant
 from rankscope.profiles import measure
 from rankscope.profiles.rows import Entry, readings, table
 from rankscope.sources import load
 from rankscope.sources.words import bundled_excerpts
-from rankscope.studies.dropout import Dropout, training_states
 from rankscope.studies.study import Setup
 
 VARIANTS = {

@@ -50,13 +50,10 @@ def _run(setup: Setup) -> Outcome:
     comparisons = [_fixed(found), _anisotropy(found), _stability(found), _positive(by_size), _where(ends)]
     notes = [
         f"Every equilibrium of N = d = 2..{max(SIZES)} tokens at w = N + 1, with all 2^(k-1) choices of "
-        "signs at "
-        f"rank k: {len(found)} in all, float64. No model is needed.",
-        f"Random starts: {starts} for each N, tokens uniform on the sphere, {LAYERS} layers at w = N + "
-        "1. A start has "
-        "ended above rank one if the second singular value exceeds 0.3/w of the first (at an "
-        "equilibrium of rank "
-        "two or more it is at least about 1/w).",
+        f"signs at rank k: {len(found)} in all, float64. No model is needed.",
+        f"Random starts: {starts} for each N, tokens uniform on the sphere, {LAYERS} layers at w = N + 1. A "
+        "start has ended above rank one if the second singular value exceeds 0.3/w of the first (at an "
+        "equilibrium of rank two or more it is at least about 1/w).",
     ]
     return Outcome(
         {"thm3": _figure(found, by_size)},

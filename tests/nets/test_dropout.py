@@ -1,13 +1,14 @@
 """The forward pass in training: the plain one where nothing is dropped, and dropout where BERT has it."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from rankscope.errors import StudyError
 from rankscope.nets import Architecture, Transformer
+from rankscope.nets.dropout import Dropout, training_states
 from rankscope.nets.variants import named_variant
-from rankscope.studies.dropout import Dropout, training_states
 from rankscope.studies.wu2024 import networks
 
 
@@ -70,7 +71,13 @@ def test_dropout_is_on_the_embedding_the_attention_and_what_heads_add() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_dropout_says_which_networks_it_takes() -> None:
-    net = Transformer.random(Architecture(layers=1, width=8, heads=2, positions="rotary"))
-    with pytest.raises(StudyError, match="got positions 'rotary'"):
-        next(training_states(net, torch.randn(1, 3, 8, dtype=torch.float64), seeded(0.1)))
+@pytest.mark.parametrize(
+    "fields", [{"positions": "rotary"}, {"parallel": True}, {"norm_place": "sandwich", "key_heads": 1}]
+)
+def test_every_kind_of_network_can_be_trained_so(fields: dict[str, Any]) -> None:
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2, **fields), init="xavier")
+    X = torch.randn(2, 5, 8, dtype=torch.float64)
+    *_, still = training_states(net, X, seeded(0.0))
+    torch.testing.assert_close(still, net.run(X).states[-1])
+    *_, dropped = training_states(net, X, seeded(0.5))
+    assert not torch.allclose(dropped, still)

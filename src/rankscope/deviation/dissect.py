@@ -1,0 +1,108 @@
+"""A pass in deviation arithmetic with all that happened inside each block: what the theorems ask about."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.attention import Attention, Spoken, Values
+from rankscope.deviation.rules import Deviation, total
+from rankscope.deviation.state import State
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.order import Half
+from rankscope.nets.setting import Setting
+from rankscope.nets.transformer import Transformer
+from rankscope.nets.traversal import Block, traverse
+
+
+class BranchTaken(NamedTuple):
+    """Attention or the MLP on its way from the tokens to the sum."""
+
+    kind: Literal["attention", "mlp"]
+    inside: State
+    """What it reads: the tokens, through a norm where one comes before."""
+    raw: State
+    """What it says."""
+    out: State
+    """The same, through the second norm of a sandwich where there is one."""
+
+
+class HalfTaken(NamedTuple):
+    """A skip and what is added to it: attention, the MLP, or in a parallel block both."""
+
+    before: State
+    branches: tuple[BranchTaken, ...]
+    weight: float
+    """Of the skip."""
+    total: State
+    """All that is added to the skip."""
+    summed: State
+    after: State
+    """The sum, through the norm of a post-norm block."""
+
+
+class BlockTaken(NamedTuple):
+    """What a block did to a state, and how."""
+
+    state: State
+    attention: Attention
+    heads: Spoken | None
+    halves: tuple[HalfTaken, ...]
+
+
+class _Noting(Deviation):
+    """Deviation arithmetic that notes what goes into and comes out of every part."""
+
+    def __init__(self, arch: Architecture, setting: Setting) -> None:
+        super().__init__(arch, setting)
+        self.inside: dict[str, State] = {}
+        self.said: dict[str, State] = {}
+        self.normed: dict[str, State] = {}
+        self.sums: list[tuple[Half, State, dict[str, State], State]] = []
+
+    def norm(self, block: Block, name: str, state: State) -> State:
+        found = self.normed[name] = super().norm(block, name, state)
+        return found
+
+    def values(self, block: Block, state: State) -> Values:
+        self.inside["attention"] = state
+        return super().values(block, state)
+
+    def output(self, block: Block, spoken: Spoken) -> State:
+        found = self.said["attention"] = super().output(block, spoken)
+        return found
+
+    def mlp(self, block: Block, state: State) -> State:
+        self.inside["mlp"] = state
+        found = self.said["mlp"] = super().mlp(block, state)
+        return found
+
+    def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
+        found = super().add(block, half, state, branches)
+        self.sums.append((half, state, branches, found))
+        return found
+
+    def halves(self) -> tuple[HalfTaken, ...]:
+        """What was noted of one block."""
+        found = []
+        for half, before, out, summed in self.sums:
+            branches = tuple(
+                BranchTaken(each.part, self.inside[each.part], self.said[each.part], out[each.part])
+                for each in half.branches
+            )
+            after = summed if half.after is None else self.normed[half.after]
+            found.append(HalfTaken(before, branches, half.skip, total(out.values()), summed, after))
+        return tuple(found)
+
+
+def dissect(net: Transformer, X: Tensor) -> Iterator[BlockTaken]:
+    """The pass over tokens without padding, at least one, block by block with its parts."""
+    net = net.to(torch.float64)
+    X, real, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), None)
+    setting = Setting.of(net.arch, net.weights, X, real)
+    state = State.of(X, real)
+    for block in net.blocks:
+        rules = _Noting(net.arch, setting)
+        state, P, heads = traverse(block, rules, state)
+        yield BlockTaken(state, P, heads, rules.halves())

@@ -1,0 +1,92 @@
+"""The rules of deviation arithmetic: what each part of a block does to a state `1 x^T + e^s R`."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from rankscope.deviation.attention import (
+    Attention,
+    Spoken,
+    Values,
+    deviations,
+    heads,
+    mixed,
+    scores,
+    split,
+)
+from rankscope.deviation.mlp import affine, mlp
+from rankscope.deviation.norms import normalise
+from rankscope.deviation.state import State, doubtful
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.order import Half
+from rankscope.nets.setting import Setting
+from rankscope.nets.traversal import Arithmetic, Block
+from rankscope.nets.weights import Linear
+
+
+class Deviation(Arithmetic):
+    """Rules on states."""
+
+    name = "deviation"
+
+    def __init__(self, arch: Architecture, setting: Setting) -> None:
+        self.arch, self.setting = arch, setting
+        self.memory: dict[str, Any] = {}
+
+    def norm(self, block: Block, name: str, state: State) -> State:
+        """Each token, normalised (`norms.py`). What a branch adds is not tidy yet."""
+        state = state.tidy() if name.endswith("_after") else state
+        return normalise(state, self.arch.norm, getattr(block.weights, name), self.arch.norm_eps)
+
+    def values(self, block: Block, state: State) -> Values:
+        """What heads mix, of the common token and of deviations from it."""
+        w = block.weights.attention.value
+        common, deviation = heads(state.x, w, self.arch), deviations(state.R, w, self.arch)
+        return Values(common, deviation, state.doubt, state.real)
+
+    def weights(self, block: Block, state: State) -> Attention:
+        """P as what all rows share and what they do not (`attention.py`)."""
+        ref, D, size = scores(self.arch, block.index, block.weights.attention, state, self.setting)
+        visible = self.setting.visible[self.arch.mask_of(block.index)]
+        return split(ref, D, visible.expand(len(state.real.rows), -1, -1, -1), state.real, size)
+
+    def mix(self, block: Block, P: Attention, values: Values) -> Spoken:
+        """What each head says."""
+        return mixed(self.arch, self.speaking(block), block.weights.attention.output.weight, P, values)
+
+    def output(self, block: Block, spoken: Spoken) -> State:
+        """What heads add: their common values and deviations through the output projection."""
+        w = block.weights.attention.output
+        out = Linear(w.weight.flatten(0, 1), w.bias)
+        return State(
+            affine(spoken.x.mapped(lambda t: t.flatten(1)), out),
+            spoken.R.mapped(lambda t: t.flatten(-2) @ out.weight),
+            spoken.real,
+            spoken.doubt,
+        )
+
+    def mlp(self, block: Block, state: State) -> State:
+        """What the MLP adds (`mlp.py`)."""
+        return mlp(self.arch, block.weights, state)
+
+    def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
+        """`skip X + branches`, each part at the larger of its two scales."""
+        branch = total(branches.values())
+        return (branch if half.skip == 0.0 else added(half.skip, state, branch)).tidy()
+
+
+def total(branches: Iterable[State]) -> State:
+    """What several branches add together."""
+    whole, *others = branches
+    for other in others:
+        whole = added(1.0, other, whole)
+    return whole
+
+
+def added(weight: float, state: State, branch: State) -> State:
+    """`weight X + branch`, not yet tidy; the larger noise of the two stays."""
+    R = state.R * weight + branch.R
+    one, other = (state.R * weight).log_size(), branch.R.log_size()
+    larger, size = torch.where(one > other, state.doubt, branch.doubt), torch.maximum(one, other)
+    return State(state.x * weight + branch.x, R, state.real, doubtful(larger, size, R.log_size()))

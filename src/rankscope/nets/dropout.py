@@ -1,0 +1,73 @@
+"""The plain arithmetic with noise: a network in training, with dropout as BERT has it.
+
+Entries are set to zero with chance p and the others divided by 1 - p: of the embedding, of the attention
+weights, and of what each branch adds. Rows of attention then no longer sum to one and tokens no longer see
+the same average, so every layer pulls tokens apart anew.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.plain import Plain, Spoken, Square
+from rankscope.nets.setting import Setting
+from rankscope.nets.transformer import Transformer
+from rankscope.nets.traversal import Block
+
+Tokens = Float[Tensor, "batch token width"]
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Zeros with chance p, drawn from a generator of its own: a seed gives the same pass again."""
+
+    p: float
+    generator: torch.Generator
+
+    @classmethod
+    def seeded(cls, p: float, seed: int, device: torch.device | str) -> "Dropout":
+        """Drawn on that device."""
+        return cls(p, torch.Generator(device=device).manual_seed(seed))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x with some entries gone and the others larger, so that its mean stays."""
+        if not self.p:
+            return x
+        drawn = torch.rand(x.shape, generator=self.generator, dtype=x.dtype, device=x.device)
+        return x * (drawn >= self.p) / (1 - self.p)
+
+
+class Dropped(Plain):
+    """The plain rules, with dropout on attention and on each branch."""
+
+    def __init__(self, arch: Architecture, setting: Setting, drop: Dropout) -> None:
+        super().__init__(arch, setting)
+        self.drop = drop
+
+    def weights(self, block: Block, X: Tokens) -> Square:
+        """P with some entries gone."""
+        return self.drop(super().weights(block, X))
+
+    def output(self, block: Block, spoken: Spoken) -> Tokens:
+        """What heads add, less what is dropped."""
+        return self.drop(super().output(block, spoken))
+
+    def mlp(self, block: Block, X: Tokens) -> Tokens:
+        """What the MLP adds, less what is dropped."""
+        return self.drop(super().mlp(block, X))
+
+
+def training_states(
+    net: Transformer, X: Tokens, drop: Dropout, padding: Bool[Tensor, "batch token"] | None = None
+) -> Iterator[Tokens]:
+    """Tokens at layer 0, 1, ...: `net.steps` with dropout. At p = 0 they are the same."""
+    X, real, order = net.prepared(X, padding)
+    rules = Dropped(net.arch, Setting.of(net.arch, net.weights, X, real), drop)
+    X = drop(X)
+    yield X if order is None else order.restored(X)
+    for step in net.traversed(X, real, rules):
+        yield step.state if order is None else order.restored(step.state)

@@ -1,0 +1,39 @@
+"""Parts of one's own: what a block can have beside attention, MLP, norms and skips.
+
+A part is an object of the user's, given as `Architecture(..., parts=(mine,))`. It stands at one place of the
+traversal and brings a rule per arithmetic, a method of that arithmetic's name:
+
+| place       | x, in the plain arithmetic                            |
+|-------------|-------------------------------------------------------|
+| `values`    | what heads mix, `[batch, head, token, head_width]`    |
+| `weights`   | the attention matrix P, `[batch, head, token, token]` |
+| `heads`     | what heads say, `[batch, token, head, head_width]`    |
+| `attention` | what attention adds, before a norm, as tokens         |
+| `mlp`       | what the MLP adds, before a norm, as tokens           |
+| `stream`    | the tokens after the block                            |
+
+    plain(x, block, rules, inside)       on ordinary tensors; every part has this one
+    deviation(x, block, rules, inside)   on states; without it `measure` runs in float64, and says so
+    frozen(x, block, rules, inside)      on terms of paths, linear in x; without it paths refuse the network,
+                                         but for `weights`, which is kept as measured
+
+`block` is the layer (`block.index`, `block.weights`, `block.arch`), `rules` the arithmetic with its
+`setting` (masks, positions, which tokens are real) and a `memory` for what one layer leaves to later ones,
+`inside` what the branch reads.
+"""
+
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+Place = Literal["values", "weights", "heads", "attention", "mlp", "stream"]
+PLACES = get_args(Place)
+
+
+@runtime_checkable
+class Part(Protocol):
+    """A part of the user's own: hashable, with a name by which files speak of it."""
+
+    name: str
+    place: Place
+
+    def plain(self, x: Any, block: Any, rules: Any, inside: Any) -> Any:
+        """What it does to ordinary tensors."""

@@ -1,0 +1,117 @@
+"""The plain arithmetic: a state is an ordinary tensor of tokens. Readable in one sitting."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope.nets.activations import ACTIVATIONS
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.kernels import Around, kernel_of
+from rankscope.nets.norms import normalise
+from rankscope.nets.order import Half
+from rankscope.nets.positions import by_offset, rotate
+from rankscope.nets.setting import Setting
+from rankscope.nets.traversal import Arithmetic, Block
+from rankscope.nets.weights import Layer, Linear
+
+Tokens = Float[Tensor, "batch token width"]
+Heads = Float[Tensor, "batch head token head_width"]
+Square = Float[Tensor, "batch head token token"]
+Spoken = Float[Tensor, "batch token head head_width"]
+
+
+class Plain(Arithmetic):
+    """Rules on tokens `[batch, token, width]`."""
+
+    name = "plain"
+
+    def __init__(self, arch: Architecture, setting: Setting) -> None:
+        self.arch, self.setting = arch, setting
+        self.memory: dict[str, Any] = {}
+
+    def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
+        """Each token, normalised."""
+        return normalise(X, self.arch.norm, getattr(block.weights, name), self.arch.norm_eps)
+
+    def values(self, block: Block, X: Tokens) -> Heads:
+        """`X W_V + b_V`, once for every head."""
+        return self._grouped(project(X, block.weights.attention.value))
+
+    def weights(self, block: Block, X: Tokens) -> Square:
+        """P of every head, by the architecture's kernel."""
+        arch, w, setting = self.arch, block.weights.attention, self.setting
+        q = project(X, w.query)  # [batch, head, token, head_width]
+        k = project(X, w.key)  # [batch, key_head, token, head_width]
+        if arch.query_norm:
+            q = normalise(q, "rms", w.query_norm, arch.norm_eps)
+            k = normalise(k, "rms", w.key_norm, arch.norm_eps)
+        if setting.rotary:
+            q, k = (rotate(part, setting.rotary_of(block.index), arch.rotary_pairs) for part in (q, k))
+        k = self._grouped(k)
+        added = setting.bias
+        if setting.sinusoids is not None and w.position_bias is not None:
+            added = by_offset(q + w.position_bias[:, None], w, setting.sinusoids) / arch.divisor
+        if w.content_bias is not None:
+            q = q + w.content_bias[:, None]
+        mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
+        around = Around(setting.visible[arch.mask_of(block.index)], added, arch.divisor, mixing)
+        return kernel_of(arch.kernel).weights(q, k, around)
+
+    def mix(self, block: Block, P: Square, V: Heads) -> Spoken:
+        """`P_h V_h` of every head; zero of one that does not speak."""
+        heads = P @ V  # [batch, head, token, head_width]
+        if len(self.speaking(block)) < self.arch.heads:
+            speaks = torch.zeros(self.arch.heads, 1, 1, dtype=V.dtype, device=V.device)
+            speaks[list(self.speaking(block))] = 1.0
+            heads = heads * speaks
+        return heads.transpose(1, 2)  # [batch, token, head, head_width]
+
+    def output(self, block: Block, spoken: Spoken) -> Tokens:
+        """`sum_h P_h X W_h + 1 b^T` (Dong et al. 2021, section 2)."""
+        w = block.weights.attention.output
+        return affine(spoken.flatten(-2), Linear(w.weight.flatten(0, 1), w.bias))
+
+    def mlp(self, block: Block, X: Tokens) -> Tokens:
+        """`act(X W_1 + b_1) W_2 + b_2`, or gated."""
+        w, act = block.weights.mlp, ACTIVATIONS[self.arch.activation]
+        assert w is not None
+        hidden = affine(X, w.up)  # [batch, token, mlp_width]
+        hidden = act(hidden) if w.gate is None else act(affine(X, w.gate)) * hidden
+        return affine(hidden, w.down)
+
+    def add(self, block: Block, half: Half, X: Tokens, branches: dict[str, Tokens]) -> Tokens:
+        """`skip X + branches`; at weight 0 the skip is not there at all."""
+        if not branches:
+            return half.skip * X
+        first, *others = branches.values()
+        branch = first + others[0] if others else first
+        if half.skip == 0.0:
+            return branch
+        return (X if half.skip == 1.0 else half.skip * X) + branch
+
+    def _grouped(self, kv: Float[Tensor, "batch key_head token head_width"]) -> Heads:
+        """Keys or values of every head, where several share one."""
+        group = self.arch.heads // self.arch.key_heads
+        return kv.repeat_interleave(group, 1) if group > 1 else kv
+
+
+def contributions(layer: Layer, spoken: Spoken) -> Float[Tensor, "batch head token width"]:
+    """What each head adds to the attention branch: `P_h X W_h`, without the output bias."""
+    return spoken.transpose(1, 2) @ layer.attention.output.weight
+
+
+def project(X: Tokens, linear: Linear) -> Heads:
+    """Queries, keys or values of every head."""
+    heads, width = linear.weight.shape[1:]
+    Y = X @ linear.weight.flatten(1)  # [batch, token, head * head_width]
+    if linear.bias is not None:
+        Y = Y + linear.bias.flatten()
+    return Y.view(*Y.shape[:-1], heads, width).transpose(1, 2)
+
+
+def affine(x: Tensor, linear: Linear) -> Tensor:
+    """`x W + b`."""
+    y = x @ linear.weight
+    return y if linear.bias is None else y + linear.bias

@@ -1,0 +1,57 @@
+"""What every layer shares in one pass: who sees whom, and where tokens stand."""
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope.errors import MaskError
+from rankscope.nets import masks
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.positions import rotary_tables, score_bias, sinusoids
+from rankscope.nets.weights import Weights
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Of one batch of tokens, real ones first."""
+
+    visible: dict[str | masks.Mask, Bool[Tensor, "#batch 1 token token"]]
+    """By mask, padding taken out."""
+    rotary: tuple[tuple[Tensor, Tensor], ...]
+    """Cosines and sines by layer, repeating; empty where nothing is rotated."""
+    sinusoids: Tensor | None
+    bias: Tensor | None
+    real: Bool[Tensor, "batch token"]
+
+    @classmethod
+    def of(
+        cls,
+        arch: Architecture,
+        weights: Weights,
+        X: Float[Tensor, "batch token width"],
+        real: Bool[Tensor, "batch token"],
+    ) -> "Setting":
+        """For these tokens, of which some are real and the rest padding."""
+        n = X.shape[-2]
+        whole = bool(real.all())
+        visible = {}
+        for mask in {arch.mask_of(layer) for layer in range(arch.layers)}:
+            matrix = masks.matrix(mask, n, X.device)[None, None]  # [1, 1, token, token]
+            visible[mask] = matrix if whole else matrix & real[:, None, None, :] & real[:, None, :, None]
+            if not whole and bool((real & ~visible[mask][:, 0].any(-1)).any()):
+                raise MaskError(
+                    "every token must attend to at least one real token; padding takes away all that one "
+                    "sees: use a mask in which each token attends to itself"
+                )
+        return cls(
+            visible=visible,
+            rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else (),
+            sinusoids=sinusoids(arch, n, X) if arch.positions == "relative" else None,
+            bias=score_bias(arch, weights, n, X),
+            real=real,
+        )
+
+    def rotary_of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of a layer (0-based)."""
+        return self.rotary[layer % len(self.rotary)]

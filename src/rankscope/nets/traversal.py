@@ -1,0 +1,142 @@
+"""One traversal of a block, for every arithmetic.
+
+An arithmetic is a set of **rules**: what a norm, attention, an MLP and a sum do to its kind of state (a
+tensor, a deviation with its scale, terms of paths, a count, a bound). `traverse` takes a state through a
+block and asks the rules at every part; it knows none of them, and they do not know the order. Attention has
+four rules: `values`, `weights` (the matrix P), `mix` (P V of every head) and `output` (what heads add).
+
+A part of one's own (`parts.py`) stands at a named place of the traversal and brings a rule per arithmetic.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from rankscope.errors import ArchitectureError
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.order import Branch, Half, order, speaking
+from rankscope.nets.parts import Part, Place
+from rankscope.nets.weights import Layer, Weights
+
+State = TypeVar("State")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer of a network: its number (0-based), its tensors and the order of its parts."""
+
+    arch: Architecture
+    index: int
+    weights: Layer
+    halves: tuple[Half, ...]
+
+    @classmethod
+    def of(cls, arch: Architecture, index: int, weights: Layer) -> "Block":
+        """Layer `index` of a network of this architecture."""
+        return cls(arch, index, weights, order(arch, index))
+
+    @property
+    def speaking(self) -> tuple[int, ...]:
+        """The heads that speak here."""
+        return speaking(self.arch, self.index)
+
+
+def blocks(arch: Architecture, weights: Weights) -> tuple[Block, ...]:
+    """Every layer of a network."""
+    return tuple(Block.of(arch, index, layer) for index, layer in enumerate(weights.layers))
+
+
+@runtime_checkable
+class Rules(Protocol[State]):
+    """What each part of a block does to a state. `Any` is what an arithmetic has for attention inside."""
+
+    def takes(self, block: Block, half: Half, branch: Branch) -> bool:
+        """Whether a branch is gone through at all."""
+
+    def norm(self, block: Block, name: str, state: State) -> State:
+        """The norm of that name, as the block's weights have it."""
+
+    def values(self, block: Block, state: State) -> Any:
+        """What heads mix."""
+
+    def weights(self, block: Block, state: State) -> Any:
+        """P: how they mix it."""
+
+    def mix(self, block: Block, weights: Any, values: Any) -> Any:
+        """What each head says."""
+
+    def output(self, block: Block, heads: Any) -> State:
+        """What heads add to the stream."""
+
+    def mlp(self, block: Block, state: State) -> State:
+        """What the MLP adds to the stream."""
+
+    def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
+        """`skip * state` and the branches that were taken, by the name of their part."""
+
+    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
+        """A part of the user's own: x is what it changes, `inside` what its branch reads."""
+
+
+class Passed(NamedTuple):
+    """What a block gives: its tokens, and of its attention P and what the heads say (None where no rule went
+    through attention)."""
+
+    state: Any
+    weights: Any
+    heads: Any
+
+
+def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
+    """The state after a block."""
+    weights = heads = None
+    for half in block.halves:
+        branches: dict[str, State] = {}
+        for branch in half.branches:
+            if not rules.takes(block, half, branch):
+                continue
+            inside = state if branch.before is None else rules.norm(block, branch.before, state)
+            if branch.part == "attention":
+                values = changed("values", block, rules, rules.values(block, inside), inside)
+                weights = changed("weights", block, rules, rules.weights(block, inside), inside)
+                heads = changed("heads", block, rules, rules.mix(block, weights, values), inside)
+                out = rules.output(block, heads)
+            else:
+                out = rules.mlp(block, inside)
+            out = changed(branch.part, block, rules, out, inside)
+            branches[branch.part] = out if branch.after is None else rules.norm(block, branch.after, out)
+        state = rules.add(block, half, state, branches)
+        state = state if half.after is None else rules.norm(block, half.after, state)
+    return Passed(changed("stream", block, rules, state, state), weights, heads)
+
+
+def changed(place: Place, block: Block, rules: Rules[Any], x: Any, inside: Any) -> Any:
+    """x through the parts of the user's own that stand at a place."""
+    for part in block.arch.parts:
+        if part.place == place:
+            x = rules.part(block, part, x, inside)
+    return x
+
+
+class Arithmetic:
+    """What rules of all arithmetics have in common."""
+
+    name = ""
+    """As a part of one's own calls its rule."""
+
+    def takes(self, block: Block, half: Half, branch: Branch) -> bool:
+        """Every branch, unless a subclass leaves some out."""
+        return True
+
+    def speaking(self, block: Block) -> tuple[int, ...]:
+        """The heads that speak, unless a subclass silences some."""
+        return block.speaking
+
+    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
+        """By the part's own rule of this arithmetic's name."""
+        rule = getattr(part, self.name, None)
+        if rule is None:
+            raise ArchitectureError(
+                f"{part.name} must have a rule named {self.name!r} to be used in that arithmetic; it has "
+                "none: write one, or use another arithmetic"
+            )
+        return rule(x, block, self, inside)

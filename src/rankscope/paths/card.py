@@ -1,0 +1,37 @@
+"""What a decomposition shows of itself: a card in a notebook, a few lines in a terminal."""
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from rankscope.cards import card, counted, lines
+from rankscope.paths.plot import plot_lengths
+from rankscope.paths.views import LengthView, counted_paths, length_views
+
+HEADINGS = ("length", "paths", "share", "from biases", "res / norm")
+
+
+def lengths_title(lengths: Sequence[LengthView], samples: int, closure: float) -> str:
+    """How many paths there are, and that they add up."""
+    paths = counted_paths(sum(each.paths for each in lengths))
+    return (
+        f"ByLength: {paths} paths of {counted(len(lengths), 'length')}, {counted(samples, 'sample')}, "
+        f"closure {closure:.0e}"
+    )
+
+
+def lengths_repr(lengths: Sequence[LengthView], samples: int, closure: float) -> str:
+    """Its size, and the share of each length."""
+    rows = [
+        [f"length {each.length}", each.cells["paths"], f"share {each.cells['share']}"] for each in lengths
+    ]
+    return lines(lengths_title(lengths, samples, closure), rows)
+
+
+def lengths_card(table: pl.DataFrame, closure: float, title: str | None = None) -> str:
+    """Shares and residuals by length."""
+    found = length_views(table)
+    rows = [[each.cells[heading] for heading in HEADINGS] for each in found]
+    title = title or lengths_title(found, table["sample"].n_unique(), closure)
+    said = f"Mean over samples. The parts add up to the output within {closure:.0e} of it."
+    return card(title, plot_lengths(table), HEADINGS, rows, [said])

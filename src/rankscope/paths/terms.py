@@ -1,0 +1,197 @@
+"""The frozen arithmetic: every rule is linear, and a state is any number of terms side by side.
+
+`Terms.parts` is `[part, batch, token, width]`; `start` is the part into which biases are added, None to leave
+them out. What the parts are is up to whoever counts them: one path, every way on from a path, all paths of
+each length (`lengths.py`), everything that passes through a layer (`parts.py`).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope.nets.order import Branch, Half
+from rankscope.nets.parts import Part
+from rankscope.nets.plain import Square, Tokens
+from rankscope.nets.traversal import Arithmetic, Block, traverse
+from rankscope.paths.frozen import Frozen, FrozenLayer, Parts, with_bias
+
+Spoken = Float[Tensor, "part batch head token head_width"]
+
+
+class Terms(NamedTuple):
+    """Terms of a network that go through its layers side by side."""
+
+    parts: Parts
+    start: int | None = None
+
+
+class Linear(Arithmetic):
+    """Rules on terms, of a network frozen on its input: all heads that speak, or those named by layer."""
+
+    name = "frozen"
+
+    def __init__(self, frozen: Frozen, heads: Sequence[Sequence[int]] | None = None) -> None:
+        self.frozen, self.arch, self.heads = frozen, frozen.net.arch, heads
+        self.whole = bool(frozen.real.all())
+        self.memory: dict[str, Any] = {}
+
+    def layer(self, block: Block) -> FrozenLayer:
+        """What was kept of a block."""
+        return self.frozen.layers[block.index]
+
+    def speaking(self, block: Block) -> tuple[int, ...]:
+        """The heads that speak, of those named."""
+        kept = block.speaking
+        return kept if self.heads is None else tuple(h for h in kept if h in self.heads[block.index])
+
+    def norm(self, block: Block, name: str, terms: Terms) -> Terms:
+        """The norm at the scales it had; its bias starts there."""
+        return terms._replace(parts=self.layer(block).norms[name].apply(*terms))
+
+    def values(self, block: Block, terms: Terms) -> Float[Tensor, "part batch token key_head head_width"]:
+        """What heads mix."""
+        w = block.weights.attention.value  # [width, key_head, head_width]
+        V = terms.parts @ w.weight.flatten(1)
+        V = with_bias(V, terms.start, None if w.bias is None else w.bias.flatten())
+        return V.reshape(*V.shape[:-1], *w.weight.shape[1:])
+
+    def weights(self, block: Block, terms: Terms) -> Square:
+        """P as measured."""
+        return self.layer(block).P
+
+    def mix(self, block: Block, P: Square, V: Tensor) -> Spoken:
+        """What each head says."""
+        group = self.arch.heads // self.arch.key_heads
+        V = V.repeat_interleave(group, 3) if group > 1 else V
+        # Parts beside each other in the last axis: P multiplies them all at once.
+        parts, batch, n, heads, width = V.shape
+        side = V.permute(1, 3, 2, 0, 4).reshape(batch, heads, n, parts * width)
+        return (P @ side).view(batch, heads, n, parts, width).permute(3, 0, 1, 2, 4)
+
+    def output(self, block: Block, spoken: Spoken) -> Terms:
+        """What heads add to the stream; the output bias starts here."""
+        return self._started(block, self.added(block, spoken))
+
+    start: int | None = None
+    """The part in which an output bias starts: it passes through no head of its layer."""
+
+    def _started(self, block: Block, parts: Parts) -> Terms:
+        return Terms(with_bias(parts, self.start, block.weights.attention.output.bias), self.start)
+
+    def added(self, block: Block, spoken: Spoken) -> Parts:
+        """What heads add, without the output bias."""
+        weight, kept = block.weights.attention.output.weight, list(self.speaking(block))
+        if len(kept) < self.arch.heads:
+            spoken, weight = spoken[:, :, kept], weight[kept]
+        return spoken.transpose(2, 3).flatten(3) @ weight.flatten(0, 1)
+
+    def mlp(self, block: Block, terms: Terms) -> Terms:
+        """The MLP branch, at the gates it had."""
+        w, gate, start = block.weights.mlp, self.layer(block).gate, terms.start
+        assert w is not None and gate is not None
+        hidden = with_bias(terms.parts @ w.up.weight, start, w.up.bias).mul_(gate)
+        return Terms(with_bias(hidden @ w.down.weight, start, w.down.bias), start)
+
+    def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
+        """`skip Y` and the branches, attention last."""
+        rest = [branches[part].parts for part in ("mlp", "attention") if part in branches]
+        if not half.attends and rest:
+            own = rest[0] if half.skip == 0.0 else rest[0].add_(terms.parts, alpha=half.skip)
+            return terms._replace(parts=own)
+        skip = torch.zeros_like(terms.parts) if half.skip == 0.0 else half.skip * terms.parts
+        return terms._replace(parts=sum(rest, skip))
+
+    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
+        """Attention weights that a part of one's own has changed were kept as they came out."""
+        return x if part.place == "weights" else super().part(block, part, x, inside)
+
+    def through(self, block: Block, terms: Terms) -> Terms:
+        """Terms after a block; padding stays zero."""
+        after: Terms = traverse(block, self, terms).state
+        return after if self.whole else after._replace(parts=after.parts * self.frozen.real[..., None])
+
+    def end(self, terms: Terms) -> Parts:
+        """Through the final norm, where there is one."""
+        last = self.frozen.last
+        return terms.parts if last is None else last.apply(*terms) * self.frozen.real[..., None]
+
+
+class Stream(Linear):
+    """The whole stream as the only part, with its biases or without."""
+
+    def __init__(
+        self, frozen: Frozen, heads: Sequence[Sequence[int]] | None = None, biases: bool = True
+    ) -> None:
+        super().__init__(frozen, heads)
+        self.start = 0 if biases else None
+
+    def run(self) -> Tokens:
+        """The whole frozen network, or with the heads named alone."""
+        terms = Terms(self.frozen.X[None], self.start)
+        for layer in self.frozen.layers:
+            terms = self.through(layer.block, terms)
+        return self.end(terms)[0]
+
+
+class OnePath(Arithmetic):
+    """Before an arithmetic's rules: along one path, in every layer a head alone or what goes past all."""
+
+    head: int | None = None
+
+    def speaking(self, block: Block) -> tuple[int, ...]:
+        """The path's own head."""
+        return () if self.head is None else (self.head,)
+
+    def takes(self, block: Block, half: Half, branch: Branch) -> bool:
+        """Through the head attention alone, past it everything else."""
+        return not half.attends or (branch.part == "attention") == (self.head is not None)
+
+    def add(self, block: Block, half: Half, state: Any, branches: dict[str, Any]) -> Any:
+        """Through a head there is no skip."""
+        if half.attends and self.head is not None:
+            return branches["attention"]
+        return super().add(block, half, state, branches)
+
+
+class Along(OnePath, Linear):
+    """One path, with attention of the full network."""
+
+    def step(self, index: int, Y: Tokens, head: int | None) -> Tokens:
+        """Tokens `[batch, token, width]` after layer `index`, through that head or past all."""
+        self.head = head
+        return self.through(self.frozen.layers[index].block, Terms(Y[None])).parts[0]
+
+
+class Fork(Linear):
+    """Every way on from one path, side by side: past the heads first where that is a way, then each head."""
+
+    def ways(self, index: int, Y: Tokens) -> list[tuple[int | None, Tokens]]:
+        """Each way through layer `index`, and the tokens after it."""
+        layer = self.frozen.layers[index]
+        if not layer.ways:
+            return []
+        return list(zip(layer.ways, self.through(layer.block, Terms(Y[None])).parts, strict=True))
+
+    def takes(self, block: Block, half: Half, branch: Branch) -> bool:
+        """Attention only where a head speaks, and the MLP beside it only where there is a way past."""
+        return not half.attends or branch.part == "mlp" or bool(block.speaking)
+
+    def output(self, block: Block, spoken: Spoken) -> Terms:
+        """What each head adds, as a part of its own."""
+        kept = list(block.speaking)
+        weight = block.weights.attention.output.weight[kept]
+        return Terms(torch.einsum("bhtc,hcd->hbtd", spoken[0][:, kept], weight))
+
+    def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
+        """What goes past the heads beside what goes through each."""
+        if not half.attends:
+            return super().add(block, half, terms, branches)
+        past, heads = (
+            {name: branches[name] for name in branches if name != "attention"},
+            branches.get("attention"),
+        )
+        ways = [super().add(block, half, terms, past).parts] if None in self.layer(block).ways else []
+        return Terms(torch.cat([*ways, *([] if heads is None else [heads.parts])]))

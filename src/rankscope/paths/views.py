@@ -1,0 +1,101 @@
+"""What a decomposition says, as every output shows it: a row for each length and head, and a sentence."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from rankscope.figures import power
+from rankscope.profiles.views import geometric
+
+HEAD = ("norm", "share", "residual_share", "contraction", "averaging", "dobrushin")
+
+
+@dataclass(frozen=True)
+class LengthView:
+    """All paths of one length, means over samples."""
+
+    length: int
+    paths: int
+    """Those that start at the embedding."""
+    bias_paths: int
+    share: float
+    """Of the output, of what starts at the embedding."""
+    from_biases: float
+    share_of_all: float
+    norm: float
+    bias_norm: float
+    log10_residual: float
+    """Of the relative residual of the terms' sum, the geometric mean; zeros are left out, as in curves."""
+    noise: bool
+    """Every sample's residual lies at its floor."""
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """The row of a table."""
+        there, biased = self.norm > 0, self.bias_norm > 0
+        residual = f"{power(self.log10_residual)}{' ○' if self.noise else ''}"
+        return {
+            "length": str(self.length),
+            "paths": counted_paths(self.paths),
+            "share": f"{self.share:+z.3f}" if there else "–",
+            "from biases": f"{self.from_biases:+z.3f}" if biased else "",
+            "norm": power(math.log10(self.norm)) if there else "–",
+            "res / norm": residual if there else "–",
+        }
+
+
+def length_views(table: pl.DataFrame) -> list[LengthView]:
+    """From `ByLength.table`."""
+    means = table.group_by("length", "start").agg(
+        pl.col("share", "norm").mean().fill_null(math.nan), pl.col("paths").first(),
+        pl.col("below_floor").all(), pl.col("relative_residual").log10(),
+    )  # fmt: skip
+    rows = {(row["length"], row["start"]): row for row in means.iter_rows(named=True)}
+    none = {
+        "share": math.nan,
+        "norm": 0.0,
+        "paths": "0",
+        "below_floor": False,
+        "relative_residual": [math.nan],
+    }
+    found = []
+    for length in sorted({length for length, _ in rows}):
+        own, bias, both = (rows.get((length, start), none) for start in ("embedding", "bias", "all"))
+        residual = float(geometric(np.array(own["relative_residual"], dtype=float)))
+        found.append(LengthView(
+            length, int(own["paths"]), int(bias["paths"]), own["share"], bias["share"], both["share"],
+            own["norm"], bias["norm"], residual, own["below_floor"],
+        ))  # fmt: skip
+    return found
+
+
+def head_means(table: pl.DataFrame) -> pl.DataFrame:
+    """`Decomposition.by_head()`, means over the samples that have a number; null where none has."""
+    return table.group_by("layer", "head").agg(pl.col(*HEAD).fill_nan(None).mean()).sort("layer", "head")
+
+
+def carried(lengths: Sequence[LengthView]) -> str:
+    """Which length carries most of the output."""
+    known = [each for each in lengths if math.isfinite(each.share_of_all)]
+    if not known:
+        return ""
+    total = sum(each.paths for each in lengths)
+    if not total:
+        return "No path leads from the text to the output: what comes out starts at biases."
+    most = max(known, key=lambda each: each.share_of_all)
+    heads = {0: "no head", 1: "one head"}.get(most.length, f"{most.length} heads")
+    what = "most of the output" if most.share_of_all > 0.5 else "more of the output than any other length"
+    share = f"{most.share_of_all:.0%}" if most.share_of_all < 10 else f"{most.share_of_all:.3g} times"
+    return f"Of {counted_paths(total)} paths those through {heads} carry {what}: {share} of it."
+
+
+def counted_paths(number: int) -> str:
+    """A whole number of any size, in little room.
+
+    >>> counted_paths(2160), counted_paths(13**12)
+    ('2,160', '2.3e+13')
+    """
+    return f"{number:,}" if number < 10**12 else power(math.log10(number))

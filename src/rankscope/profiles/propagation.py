@@ -1,0 +1,79 @@
+"""One pass of a network over tokens, for all readers at once: batches, arithmetic, padding, progress."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation import applies, propagate
+from rankscope.errors import MetricError, TokensError, one_of
+from rankscope.metrics.catalogue import Of
+from rankscope.metrics.tokens import real_tokens
+from rankscope.nets import Transformer
+from rankscope.profiles.readers import Reader
+from rankscope.profiles.steps import LayerStep
+
+ARITHMETICS: dict[str, torch.dtype] = {
+    "deviation": torch.float64,
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+}
+
+Progress = Callable[[int, int], None]
+"""Called with (done, in all), here after each layer; what it raises ends the work."""
+
+
+class Ran(NamedTuple):
+    """How a pass was run."""
+
+    arithmetic: str
+    device: str
+
+
+def one_pass(
+    net: Transformer,
+    X: Tensor,
+    padding: Tensor | None = None,
+    readers: Sequence[Reader] = (),
+    arithmetic: str = "deviation",
+    *,
+    batch: int = 16,
+    progress: Progress | None = None,
+    device: str | torch.device | None = None,
+) -> Ran:
+    """Propagate a network once, and let every reader take what it needs from each layer.
+
+    Options are those of `measure`. A network without a rule in deviation arithmetic runs in float64.
+    """
+    if arithmetic not in ARITHMETICS:
+        raise MetricError(one_of("arithmetic", arithmetic, ARITHMETICS))
+    if batch < 1:
+        raise TokensError(f"batch must be at least 1 sample; got {batch}")
+    if not isinstance(X, Tensor) or not X.is_floating_point():
+        raise TokensError(
+            "tokens must be a floating tensor [batch, token, width]; received "
+            f"{X.dtype if isinstance(X, Tensor) else type(X).__name__}"
+        )
+    needs = frozenset[Of]().union(*(reader.needs for reader in readers))
+    for need in needs - set(get_args(Of)):
+        raise MetricError(one_of("what a reader needs", need, get_args(Of)))
+    if arithmetic == "deviation" and not applies(net):
+        arithmetic = "float64"
+    net = net.to(ARITHMETICS[arithmetic], device)
+    X = X.to(dtype=net.dtype, device=net.device)
+    real = real_tokens(X.shape[:-1], padding, X.device)
+    layers, starts = net.arch.layers, range(0, len(X), batch)
+    without: dict[str, Any] = dict.fromkeys({"attention", "heads"} - needs)
+    with torch.no_grad():
+        for number, start in enumerate(starts):
+            part, kept = X[start : start + batch], real[start : start + batch]
+            steps = propagate(net, part, ~kept) if arithmetic == "deviation" else net.steps(part, ~kept)
+            for each in steps:
+                step = LayerStep(net, start, kept, each._replace(**without))
+                for reader in readers:
+                    reader.read(step)
+                if progress is not None:
+                    progress(number * layers + step.layer, len(starts) * layers)
+    return Ran(arithmetic, str(net.device))

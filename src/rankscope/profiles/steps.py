@@ -1,0 +1,102 @@
+"""One layer of a pass as readers see it, in floating point or in deviation arithmetic.
+
+What several readers need is computed once, what none asks for never.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope.deviation import DeviationStep
+from rankscope.deviation.readings import read
+from rankscope.metrics import Metric
+from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
+from rankscope.nets import Step, Transformer
+from rankscope.nets.plain import contributions
+from rankscope.profiles.rows import Found, read_tokens, readings, row_sum_defect
+from rankscope.profiles.shapes import Shape, shape_of
+
+
+@dataclass(frozen=True, eq=False)
+class LayerStep:
+    """What a batch of samples gives at one layer; layer 0 is the input, without attention and heads."""
+
+    net: Transformer
+    """As it runs: in its arithmetic, on its device."""
+    start: int
+    """The number of the batch's first sample."""
+    real: Bool[Tensor, "batch token"]
+    """Which tokens count."""
+    step: Step | DeviationStep
+
+    @property
+    def layer(self) -> int:
+        """Its number."""
+        return self.step.layer
+
+    @property
+    def unit(self) -> float:
+        """The eps of the arithmetic."""
+        return unit_of(self.net.dtype)
+
+    @property
+    def tokens(self) -> Float[Tensor, "batch token width"]:
+        """X as an ordinary tensor."""
+        state = self.step.state
+        return state if isinstance(state, Tensor) else state.tokens()
+
+    @cached_property
+    def attention(self) -> Float[Tensor, "batch head token token"] | None:
+        """P as an ordinary tensor; None at layer 0, and where no reader needs it."""
+        P = self.step.attention
+        return P if P is None or isinstance(P, Tensor) else P.matrix()
+
+    def readings(self, chosen: Sequence[Metric]) -> Found:
+        """Those metrics that this layer has, in the order asked."""
+        if isinstance(self.step, DeviationStep):
+            found = [(each, read(each, self.step)) for each in chosen]
+            return [(each, reading) for each, reading in found if reading is not None]
+        there = read_tokens(*self._ready, chosen, self.unit)
+        if self.attention is not None:
+            there += readings("attention", self.attention, self.real, chosen, self.unit)[0]
+        if self.step.heads is not None:
+            added = contributions(self.net.weights.layers[self.layer - 1], self.step.heads)
+            there += readings("heads", added, self.real, chosen, self.unit)[0]
+        order = [each.name for each in chosen]
+        return sorted(there, key=lambda pair: order.index(pair[0].name))
+
+    @property
+    def finite(self) -> Bool[Tensor, ""]:
+        """Whether no number of any token overflows."""
+        if isinstance(self.step, DeviationStep):
+            state = self.step.state
+            return state.x.value.isfinite().all() & state.R.value.isfinite().all()
+        return ~self._ready[1].any()
+
+    @property
+    def row_sum_defect(self) -> Float[Tensor, ""] | None:
+        """The largest |row sum of P - 1|."""
+        return None if self.attention is None else row_sum_defect(self.attention, self.real)
+
+    @cached_property
+    def residual(self) -> Shape:
+        """The residual as a shape and a scale."""
+        if isinstance(self.step, DeviationStep):
+            state = self.step.state
+            _, R = state.centred()
+            whole = torch.linalg.vector_norm(state.tokens(state.log), dim=(1, 2)).log()
+            return shape_of(self.layer, R.value, R.log, whole + state.log)
+        kept = self.real[..., None]
+        X = self.step.state.double() * kept
+        mean = X.sum(1, keepdim=True) / self.real.sum(-1).clamp(min=1)[:, None, None]
+        whole = torch.linalg.vector_norm(X, dim=(1, 2)).log()
+        return shape_of(self.layer, (X - mean) * kept, torch.zeros_like(whole), whole)
+
+    @cached_property
+    def _ready(self) -> tuple[Tokens, Tensor]:
+        """Ordinary tokens ready to be measured, and which samples are broken."""
+        return tokens_of(self.tokens, self.real)

@@ -1,0 +1,68 @@
+"""What certificates show of themselves: a card in a notebook, a few lines in a terminal."""
+
+from collections.abc import Sequence
+
+import polars as pl
+
+from rankscope.cards import card, counted, lines
+from rankscope.theory.plot import plot_certificates, plot_depth
+from rankscope.theory.views import RANK, BoundView, DepthView, quantity
+
+HEADINGS = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "slack")
+
+
+def certificates_repr(bounds: Sequence[BoundView], samples: int) -> str:
+    """A line per theorem whose hypotheses are met from layer 1 on: what is measured, and the bound."""
+    rows = [
+        [each.theorem, quantity(each.quantity).symbol, f"layer {each.layer}",
+         f"{each.measured}{', ' if each.state == 'vacuous' else f' {each.sign} '}{each.proved}"]
+        for each in bounds
+        if each.met_to
+    ]  # fmt: skip
+    return lines(_title(bounds, samples), rows)
+
+
+def certificates_card(bounds: Sequence[BoundView], table: pl.DataFrame, broken: int) -> str:
+    """Bounds and measurement in a figure, and the theorems whose hypotheses are met from layer 1 on."""
+    rows = [
+        [each.theorem, quantity(each.quantity).symbol, each.layers, str(each.layer), each.measured,
+         each.sign, each.proved, each.slack]
+        for each in bounds
+        if each.met_to
+    ]  # fmt: skip
+    drawable = table.filter(pl.col("met") & (pl.col("quantity") != RANK))
+    figure = None if drawable.is_empty() else plot_certificates(table, int(drawable["sample"][0]))
+    notes = ["Slack in decades. Figure: the first sample; table: the loosest."] if rows else []
+    unmet = [each.theorem for each in bounds if not each.met_to]
+    if unmet:
+        notes.append(f"Hypotheses not met: {', '.join(unmet)}. summary() says which and why.")
+    if broken:
+        notes.append("A measurement contradicts a theorem: please report this network.")
+    return card(_title(bounds, table["sample"].n_unique()), figure, HEADINGS, rows, notes)
+
+
+def _title(bounds: Sequence[BoundView], samples: int) -> str:
+    """How much was asked and how much of it applies."""
+    met = sum(each.met_to > 0 for each in bounds)
+    return (
+        f"Certificates: {counted(len(bounds), 'theorem')}, hypotheses of {met} met, "
+        f"{counted(samples, 'sample')}"
+    )
+
+
+def depth_repr(depth: DepthView) -> str:
+    """What was measured, and what is proved."""
+    return lines(f"CollapseDepth to {depth.threshold:g}: {depth.uniform}", _proved(depth))
+
+
+def depth_card(depth: DepthView) -> str:
+    """What was measured, and what each theorem proves of every sample."""
+    rows = _proved(depth)
+    notes = [] if rows else ["No theorem proves or excludes it for every sample."]
+    title, headings = depth_repr(depth).splitlines()[0], ("theorem", "proves tokens", "for every sample")
+    return card(title, plot_depth(depth) if rows else None, headings, rows, notes)
+
+
+def _proved(depth: DepthView) -> list[list[str]]:
+    says = {"upper": ("uniform", "by layer"), "lower": ("apart", "not up to layer")}
+    return [[name, says[kind][0], f"{says[kind][1]} {layer}"] for name, kind, layer in depth.proved]

@@ -1,0 +1,205 @@
+"""What a theorem says of a network, as every output shows it: a row for each, and the sentences."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import polars as pl
+
+from rankscope.figures import label, power
+
+EXACT = "exact-factors"
+"""The theorem whose bound is the measurement itself: no proof of anything else."""
+RANK = "affine_rank"
+"""The one quantity that is a count: it has no place on an axis of powers."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """How a quantity that theorems bound is written."""
+
+    symbol: str
+    short: str
+    words: str
+    tex: str
+
+
+QUANTITIES = {
+    "residual": Quantity(
+        "‖res X‖₁,∞", "res", "residual ‖res X‖₁,∞", r"$\|\mathrm{res}\,X\|_{1,\infty}$"
+    ),
+    "mu": Quantity("‖res X‖F", "µ", "µ, the residual in Frobenius norm", r"$\mu(X) = \|\mathrm{res}\,X\|_F$"),
+    "diameter": Quantity(
+        "largest distance", "D", "largest distance of two tokens",
+        r"largest distance of two tokens, $\max |x_i - x_j|$",
+    ),
+    RANK: Quantity("rank res X", "rank", "affine rank", r"$\mathrm{rank\,res}\,X$"),
+}  # fmt: skip
+
+
+def quantity(name: str) -> Quantity:
+    """How it is written; one that is not known here, as of a theorem of one's own, is its own name."""
+    return QUANTITIES.get(name) or Quantity(name, name, name, label(name))
+
+
+def drawn_quantities(table: pl.DataFrame) -> list[str]:
+    """Those that get a panel: of which a bound is met; or, where none is, the first there is."""
+    known = [*QUANTITIES, *table["quantity"].unique(maintain_order=True)]
+    sizes = table.filter(pl.col("quantity") != RANK)
+    met, every = (set(rows["quantity"]) for rows in (sizes.filter("met"), sizes))
+    return [name for name in dict.fromkeys(known) if name in met] or [n for n in known if n in every][:1]
+
+
+@dataclass(frozen=True)
+class BoundView:
+    """One theorem on one network and input."""
+
+    theorem: str
+    quantity: str
+    kind: str
+    met_to: int
+    """Its hypotheses hold from layer 1 to this one for every sample; 0: nowhere."""
+    says_at: int | None
+    """The last layer at which it says more than is known anyway."""
+    log10_measured: float | None
+    """There, or where it says nothing at `met_to`: of the sample with the most slack."""
+    log10_bound: float | None
+    decades: float | None
+    """Between the two."""
+    why: str | None
+    """The first hypothesis that fails, with its number."""
+    by_layer: list[tuple[float | None, float | None]]
+    """(measured, bound), means over samples of log10, as far as it holds."""
+
+    @property
+    def state(self) -> str:
+        """says, vacuous or refused."""
+        return "refused" if not self.met_to else "vacuous" if self.says_at is None else "says"
+
+    @property
+    def layer(self) -> int | None:
+        """Of the numbers."""
+        return self.says_at or self.met_to or None
+
+    @property
+    def layers(self) -> str:
+        """Where it holds."""
+        return "1" if self.met_to == 1 else f"1–{self.met_to}"
+
+    @property
+    def sign(self) -> str:
+        """How the quantity stands to the bound."""
+        return "≤" if self.kind == "upper" else "≥"
+
+    @property
+    def measured(self) -> str:
+        """The number, a rank as a whole one."""
+        return self._number(self.log10_measured)
+
+    @property
+    def bound(self) -> str:
+        """The number."""
+        return self._number(self.log10_bound)
+
+    @property
+    def proved(self) -> str:
+        """The same, or that it says nothing."""
+        return self.bound if self.state == "says" else "vacuous"
+
+    @property
+    def slack(self) -> str:
+        """In decades."""
+        return f"{self.decades:.3g}" if self.state == "says" and self.decades is not None else ""
+
+    def _number(self, log10: float | None) -> str:
+        if log10 is None or math.isnan(log10):
+            return "–"
+        return str(round(10**log10)) if self.quantity == RANK else power(log10)
+
+
+def bound_views(summary: pl.DataFrame, table: pl.DataFrame) -> list[BoundView]:
+    """From `Certificates.summary()` and its table."""
+    means = (
+        table.group_by("theorem", "layer").agg(pl.col("log10_measured", "log10_bound").mean()).sort("layer")
+    )
+    found = []
+    for row in summary.iter_rows(named=True):
+        slack = row.pop("slack")
+        row.pop("log10_size")
+        curve = means.filter(theorem=row["theorem"]).head(row["met_to"])
+        pairs = curve.select("log10_measured", "log10_bound").rows()
+        found.append(BoundView(**row, decades=slack, by_layer=pairs))
+    return found
+
+
+def bounds_said(bounds: Sequence[BoundView], where: str = "here") -> str:
+    """How many theorems hold, and how many of these say something."""
+    states = [bound.state for bound in bounds]
+    says, holds = states.count("says"), len(states) - states.count("refused")
+    return (
+        f"Of {len(states)} theorems {holds} {'holds' if holds == 1 else 'hold'} {where}, and {says} "
+        f"{'says' if says == 1 else 'say'} more than is known anyway."
+    )
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A hypothesis that fails somewhere."""
+
+    says: str
+    number: str
+    limit: str
+    theorems: list[str]
+    """Those it takes out."""
+
+
+def failing(table: pl.DataFrame) -> list[Failing]:
+    """Every hypothesis that fails, with the first number found."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for theorem, hypotheses in table.select("theorem", "hypotheses").iter_rows():
+        for each in hypotheses:
+            if not each["met"]:
+                found.setdefault((each["says"], each["limit"]), {}).setdefault(theorem, each["number"])
+    return [
+        Failing(says, f"{next(iter(numbers.values())):.4g}", limit, list(numbers))
+        for (says, limit), numbers in found.items()
+    ]
+
+
+@dataclass(frozen=True)
+class DepthView:
+    """Where tokens become uniform to a threshold."""
+
+    threshold: float
+    measured: list[int | None]
+    """By sample the first layer at which they are; None where there is none."""
+    proved: list[tuple[str, str, int]]
+    """(theorem, kind, layer), of theorems that prove something of every sample: upper, uniform by that layer;
+    lower, not uniform up to it."""
+
+    @property
+    def uniform(self) -> str:
+        """What was measured."""
+        there = [layer for layer in self.measured if layer is not None]
+        samples = "1 sample" if len(self.measured) == 1 else f"{len(self.measured)} samples"
+        if not self.measured:
+            return "ranks alone were measured, which say nothing of how far apart tokens are"
+        if not there:
+            return f"no sample of {len(self.measured)} is uniform at any layer"
+        if len(there) < len(self.measured):
+            return f"{len(there)} of {samples} uniform by layer {max(there)}"
+        return f"uniform by layer {max(there)}, in {samples}"
+
+    @property
+    def said(self) -> str:
+        """What was measured of uniformity, and what is proved, in a sentence or two."""
+        share = f"{self.threshold:g} of the tokens' size"
+        said = f"Measured to {share}: {self.uniform}."
+        others = [each for each in self.proved if each[0] != EXACT]
+        upper = sorted((layer, name) for name, kind, layer in others if kind == "upper")
+        lower = sorted((layer, name) for name, kind, layer in others if kind == "lower")
+        if upper:
+            said += f" Proved by layer {upper[0][0]} ({upper[0][1]})."
+        if lower:
+            said += f" Collapse to {share} is excluded up to layer {lower[-1][0]} ({lower[-1][1]})."
+        return said if upper or lower else f"{said} No theorem proves or excludes it."

@@ -1,0 +1,38 @@
+"""One view of a length: an exact zero is left out of its mean, and every output tells the same of it."""
+
+import polars as pl
+import pytest
+import torch
+
+from rankscope import charts, decompose
+from rankscope.figures import power
+from rankscope.nets import Architecture, Transformer
+from rankscope.paths.views import carried, length_views
+
+NET = Transformer.random(Architecture(layers=2, width=16, heads=2))
+X = torch.randn(3, 6, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+ALONE = torch.zeros(3, 6, dtype=torch.bool)
+ALONE[0, 1:] = True  # the first sample is one token, whose terms are uniform
+
+
+def test_a_sample_of_one_token_does_not_make_a_residual_zero() -> None:
+    found = decompose(NET, X, ALONE).by_length()
+    rows = found.table.filter(pl.col("start") == "embedding", pl.col("sample") > 0)
+    for view in found.views():
+        logs = rows.filter(length=view.length)["relative_residual"].log10()
+        assert view.log10_residual == pytest.approx(logs.mean())
+        assert f">{power(view.log10_residual)}<" in found._repr_html_()
+    line = next(t for t in charts.lengths(found.table)["data"] if t.get("mode") == "lines")
+    assert len(line["y"]) == 3
+    both = found.table.with_columns(relative_residual=0.0)
+    assert all(view.cells["res / norm"].startswith("0") for view in length_views(both))
+
+
+def test_the_length_that_carries_most_is_told() -> None:
+    found = decompose(NET, X).by_length()
+    shares = found.table.filter(start="all").group_by("length").agg(pl.col("share").mean()).sort("share")
+    length, share = shares.row(-1)
+    heads = ("no head", "one head", "2 heads")[length]
+    assert f"Of 9 paths those through {heads} carry" in carried(found.views())
+    assert carried(found.views()).endswith(f": {share:.0%} of it.")
+    assert carried(length_views(found.table.head(0))) == ""

@@ -1,0 +1,83 @@
+"""What becomes of the tokens is told the same of every curve, whoever tells it."""
+
+import math
+
+import numpy as np
+import pytest
+
+from rankscope.profiles.verdict import UNIFORM, ending, listing, sentence
+from rankscope.profiles.views import CurveView
+
+NAN = math.nan
+
+
+def curve(
+    *logs: float, name: str = "a", noise: str = "", floor: float = NAN, arithmetic: str = "deviation",
+    metric: str = "relative_residual",
+) -> CurveView:  # fmt: skip
+    values = np.array(logs)
+    where = np.array([k < len(noise) and noise[k] == "o" for k in range(len(logs))])
+    floors, none = np.full(len(logs), floor), np.zeros(len(logs), dtype=int)
+    return CurveView(metric, name, arithmetic, name, "", values, 10**values, [], [], where, floors, none, 1)
+
+
+def test_uniform_means_to_the_end() -> None:
+    found = ending(curve(0.0, -4.0, -0.3, -5.0, -6.0))
+    assert (found.group, found.layer, found.end) == ("uniform", 3, "1.0e-06")
+    back = ending(curve(0.0, -17.0, -0.3, -0.7, -0.5, noise=".o", floor=-15.0, arithmetic="float64"))
+    assert (back.group, back.end) == ("apart", "0.316")
+    assert curve(0.0, -8.0, -0.3, -8.0, noise=".o.o").floor_from == 3
+
+
+def test_a_floor_above_the_threshold_hides_what_lies_beneath() -> None:
+    hidden = ending(curve(0.0, -math.inf, noise=".o", floor=-1.2, arithmetic="bfloat16"))
+    assert hidden.group == "hidden"
+    beneath = ending(curve(0.0, -math.inf, noise=".o", floor=-15.0, arithmetic="float64"))
+    assert (beneath.group, beneath.there) == ("uniform", "float64's floor")
+
+
+@pytest.mark.parametrize(
+    ("shown", "said"),
+    [
+        (curve(0.0, -0.1), "Tokens stay apart (0.794 of their size at layer 1)."),
+        (curve(0.0, -2.0), "Tokens are nearly the same, though not uniform (0.01 of their size at layer 1)."),
+        (curve(0.0, -4.0), "Tokens become the same: uniform to 1.0e-04 at layer 1."),
+        (curve(0.0, -7.0, -8.0), "uniform to 1.0e-07 by layer 1 and to 1.0e-08 at layer 2."),
+        (curve(0.0, -math.inf), "uniform to 0 at layer 1."),
+        (
+            curve(0.0, NAN, NAN),
+            "There is no number from layer 1 on: an overflow, or a NaN in what was given.",
+        ),
+        (curve(-0.5, -5.0, -15.0, -45.0), "to 1.0e-45 at layer 3: each layer cubes the difference."),
+        (
+            curve(0.0, -9.0, -9.0, noise=".oo", floor=-7.0, arithmetic="float32"),
+            "uniform to float32's floor from layer 1.",
+        ),
+    ],
+)
+def test_a_curve_in_a_sentence(shown: CurveView, said: str) -> None:
+    assert sentence(shown).endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("curves", "said"),
+    [
+        ([curve(0.0, -0.3, name="b"), curve(0.0, -0.1)],
+         "At layer 1 tokens stay apart in a (0.794), b (0.501)."),
+        ([curve(0.0, -0.1), curve(0.0, -4.0, name="b")],
+         "At layer 1 tokens stay apart in a (0.794); tokens are the same in b (below 0.001 from layer 1, "
+         "1.0e-04)."),
+        ([curve(0.0, -5.0, -6.0), curve(0.0, -0.3, -4.0, -5.0, name="b")],
+         "At the last layer of each tokens are the same in b (below 0.001 from layer 2, 1.0e-05 at layer 3), "
+         "a (below 0.001 from layer 1, 1.0e-06 at layer 2)."),
+        ([curve(0.0, NAN), curve(0.0, -0.3, name="b")],
+         "At layer 1 tokens stay apart in b (0.501); there is no number, for an overflow or a NaN, in a (no "
+         "number from layer 1)."),
+        ([curve(0.0, 1.0, metric="mu"), curve(0.0, 0.0, metric="mu", name="b")],
+         "At the last layer mu is largest in a (10) and smallest in b (1)."),
+        ([curve(0.0, NAN, metric="mine"), curve(0.0, 0.0, metric="mine", name="b")],
+         "At the last layer mine is 1 in b. There is no number, for an overflow or a NaN, in a."),
+    ],
+)  # fmt: skip
+def test_curves_side_by_side(curves: list[CurveView], said: str) -> None:
+    assert listing(curves, UNIFORM) == said

@@ -1,0 +1,63 @@
+"""Every benchmark at its smallest: it runs, and its rows are ratios. How large they are is `make bench`'s."""
+
+import math
+from importlib.util import find_spec
+from pathlib import Path
+
+import benchmarks
+import pytest
+import torch
+from benchmarks import __main__ as printed
+from benchmarks import opening, peers, rates, recipes, timing, watching
+
+ALONE = {"peers", "rates", "recipes", "timing"}
+"""Modules that `make bench` does not run: each has a command of its own, or none."""
+
+
+def well_formed(rows: list[timing.Row]) -> None:
+    assert rows
+    for what, against, ratio in rows:
+        assert what and against and math.isfinite(ratio) and ratio > 0, (what, against, ratio)
+
+
+def test_every_module_is_run_or_stands_alone() -> None:
+    modules = {path.stem for path in Path(benchmarks.__file__).parent.glob("[!_]*.py")}
+    assert modules == {*printed.TITLES, *ALONE}
+
+
+@pytest.mark.parametrize("module", printed.TITLES)
+def test_a_benchmark_gives_ratios(module: str) -> None:
+    if module == "opening" and opening.chromium() is None:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    well_formed(printed.rows(module, small=True))
+
+
+@pytest.mark.parametrize(("peer", "package"), [("lens", "transformer_lens"), ("nnsight", "nnsight")])
+def test_a_peer_gives_ratios(peer: str, package: str) -> None:
+    if find_spec(package) is None:
+        pytest.skip(f"{package} has an environment of its own: see benchmarks/peers.py")
+    well_formed(peers.rows(peer, small=True))
+
+
+def test_what_memory_rises_by_is_what_is_held(capsys: pytest.CaptureFixture[str]) -> None:
+    timing.report_rise(lambda: torch.ones(1), lambda: torch.ones(2**24))
+    assert 32 < float(capsys.readouterr().out) < 128  # 64 MB, less what was free and more what torch takes
+    cases = watching.cases(small=True)
+    with torch.no_grad():
+        timing.report_rise(cases["plain"], cases["watch, 4 metrics of tokens"])
+    assert 0 <= float(capsys.readouterr().out) < 64
+
+
+def test_rates_of_collapse_are_numbers() -> None:
+    found = list(rates.rows(small=True))
+    assert [label for label, *_ in found] == [label for label, *_ in rates.ROWS[::4]]
+    for label, log10, early, late in found:
+        assert len(log10) == len(rates.LAYERS) and all(math.isfinite(x) for x in (*log10, early, late)), label
+
+
+@pytest.mark.parametrize("task", recipes.ROWS)
+def test_a_recipe_gives_accuracies(task: str) -> None:
+    _, make, change = recipes.ROWS[task][-1]
+    found = recipes.accuracies(make, task, change, seed=0, small=True)
+    assert set(found) == {"whole", "5", "20"}
+    assert all(0 <= each <= 1 for each in found.values())

@@ -1,0 +1,54 @@
+"""`constraints.txt`: all that set-up installs is pinned, nothing else is, and the tests run in just that."""
+
+import sys
+import tomllib
+from importlib.metadata import distribution, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name as canonical
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = ("dev", "demo", "explore")
+ACCELERATORS = ("cuda-", "nvidia-", "triton")
+"""What torch's wheel brings along with it depends on the index it came from; that wheel pins them itself."""
+
+
+def pins() -> dict[str, str]:
+    """{name: version} of the file."""
+    lines = (ROOT / "constraints.txt").read_text().splitlines()[1:]
+    assert lines == sorted(lines, key=str.lower)
+    found = [line.split("==") for line in lines]
+    return {canonical(name): version for name, version in found}
+
+
+def required() -> set[str]:
+    """Names of all that set-up asks for, and of what that asks for in its turn."""
+    told = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = told["project"]
+    wanted = [*told["build-system"]["requires"], *project["dependencies"]]
+    wanted += [line for extra in EXTRAS for line in project["optional-dependencies"][extra]]
+    waiting, met = [Requirement(line) for line in wanted], set()
+    while waiting:
+        asked = waiting.pop()
+        for extra in ("", *asked.extras):
+            if (asked.name, extra) in met or canonical(asked.name).startswith(ACCELERATORS):
+                continue
+            met.add((asked.name, extra))
+            further = [Requirement(line) for line in distribution(asked.name).requires or ()]
+            waiting += [
+                each for each in further if each.marker is None or each.marker.evaluate({"extra": extra})
+            ]
+    return {canonical(name) for name, _ in met}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="constraints.txt is what CI installs, on Linux")
+def test_what_set_up_installs_is_what_is_pinned() -> None:
+    assert required() == set(pins())
+
+
+def test_the_tests_run_in_the_pinned_versions() -> None:
+    here = {name: Version(version(name)).public for name in pins()}  # torch's own ends in +cpu or the like
+    assert here == pins()

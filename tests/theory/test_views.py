@@ -1,0 +1,51 @@
+"""One view of a theorem: card, terminal, report and explorer print the same cells, of any theorem."""
+
+import io
+
+import polars as pl
+import pytest
+from rich.console import Console
+
+from rankscope import charts
+from rankscope.cli.bounds import reasons_table, summary_table
+from rankscope.explorer.answer import bound_figures, bound_line
+from rankscope.report.tables import certificate_table, failing_table
+from rankscope.theory import Certificates
+from rankscope.theory.depth import depth_of
+from rankscope.theory.views import bounds_said
+from tests.theory.test_certificates import FOUND
+
+MINE = FOUND.table.with_columns(
+    theorem="mine $x$ " + pl.col("theorem"), quantity=pl.col("quantity").replace("mu", "my_$size")
+)
+
+
+@pytest.mark.parametrize("table", [FOUND.table, MINE], ids=["ours", "unknown names"])
+def test_every_output_has_the_same_numbers(table: pl.DataFrame) -> None:
+    found = Certificates(table, FOUND.manifest)
+    views = found.views()
+    report, html = certificate_table(found, "san"), found._repr_html_()
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(summary_table(views), reasons_table(found))
+    printed = console.export_text()
+    met = [view for view in views if view.met_to]
+    assert [row[0] for row in report.rows] == [view.theorem for view in met] and len(met) > 3
+    for view, row in zip(met, report.rows, strict=True):
+        assert row[4] == view.measured and row[5].endswith(view.proved) and row[6] == view.slack
+        line = next(line for line in printed.splitlines() if f"{view.theorem} " in line)
+        assert view.measured in line and view.proved in line
+        assert all(cell in html and cell in repr(found) for cell in (view.measured, view.proved))
+        assert bound_line(view)["measured"] == view.measured
+    for says, number, limit, theorems in failing_table(found, "san").rows:
+        assert limit in printed and number in printed and says.split()[0] in printed and theorems
+    found.plot().savefig("/dev/null", format="png")
+    panels = charts.bounds(found)["panels"]
+    assert panels == len({view.quantity for view in met} - {"affine_rank"}) >= 2
+    assert set(bound_figures(found, views)) == {view.quantity for view in met if view.state == "says"}
+    telling = sum(view.state == "says" for view in views)
+    assert bounds_said(views, "for san").startswith(
+        f"Of {len(views)} theorems {len(met)} hold for san, and {telling} say"
+    )
+    depth = depth_of(found, 1e-6).view()
+    upper = [layer for name, kind, layer in depth.proved if kind == "upper" and "exact" not in name]
+    assert f"Proved by layer {min(upper)}" in depth.said and depth.uniform in depth.said
