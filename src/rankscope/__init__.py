@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from rankscope.nets import Architecture, Transformer
     from rankscope.paths import decompose
     from rankscope.profiles import Profile, measure
+    from rankscope.runs import read
     from rankscope.sources import fresh, load
     from rankscope.theory import certify
 
@@ -17,6 +18,7 @@ _HOME = {
     "Transformer": "nets",
     "Profile": "profiles",
     "measure": "profiles",
+    "read": "runs",
     "fresh": "sources",
     "load": "sources",
     "watch": "live",
@@ -32,6 +34,7 @@ __all__ = [
     "fresh",
     "load",
     "measure",
+    "read",
     "watch",
 ]
 

@@ -18,7 +18,7 @@ from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.paths import decompose
 from rankscope.profiles import Profile, Summary, measure
 from rankscope.profiles.cloud import cloud
-from rankscope.profiles.gather import Gatherer
+from rankscope.profiles.gathered import Gathered
 from rankscope.profiles.spectra import spectra
 from rankscope.theory import Certificates, certify
 
@@ -90,7 +90,7 @@ def test_proved_bounds_lie_on_their_side_of_the_measurement(bare: Certificates) 
 
 
 def test_a_corpus_has_its_median(profile: Profile) -> None:
-    gathered = Gatherer()
+    gathered = Gathered()
     gathered.add(measure(NET, X, variant="transformer"))
     summary = gathered.summary()
     assert isinstance(summary, Summary)

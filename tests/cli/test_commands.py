@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rankscope import read
+
 SMALL = ["bert-tiny", "--tokens", "16", "--samples", "2"]
 
 
@@ -161,6 +163,19 @@ def test_paths_prints_tables_and_writes_a_folder(tmp_path: Path) -> None:
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"lengths.parquet", "layers.parquet", "heads.parquet", "single_paths.parquet"} < names
     assert {"lengths.png", "lengths.svg", "heads.png", "single_paths.png", "manifest.json"} < names
+
+
+def test_commands_into_one_folder_keep_their_manifests(tmp_path: Path) -> None:
+    for command in ("paths", "bounds", "measure"):
+        done = rankscope(command, *SMALL, "-o", "out", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    run = read(tmp_path / "out")
+    assert list(run.manifests) == ["paths", "bounds", "measure"]
+    for name, manifest in run.manifests.items():
+        assert (manifest.command or "").startswith(f"rankscope {name} ") and manifest.versions
+        assert manifest.networks[0].architecture and manifest.networks[0].fingerprint
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert "Manifest of paths" in html and "Which paths carry the output" in html and "What is proved" in html
 
 
 def test_paths_as_json_add_up() -> None:

@@ -40,8 +40,8 @@ def test_a_run_of_measure_and_one_of_compare_can_be_compared_again(tmp_path: Pat
         assert "Runs keep the text" in first.out
         joined = Profile.read("runs/b/profile.parquet")
         assert joined.variants == ["a:san", "a:transformer", "bert-mini"]
-        assert [network["variant"] for network in joined.manifest["networks"]] == joined.variants
-        assert joined.manifest["compared"] == {"a": "runs/a", "bert-mini": "bert-mini"}
+        assert [network.variant for network in joined.manifest.networks] == joined.variants
+        assert joined.manifest.more["compared"] == {"a": "runs/a", "bert-mini": "bert-mini"}
         alone = Profile.read("runs/a/profile.parquet")
         assert torch.equal(
             joined.curve("mu", "log10", variant="a:san"), alone.curve("mu", "log10", variant="san")

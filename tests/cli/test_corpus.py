@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from rankscope import fresh
+from rankscope import fresh, read
 from rankscope.profiles import Summary
 from rankscope.sources import bundled_excerpts
 
@@ -41,11 +41,13 @@ def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
         assert f" {variant} " in done.stdout
     assert done.stdout.splitlines()[-1] == "Report: out/report.html"
     names = {path.name for path in (corpus / "out").iterdir()}
-    assert {"summary.parquet", "manifest.json", "report.html", "checkpoint.npz", "mu.png"} <= names
+    assert {"summary.parquet", "manifest.json", "report.html", "rows", "mu.png"} <= names
     assert {"cloud.parquet", "spectrum.parquet"} <= names
     assert Summary.read(corpus / "out" / "summary.parquet").excerpts == 20
-    manifest = json.loads((corpus / "out" / "manifest.json").read_text())
-    assert manifest["text"]["limit"] == 20 and manifest["text"]["read_to_the_end"]
+    run = read(corpus / "out")
+    text = run.manifests["corpus"].text
+    assert text is not None and text.limit == 20 and text.read_to_the_end
+    assert run.table("rows")["sample"].n_unique() == 20
     html = (corpus / "out" / "report.html").read_text()
     assert "median of 20 excerpts" in html and "over excerpts, at the last layer" in html
     assert f"The first excerpt of 20: “{' '.join(LINES[0].split()[:4])}" in html
@@ -61,7 +63,7 @@ def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
 
     other = rankscope(*here, "--seed", "1", cwd=corpus)
     assert other.returncode == 2 and len(other.stderr.splitlines()) == 1
-    assert "must be the checkpoint of this run; it is of one with other variants, embedding" in other.stderr
+    assert "out/rows must be of this run; it is of one with other embedding, variants of san" in other.stderr
 
 
 def test_stdin_folders_and_json_lines_give_the_same(corpus: Path) -> None:

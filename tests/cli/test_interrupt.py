@@ -1,6 +1,5 @@
 """Ctrl-C in a terminal: what was done is shown and written, and a sentence says so."""
 
-import json
 import os
 import pty
 import signal
@@ -9,6 +8,7 @@ import sys
 from pathlib import Path
 
 from rankscope.profiles import Profile
+from rankscope.runs import Stopped, read
 from rankscope.theory import Certificates
 
 
@@ -48,7 +48,7 @@ def test_measure_keeps_the_variants_that_were_finished(tmp_path: Path) -> None:
     assert code == 130 and " san " in out and " transformer " not in out
     assert said == "stopped after 1 of 2 (san); these are written to out"
     profile = Profile.read(tmp_path / "out" / "profile.parquet")
-    assert profile.variants == ["san"] and profile.manifest["stopped"]["asked"] == 2
+    assert profile.variants == ["san"] and profile.manifest.stopped == Stopped(finished=("san",), asked=2)
     assert (tmp_path / "out" / "report.html").is_file()
 
 
@@ -82,7 +82,7 @@ def test_bounds_keeps_the_samples_that_were_finished(tmp_path: Path) -> None:
     assert said == "stopped after 1 of 3 samples; these are written to out"
     found = Certificates.read(tmp_path / "out" / "certificates.parquet")
     assert found.table["sample"].unique().to_list() == [0]
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["samples"] == 1
+    assert read(tmp_path / "out").manifests["bounds"].samples == 1
 
 
 def test_reproduce_says_that_it_goes_on(tmp_path: Path) -> None:

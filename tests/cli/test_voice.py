@@ -255,7 +255,7 @@ def test_own_text_in_paths_bounds_and_compare(tmp_path: Path) -> None:
 
 def test_paths_take_a_mask_and_a_depth() -> None:
     answer = json.loads(rankscope("paths", *SMALL, "--mask", "causal", "--layers", "3", "--json").out)
-    assert answer["manifest"]["architecture"]["mask"] == "causal"
+    assert answer["manifest"]["networks"][0]["architecture"]["mask"] == "causal"
     assert max(row["length"] for row in answer["lengths"]) == 3
 
 

@@ -205,7 +205,7 @@ def test_other_kernels_fall_back_to_float64_and_say_so() -> None:
         profile = measure(net, tokens(4, 8))
         assert profile.arithmetics == ["float64"]
         assert bool((profile.curve("mu", "floor") > 0).all())
-        assert profile.manifest["networks"][0]["checks"]["arithmetic_asked"] == "deviation"
+        assert profile.manifest.networks[0].checks["arithmetic_asked"] == "deviation"
         with pytest.raises(ArchitectureError, match=f"needs kernel softmax.*has '{kernel}'"):
             next(propagate(net, tokens(4, 8)))
 
@@ -268,7 +268,7 @@ def test_what_is_not_finite_from_the_start_is_in_the_manifest() -> None:
     X = tokens(4, 8)
     X[0, 1, 2] = math.inf
     profile = measure(Transformer.random(Architecture(layers=2, width=8, heads=2)), X, metrics="mu")
-    assert profile.manifest["networks"][0]["checks"]["first_layer_not_finite"] == 0
+    assert profile.manifest.networks[0].checks["first_layer_not_finite"] == 0
     assert bool(profile.curve("mu").isnan().all())
 
 

@@ -40,5 +40,5 @@ def test_watch_equals_measure(name: str, label: str) -> None:
     for each in [*names, MINE.name]:
         mine, theirs = seen.curve(each), expected.curve(each)
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9, equal_nan=True)
-    checks: Any = seen.manifest["networks"][0]["checks"]
-    assert checks["padded_tokens"] == expected.manifest["networks"][0]["checks"]["padded_tokens"]
+    checks: Any = seen.manifest.networks[0].checks
+    assert checks["padded_tokens"] == expected.manifest.networks[0].checks["padded_tokens"]

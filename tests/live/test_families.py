@@ -51,7 +51,7 @@ def test_tokens_are_the_models_own_hidden_states(name: str) -> None:
         got = profile.curve(metric)
         torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64).T, **EXACT)
     assert profile.arithmetics == ["float64"]
-    assert profile.manifest["networks"][0]["checks"]["padded_tokens"] == int((~real).sum())
+    assert profile.manifest.networks[0].checks["padded_tokens"] == int((~real).sum())
 
 
 @attending
@@ -74,7 +74,7 @@ def test_attention_is_native_eager_attention(name: str) -> None:
         expected = torch.tensor(reference.dobrushin(P, real), dtype=torch.float64)
         torch.testing.assert_close(got[:, layer], expected, **EXACT)
         torch.testing.assert_close(w.attention[layer][0], P, **EXACT)
-    checks = w.profile().manifest["networks"][0]["checks"]
+    checks = w.profile().manifest.networks[0].checks
     assert checks["rows_sum_to_one"] is True
     narrow = any("attention in float32 inside" in note for note in w.notes)
     assert checks["largest_row_sum_defect"] < (1e-6 if narrow else 1e-14)
@@ -149,7 +149,7 @@ def test_a_shared_layer_is_as_many_layers_as_it_is_called() -> None:
     with torch.no_grad(), rankscope.watch(model, ["mu"], layers=[0, LAYERS]) as w:
         model(**batch)
     assert w.profile().table["layer"].unique().to_list() == [0, LAYERS]
-    assert w.profile().manifest["networks"][0]["checks"]["calls_per_layer"] == {"1": 1, "2": 1, "3": 1}
+    assert w.profile().manifest.networks[0].checks["calls_per_layer"] == {"1": 1, "2": 1, "3": 1}
 
 
 def test_rows_with_a_sink_do_not_sum_to_one_and_it_is_said() -> None:
@@ -162,7 +162,7 @@ def test_rows_with_a_sink_do_not_sum_to_one_and_it_is_said() -> None:
             nn.init.ones_(weight)
     with torch.no_grad(), rankscope.watch(model, ["row_sum_defect"]) as w:
         model(**FAMILIES["bert"].batch(padded=False))
-    checks = w.profile().manifest["networks"][0]["checks"]
+    checks = w.profile().manifest.networks[0].checks
     assert checks["rows_sum_to_one"] is False
     assert checks["largest_row_sum_defect"] == pytest.approx(
         float(w.profile().curve("row_sum_defect").nan_to_num().max())
@@ -197,7 +197,7 @@ class TestEncoderAndDecoder:
         with torch.no_grad(), rankscope.watch(model, ["mu", "entropy"], blocks="encoder.block") as w:
             model(**batch)
         assert w.profile().curve("entropy").shape == (2, 4, 4)
-        assert w.profile().manifest["networks"][0]["checks"]["padded_tokens"] == 2
+        assert w.profile().manifest.networks[0].checks["padded_tokens"] == 2
 
     def test_the_decoder_has_its_own_mask_and_its_self_attention_alone(self) -> None:
         model, batch = self.model(), self.batch()
@@ -214,7 +214,7 @@ class TestEncoderAndDecoder:
             torch.testing.assert_close(
                 w.profile().curve("dobrushin")[:, layer], expected, rtol=1e-5, atol=1e-6
             )
-        assert w.profile().manifest["networks"][0]["checks"]["padded_tokens"] == 1
+        assert w.profile().manifest.networks[0].checks["padded_tokens"] == 1
         assert any("2 later ones (cross-attention) were left out" in note for note in w.notes)
 
 
@@ -231,7 +231,7 @@ def test_generation_measures_the_prompt_and_leaves_out_what_the_cache_goes_on_fr
         model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, min_new_tokens=4, pad_token_id=0
         )
-    checks = w.profile().manifest["networks"][0]["checks"]
+    checks = w.profile().manifest.networks[0].checks
     assert checks["calls"] == 4
     assert checks["calls_left_out"] == {"it went on from a cache": 3}
     assert w.profile().curve("mu").shape == (2, 3)

@@ -196,7 +196,7 @@ def test_a_layer_that_never_fired_is_said() -> None:
     model = Loop()
     with rankscope.watch(model, "mu", blocks=["first", "second", "second", "spare"]) as w:
         model(torch.randn(2, 6, WIDTH))
-    checks = w.profile().manifest["networks"][0]["checks"]
+    checks = w.profile().manifest.networks[0].checks
     assert checks["never_fired"] == [4]
     assert checks["calls_per_layer"] == {"1": 1, "2": 1, "3": 1, "4": 0}
     assert "Layers that never fired, and have no values: 4." in w.notes

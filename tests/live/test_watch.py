@@ -113,7 +113,7 @@ def test_a_training_step_has_the_same_gradients(name: str, metrics: list[str]) -
             with rankscope.watch(model, metrics) as w:
                 model(**batch)[0].square().sum().backward()
             assert any("train mode, with dropout of up to 0.1" in note for note in w.notes)
-            assert w.profile().manifest["networks"][0]["checks"]["mode"] == "train"
+            assert w.profile().manifest.networks[0].checks["mode"] == "train"
         else:
             model(**batch)[0].square().sum().backward()
         return [weight.grad for weight in model.parameters() if weight.grad is not None]
@@ -126,7 +126,7 @@ def test_dropout_takes_rows_off_one_and_is_named_as_the_reason() -> None:
     model, batch = FAMILIES["bert"].model().train(), FAMILIES["bert"].batch()
     with rankscope.watch(model, "entropy") as w:
         model(**batch)
-    checks = w.profile().manifest["networks"][0]["checks"]
+    checks = w.profile().manifest.networks[0].checks
     assert checks["rows_sum_to_one"] is False and checks["dropout"] == 0.1
     assert any("as dropout makes them" in note for note in w.notes)
 
@@ -136,7 +136,7 @@ def test_recomputation_for_gradients_is_not_measured_twice() -> None:
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     with rankscope.watch(model, "mu") as w:
         model(**batch, use_cache=False)[0].sum().backward()
-    assert w.profile().manifest["networks"][0]["checks"]["calls_per_layer"] == {"1": 1, "2": 1, "3": 1}
+    assert w.profile().manifest.networks[0].checks["calls_per_layer"] == {"1": 1, "2": 1, "3": 1}
     assert any("3 calls of blocks outside a call of the model" in note for note in w.notes)
 
 
@@ -153,7 +153,7 @@ def test_half_precision_is_upcast_and_keeps_its_floor(dtype: torch.dtype) -> Non
     assert profile.arithmetics == [str(dtype).removeprefix("torch.")]
     floor = profile.curve("relative_mu", "floor")
     assert float(floor.max()) == float(floor.min()) == 8 * torch.finfo(dtype).eps
-    assert profile.manifest["networks"][0]["checks"]["rows_sum_to_one"] is True
+    assert profile.manifest.networks[0].checks["rows_sum_to_one"] is True
 
 
 def test_autocast_is_an_arithmetic_and_does_not_reach_the_metrics() -> None:
@@ -315,7 +315,7 @@ def test_a_sample_that_overflows_is_nan_from_there_on() -> None:
     curve = w.profile().curve("mu")
     assert curve[0].isnan().tolist() == [False, True, True, True]
     assert not curve[1].isnan().any()
-    assert w.profile().manifest["networks"][0]["checks"]["first_layer_not_finite"] == 1
+    assert w.profile().manifest.networks[0].checks["first_layer_not_finite"] == 1
     assert "Numbers overflow from layer 1 on: those samples have NaN." in w.notes
 
 
@@ -326,7 +326,7 @@ def test_padding_can_be_given_or_refused() -> None:
         for given, expected in cases:
             with rankscope.watch(model, "mu", padding=given) as w:
                 model(X, src_key_padding_mask=padding)
-            assert w.profile().manifest["networks"][0]["checks"]["padded_tokens"] == expected
+            assert w.profile().manifest.networks[0].checks["padded_tokens"] == expected
         watching = rankscope.watch(model, "mu", padding=padding.int())
         with pytest.raises(TokensError, match="padding must be a boolean tensor"), watching:
             model(X)
@@ -336,16 +336,16 @@ def test_the_model_is_described() -> None:
     model, batch = FAMILIES["bert"].model(), FAMILIES["bert"].batch()
     with rankscope.watch(model) as w:
         model(**batch)
-    (network,) = w.profile().manifest["networks"]
-    assert network["architecture"] is None and network["fingerprint"] is None
-    assert network["model"] == {
+    (network,) = w.profile().manifest.networks
+    assert network.architecture is None and network.fingerprint is None
+    assert network.model == {
         "class": "transformers.models.bert.modeling_bert.BertModel",
         "model_type": "bert",
         "parameters": sum(weight.numel() for weight in model.parameters()),
         "dtypes": ["float64"],
         "devices": ["cpu"],
     }
-    assert network["checks"]["rows_sum_to_one"] is None
+    assert network.checks["rows_sum_to_one"] is None
 
 
 def test_a_profile_can_be_saved_plotted_and_reported(tmp_path: Any) -> None:

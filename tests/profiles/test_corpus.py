@@ -1,11 +1,15 @@
 """Corpora, interrupted and taken up again."""
 
+import json
 import os
+import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
 
@@ -14,6 +18,8 @@ from rankscope.metrics import Metric, metric
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.profiles import Profile, Summary, measure, measure_corpus
 from rankscope.profiles.corpus import gathering
+from rankscope.profiles.profile import SCHEMA
+from rankscope.runs import Store, read
 from rankscope.sources import bundled_excerpts
 from rankscope.sources.fresh import untrained
 
@@ -37,6 +43,12 @@ def stopping(texts: list[str], after: int) -> Iterator[str]:
     raise StoppedError
 
 
+def steps(folder: Path) -> list[int]:
+    """Excerpts after each step of a run that goes on in the folder."""
+    with Store(folder) as store:
+        return [gathered.excerpts for gathered in gathering(NETS, TEXTS, store, **ASKED)]
+
+
 def test_statistics_are_those_of_measuring_every_excerpt() -> None:
     summary = measure_corpus(NETS, iter(TEXTS), metrics="mu", length=12, batch=7)
     X, padding = NET.encode(TEXTS, 12)
@@ -52,44 +64,51 @@ def test_statistics_are_those_of_measuring_every_excerpt() -> None:
 @pytest.fixture(scope="module")
 def once() -> Summary:
     """In one go."""
-    return measure_corpus(NETS, TEXTS, reservoir=6, **ASKED)
+    return measure_corpus(NETS, TEXTS, **ASKED)
 
 
 @pytest.mark.parametrize("after", [3, 4, 9, 25])
 def test_an_interrupted_run_gives_the_same_bits(tmp_path: Path, after: int, once: Summary) -> None:
-    path = tmp_path / "checkpoint.npz"
     with pytest.raises(StoppedError):
-        measure_corpus(NETS, stopping(TEXTS, after), checkpoint=path, reservoir=6, **ASKED)
-    assert path.exists() == (after >= 4)
-    again = measure_corpus(NETS, TEXTS, checkpoint=path, reservoir=6, **ASKED)
+        measure_corpus(NETS, stopping(TEXTS, after), folder=tmp_path, **ASKED)
+    assert (tmp_path / "rows").exists() == (after >= 4)
+    again = measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED)
     assert again.table.equals(once.table)
-    assert [n["checks"] for n in again.manifest["networks"]] == [
-        n["checks"] for n in once.manifest["networks"]
-    ]
+    assert again.manifest.networks == once.manifest.networks
 
 
 def test_only_what_is_left_is_measured_again(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.npz"
     with pytest.raises(StoppedError):
-        measure_corpus(NETS, stopping(TEXTS, 18), checkpoint=path, **ASKED)
-    seen = [g.excerpts for g in gathering(NETS, TEXTS, checkpoint=path, **ASKED)]
+        measure_corpus(NETS, stopping(TEXTS, 18), folder=tmp_path, **ASKED)
+    seen = steps(tmp_path)
     assert seen == [16, 20, 24, 26]
 
 
 def test_a_corpus_that_grew_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.npz"
-    measure_corpus(NETS, TEXTS[:10], checkpoint=path, **ASKED)
-    seen = [g.excerpts for g in gathering(NETS, TEXTS, checkpoint=path, **ASKED)]
+    measure_corpus(NETS, TEXTS[:10], folder=tmp_path, **ASKED)
+    seen = steps(tmp_path)
     assert seen[0] == 8
-    grown = measure_corpus(NETS, TEXTS, checkpoint=path, **ASKED)
+    grown = measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED)
     assert grown.table.equals(measure_corpus(NETS, TEXTS, **ASKED).table)
 
 
-def test_checkpoints_are_written_along_the_way(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.npz"
-    steps = gathering(NETS, TEXTS, checkpoint=path, saved_every=0.0, **ASKED)
-    assert [path.exists() for _ in steps][:3] == [False, True, True]
-    assert [found.name for found in tmp_path.iterdir()] == ["checkpoint.npz"]
+def test_rows_are_written_along_the_way_and_kept(tmp_path: Path, once: Summary) -> None:
+    """A run that is killed loses what came after its last chunk, and a chunk that it had not listed."""
+    with Store(tmp_path) as store:
+        found = gathering(NETS, TEXTS, store, saved_every=0.0, **ASKED)
+        assert [len(store.run.chunks("rows")) for _ in found] == [0, 1, 2, 3, 4, 5, 6]
+    kept = {path.name: path.read_bytes() for path in (tmp_path / "rows").iterdir()}
+    assert sorted(kept) == [f"{number:06}.parquet" for number in range(7)]
+    rows = read(tmp_path).table("rows")
+    assert rows["sample"].n_unique() == len(TEXTS) and rows.schema == pl.Schema(SCHEMA)
+    listed = json.loads((tmp_path / "manifest.json").read_text())
+    for number in (4, 5, 6):
+        del listed["entries"]["corpus"]["files"][f"rows/{number:06}.parquet"]
+    (tmp_path / "manifest.json").write_text(json.dumps(listed))
+    (tmp_path / "rows" / "000004.parquet").write_bytes(b"half")
+    again = measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED)
+    assert again.table.equals(once.table)
+    assert all((tmp_path / "rows" / name).read_bytes() == kept[name] for name in sorted(kept)[:4])
 
 
 @pytest.fixture
@@ -102,7 +121,6 @@ def _ctrl_c() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_leaves_what_was_done(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.npz"
 
     def interrupted() -> Iterator[str]:
         yield from TEXTS[:10]
@@ -110,8 +128,8 @@ def test_ctrl_c_leaves_what_was_done(tmp_path: Path) -> None:
         yield from TEXTS[10:]
 
     with pytest.raises(KeyboardInterrupt):
-        measure_corpus(NETS, interrupted(), checkpoint=path, **ASKED)
-    seen = [g.excerpts for g in gathering(NETS, TEXTS, checkpoint=path, **ASKED)]
+        measure_corpus(NETS, interrupted(), folder=tmp_path, **ASKED)
+    seen = steps(tmp_path)
     assert seen[0] == 8
 
 
@@ -127,35 +145,38 @@ def test_ctrl_c_waits_until_a_chunk_is_counted() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_another_run_does_not_take_the_checkpoint(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.npz"
-    measure_corpus(NETS, TEXTS, checkpoint=path, **ASKED)
-    before = path.read_bytes()
-    changes = {"length": 9, "batch": 5, "metrics": ["mu"]}
-    for name, value in changes.items():
-        said = {"length": "tokens"}.get(name, name)
+def test_another_run_does_not_take_the_rows(tmp_path: Path) -> None:
+    measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED)
+    before = (tmp_path / "manifest.json").read_bytes()
+    changes: list[tuple[str, Any, str]] = [
+        ("length", 9, "tokens (12, now 9)"),
+        ("batch", 5, "batch (4, now 5)"),
+        ("metrics", ["mu"], "metrics (mu, entropy, now mu)"),
+    ]
+    for name, value, said in changes:
         with pytest.raises(
-            FileError, match=f"it is of one with other {said}: give another folder, or delete"
+            FileError, match=re.escape(f"it is of one with other {said}: give another folder")
         ):
-            measure_corpus(NETS, TEXTS, checkpoint=path, **{**ASKED, name: value})
+            measure_corpus(NETS, TEXTS, folder=tmp_path, **{**ASKED, name: value})
     other = {"san": NETS["san"], "transformer": NETS["transformer"].variant(skip=0.5)}
-    with pytest.raises(FileError, match="other variants"):
-        measure_corpus(other, TEXTS, checkpoint=path, **ASKED)
-    with pytest.raises(FileError, match="has counted 24 excerpts, .*; others came: give another folder"):
-        measure_corpus(NETS, ["new", *TEXTS[1:]], checkpoint=path, **ASKED)
-    with pytest.raises(FileError, match="has counted 24 excerpts, .*; only 20 came"):
-        measure_corpus(NETS, TEXTS[:20], checkpoint=path, **ASKED)
-    assert path.read_bytes() == before
+    with pytest.raises(FileError, match="other variants of transformer: "):
+        measure_corpus(other, TEXTS, folder=tmp_path, **ASKED)
+    assert (tmp_path / "manifest.json").read_bytes() == before
+    for texts, came in ((["new", *TEXTS[1:]], "others came"), (TEXTS[:20], "only 20 came")):
+        with pytest.raises(FileError, match=f"has counted 24 excerpts, .*; {came}: give another folder"):
+            measure_corpus(NETS, texts, folder=tmp_path, **ASKED)
 
 
-def test_a_damaged_checkpoint_is_a_sentence(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoint.npz"
-    measure_corpus(NETS, TEXTS[:8], checkpoint=path, **ASKED)
+def test_damaged_rows_are_a_sentence_and_can_be_deleted(tmp_path: Path, once: Summary) -> None:
+    measure_corpus(NETS, TEXTS[:8], folder=tmp_path, **ASKED)
+    (path,) = (tmp_path / "rows").iterdir()
     whole = path.read_bytes()
-    for content in (b"", b"hello", whole[: len(whole) // 2]):
+    for content in (b"", b"hello", whole[: len(whole) // 2], whole + b"\0"):
         path.write_bytes(content)
-        with pytest.raises(FileError, match="it cannot be read .*: delete it to start anew"):
-            measure_corpus(NETS, TEXTS, checkpoint=path, **ASKED)
+        with pytest.raises(FileError, match=f"{path.name} must be as it was .* delete .*rows to start"):
+            measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED)
+    shutil.rmtree(tmp_path / "rows")
+    assert measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED).table.equals(once.table)
 
 
 def test_progress_is_told_and_mistakes_are_sentences() -> None:

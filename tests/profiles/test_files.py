@@ -8,6 +8,7 @@ from rankscope.errors import FileError
 from rankscope.files import atomic, write_text
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, measure
+from rankscope.runs import Manifest
 
 NET = Transformer.random(Architecture(layers=2, width=8, heads=2))
 X = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -18,8 +19,8 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     again = Profile.read(profile.save(tmp_path / "new" / "profile.parquet"))
     assert again.table.equals(profile.table) and again.table.schema == profile.table.schema
     assert again.manifest == profile.manifest
-    assert again.manifest["networks"][0]["fingerprint"] == NET.fingerprint
-    assert Architecture.from_dict(again.manifest["networks"][0]["architecture"]) == NET.arch
+    assert again.manifest.networks[0].fingerprint == NET.fingerprint
+    assert Architecture.from_dict(again.manifest.networks[0].architecture or {}) == NET.arch
 
 
 def test_a_file_that_is_no_profile_is_a_sentence(tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_an_interrupted_write_leaves_what_was_there(tmp_path: Path) -> None:
 def test_a_failing_save_keeps_the_old_profile(tmp_path: Path) -> None:
     profile = measure(NET, X)
     path = profile.save(tmp_path / "profile.parquet")
-    broken = Profile(profile.table, {"unserialisable": object()})
+    broken = Profile(profile.table, Manifest(more={"unserialisable": object()}))
     with pytest.raises(TypeError):
         broken.save(path)
     assert Profile.read(path).manifest == profile.manifest

@@ -69,7 +69,7 @@ def test_the_arithmetic_is_the_networks_not_the_metrics() -> None:
 
 def test_checks_are_in_the_manifest() -> None:
     def checks(net: Transformer) -> dict[str, Any]:
-        found: dict[str, Any] = measure(net, X, PADDING).manifest["networks"][0]["checks"]
+        found: dict[str, Any] = measure(net, X, PADDING).manifest.networks[0].checks
         return found
 
     assert checks(NET)["largest_row_sum_defect"] < 1e-14
@@ -87,7 +87,7 @@ def test_an_overflow_is_told_and_costs_nothing_else() -> None:
     tokens = torch.stack([X[0], torch.zeros_like(X[0])])
     profile = measure(net, tokens, metrics=["mu", "entropy"], arithmetic="float32")
     curve = profile.curve("mu")
-    first = profile.manifest["networks"][0]["checks"]["first_layer_not_finite"]
+    first = profile.manifest.networks[0].checks["first_layer_not_finite"]
     assert 1 < first < 40
     assert curve[0, :first].isfinite().all() and curve[0, first:].isnan().all()
     assert not curve[1].any()

@@ -79,7 +79,7 @@ def test_the_first_layer_that_overflows_is_the_first_of_all_batches() -> None:
     tensors = {name: 50 * tensor for name, tensor in Transformer.random(arch, init="xavier").state().items()}
     net, rising = Transformer.from_weights(arch, tensors), torch.stack([X[0], 1e10 * X[0]])
     found = [measure(net, part, arithmetic="float32", batch=1) for part in (rising[:1], rising[1:], rising)]
-    slow, fast, both = (each.manifest["networks"][0]["checks"]["first_layer_not_finite"] for each in found)
+    slow, fast, both = (each.manifest.networks[0].checks["first_layer_not_finite"] for each in found)
     assert slow > fast == both
 
 

@@ -11,7 +11,7 @@ from rankscope import charts
 from rankscope.cli.show import curves_table
 from rankscope.figures import power
 from rankscope.nets import Architecture, Transformer, named_variant
-from rankscope.profiles import Gatherer, Profile, measure
+from rankscope.profiles import Gathered, Profile, measure
 from rankscope.profiles.verdict import sentence
 from rankscope.report import verdict
 from rankscope.report.tables import curve_table
@@ -54,7 +54,7 @@ def test_a_head_whose_median_is_zero_is_left_out_of_the_mean_over_heads() -> Non
         pl.when(none).then(0.0).otherwise("value").alias("value"),
         pl.when(none).then(-math.inf).otherwise("log10").alias("log10"),
     )
-    gathered = Gatherer()
+    gathered = Gathered()
     gathered.add(Profile(table, profile.manifest))
     (view,) = gathered.summary().views()
     logs = profile.curve("dobrushin", "log10")[:, 2, 1]
@@ -76,8 +76,8 @@ def test_at_floor_from_a_layer_means_to_the_last() -> None:
 def test_metrics_that_the_package_does_not_know_are_shown_by_their_names() -> None:
     profile = measure(NET, X, metrics="mu")
     renamed = profile.table.with_columns(metric=pl.lit("my_$size"))
-    networks = [{**each, "metrics": ["my_$size"]} for each in profile.manifest["networks"]]
-    mine = Profile(renamed, {**profile.manifest, "networks": networks})
+    networks = tuple(each.adding(metrics=("my_$size",)) for each in profile.manifest.networks)
+    mine = Profile(renamed, profile.manifest.adding(networks=networks))
     view = mine.views("my_$size")
     assert charts.curves(view)["layout"]["yaxis"]["title"]["text"] == "my_$size"
     mine.plot().savefig("/dev/null", format="png")

@@ -1,8 +1,11 @@
 """Small run directories, of a tiny network, with everything in them that a report can show."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import torch
 
 from rankscope.nets import Architecture, Transformer, named_variant
@@ -11,7 +14,7 @@ from rankscope.profiles import Profile, measure
 from rankscope.profiles.cloud import cloud
 from rankscope.profiles.spectra import spectra
 from rankscope.report import write_run_directory
-from rankscope.theory import certify
+from rankscope.theory import Certificates, certify
 
 NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -22,20 +25,28 @@ def profile_of(variants: tuple[str, ...] = ("san", "transformer"), arithmetic: s
     return Profile.join([measure(net, X, variant=v, arithmetic=arithmetic) for v, net in nets.items()])
 
 
-def whole_run(folder: Path, title: str = "a network", hostile: str = "") -> Path:
-    """Every table; `hostile` stands in for a variant's name, a token and the model's name."""
+def whole_run(
+    folder: Path,
+    title: str = "a network",
+    hostile: str = "",
+    of: Callable[[pl.DataFrame], pl.DataFrame] = lambda rows: rows,
+) -> Path:
+    """Every table, with those rows of the profile; `hostile` stands in for a variant's name, a token and the
+    model's name."""
     nets = {name: named_variant(NET, name) for name in ("transformer", "san", "transformer-mlp")}
     if hostile:
         nets[hostile] = NET.variant(mask="causal")
     profile = Profile.join([measure(net, X, variant=v) for v, net in nets.items()])
-    profile.manifest.update(model=hostile or "tiny", origin={"name": hostile or "tiny", "weights": "random"})
+    origin = {"name": hostile or "tiny", "weights": "random"}
+    profile = Profile(of(profile.table), profile.manifest.adding(model=hostile or "tiny", origin=origin))
     words = [[hostile or f"word{k}" for k in range(9)]] * 2
-    tables = {"cloud": cloud(nets, X, words=words), "spectrum": spectra(nets, X)}
+    tables: dict[str, Any] = {"cloud": cloud(nets, X, words=words), "spectrum": spectra(nets, X)}
     d = decompose(NET, X)
     tables |= {"lengths": d.by_length().table, "heads": d.by_head()}
     found = certify(nets["san"], X)
-    found.manifest["variant"] = hostile or "san"
-    found.save(folder / "certificates_san.parquet")
+    (network,) = found.manifest.networks
+    manifest = found.manifest.adding(networks=(network.adding(variant=hostile or "san"),))
+    tables["certificates_san"] = Certificates(found.table, manifest)
     return write_run_directory(profile, folder, title, tables)
 
 

@@ -11,13 +11,14 @@ import polars as pl
 import pytest
 from PIL import Image
 
-from rankscope.errors import RankscopeError
+from rankscope.errors import FileError, RankscopeError
 from rankscope.profiles import Profile, Summary
-from rankscope.profiles.gather import Gatherer
-from rankscope.profiles.parquet import KEY
-from rankscope.report import read_run, write_report, write_run_directory
+from rankscope.profiles.gathered import Gathered
+from rankscope.report import read_run, write_report
 from rankscope.report.chapter import chapter
 from rankscope.report.run import TABLES as COLUMNS
+from rankscope.runs import Store, read
+from rankscope.runs.tables import KEY
 from tests.report.runs import profile_of, study, whole_run
 
 TABLES = ["profile", "cloud", "spectrum", "lengths", "heads", "certificates_san", "summary"]
@@ -30,23 +31,23 @@ THIRDS = pytest.mark.parametrize("third", [0, *(pytest.param(k, marks=pytest.mar
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with every file that there is."""
     folder = tmp_path_factory.mktemp("whole")
-    whole_run(folder)
-    corpus = folder / "corpus"
-    gathered = Gatherer()
-    gathered.add(few(profile_of(("transformer", "san"), "float64")))
-    write_run_directory(gathered.summary(), corpus, "a corpus")
-    (corpus / "summary.parquet").rename(folder / "summary.parquet")
-    shutil.rmtree(corpus)
-    few(Profile.read(folder / "profile.parquet")).save(folder / "profile.parquet")
+    whole_run(folder, of=few)
+    gathered = Gathered()
+    profile = profile_of(("transformer", "san"), "float64")
+    gathered.add(Profile(few(profile.table), profile.manifest))
+    summary = gathered.summary()
+    with Store(folder) as store:
+        store.write("corpus", summary.manifest, {"summary": summary})
     Image.new("RGB", (40, 30)).save(folder / "drawn.png")
     study(folder / "study", (folder / "drawn.png").read_bytes())
     return folder
 
 
-def few(profile: Profile) -> Profile:
+def few(rows: pl.DataFrame) -> pl.DataFrame:
     """One metric of two variants: there are many ways to damage them."""
-    kept = pl.col("metric") == "relative_residual", pl.col("variant").is_in(["transformer", "san"])
-    return Profile(profile.table.filter(*kept), profile.manifest)
+    return rows.filter(
+        pl.col("metric") == "relative_residual", pl.col("variant").is_in(["transformer", "san"])
+    )
 
 
 def alone(whole: Path, folder: Path, name: str) -> Path:
@@ -177,6 +178,10 @@ def test_json_of_another_make(whole: Path, tmp_path: Path, third: int) -> None:
         good = json.loads(path.read_text())
         contents = [b"", b"\xff\xfe", b"[]", b"{", b"null", b"[" * 10**5, b'{"a":' * 700 + b"1" + b"}" * 700]
         contents += [json.dumps({**good, key: odd}).encode() for key in good for odd in ODD]
+        for entry, each in good.get("entries", {}).items():
+            changed = [{**each, key: odd} for key in each for odd in ODD]
+            changed += [{**each, "files": {"cloud.parquet": odd, "../profile.parquet": {}}} for odd in ODD]
+            contents += [json.dumps({"entries": {entry: odd}}).encode() for odd in changed]
         for number, content in list(enumerate(contents))[third::3]:
             path.write_bytes(content)
             try:
@@ -199,6 +204,21 @@ def test_a_picture_that_is_none_is_said_in_the_page(whole: Path, tmp_path: Path)
         assert "drawn.png, missing.png" in page and "differs: seeds" in page
 
 
+def test_a_file_that_is_not_what_was_written_is_named(whole: Path, tmp_path: Path) -> None:
+    """Whatever was changed in it: `manifest.json` has its checksum."""
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    for name in TABLES:
+        path = folder / f"{name}.parquet"
+        good = path.read_bytes()
+        path.write_bytes(good + b"\0")
+        for reading in (lambda: read_run(folder), lambda name=name: read(folder).table(name)):
+            with pytest.raises(FileError, match=f"{path.name} must be as it was written; .* damaged or was"):
+                reading()
+        path.write_bytes(good)
+    assert read(folder).table("cloud").equals(pl.read_parquet(folder / "cloud.parquet"))
+
+
 def test_gaps_in_numbers_are_gaps_in_figures(whole: Path, tmp_path: Path) -> None:
     path = alone(whole, tmp_path, "lengths.parquet")
     page = rewritten(path, lambda table: table.with_columns(pl.lit(None, dtype=pl.Float64).alias("share")))
@@ -208,7 +228,7 @@ def test_gaps_in_numbers_are_gaps_in_figures(whole: Path, tmp_path: Path) -> Non
 def test_the_later_of_two_runs_in_a_folder_is_shown(whole: Path, tmp_path: Path) -> None:
     """And no picture of the other."""
     later = Summary.read(whole / "summary.parquet")
-    later.manifest["created"] = "2999-01-01T00:00:00+00:00"
+    later = Summary(later.table, later.manifest.adding(created="2999-01-01T00:00:00+00:00"))
     for name in ("profile.parquet", "cloud.parquet"):
         alone(whole, tmp_path, name)
     later.save(tmp_path / "summary.parquet")

@@ -4,20 +4,21 @@ from pathlib import Path
 
 from rankscope.figures import power
 from rankscope.profiles import Profile, Summary, measure
-from rankscope.profiles.gather import Gatherer
+from rankscope.profiles.gathered import Gathered
 from rankscope.report import Run, write_report, write_run_directory
 from rankscope.report.overview import side_by_side, titles
+from rankscope.runs import Manifest, Text
 from rankscope.theory import certify
 from tests.report.runs import NET, X, profile_of
 
 
 def run_of(folder: str, profile: Profile | Summary | None = None, **more: object) -> Run:
-    manifest = {"origin": {"name": "tiny", "weights": "random"}, "text": {"path": "texts/moby.txt"}}
+    manifest = Manifest(origin={"name": "tiny", "weights": "random"}, text=Text(path="texts/moby.txt"))
     return Run(Path(folder), manifest, profile, **more)  # type: ignore[arg-type]
 
 
 def test_headings_say_what_was_done_and_tell_runs_apart() -> None:
-    gathered = Gatherer()
+    gathered = Gathered()
     gathered.add(profile_of())
     profile = profile_of()
     runs = [
@@ -35,7 +36,10 @@ def test_headings_say_what_was_done_and_tell_runs_apart() -> None:
 
 
 def test_a_run_whose_title_is_blank_has_its_folder_as_heading() -> None:
-    assert titles([Run(Path("a/b"), {"title": " \t "}), Run(Path("a/c"), {"title": ""})]) == ["b", "c"]
+    assert titles([Run(Path("a/b"), Manifest(title=" \t ")), Run(Path("a/c"), Manifest(title=""))]) == [
+        "b",
+        "c",
+    ]
 
 
 def test_the_variants_that_several_runs_have_stand_side_by_side() -> None:

@@ -19,6 +19,8 @@ from rankscope.profiles import Profile, measure
 from rankscope.report import read_run, verdict, write_report, write_run_directory
 from rankscope.report.run import TABLES
 from rankscope.report.tables import curve_table
+from rankscope.runs import Stopped, read
+from rankscope.theory import Certificates, certify
 from tests.report.runs import NET, X, profile_of, study, whole_run
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></title>\u2028"
@@ -60,7 +62,7 @@ def test_the_run_directory_holds_everything(tmp_path: Path) -> None:
     assert {"profile.parquet", "manifest.json", "report.html"} <= names
     assert {f"{m}.{kind}" for m in profile.metrics for kind in ("png", "svg")} <= names
     assert not [name for name in names if name.startswith(".")]
-    assert json.loads((page.parent / "manifest.json").read_text()) == profile.manifest
+    assert read(page.parent).manifests["measure"] == profile.manifest.adding(title="a title")
     assert Profile.read(page.parent / "profile.parquet").table.equals(profile.table)
 
 
@@ -130,8 +132,7 @@ def test_a_name_may_be_anything(tmp_path: Path) -> None:
     assert [path.name for path in run.parent.iterdir()] == ["run"]
     odd = ("a\rb\0c", "n" * 10_000, "turned \u202e about")
     runs += [measure(NET, X, variant=v, arithmetic=a) for v in odd for a in ("float64", "float32")]
-    Profile.join(runs).save(run / "profile.parquet")
-    html = write_report([run], run / "report.html").read_text(encoding="utf-8")
+    html = write_run_directory(Profile.join(runs), run, "odd").read_text(encoding="utf-8")
     assert "\u202e" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     found = parsed(html)
     data = next(text for attributes, text in found.found if attributes.get("type") == "application/json")
@@ -143,8 +144,9 @@ def test_a_name_may_be_anything(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_stopped_says_so(tmp_path: Path) -> None:
+    stopped = Stopped(finished=("san", "transformer"), asked=5)
     profile = profile_of()
-    profile.manifest["stopped"] = {"finished": ["san", "transformer"], "asked": 5}
+    profile = Profile(profile.table, profile.manifest.adding(stopped=stopped))
     html = write_run_directory(profile, tmp_path, "t").read_text()
     assert "This run was stopped early: of 5 there are 2 (san, transformer)." in html
 
@@ -166,6 +168,17 @@ def test_a_manifest_of_another_make_is_no_stumbling_block(tmp_path: Path) -> Non
     for odd in ({"networks": "none", "origin": "here"}, {"networks": [{"architecture": {"layers": 1}}]}):
         (tmp_path / "manifest.json").write_text(json.dumps(odd))
         assert "Tokens stay apart" in write_report([tmp_path], tmp_path / "report.html").read_text()
+
+
+def test_names_of_ones_own_are_shown(tmp_path: Path) -> None:
+    """A metric and a theorem that this version does not know."""
+    profile = profile_of()
+    own = profile.table.with_columns(pl.col("metric").replace({"mu": "my_metric"}))
+    found = certify(NET, X, theorems="dobrushin")
+    bound = found.table.with_columns(pl.lit("my_theorem").alias("theorem"), pl.lit("size").alias("quantity"))
+    tables = {"certificates": Certificates(bound, found.manifest)}
+    html = write_run_directory(Profile(own, profile.manifest), tmp_path, "t", tables).read_text()
+    assert "my_metric" in html and "my_theorem" in html and "run1-figure-bounds-0" in html
 
 
 def test_studies_become_pictures_and_tables(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The frame of studies: what is written, what is kept, what is said of a name that there is not."""
 
 import json
+from importlib.metadata import version
 from pathlib import Path
 
 import polars as pl
@@ -8,6 +9,8 @@ import pytest
 
 from rankscope.errors import ArchitectureError, StudyError
 from rankscope.figures import panels
+from rankscope.runs import read
+from rankscope.runs.tables import manifest_in
 from rankscope.studies import STUDIES, Comparison, Outcome, Setup, Study, chosen, reproduce, write_page
 
 
@@ -39,6 +42,9 @@ def test_a_study_writes_all_it_gives_and_goes_on_from_what_was_kept(tmp_path: Pa
     assert pl.read_parquet(folder / "table.parquet").equals(first.tables["table"])
     outcome = json.loads((folder / "outcome.json").read_text())
     assert [each["agrees"] for each in outcome["comparisons"]] == [True, False]
+    assert read(folder).table("table").equals(first.tables["table"])
+    kept = {json.dumps(manifest_in(path).key) for path in (folder / "parts").iterdir()}
+    assert [json.loads(key)["versions"]["rankscope"] for key in kept] == [version("rankscope")]
     other = Setup(folder=tmp_path, models=("mine",))
     reproduce(STUDY, other)
     assert (folder / "calls").read_text() == "xx"  # other settings, another part

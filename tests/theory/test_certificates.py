@@ -57,8 +57,8 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
 
 def test_the_manifest_says_which_network_ran_where() -> None:
     about = certify(SAN, X, theorems="dobrushin", variant="san", device="cpu").manifest
-    assert about["device"] == "cpu" and about["networks"][0]["variant"] == "san"
-    assert about["networks"][0]["checks"]["network_device"] == "cpu"
+    assert about.device == "cpu" and about.networks[0].variant == "san"
+    assert about.networks[0].checks["network_device"] == "cpu"
 
 
 def test_the_summary_tells_how_far_each_theorem_goes() -> None:

@@ -22,7 +22,7 @@ MINE = FOUND.table.with_columns(
 
 @pytest.mark.parametrize("table", [FOUND.table, MINE], ids=["ours", "unknown names"])
 def test_every_output_has_the_same_numbers(table: pl.DataFrame) -> None:
-    found = Certificates(table, {**FOUND.manifest})
+    found = Certificates(table, FOUND.manifest)
     views = found.views()
     report, html = certificate_table(found, "san"), found._repr_html_()
     console = Console(width=200, record=True, file=io.StringIO())

@@ -77,10 +77,10 @@ def excerpts_of(text: str | None, split: str, field: str, samples: int, tokens: 
 
 def described(text: str | None, split: str, field: str, read: list[str], tokens: int) -> dict[str, Any]:
     """For the manifest: what was read."""
-    source = (
-        {"path": "Moby Dick, bundled"} if text is None else {"path": text, "split": split, "field": field}
-    )
-    source |= {"first": begins(read[0])} if read else {}
+    from rankscope.runs import Text
+
+    source = Text(path="Moby Dick, bundled") if text is None else Text(path=text, split=split, field=field)
+    source = source.adding(first=begins(read[0])) if read else source
     return {"text": source, "samples": len(read), "tokens": tokens}
 
 
@@ -111,8 +111,8 @@ def title_of(net: "Transformer") -> str:
 def fallbacks(profile: "Profile | Summary") -> list[str]:
     """A line for each network that ran in another arithmetic than was asked for."""
     return [
-        f"{network['variant']} ran in {network['arithmetic']}: {network['checks']['arithmetic_asked']} "
-        f"arithmetic has no rule for kernel {network['architecture']['kernel']}."
-        for network in profile.manifest["networks"]
-        if network["checks"]["arithmetic_asked"] != network["arithmetic"]
+        f"{network.variant} ran in {network.arithmetic}: {network.checks['arithmetic_asked']} "
+        f"arithmetic has no rule for kernel {(network.architecture or {}).get('kernel')}."
+        for network in profile.manifest.networks
+        if network.checks["arithmetic_asked"] != network.arithmetic
     ]

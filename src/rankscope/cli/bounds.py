@@ -1,7 +1,6 @@
 """`rankscope bounds`: what is proved of a network on an input, next to what is measured."""
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -28,6 +27,7 @@ from rankscope.cli.options import (
     Tokens,
     Variant,
 )
+from rankscope.cli.output import opened, told
 from rankscope.errors import TheoremError
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankscope.nets import Transformer
+    from rankscope.runs import Store
     from rankscope.theory import Certificates
     from rankscope.theory.views import BoundView
 
@@ -82,7 +83,6 @@ def bounds(
     from rankscope.cli.measure import about, kept
     from rankscope.cli.show import console, machine, say, say_report
     from rankscope.cli.voice import Stopped
-    from rankscope.files import writable_folder
     from rankscope.nets import named_variant
     from rankscope.theory.catalogue import theorems_named
     from rankscope.theory.depth import depth_of
@@ -94,19 +94,19 @@ def bounds(
         raise TheoremError(f"--scale must be a number > 0; got {scale:g}")
     read = excerpts_of(text, split, field, samples, tokens)
     net = named_variant(network(model, mask, layers, init, seed), variant)
-    if output is not None:
-        writable_folder(output)
+    store = opened(output)
     X, padding = net.encode(read, tokens)
     found, done = certified(net, scale * X, padding, named, variant, quiet or as_json)
-    found.manifest.update(**about(net, model), variant=variant, scale=scale)
-    found.manifest.update(described(text, split, field, read[:done], tokens))
+    found = told(
+        found, **about(net, model), scale=scale, **described(text, split, field, read[:done], tokens)
+    )
     depth = depth_of(found, threshold)
-    if output is not None:
-        write(found, output)
+    if store is not None:
+        write(found, store)
     if as_json:
         machine(
             {
-                "manifest": found.manifest,
+                "manifest": found.manifest.to_dict(),
                 "table": found.table.to_dicts(),
                 "collapse": {
                     "measured": depth.measured.to_dicts(),
@@ -156,25 +156,22 @@ def certified(
     order = pl.Enum(parts[0].theorems)
     table = pl.concat(part.table.with_columns(sample=pl.lit(k, pl.Int64)) for k, part in enumerate(parts))
     table = table.sort(pl.col("theorem").cast(order), "sample", "layer")
-    manifest = parts[0].manifest
-    counts = [part.manifest["networks"][0]["checks"]["tokens"][0] for part in parts]
-    manifest["networks"][0]["checks"].update(samples=len(parts), tokens=counts)
+    counts = [count for part in parts for count in part.manifest.networks[0].checks["tokens"]]
+    first = parts[0].manifest.networks[0]
+    checks = {**first.checks, "samples": len(parts), "tokens": counts}
+    manifest = parts[0].manifest.adding(networks=(first.adding(variant=title, checks=checks),))
     return Certificates(table, manifest), len(parts)
 
 
-def write(found: "Certificates", folder: Path) -> None:
-    """The table in Parquet, the figure, the manifest and the report."""
-    import json
-
+def write(found: "Certificates", store: "Store") -> None:
+    """The table, the figure and the report."""
     from rankscope.figures import save
-    from rankscope.files import write_text
     from rankscope.report import write_report
 
-    found.save(folder / "certificates.parquet")
+    store.write("bounds", found.manifest, {"certificates": found})
     if any(quantity != "affine_rank" for quantity in found.table["quantity"].unique()):
-        save(found.plot(), folder / "bounds")
-    write_text(folder / "manifest.json", json.dumps(found.manifest, indent=1, ensure_ascii=False) + "\n")
-    write_report([folder], folder / "report.html")
+        save(found.plot(), store.folder / "bounds")
+    write_report([store.folder], store.folder / "report.html")
 
 
 def summary_table(bounds: "list[BoundView]") -> "Table":

@@ -24,6 +24,7 @@ from rankscope.cli.options import (
     Threshold,
     Tokens,
 )
+from rankscope.cli.output import opened, told
 from rankscope.errors import ArchitectureError, FileError, MetricError
 
 if TYPE_CHECKING:
@@ -60,7 +61,6 @@ def compare(
     from rankscope.cli.bounds import threshold_is_a_share
     from rankscope.cli.measure import checked, command, end_if_stopped, together, write_run
     from rankscope.cli.show import console, curves_table, machine, say, say_report
-    from rankscope.files import writable_folder
     from rankscope.nets import named_variant
     from rankscope.profiles.verdict import is_share, listing
 
@@ -72,8 +72,7 @@ def compare(
     random = [model for model in models if drawn(model, None, None)]
     if models and not random:
         drawn(models[0], init, seed)  # no weights here for --init or --seed to draw
-    if output is not None:
-        writable_folder(output)
+    store = opened(output)
     titles = unique([side.title for side in sides], things)
     runs = [
         saved(thing, title, numbers)
@@ -94,12 +93,12 @@ def compare(
             encoded[model] = nets[model].encode(read, tokens)
         jobs[title] = (named_variant(nets[model], side.variant), *encoded[model])
     profile = together(jobs, numbers, arithmetics, quiet or as_json, beside=runs)
-    profile.manifest.update(command=command(), compared=dict(zip(titles, things, strict=True)))
+    profile = told(profile, command=command(), compared=dict(zip(titles, things, strict=True)))
     if models:
-        profile.manifest.update(described(text, split, field, read, tokens))
+        profile = told(profile, **described(text, split, field, read, tokens))
     curves = profile.views(numbers[0])
     said = listing(curves, threshold)
-    written = None if output is None else write_run(profile, output, " · ".join(titles))
+    written = None if store is None else write_run(profile, store, " · ".join(titles), entry="compare")
     if as_json:
         lines = [
             {"name": curve.name, "arithmetic": curve.arithmetic, "first_layer": curve.first,
@@ -107,7 +106,7 @@ def compare(
              "uniform_from": curve.uniform_from(threshold) if is_share(numbers[0]) else None}
             for curve in curves
         ]  # fmt: skip
-        answer = {"manifest": profile.manifest, "lines": lines, "verdict": said}
+        answer = {"manifest": profile.manifest.to_dict(), "lines": lines, "verdict": said}
         machine({**answer, "table": profile.table.to_dicts()})
     else:
         console().print(curves_table(curves, threshold))
@@ -174,9 +173,9 @@ def saved(thing: str, title: str, metrics: list[str]) -> "Profile":
     import polars as pl
 
     from rankscope.profiles import Profile
+    from rankscope.runs import read
 
-    path = Path(thing) if thing.endswith(".parquet") else Path(thing) / "profile.parquet"
-    profile = Profile.read(path)
+    profile = Profile.read(thing if thing.endswith(".parquet") else read(thing).path("profile.parquet"))
     if metrics[0] not in profile.metrics:
         raise MetricError(
             f"{thing} must have been measured in {metrics[0]}; it has {', '.join(profile.metrics)}: name one "
@@ -185,8 +184,7 @@ def saved(thing: str, title: str, metrics: list[str]) -> "Profile":
     names = {name: f"{title}:{name}" for name in profile.variants}
     table = profile.table.filter(pl.col("metric").is_in(metrics))
     table = table.with_columns(pl.col("variant").replace_strict(names, return_dtype=pl.String))
-    networks = [
-        {**each, "variant": names.get(each["variant"], each["variant"])}
-        for each in profile.manifest["networks"]
-    ]
-    return Profile(table, {**profile.manifest, "networks": networks})
+    networks = tuple(
+        each.adding(variant=names.get(each.variant, each.variant)) for each in profile.manifest.networks
+    )
+    return Profile(table, profile.manifest.adding(networks=networks))

@@ -1,23 +1,25 @@
 """`rankscope measure --text`: a corpus, streamed, with what has been done kept whatever happens."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rankscope.cli.asked import CHARACTERS, fallbacks, title_of
+from rankscope.cli.output import ending, told
 from rankscope.cli.show import console, curves_table, machine, progress, say, say_report
 from rankscope.cli.voice import Stopped, complain
 from rankscope.errors import RankscopeError, TokensError
-from rankscope.files import writable_folder
 
 if TYPE_CHECKING:
     import polars as pl
 
     from rankscope.nets import Transformer
-    from rankscope.profiles import Gatherer
+    from rankscope.profiles import Gathered
+    from rankscope.runs import Store, Text
+    from rankscope.runs.store import Kept
     from rankscope.sources import Excerpts
 
 KEPT, SHOWN = 16, 2
@@ -42,7 +44,7 @@ def measure_text(
     variants: list[str],
     metrics: list[str],
     arithmetics: list[str],
-    output: Path | None,
+    store: "Store | None",
     about: dict[str, Any],
     as_json: bool,
     quiet: bool,
@@ -51,6 +53,7 @@ def measure_text(
     after that of what was done."""
     from rankscope.nets import named_variant
     from rankscope.report import verdict, write_run_directory
+    from rankscope.runs import Store, Text
     from rankscope.sources import excerpts
     from rankscope.sources.texts import LONGEST
 
@@ -58,40 +61,33 @@ def measure_text(
         corpus.path, corpus.split, corpus.field, longest=max(LONGEST, CHARACTERS * corpus.tokens)
     )
     nets = {name: named_variant(net, name) for name in variants}
-    checkpoint = None
-    if output is not None:
-        writable_folder(output)
-        checkpoint = output / "checkpoint.npz"
+    rows = store or ending.enter_context(Store(ending.enter_context(TemporaryDirectory())))
     first: list[str] = []
     read = _keeping(texts, first)
-    gathered, end = _gathered(nets, texts, read, corpus, metrics, arithmetics, checkpoint, quiet or as_json)
+    gathered, end = _gathered(nets, texts, read, corpus, metrics, arithmetics, rows, quiet or as_json)
     if gathered is None or not gathered.excerpts:
         raise end or TokensError(f"{corpus.path} must hold an excerpt with a token; it holds none")
     summary = gathered.summary()
-    text = {
-        "path": corpus.path, "split": corpus.split, "field": corpus.field, "limit": corpus.limit,
-        "tokens": corpus.tokens, "batch": corpus.batch, "read_to_the_end": end is None,
-        "excerpts_cut": texts.cut,
-    }  # fmt: skip
-    summary.manifest.update(**about, text=text)
-    written = None
-    if output is not None:
-        leave = isinstance(end, KeyboardInterrupt)
-        tables = {} if leave else _pictures(net, variants, first, corpus.tokens, text, quiet or as_json)
-        written = write_run_directory(summary, output, title_of(net), tables)
+    text = Text(
+        path=corpus.path, split=corpus.split, field=corpus.field, limit=corpus.limit,
+        read_to_the_end=end is None, more={"excerpts_cut": texts.cut, "batch": corpus.batch},
+    )  # fmt: skip
+    tables: dict[str, pl.DataFrame | Kept] = {}
+    if store is not None and not isinstance(end, KeyboardInterrupt):
+        tables, text = _pictures(net, variants, first, corpus.tokens, text, quiet or as_json)
+    summary = told(summary, **about, text=text, tokens=corpus.tokens)
+    written = None if store is None else write_run_directory(summary, store, title_of(net), tables)
     if as_json:
-        machine({"manifest": summary.manifest, "table": summary.table.to_dicts()})
+        machine({"manifest": summary.manifest.to_dict(), "table": summary.table.to_dicts()})
     else:
         console().print(curves_table(summary.views(metrics[0])))
         say(*fallbacks(summary))
-        if summary.quantiles != "exact":
-            say(f"Quantiles: {summary.quantiles}.")
         say("", verdict(summary))
         if written and not quiet:
             say("")
             say_report(written)
     if end is not None:
-        again = "no checkpoint without -o" if output is None else "the same command goes on from here"
+        again = "nothing is kept without -o" if store is None else "the same command goes on from here"
         stopped = f"after {summary.excerpts} excerpts; {again}"
         if isinstance(end, KeyboardInterrupt):
             raise Stopped(stopped) from end
@@ -106,19 +102,20 @@ def _gathered(
     corpus: Corpus,
     metrics: list[str],
     arithmetics: list[str],
-    checkpoint: Path | None,
+    store: "Store",
     quiet: bool,
-) -> tuple["Gatherer | None", BaseException | None]:
+) -> tuple["Gathered | None", BaseException | None]:
     """What was gathered, and what ended it early, if anything did."""
     from rankscope.profiles.corpus import gathering
 
     gathered = None
     try:
-        with _bar(texts, corpus.limit, quiet) as tell:
-            for gathered in gathering(
-                nets, islice(read, corpus.limit), metrics=metrics, arithmetic=arithmetics,
-                length=corpus.tokens, batch=corpus.batch, checkpoint=checkpoint,
-            ):  # fmt: skip
+        steps = gathering(
+            nets, islice(read, corpus.limit), store, metrics=metrics, arithmetic=arithmetics,
+            length=corpus.tokens, batch=corpus.batch,
+        )  # fmt: skip
+        with _bar(texts, corpus.limit, quiet) as tell, closing(steps):
+            for gathered in steps:
                 tell(gathered.excerpts)
     except (KeyboardInterrupt, RankscopeError) as end:
         return gathered, end
@@ -138,11 +135,12 @@ def _pictures(
     variants: list[str],
     first: list[str],
     tokens: int,
-    described: dict[str, Any],
+    text: "Text",
     quiet: bool,
-) -> "dict[str, pl.DataFrame]":
+) -> "tuple[dict[str, pl.DataFrame | Kept], Text]":
     """What the report shows of single excerpts: the cloud of the first with a token, singular values of the
-    first two. They are no part of the statistics, so Ctrl-C here takes nothing else away."""
+    first two; and the text with how it begins. They are no part of the statistics, so Ctrl-C here takes
+    nothing else away."""
     from rankscope.cli.asked import begins
     from rankscope.cli.pictures import Pictures
 
@@ -151,14 +149,13 @@ def _pictures(
         there = (~padding.all(1)).nonzero()[:SHOWN, 0]
         chosen = [first[number] for number in there.tolist()]
         if not chosen:
-            return {}
+            return {}, text
         drawn = Pictures(net, variants, X[there], padding[there], chosen, tokens)
         drawn.read_alone(quiet)
         found = drawn.tables()
     except KeyboardInterrupt:
-        return {}
-    described["first"] = begins(chosen[0])
-    return found
+        return {}, text
+    return {**found}, text.adding(first=begins(chosen[0]))
 
 
 @contextmanager

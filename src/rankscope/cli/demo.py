@@ -1,15 +1,19 @@
 """`rankscope demo`: the main job on the embedded default model, and its report."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankscope.cli.options import Folder, Json, Quiet
+from rankscope.cli.output import opened, told
 
 if TYPE_CHECKING:
     import polars as pl
     from torch import Tensor
 
     from rankscope.nets import Transformer
+    from rankscope.runs import Manifest
+    from rankscope.runs.store import Kept
+    from rankscope.theory import Certificates
 
 VARIANTS = (
     "transformer",
@@ -30,12 +34,12 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
     from rankscope.cli.measure import about, end_if_stopped, measured, write_run
     from rankscope.cli.pictures import Pictures
     from rankscope.cli.show import console, curves_table, machine, say, say_report
-    from rankscope.files import writable_folder
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict
     from rankscope.sources import load
 
-    writable_folder(output)
+    store = opened(output)
+    assert store is not None
     if not (quiet or as_json):
         say(
             "MiniLM (all-MiniLM-L6-v2), a trained English BERT of 6 layers, reads 4 excerpts of Moby Dick, "
@@ -48,13 +52,16 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
     variants, metrics = list(VARIANTS), list(DEFAULT_METRICS)
     drawn = Pictures(net, DRAWN, X, padding, texts, 128)
     profile = measured(net, X, padding, variants, metrics, ["deviation"], quiet or as_json, drawn)
-    profile.manifest.update(**about(net, "minilm"), **described(None, "auto", "text", texts, 128))
-    tables = {}
-    if "stopped" not in profile.manifest:
-        tables = {**drawn.tables(), **_more(net, texts, output, profile.manifest, quiet or as_json)}
-    report = write_run(profile, output, title_of(net), tables)
+    profile = told(profile, **about(net, "minilm"), **described(None, "auto", "text", texts, 128))
+    tables: dict[str, pl.DataFrame | Kept] = {}
+    if profile.manifest.stopped is None:
+        more, closure = _more(net, texts, profile.manifest, quiet or as_json)
+        tables, profile = {**drawn.tables(), **more}, told(profile, closure=closure)
+    report = write_run(profile, store, title_of(net), tables, "demo")
     if as_json:
-        machine({"manifest": profile.manifest, "table": profile.table.to_dicts(), "report": str(report)})
+        machine(
+            {"manifest": profile.manifest.to_dict(), "table": profile.table.to_dicts(), "report": str(report)}
+        )
     else:
         console().print(curves_table(profile.views("relative_residual")))
         say("", verdict(profile))
@@ -65,17 +72,17 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
 
 
 def _more(
-    net: "Transformer", texts: list[str], folder: Path, manifest: dict[str, Any], quiet: bool
-) -> "dict[str, pl.DataFrame]":
-    """What the report shows beside the curves, the cloud and the spectra: paths, and certificates."""
+    net: "Transformer", texts: list[str], manifest: "Manifest", quiet: bool
+) -> "tuple[dict[str, pl.DataFrame | Kept], float]":
+    """What the report shows beside the curves, the cloud and the spectra: paths, and certificates; and how
+    nearly the paths add up to the output."""
     from rankscope.cli.show import progress
 
     with progress(quiet) as start:
         start("paths, certificates")
-        tables, closure = _paths(net, *net.encode(texts, 64))
-        manifest["closure"] = closure
-        _certify(net, *net.encode(texts[:2], 32), folder, manifest)
-    return tables
+        found, closure = _paths(net, *net.encode(texts, 64))
+        certificates = _certify(net, *net.encode(texts[:2], 32), manifest)
+    return {**found, **certificates}, closure
 
 
 def _paths(net: "Transformer", X: "Tensor", padding: "Tensor") -> "tuple[dict[str, pl.DataFrame], float]":
@@ -88,14 +95,15 @@ def _paths(net: "Transformer", X: "Tensor", padding: "Tensor") -> "tuple[dict[st
 
 
 def _certify(
-    net: "Transformer", X: "Tensor", padding: "Tensor", folder: Path, manifest: dict[str, Any]
-) -> None:
-    """What is proved of the whole, and of attention alone: a file for each."""
+    net: "Transformer", X: "Tensor", padding: "Tensor", manifest: "Manifest"
+) -> "dict[str, Certificates]":
+    """What is proved of the whole, and of attention alone: a table for each."""
     from rankscope.nets import named_variant
     from rankscope.theory import certify
 
+    known = {name: getattr(manifest, name) for name in ("model", "origin", "command")}
+    tables = {}
     for variant in ("san", "transformer"):
         found = certify(named_variant(net, variant), X, padding, variant=variant)
-        known = {name: manifest[name] for name in ("model", "origin", "command")}
-        found.manifest.update(known, variant=variant)
-        found.save(folder / f"certificates_{variant}.parquet")
+        tables[f"certificates_{variant}"] = told(found, **known)
+    return tables

@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,7 @@ from rankscope.cli.options import (
     Tokens,
     Variants,
 )
+from rankscope.cli.output import opened, told
 
 if TYPE_CHECKING:
     import polars as pl
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from rankscope.cli.pictures import Pictures
     from rankscope.nets import Transformer
     from rankscope.profiles import Profile, Summary
+    from rankscope.runs import Store
+    from rankscope.runs.store import Kept
 
 
 def measure(
@@ -81,7 +85,6 @@ def measure(
     """
     from rankscope.cli.pictures import Pictures
     from rankscope.cli.show import console, curves_table, machine, say, say_report
-    from rankscope.files import writable_folder
     from rankscope.report import verdict
 
     names, numbers, arithmetics = checked(variants, metrics, arithmetic)
@@ -91,21 +94,21 @@ def measure(
         from rankscope.cli.corpus import Corpus, measure_text
 
         corpus = Corpus(text, split, field, samples, batch, tokens)
-        measure_text(net, corpus, names, numbers, arithmetics, output, about(net, model), as_json, quiet)
+        store = opened(output)
+        measure_text(net, corpus, names, numbers, arithmetics, store, about(net, model), as_json, quiet)
         return
     read = excerpts_of(None, split, field, samples or 4, tokens)
-    if output is not None:
-        writable_folder(output)
+    store = opened(output)
     X, padding = net.encode(read, tokens)
     drawn = None if output is None else Pictures(net, names, X, padding, read, tokens)
     profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json, drawn)
-    profile.manifest.update(**about(net, model), **described(None, split, field, read, tokens))
+    profile = told(profile, **about(net, model), **described(None, split, field, read, tokens))
     written = None
-    if output is not None:
-        tables = {} if drawn is None or "stopped" in profile.manifest else drawn.tables()
-        written = write_run(profile, output, title_of(net), tables)
+    if store is not None:
+        tables = {} if drawn is None or profile.manifest.stopped is not None else drawn.tables()
+        written = write_run(profile, store, title_of(net), tables)
     if as_json:
-        machine({"manifest": profile.manifest, "table": profile.table.to_dicts()})
+        machine({"manifest": profile.manifest.to_dict(), "table": profile.table.to_dicts()})
     else:
         console().print(curves_table(profile.views(numbers[0])))
         say(*fallbacks(profile), "", verdict(profile))
@@ -164,7 +167,7 @@ def measured(
 
     jobs = {name: (named_variant(net, name), X, padding) for name in variants}
     profile = together(jobs, metrics, arithmetics, quiet, drawn=drawn)
-    if drawn is not None and "deviation" not in arithmetics and "stopped" not in profile.manifest:
+    if drawn is not None and "deviation" not in arithmetics and profile.manifest.stopped is None:
         drawn.read_alone(quiet)
     return profile
 
@@ -181,6 +184,7 @@ def together(
     from rankscope.cli.show import steps
     from rankscope.profiles import Profile
     from rankscope.profiles import measure as measure_network
+    from rankscope.runs import Stopped
 
     profiles = list(beside or [])
     asked = [(name, arithmetic) for name in jobs for arithmetic in arithmetics]
@@ -202,9 +206,8 @@ def together(
     except KeyboardInterrupt:
         if not profiles:
             raise
-        profile = Profile.join(profiles)
-        profile.manifest["stopped"] = {"finished": finished, "asked": len(asked)}
-        return profile
+        stopped = Stopped(finished=tuple(finished), asked=len(asked))
+        return told(Profile.join(profiles), stopped=stopped)
     return Profile.join(profiles)
 
 
@@ -212,11 +215,11 @@ def end_if_stopped(profile: "Profile", output: Path | None) -> None:
     """After Ctrl-C, when what was finished has been shown and written: say what that is, and end."""
     from rankscope.cli.voice import Stopped
 
-    stopped = profile.manifest.get("stopped")
+    stopped = profile.manifest.stopped
     if stopped is None:
         return
-    finished = ", ".join(stopped["finished"]) or "none"
-    raise Stopped(f"after {len(stopped['finished'])} of {stopped['asked']} ({finished}); {kept(output)}")
+    finished = ", ".join(stopped.finished) or "none"
+    raise Stopped(f"after {len(stopped.finished)} of {stopped.asked} ({finished}); {kept(output)}")
 
 
 def kept(output: Path | None) -> str:
@@ -226,11 +229,12 @@ def kept(output: Path | None) -> str:
 
 def write_run(
     profile: "Profile | Summary",
-    folder: Path,
+    store: "Store",
     title: str,
-    tables: "dict[str, pl.DataFrame] | None" = None,
+    tables: "Mapping[str, pl.DataFrame | Kept] | None" = None,
+    entry: str | None = None,
 ) -> Path:
     """The run directory: tables, manifest, figures and report. Answers with the report's path."""
     from rankscope.report import write_run_directory
 
-    return write_run_directory(profile, folder, title, tables)
+    return write_run_directory(profile, store, title, tables, entry)

@@ -1,7 +1,6 @@
 """`rankscope paths`: which lengths and heads carry a network's output."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -24,6 +23,7 @@ from rankscope.cli.options import (
     Tokens,
     Variant,
 )
+from rankscope.cli.output import opened
 
 if TYPE_CHECKING:
     import polars as pl
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.paths import ByLength, Decomposition, Heaviest
     from rankscope.paths.views import LengthView
+    from rankscope.runs import Manifest, Store
 
 
 def paths(
@@ -63,28 +64,26 @@ def paths(
     from rankscope.cli.measure import about, kept
     from rankscope.cli.show import console, machine, progress, say, say_report
     from rankscope.cli.voice import Stopped
-    from rankscope.files import writable_folder
     from rankscope.nets import named_variant
     from rankscope.paths.views import carried
+    from rankscope.runs import manifest_of
 
     read = excerpts_of(text, split, field, samples, tokens)
     net = named_variant(network(model, mask, layers, init, seed, device), variant)
-    if output is not None:
-        writable_folder(output)
+    store = opened(output)
     d, found, heads, heaviest, stopped = taken_apart(net, read, tokens, top, quiet or as_json)
-    manifest = {**about(net, model), "variant": variant, **described(text, split, field, read, tokens),
-                "architecture": net.arch.to_dict(), "closure": found.closure}  # fmt: skip
-    if output is not None:
+    arch = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}
+    manifest = manifest_of(arch, str(net.device), variant, "float64", [], {"closure": found.closure}).adding(
+        **about(net, model), **described(text, split, field, read, tokens), closure=found.closure
+    )
+    if store is not None:
         with progress(quiet or as_json) as start:
             start("single paths by length, figures")
-            if heads is None:
-                write_lengths(found, output, manifest)
-            else:
-                write(d, found, heads, output, manifest)
+            write(d, found, heads, store, manifest)
     if as_json:
         machine(
             {
-                "manifest": manifest,
+                "manifest": manifest.to_dict(),
                 "lengths": found.table.to_dicts(),
                 "heads": None if heads is None else heads.to_dicts(),
                 "top": None if heaviest is None else heaviest.__dict__,
@@ -138,37 +137,22 @@ def taken_apart(
 
 
 def write(
-    d: "Decomposition", found: "ByLength", heads: "pl.DataFrame", folder: Path, manifest: dict[str, Any]
+    d: "Decomposition", found: "ByLength", heads: "pl.DataFrame | None", store: "Store", manifest: "Manifest"
 ) -> None:
-    """Tables in Parquet, figures, the manifest and the report."""
-    import json
-
+    """Tables, figures and the report; of a run that was stopped before its heads, what there is."""
     from rankscope.figures import save
-    from rankscope.files import write_text
     from rankscope.paths.plot import plot_heads, plot_single
-    from rankscope.report import write_report, write_tables
+    from rankscope.report import write_report
 
-    tables = {"lengths": found.table, "layers": d.by_layer(), "heads": heads, "single_paths": d.residuals()}
-    write_tables(folder, tables, manifest)
-    save(found.plot(), folder / "lengths")
-    save(plot_heads(heads), folder / "heads")
-    save(plot_single(tables["single_paths"]), folder / "single_paths")
-    write_text(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-    write_report([folder], folder / "report.html")
-
-
-def write_lengths(found: "ByLength", folder: Path, manifest: dict[str, Any]) -> None:
-    """What there is of a run that was stopped before its heads."""
-    import json
-
-    from rankscope.figures import save
-    from rankscope.files import write_text
-    from rankscope.report import write_report, write_tables
-
-    write_tables(folder, {"lengths": found.table}, manifest)
-    save(found.plot(), folder / "lengths")
-    write_text(folder / "manifest.json", json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-    write_report([folder], folder / "report.html")
+    tables = {"lengths": found.table}
+    figures = {"lengths": found.plot()}
+    if heads is not None:
+        tables |= {"layers": d.by_layer(), "heads": heads, "single_paths": d.residuals()}
+        figures |= {"heads": plot_heads(heads), "single_paths": plot_single(tables["single_paths"])}
+    store.write("paths", manifest, tables)
+    for name, figure in figures.items():
+        save(figure, store.folder / name)
+    write_report([store.folder], store.folder / "report.html")
 
 
 def lengths_table(lengths: "list[LengthView]") -> "Table":

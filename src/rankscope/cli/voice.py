@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
+from rankscope.cli.output import ending
 from rankscope.errors import RankscopeError
 
 BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
@@ -37,7 +38,8 @@ class Voice(TyperGroup):
         """Run a command and leave with its exit code."""
         _streams()
         try:
-            code = super().main(*args, standalone_mode=False, **extra)
+            with ending:
+                code = super().main(*args, standalone_mode=False, **extra)
             sys.stdout.flush()
         except Misused as error:
             if type(error).__name__ == "NoArgsIsHelpError":

@@ -13,6 +13,7 @@ from rankscope.profiles import Profile, one_pass
 from rankscope.profiles.readers import MetricReader, ShapeReader
 from rankscope.profiles.rows import table
 from rankscope.profiles.shapes import Shape
+from rankscope.runs import Manifest, Network
 
 METRICS = ("relative_residual", "relative_mu")
 
@@ -33,8 +34,8 @@ class Measured:
 
     def profile(self, name: str) -> Profile:
         """The measurement under a name."""
-        about = {"variant": name, "arithmetic": self.arithmetic, "metrics": list(METRICS)}
-        return Profile(self.rows.with_columns(pl.lit(name).alias("variant")), {"networks": [about]})
+        about = Network(variant=name, arithmetic=self.arithmetic, metrics=tuple(METRICS))
+        return Profile(self.rows.with_columns(pl.lit(name).alias("variant")), Manifest(networks=(about,)))
 
     def curve(self, name: str = "relative_residual", column: str = "log10") -> list[float]:
         """A metric by layer."""

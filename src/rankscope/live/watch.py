@@ -31,8 +31,8 @@ from rankscope.live.recorder import Recorder
 from rankscope.live.states import layout_of
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.profiles import DEFAULT_METRICS, Profile
-from rankscope.profiles.manifest import manifest_of
 from rankscope.profiles.rows import Entry, table
+from rankscope.runs import manifest_of
 
 _attended: WeakSet[nn.Module] = WeakSet()
 """Blocks whose attention is being watched."""

@@ -38,6 +38,9 @@ class Origin(Protocol):
     def described(self) -> dict[str, Any]:
         """For the manifest: plain Python."""
 
+    def fingerprint(self) -> str:
+        """A hash of all that turns inputs into tokens: where it is the same, so are they."""
+
 
 def texts_of(inputs: object) -> list[str]:
     """One text or several, as a list; a sentence for anything else.

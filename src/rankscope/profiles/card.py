@@ -17,15 +17,13 @@ def curves_repr(kind: str, many: tuple[int, str], curves: Sequence[CurveView]) -
     return lines(f"{kind}: {_size(many, curves)}", rows)
 
 
-def curves_card(
-    kind: str, many: tuple[int, str], curves: Sequence[CurveView], metrics: int, *notes: str
-) -> str:
+def curves_card(kind: str, many: tuple[int, str], curves: Sequence[CurveView], metrics: int) -> str:
     """The first of so many metrics: its figure, and the ends of each line."""
     title = f"{kind}: {_size(many, curves)}"
     if not curves:
         return card(title, None, (), ())
     also = f" And {counted(metrics - 1, 'other metric')}: plot(metric), table." if metrics > 1 else ""
-    said = [f"{curves[0].metric}. {curves[0].statistic.capitalize()}.{also}", *notes, zeros_said(curves)]
+    said = [f"{curves[0].metric}. {curves[0].statistic.capitalize()}.{also}", zeros_said(curves)]
     if len(curves) > DRAWN:
         said.append(f"Drawn: the first {DRAWN} of {len(curves)} lines.")
     return card(title, plot_curves(curves[:DRAWN]), *_table(curves), [note for note in said if note])

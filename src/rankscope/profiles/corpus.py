@@ -1,38 +1,35 @@
-"""Measuring a corpus: excerpts by the chunk, statistics in constant memory, nothing lost when it stops.
+"""Measuring a corpus: excerpts by the batch, their rows kept as they come, nothing lost when it stops.
 
-A checkpoint is written every so often and whenever the run ends, for whatever reason, and holds the excerpts
-of all whole chunks. The same run goes on from it: it reads past the excerpts that were counted, makes sure
-they are the same, and gives, bit for bit, what it would have given in one go. A longer corpus that begins the
-same way goes on from it, too.
+Rows are written every so often, and whenever the run ends, for whatever reason. The same run goes on from
+them: it reads past the excerpts that were measured, makes sure they are the same, and gives, bit for bit,
+what it would have given in one go. A longer corpus that begins the same way goes on from them, too.
 """
 
-import json
 import signal
+import tempfile
 import threading
 import time
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from hashlib import blake2b
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from rankscope.errors import FileError, MetricError, TokensError
-from rankscope.files import atomic
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.nets.origin import Encoded
-from rankscope.profiles.gather import RESERVOIR, Gatherer
+from rankscope.profiles.gathered import MOST, NAME, Gathered
 from rankscope.profiles.measure import DEFAULT_METRICS, measure
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.summary import Summary
+from rankscope.runs import Manifest, Store
+from rankscope.runs.key import difference, key_of
+from rankscope.runs.tables import manifest_in
 
 SAVED_EVERY = 20.0
-"""Seconds between checkpoints."""
+"""Seconds between chunks of rows on disk."""
 
 
 def measure_corpus(
@@ -43,16 +40,15 @@ def measure_corpus(
     arithmetic: str | Sequence[str] = "deviation",
     length: int = 128,
     batch: int = 16,
-    checkpoint: str | Path | None = None,
+    folder: str | Path | Store | None = None,
     progress: Callable[[int], None] | None = None,
-    reservoir: int = RESERVOIR,
 ) -> Summary:
     """Statistics over the excerpts of a corpus, at every layer of every variant.
 
     `nets` are the variants by name, `texts` any number of excerpts (`sources.excerpts` reads them off files),
-    each cut to `length` tokens. `batch` excerpts are encoded and run together. With `checkpoint`, the path of
-    a file, an interrupted run goes on where it stopped. `progress` is called with the number of excerpts
-    done. Quantiles are exact up to `reservoir` excerpts.
+    each cut to `length` tokens. `batch` excerpts are encoded and run together. With `folder` the rows of
+    every excerpt are kept there (`rankscope.read(folder).table("rows")`), and an interrupted run goes on
+    where it stopped. `progress` is called with the number of excerpts done.
 
     >>> from rankscope import fresh
     >>> net = fresh("bert-tiny")
@@ -60,31 +56,33 @@ def measure_corpus(
     >>> measure_corpus({"transformer": net}, texts).curve("relative_residual", "count").tolist()
     [5.0, 5.0, 5.0]
     """
-    gathered = None
-    for gathered in gathering(
-        nets, texts, metrics=metrics, arithmetic=arithmetic, length=length, batch=batch,
-        checkpoint=checkpoint, reservoir=reservoir,
-    ):  # fmt: skip
-        if progress is not None:
-            progress(gathered.excerpts)
-    if gathered is None or not gathered.excerpts:
-        raise TokensError("a corpus must hold at least one excerpt with a token; it holds none")
-    return gathered.summary()
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory()) if folder is None else folder
+        store = folder if isinstance(folder, Store) else stack.enter_context(Store(folder))
+        steps = gathering(
+            nets, texts, store, metrics=metrics, arithmetic=arithmetic, length=length, batch=batch
+        )
+        gathered = None
+        for gathered in stack.enter_context(closing(steps)):
+            if progress is not None:
+                progress(gathered.excerpts)
+        if gathered is None or not gathered.excerpts:
+            raise TokensError("a corpus must hold at least one excerpt with a token; it holds none")
+        return gathered.summary()
 
 
 def gathering(
     nets: Mapping[str, Transformer],
     texts: Iterable[str],
+    store: Store,
     *,
     metrics: MetricsLike = DEFAULT_METRICS,
     arithmetic: str | Sequence[str] = "deviation",
     length: int = 128,
     batch: int = 16,
-    checkpoint: str | Path | None = None,
-    reservoir: int = RESERVOIR,
     saved_every: float = SAVED_EVERY,
-) -> Iterator[Gatherer]:
-    """`measure_corpus` step by step: what has been gathered after each chunk, and first what a checkpoint
+) -> Generator[Gathered]:
+    """`measure_corpus` step by step: what has been gathered after each batch, and first what the folder
     held. It is one object, and whole whenever it is seen: also after an interruption."""
     if not nets:
         raise MetricError("a corpus must be measured on at least one network; received none")
@@ -92,26 +90,24 @@ def gathering(
         raise TokensError(f"batch must be at least 1 excerpt; got {batch}")
     chosen = chosen_metrics("a corpus", metrics)
     arithmetics = [arithmetic] if isinstance(arithmetic, str) else list(arithmetic)
-    key = _key(nets, [each.name for each in chosen], arithmetics, length, batch, reservoir)
-    path = None if checkpoint is None else Path(checkpoint)
+    key = key_of(
+        nets, metrics=[each.name for each in chosen], arithmetics=arithmetics, tokens=length, batch=batch
+    )
     stream, digest = iter(texts), blake2b(digest_size=16)
-    gathered = Gatherer(reservoir)
-    read = 0
-    if path is not None and path.exists():
-        gathered, read, expected = _restored(path, key)
-        _skip(stream, digest, read, expected, path)
+    before = _kept(store, key, batch)
+    gathered, read = Gathered(store, before, key), 0
+    if before:
+        read = before[-1].more["read"]
+        _skip(stream, digest, read, before[-1].more["digest"], store.folder / NAME)
         yield gathered
-    saved, at = read, time.monotonic()
+    at = time.monotonic()
     try:
         while chunk := list(islice(stream, batch)):
-            if (
-                path is not None
-                and saved < read
-                and (len(chunk) < batch or time.monotonic() - at > saved_every)
-            ):
-                # An incomplete chunk is the last: a longer corpus would go on from before it.
-                _save(path, key, gathered, read, digest.hexdigest())
-                saved, at = read, time.monotonic()
+            late = gathered.waiting > MOST or time.monotonic() - at > saved_every
+            if len(chunk) < batch or late:
+                # An incomplete batch is the last, and a chunk of its own: a longer corpus goes on before it.
+                gathered.flush(read=read, digest=digest.hexdigest())
+                at = time.monotonic()
             found = _measured(nets, chunk, chosen, arithmetics, length)
             with _undisturbed():
                 if found is not None:
@@ -121,9 +117,26 @@ def gathering(
                 read += len(chunk)
             yield gathered
     finally:
-        if path is not None and saved < read and read % batch == 0:
-            with _undisturbed():
-                _save(path, key, gathered, read, digest.hexdigest())
+        with _undisturbed():
+            gathered.flush(read=read, digest=digest.hexdigest())
+
+
+def _kept(store: Store, key: dict[str, Any], batch: int) -> list[Manifest]:
+    """What the chunks in the folder say of themselves; one that is not of whole batches is taken away."""
+    rows = store.folder / NAME
+    chunks = store.run.chunks(NAME)
+    if not rows.is_dir():
+        for file in chunks:
+            store.drop(file)
+        return []
+    anew = f"give another folder, or delete {rows} to start anew"
+    found = [manifest_in(store.run.path(file, anew)) for file in chunks]
+    if found and (other := difference(found[0].key or {}, key)):
+        raise FileError(f"{rows} must be of this run; it is of one with other {other}: {anew}")
+    if found and found[-1].more["read"] % batch:
+        store.drop(chunks[-1])
+        found.pop()
+    return found
 
 
 def _measured(
@@ -152,29 +165,6 @@ def _measured(
     return Profile.join(profiles)
 
 
-def _key(
-    nets: Mapping[str, Transformer],
-    metrics: list[str],
-    arithmetics: list[str],
-    length: int,
-    batch: int,
-    reservoir: int,
-) -> dict[str, Any]:
-    """All that the numbers depend on, but for the texts themselves."""
-    first = next(iter(nets.values()))
-    return {
-        "variants": {name: net.fingerprint for name, net in nets.items()},
-        "embedding": [None if net.origin is None else net.origin.described() for net in nets.values()],
-        "metrics": metrics,
-        "arithmetics": arithmetics,
-        "tokens": length,
-        "batch": batch,
-        "reservoir": reservoir,
-        "device": str(first.device),
-        "versions": {name: version(name) for name in ("rankscope", "torch")},
-    }
-
-
 def _skip(texts: Iterator[str], digest: Any, number: int, expected: str, path: Path) -> None:
     """Read past what was counted, and make sure that it is the same text."""
     skipped = 0
@@ -185,7 +175,7 @@ def _skip(texts: Iterator[str], digest: Any, number: int, expected: str, path: P
         came = f"only {skipped} came" if skipped < number else "others came"
         raise FileError(
             f"{path} has counted {number} excerpts, and the same must come again for the run to go on; "
-            f"{came}: give another folder, or delete that file to start anew"
+            f"{came}: give another folder, or delete it to start anew"
         )
 
 
@@ -193,33 +183,6 @@ def _digest(digest: Any, text: str) -> None:
     data = text.encode("utf-8", "surrogatepass")
     digest.update(len(data).to_bytes(8, "little"))
     digest.update(data)
-
-
-def _save(path: Path, key: dict[str, Any], gathered: Gatherer, read: int, digest: str) -> None:
-    if not gathered.excerpts:
-        return
-    run = np.array(json.dumps({"key": key, "read": read, "digest": digest}))
-    with atomic(path) as temporary, temporary.open("wb") as file:
-        np.savez(file, run=run, **gathered.arrays())  # type: ignore[arg-type]  # its keywords are arrays
-
-
-def _restored(path: Path, key: dict[str, Any]) -> tuple[Gatherer, int, str]:
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
-        run = json.loads(str(arrays.pop("run")))
-        gathered = Gatherer.restored(arrays)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise FileError(
-            f"{path} must be the checkpoint of a corpus; it cannot be read ({error}): delete it to start anew"
-        ) from error
-    other = [name for name, value in json.loads(json.dumps(key)).items() if run["key"].get(name) != value]
-    if other:
-        raise FileError(
-            f"{path} must be the checkpoint of this run; it is of one with other {', '.join(other)}: give "
-            "another folder, or delete that file to start anew"
-        )
-    return gathered, int(run["read"]), str(run["digest"])
 
 
 @contextmanager

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
-from rankscope.profiles.manifest import manifest_of
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.propagation import Progress, one_pass
 from rankscope.profiles.readers import CheckReader, MetricReader, Reader
 from rankscope.profiles.rows import table
+from rankscope.runs import manifest_of
 
 DEFAULT_METRICS = ("relative_residual", "residual", "relative_mu", "mu")
 

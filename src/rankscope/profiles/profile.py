@@ -17,9 +17,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
-from rankscope.profiles import parquet
-from rankscope.profiles.manifest import Manifest, joined
 from rankscope.profiles.views import CurveView, of_samples
+from rankscope.runs import Manifest, joined, tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,7 +92,7 @@ class Profile:
     def metrics(self) -> list[str]:
         """The metrics in the table, in the order they were asked for."""
         found = self.table["metric"].unique(maintain_order=True).to_list()
-        asked = [name for network in self.manifest["networks"] for name in network["metrics"]]
+        asked = [name for network in self.manifest.networks for name in network.metrics]
         return sorted(found, key=lambda name: asked.index(name) if name in asked else len(asked))
 
     @property
@@ -164,12 +163,12 @@ class Profile:
 
     def save(self, path: str | Path) -> Path:
         """Write one Parquet file, manifest inside, atomically."""
-        return parquet.write(path, self.table, self.manifest)
+        return tables.write(path, self.table, self.manifest)
 
     @classmethod
     def read(cls, path: str | Path) -> "Profile":
         """The profile that `save` wrote."""
-        return cls(*parquet.read(path, SCHEMA, "Profile"))
+        return cls(*tables.read(path, SCHEMA, "Profile"))
 
 
 def _size(column: pl.Series) -> int:

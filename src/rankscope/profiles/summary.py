@@ -1,4 +1,4 @@
-"""`Summary`: what many excerpts have in common, kept in a memory that does not grow with their number.
+"""`Summary`: what many excerpts have in common.
 
 One row per variant, arithmetic, layer, head and metric, with the statistics over excerpts:
 
@@ -7,9 +7,9 @@ One row per variant, arithmetic, layer, head and metric, with the statistics ove
     zeros · not_finite · below_floor · floor
 
 A log10 does not underflow where its value does. An excerpt whose value is exactly zero has no finite log10:
-`zeros` counts these, and they stay out of `log10_mean`, though not out of quantiles. An excerpt that
-overflowed has no value at all: `not_finite` counts these. `below_floor` is the share of values that are
-rounding noise, `floor` the mean floor beneath them.
+`zeros` counts these, and they stay out of `log10_mean`, though not out of quantiles. All quantiles are exact.
+An excerpt that overflowed has no value at all: `not_finite` counts these. `below_floor` is the share of
+values that are rounding noise, `floor` the mean floor beneath them.
 """
 
 from dataclasses import dataclass
@@ -22,16 +22,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
-from rankscope.profiles import parquet
-from rankscope.profiles.manifest import Manifest
 from rankscope.profiles.profile import only
+from rankscope.profiles.statistics import QUANTILES
 from rankscope.profiles.views import CurveView, of_quantiles
+from rankscope.runs import Manifest, tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ROW = ["variant", "arithmetic", "layer", "head", "metric"]
-QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 STATISTICS = ["count", "mean", "sd", "least", *QUANTILES, "most"]
 LOGS = [f"log10_{name}" for name in STATISTICS]
 SCHEMA: dict[str, type[pl.DataType]] = {
@@ -64,18 +63,12 @@ class Summary:
         """For notebooks: the first metric as a figure and a table."""
         from rankscope.profiles.card import curves_card
 
-        said = f"Quantiles: {self.quantiles}."
-        return curves_card("Summary", (self.excerpts, "excerpt"), self.views(), len(self.metrics), said)
+        return curves_card("Summary", (self.excerpts, "excerpt"), self.views(), len(self.metrics))
 
     @property
     def excerpts(self) -> int:
         """How many were measured."""
-        return int(self.manifest["excerpts"])
-
-    @property
-    def quantiles(self) -> str:
-        """What the quantiles are of, in words."""
-        return str(self.manifest["quantiles"])
+        return self.manifest.excerpts or 0
 
     @property
     def variants(self) -> list[str]:
@@ -91,7 +84,7 @@ class Summary:
     def metrics(self) -> list[str]:
         """The metrics in the table, in the order they were asked for."""
         found = self.table["metric"].unique(maintain_order=True).to_list()
-        asked = self.manifest["networks"][0]["metrics"]
+        asked = self.manifest.networks[0].metrics
         return sorted(found, key=lambda name: asked.index(name) if name in asked else len(asked))
 
     def lines(self, metric: str) -> list[tuple[str, str]]:
@@ -149,9 +142,9 @@ class Summary:
 
     def save(self, path: str | Path) -> Path:
         """Write one Parquet file, manifest inside, atomically."""
-        return parquet.write(path, self.table, self.manifest)
+        return tables.write(path, self.table, self.manifest)
 
     @classmethod
     def read(cls, path: str | Path) -> "Summary":
         """The summary that `save` wrote."""
-        return cls(*parquet.read(path, SCHEMA, "Summary"))
+        return cls(*tables.read(path, SCHEMA, "Summary"))

@@ -12,6 +12,7 @@ from rankscope.report.finding import finding
 from rankscope.report.run import Run
 from rankscope.report.sections import Plot, Section, sections_of
 from rankscope.report.tables import checks
+from rankscope.runs import Manifest
 
 MANIFEST = 200_000
 """Characters of a manifest that are shown at most."""
@@ -67,7 +68,7 @@ class Chapter:
     @property
     def command(self) -> str:
         """The command line that made it."""
-        return str(self.run.manifest.get("command", ""))
+        return self.run.manifest.command or ""
 
     def _left(self) -> str:
         if not self.left:
@@ -108,9 +109,12 @@ def chapter(run: Run, number: int, title: str) -> Chapter:
     for section in found.sections:
         for plot in section.plots:
             found.figures[found.plot_id(plot)] = charts.script_json(views(plot.views))
-    manifests = {"manifest": run.manifest} if run.manifest else {}
+    several = len(run.manifests) > 1
+    manifests = {
+        f"manifest of {name}" if several else "manifest": each for name, each in run.manifests.items()
+    }
     for variant, certificates in run.certificates.items():
-        if certificates.manifest != run.manifest:
+        if certificates.manifest not in manifests.values():
             manifests[f"certificates of {variant}"] = certificates.manifest
     found.manifests = {name: _shown(manifest) for name, manifest in manifests.items()}
     return found
@@ -126,9 +130,9 @@ def views(given: list[tuple[str, charts.Figure]]) -> list[dict[str, Any]]:
     return found
 
 
-def _shown(manifest: dict[str, Any]) -> str:
+def _shown(manifest: Manifest) -> str:
     try:
-        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        text = json.dumps(manifest.to_dict(), indent=1, ensure_ascii=False)
     except RecursionError:
         return "nested too deeply to be shown"
     return text if len(text) <= MANIFEST else f"{text[:MANIFEST]}\n… {len(text) - MANIFEST} characters more"

@@ -1,7 +1,6 @@
 """What was run on what, and whether it came to its end: the line beneath a chapter's finding."""
 
 from datetime import UTC, datetime
-from typing import Any
 
 from rankscope.cards import counted
 from rankscope.profiles import Summary
@@ -16,12 +15,11 @@ MONTHS = (
 
 def stopped(run: Run) -> str:
     """That a run ended before it was through, where it did."""
-    early, text = run.manifest.get("stopped"), run.manifest.get("text")
-    if isinstance(early, dict) and isinstance(early.get("finished"), list):
-        done = ", ".join(map(str, early["finished"])) or "none"
-        number = len(early["finished"])
-        return f"This run was stopped early: of {early.get('asked')} there are {number} ({done})."
-    if isinstance(text, dict) and text.get("read_to_the_end") is False:
+    early, text = run.manifest.stopped, run.manifest.text
+    if early is not None:
+        done = ", ".join(early.finished) or "none"
+        return f"This run was stopped early: of {early.asked} there are {len(early.finished)} ({done})."
+    if text is not None and text.read_to_the_end is False:
         return "This run was stopped before it had read all of the text."
     return ""
 
@@ -37,15 +35,12 @@ def excerpts(run: Run) -> int:
 
 def facts(run: Run) -> list[str]:
     """What was run on what, in a few words each."""
-    manifest: dict[str, Any] = run.manifest
     found = []
-    networks = manifest.get("networks")
-    networks = networks if isinstance(networks, list) else []
-    described = [each.get("architecture") for each in networks if isinstance(each, dict)]
+    described = [each.architecture for each in run.manifest.networks]
     sizes = [
         f"{counted(arch['layers'], 'layer')} of {counted(arch['heads'], 'head')}, width {arch['width']}"
-        for arch in described or [manifest.get("architecture")]
-        if isinstance(arch, dict) and all(isinstance(arch.get(name), int) for name in SIZES)
+        for arch in described
+        if arch is not None and all(isinstance(arch.get(name), int) for name in SIZES)
     ]
     if len(set(sizes)) == 1:
         found.append(sizes[0])
@@ -54,8 +49,8 @@ def facts(run: Run) -> list[str]:
     if run.measured is not None:
         found.append(counted(excerpts(run), "excerpt"))
         found.append(f"{', '.join(run.measured.arithmetics)} arithmetic")
-    if manifest.get("created"):
-        found.append(_when(str(manifest["created"])))
+    if run.manifest.created:
+        found.append(_when(run.manifest.created))
     return found
 
 

@@ -69,7 +69,7 @@ def _curves(run: Run, measured: Profile | Summary) -> list[Section]:
     lead, *others = measured.metrics
     about = (
         f"Lines: median of {measured.excerpts} excerpts; bands: the middle half of them, and fainter nine "
-        f"tenths. Quantiles: {measured.quantiles}."
+        "tenths."
         if isinstance(measured, Summary)
         else "Lines: mean over samples, on the logarithmic axis the geometric mean; bands: their range."
     )
@@ -169,9 +169,8 @@ def _which(run: Run, number: int) -> str:
     every = excerpts(run)
     if every <= number:
         return ""
-    text = run.manifest.get("text")
-    first = text.get("first") if isinstance(text, dict) else None
-    begins = f": “{first[:200]}”" if isinstance(first, str) and first else "."
+    first = run.manifest.text.first if run.manifest.text is not None else None
+    begins = f": “{first[:200]}”" if first else "."
     if number == 1:
         return f"The first excerpt of {every}{begins}"
     return f"The first {number} excerpts of {every}."
@@ -207,10 +206,8 @@ def _spectrum(run: Run) -> list[Section]:
 def _paths(run: Run) -> list[Section]:
     if "lengths" not in run.tables:
         return []
-    closure = run.manifest.get("closure")
-    adds = (
-        f" All of them add up to the output within {closure:.0e} of it." if isinstance(closure, float) else ""
-    )
+    closure = run.closure
+    adds = "" if closure is None else f" All of them add up to the output within {closure:.0e} of it."
     return [
         Section(
             "paths", "Which paths carry the output",

@@ -7,6 +7,7 @@ from typing import Any
 from rankscope.figures import power
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.views import CurveView, zeros_said
+from rankscope.runs import Network
 from rankscope.theory import Certificates
 from rankscope.theory.views import failing, quantity
 
@@ -114,18 +115,17 @@ def checks(measured: Profile | Summary) -> list[dict[str, str]]:
     """What the run found about itself, in words."""
     return [
         {
-            "variant": str(network["variant"]),
-            "arithmetic": str(network["arithmetic"]),
+            "variant": network.variant,
+            "arithmetic": network.arithmetic,
             "said": _checked(network),
         }
-        for network in measured.manifest["networks"]
+        for network in measured.manifest.networks
     ]
 
 
-def _checked(network: dict[str, Any]) -> str:
+def _checked(network: Network) -> str:
     """In words, of a check that is there what it says: other versions may have others."""
-    found = network.get("checks")
-    found = found if isinstance(found, dict) else {}
+    found = network.checks
     said = [_rows(found.get("rows_sum_to_one"), found.get("largest_row_sum_defect"))]
     if isinstance(found.get("padded_tokens"), int):
         said.append(f"{found['padded_tokens']} padded tokens left out")
@@ -136,8 +136,8 @@ def _checked(network: dict[str, Any]) -> str:
         said.append("all layers finite")
     elif isinstance(overflow, int):
         said.append(f"numbers overflow from layer {overflow}")
-    asked = found.get("arithmetic_asked", network["arithmetic"])
-    if asked != network["arithmetic"]:
+    asked = found.get("arithmetic_asked", network.arithmetic)
+    if asked != network.arithmetic:
         said.append(f"run instead of {asked}, which has no rule for its kernel")
     return "; ".join(said)
 

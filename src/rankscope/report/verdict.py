@@ -22,9 +22,7 @@ def verdict(profile: Profile | Summary, metric: str = "relative_residual") -> st
 def _attributed(profile: Profile | Summary, metric: str) -> str | None:
     """The verdict on the network called `transformer`, by what its other variants went without."""
     networks = {
-        each["variant"]: each["architecture"]
-        for each in profile.manifest["networks"]
-        if isinstance(each.get("architecture"), dict)
+        each.variant: each.architecture for each in profile.manifest.networks if each.architecture is not None
     }
     whole = networks.get("transformer")
     arithmetic = next((name for name in FINEST if name in profile.arithmetics), None)

@@ -1,36 +1,40 @@
 """The run directory around a profile: tables, manifest, figures to print, and the report."""
 
-import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 from matplotlib.figure import Figure
 
 from rankscope.figures import panels, save
-from rankscope.files import write_text
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.plot import draw_arithmetics, draw_curves
 from rankscope.report.page import write_report
-from rankscope.report.run import write_tables
+from rankscope.runs import Store
+from rankscope.runs.store import Kept
 
 
 def write_run_directory(
     profile: Profile | Summary,
-    folder: str | Path,
+    folder: str | Path | Store,
     title: str,
-    tables: Mapping[str, pl.DataFrame] | None = None,
+    tables: Mapping[str, pl.DataFrame | Kept] | None = None,
+    entry: str | None = None,
 ) -> Path:
     """Tables, manifest, figures and report; answers with the path of the report.
 
-    `tables` are more tables of the same run by their known names: cloud, spectrum.
+    `tables` are more tables of the same run by their known names: cloud, spectrum. `entry` says which command
+    writes, `measure` or `corpus` where it is left out.
     """
-    folder = Path(folder)
-    profile.manifest.setdefault("title", title)
-    profile.save(folder / ("profile.parquet" if isinstance(profile, Profile) else "summary.parquet"))
-    write_tables(folder, tables or {}, profile.manifest)
-    write_text(folder / "manifest.json", json.dumps(profile.manifest, indent=1, ensure_ascii=False) + "\n")
+    if not isinstance(folder, Store):
+        with Store(folder) as store:
+            return write_run_directory(profile, store, title, tables, entry)
+    store, folder = folder, folder.folder
+    name, usual = ("profile", "measure") if isinstance(profile, Profile) else ("summary", "corpus")
+    profile = replace(profile, manifest=profile.manifest.adding(title=profile.manifest.title or title))
+    store.write(entry or usual, profile.manifest, {name: profile, **(tables or {})})
     figures = {metric: _figure(profile, metric) for metric in profile.metrics}
     if isinstance(profile, Profile) and len(profile.arithmetics) > 1:
         figures = {**_arithmetics(profile), **figures}

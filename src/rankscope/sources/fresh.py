@@ -39,6 +39,10 @@ class Untrained:
         """For the manifest."""
         return {"name": self.name, "weights": "random", "seed": self.seed, "init": self.init}
 
+    def fingerprint(self) -> str:
+        """The embedding is drawn from these."""
+        return f"words of width {self.width}, seed {self.seed}"
+
 
 def untrained(
     arch: Architecture,

@@ -1,8 +1,12 @@
 """The origin of a network that was loaded: its tokenizer, its embedding, its parity."""
 
+import hashlib
+import json
+import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -81,6 +85,42 @@ class Loaded:
             "parity": self.parity.described(),
             **self.details,
         }
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the embedding's tensors and the tokenizer, if there is one."""
+        digest = hashlib.sha256()
+        _update(digest, self.embedding)
+        try:
+            digest.update(_rules(self.tokenizer))
+        except RankscopeError:
+            digest.update(b"no tokenizer")
+        return digest.hexdigest()
+
+
+def _update(digest: Any, value: object) -> None:
+    """Take in a tensor, or what holds some."""
+    if isinstance(value, Tensor):
+        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    elif is_dataclass(value):
+        for each in fields(value):
+            digest.update(each.name.encode())
+            _update(digest, getattr(value, each.name))
+    else:
+        digest.update(repr(value).encode())
+
+
+def _rules(tokenizer: Any) -> bytes:
+    """All that a tokenizer does, as bytes: what its files hold, less the length it last cut to."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        rules = json.loads(backend.to_str())
+        return json.dumps({**rules, "truncation": None, "padding": None}, sort_keys=True).encode()
+    if not hasattr(tokenizer, "save_pretrained"):
+        return repr(type(tokenizer)).encode()
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return b"".join(path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file())
 
 
 def no_tokenizer(error: RankscopeError) -> Callable[[], Any]:

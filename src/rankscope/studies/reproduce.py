@@ -4,17 +4,17 @@ OUT/quick/dong2021/fig2/   figure.png .svg, tables in Parquet, outcome.json, par
 OUT/quick/REPRODUCTION.md  every study done so far: published against ours
 """
 
-import json
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from rankscope.errors import StudyError, one_of
 from rankscope.figures import save
-from rankscope.files import atomic, writable_folder, write_text
+from rankscope.files import write_text
 from rankscope.nets import Architecture, Transformer
+from rankscope.runs import Store
+from rankscope.runs.manifest import begun
+from rankscope.runs.store import document
 from rankscope.studies.catalogue import STUDIES
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 
@@ -43,21 +43,17 @@ def reproduce(study: Study, setup: Setup) -> Outcome:
     """Run one study below the setup's folder and write all it gives."""
     Transformer.random(Architecture(layers=1, width=1, heads=1)).to(device=setup.device)  # refused if absent
     folder = _home(setup) / study.paper / study.figure
-    writable_folder(folder)
-    found = study.run(replace(setup, folder=folder))
-    for name, figure in found.figures.items():
-        save(figure, folder / name)
-    for name, table in found.tables.items():
-        with atomic(folder / f"{name}.parquet") as temporary:
-            table.write_parquet(temporary)
-    outcome = {
-        "paper": study.paper, "figure": study.figure, "title": study.title, "full": setup.full,
-        "device": setup.device, "models": list(setup.models), "version": version("rankscope"),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "comparisons": [asdict(each) for each in found.comparisons], "notes": found.notes,
-        "figures": list(found.figures),
-    }  # fmt: skip
-    write_text(folder / "outcome.json", json.dumps(outcome, indent=1, ensure_ascii=False) + "\n")
+    with Store(folder) as store:
+        found = study.run(replace(setup, folder=folder))
+        for name, figure in found.figures.items():
+            save(figure, folder / name)
+        outcome = {
+            "paper": study.paper, "figure": study.figure, "title": study.title, "full": setup.full,
+            "models": list(setup.models), "comparisons": [asdict(each) for each in found.comparisons],
+            "notes": found.notes, "figures": list(found.figures),
+        }  # fmt: skip
+        manifest = begun(setup.device).adding(title=f"{study.name}: {study.title}")
+        store.write("reproduce", manifest, found.tables, {"outcome": outcome})
     return found
 
 
@@ -75,7 +71,7 @@ def write_page(setup: Setup) -> Path:
         if not path.is_file():
             missing.append(study.name)
             continue
-        lines += ["", *_section(json.loads(path.read_text(encoding="utf-8")))]
+        lines += ["", *_section(document(path))]
     if missing:
         lines += ["", f"Not run: {', '.join(missing)}."]
     write_text(home / "REPRODUCTION.md", "\n".join(lines) + "\n")

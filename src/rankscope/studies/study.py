@@ -3,8 +3,6 @@
 Each study is a file that reads as the method section of a paper: a function from a `Setup` to an `Outcome`.
 """
 
-import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from rankscope.files import atomic
+from rankscope.runs import tables
+from rankscope.runs.key import digest, files_of, key_of
+from rankscope.runs.manifest import begun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,15 +33,16 @@ class Setup:
     """Told what is being done."""
 
     def kept(self, name: str, compute: Callable[[], pl.DataFrame], **settings: object) -> pl.DataFrame:
-        """A table computed once: read back where an earlier run with the same settings has left it."""
-        key = json.dumps({"full": self.full, "models": self.models, **settings}, sort_keys=True, default=str)
-        path = self.folder / "parts" / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.parquet"
+        """A table computed once: read back where an earlier run of the same work has left it, by the same
+        versions, on the same device and models, with the same settings."""
+        models = [files_of(model) for model in self.models]
+        key = key_of(full=self.full, device=self.device, models=models, settings=settings)
+        path = self.folder / "parts" / f"{name}-{digest(key)}.parquet"
         if path.is_file():
-            return pl.read_parquet(path)
+            return tables.whole(path)[0]
         self.say(name)
         table = compute()
-        with atomic(path) as temporary:
-            table.write_parquet(temporary)
+        tables.write(path, table, begun(self.device).adding(key=key))
         return table
 
 

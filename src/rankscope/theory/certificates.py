@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rankscope.errors import TheoremError, one_of
-from rankscope.profiles import parquet
-from rankscope.profiles.manifest import Manifest
+from rankscope.runs import Manifest, tables
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,12 +136,12 @@ class Certificates:
 
     def save(self, path: str | Path) -> Path:
         """Write one Parquet file, manifest inside, atomically."""
-        return parquet.write(path, self.table, self.manifest)
+        return tables.write(path, self.table, self.manifest)
 
     @classmethod
     def read(cls, path: str | Path) -> "Certificates":
         """The certificates that `save` wrote."""
-        return cls(*parquet.read(path, SCHEMA, "Certificates"))
+        return cls(*tables.read(path, SCHEMA, "Certificates"))
 
 
 def _first_layers(met: list[bool]) -> int:

@@ -11,8 +11,8 @@ from torch import Tensor
 from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
-from rankscope.profiles.manifest import manifest_of
 from rankscope.profiles.propagation import Progress
+from rankscope.runs import manifest_of
 from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.certificates import SCHEMA, Certificates
 from rankscope.theory.facts import Centre, Facts

@@ -10,11 +10,9 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.errors import FileError, MetricError
-from rankscope.metrics import metric
+from rankscope.errors import FileError
 from rankscope.profiles import Profile, Summary
 from rankscope.theory import Certificates
-from rankscope.theory.catalogue import THEOREMS
 
 TEXTS = {"variant", "arithmetic", "metric", "text", "start", "paths", "theorem", "quantity", "kind"}
 PLACES = {"sample", "layer", "head", "token", "index", "length"}
@@ -70,18 +68,17 @@ def _places(path: Path, column: pl.Series, name: str) -> None:
 
 
 def measured(path: Path, found: Profile | Summary) -> Profile | Summary:
-    """The measurements, of metrics that there are, by layer of networks that are described."""
+    """The measurements, by layer of networks that are described."""
     rows = found.table
-    if not len(rows) or not found.manifest.get("networks"):
+    if not len(rows) or not found.manifest.networks:
         raise FileError(f"{path} must hold measurements of a network; it has none: run it again")
     kept = table(path, rows, tuple(name for name in rows.columns if name != "head"))
     _heads(path, kept)
-    _described(path, found)
-    for name in kept["metric"].unique():
-        try:
-            metric(name)
-        except MetricError as error:
-            raise FileError(f"{path} must hold metrics of this version; {error}") from error
+    if isinstance(found, Summary) and found.manifest.excerpts is None:
+        raise FileError(
+            f"{path} must say in its manifest of how many excerpts it is; it does not: it is damaged or of "
+            "another version, run it again"
+        )
     return type(found)(kept, found.manifest)
 
 
@@ -103,36 +100,18 @@ def _heads(path: Path, rows: pl.DataFrame) -> None:
         )
 
 
-def _described(path: Path, found: Profile | Summary) -> None:
-    networks = found.manifest["networks"]
-    good = isinstance(networks, list) and all(
-        isinstance(each, dict)
-        and all(isinstance(each.get(name), str) for name in ("variant", "arithmetic"))
-        and isinstance(each.get("metrics"), list)
-        for each in networks
-    )
-    counts = isinstance(found, Profile) or (
-        isinstance(found.manifest.get("excerpts"), int) and "quantiles" in found.manifest
-    )
-    if not (good and counts):
-        raise FileError(
-            f"{path} must say in its manifest which networks were measured, on how much; it does not: it is "
-            "damaged or of another version, run it again"
-        )
-
-
 def certificates(path: Path, found: Certificates) -> Certificates:
-    """Certificates of theorems that there are, at every layer from the first on."""
+    """Certificates, each an upper or a lower bound, at every layer from the first on."""
     if not len(found.table):
         raise FileError(f"{path} must hold certificates; it has no rows: run it again")
     given = tuple(name for name in found.table.columns if name not in ("why", "hypotheses"))
     rows = table(path, found.table, given)
-    known = {(each.name, each.quantity, each.kind) for each in THEOREMS.values()}
-    for row in rows.select("theorem", "quantity", "kind").unique(maintain_order=True).iter_rows():
-        if row not in known:
-            raise FileError(
-                f"{path} must hold theorems of this version; {' '.join(row)} is none: run it again"
-            )
+    if not rows["kind"].is_in(["upper", "lower"]).all():
+        raise FileError(
+            f"{path} must hold upper and lower bounds in the column kind; it holds others: run it again"
+        )
+    if rows.group_by("theorem").agg(pl.struct("quantity", "kind").n_unique())["quantity"].max() != 1:
+        raise FileError(f"{path} must have one quantity and kind for a theorem; it has several: run it again")
     layers = rows.group_by("theorem", "sample").agg(
         pl.col("layer").min().alias("first"), pl.col("layer").max().alias("last"), pl.len()
     )
