@@ -139,13 +139,13 @@ def test_pinned_random_networks_stay_while_another_is_drawn_anew() -> None:
 def test_a_question_between_layers_can_end_it() -> None:
     asked: list[int] = []
 
-    def ask() -> None:
+    def check() -> None:
         asked.append(1)
         if len(asked) > 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measured(tiny(), Setting(model="tiny", text=TEXT), ask)
+        measured(tiny(), Setting(model="tiny", text=TEXT), check)
     assert len(asked) == 3
 
 

@@ -23,7 +23,7 @@ class Endless:
     def __call__(self, job: Job) -> Iterator[Any]:
         yield "begun"
         try:
-            with Interruptible(job.ask):
+            with Interruptible(job.check):
                 x = torch.ones(4)
                 self.begun.set()
                 while True:
@@ -134,4 +134,4 @@ def test_a_job_that_was_called_off_never_starts() -> None:
     job.run(lambda _: pytest.fail("it ran"), given.append)
     assert given == [None]
     with pytest.raises(Cancelled):
-        job.ask()
+        job.check()

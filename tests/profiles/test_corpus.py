@@ -50,7 +50,7 @@ def steps(folder: Path) -> list[int]:
 
 
 def test_statistics_are_those_of_measuring_every_excerpt() -> None:
-    summary = measure_corpus(NETS, iter(TEXTS), metrics="mu", length=12, batch=7)
+    summary = measure_corpus(NETS, iter(TEXTS), metrics="mu", tokens=12, batch=7)
     X, padding = NET.encode(TEXTS, 12)
     profile = Profile.join([measure(net, X, padding, "mu", variant=name) for name, net in NETS.items()])
     for name in NETS:
@@ -181,7 +181,7 @@ def test_damaged_rows_are_a_sentence_and_can_be_deleted(tmp_path: Path, once: Su
 
 def test_progress_is_told_and_mistakes_are_sentences() -> None:
     told: list[int] = []
-    measure_corpus(NETS, TEXTS, metrics="mu", length=4, batch=10, progress=told.append)
+    measure_corpus(NETS, TEXTS, metrics="mu", tokens=4, batch=10, progress=told.append)
     assert told == [10, 20, 26]
     with pytest.raises(TokensError, match="at least one excerpt with a token; it holds none"):
         measure_corpus(NETS, [])
@@ -198,7 +198,7 @@ def test_progress_is_told_and_mistakes_are_sentences() -> None:
 def test_a_metric_of_ones_own_is_gathered() -> None:
     known = metric("mu")
     mine = Metric("mine", lambda x, padding: known.compute(x) ** 2, degree=2, scale=known.compute)
-    summary = measure_corpus(NETS, TEXTS[:3], metrics=["mu", mine], length=4)
+    summary = measure_corpus(NETS, TEXTS[:3], metrics=["mu", mine], tokens=4)
     found, expected = (summary.curve(name, "q50", variant="san") for name in ("mine", "mu"))
     assert torch.allclose(found, expected**2, rtol=1e-9)
 

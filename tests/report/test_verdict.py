@@ -9,7 +9,7 @@ from rankscope.figures import power
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.profiles import Profile, measure
 from rankscope.report import verdict
-from rankscope.report.parts import removed
+from rankscope.report.removed import removed
 from tests.report.runs import NET, X, profile_of
 
 

@@ -191,7 +191,7 @@ def test_without_a_tokenizer_ids_do(saved: Path) -> None:
         net.encode("Call me Ishmael.")
     X, padding = net.encode(ids, padding=torch.tensor([[False, False, False], [False, True, True]]))
     assert X.shape == (2, 3, 16) and padding.sum() == 2 and not X[padding].any()
-    assert net.encode(ids, length=2).X.shape == (2, 2, 16)
+    assert net.encode(ids, tokens=2).X.shape == (2, 2, 16)
     with pytest.raises(TokensError, match=r"token ids must lie in 0..59; received 4..60"):
         net.encode(torch.tensor([[4, 60]]))
     with pytest.raises(TokensError, match="at most 32 tokens; received 33"):
@@ -236,7 +236,7 @@ def test_minilm_is_a_trained_english_bert() -> None:
     cosine = torch.nn.functional.cosine_similarity(pooled[:, None], pooled[None], dim=-1)
     assert cosine[0, 1] > 0.5 > 0.2 > cosine[0, 2]
     assert parity.words(texts[:1], 128) == [["[CLS]", "a", "man", "is", "eating", "food", ".", "[SEP]"]]
-    assert net.encode(bundled_excerpts(128)[0], length=100).X.shape == (1, 100, 384)
+    assert net.encode(bundled_excerpts(128)[0], tokens=100).X.shape == (1, 100, 384)
     assert net.variant(skip=False).origin is net.origin
 
 
@@ -307,11 +307,11 @@ def test_a_revision_is_recorded_only_where_there_are_revisions(saved: Path) -> N
 def test_a_length_without_room_for_special_tokens() -> None:
     """Tokenizers cut nothing where the special tokens alone are longer; the text would come whole."""
     net = load("minilm")
-    assert net.encode("the whale " * 50, length=2).X.shape[1] == 2
+    assert net.encode("the whale " * 50, tokens=2).X.shape[1] == 2
     with pytest.raises(
         TokensError, match="room for the special tokens that the tokenizer of minilm adds; got 1"
     ):
-        net.encode("the whale " * 50, length=1)
+        net.encode("the whale " * 50, tokens=1)
 
 
 def test_texts_that_cannot_be_tokenised(saved: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_trained_checkpoint_is_its_canonical_network(
     ids, padding = ids_of(folder, vocabulary)
     model = read(place(str(folder), {}), family).model
     theirs = model(ids, attention_mask=(~padding).long(), output_hidden_states=True, output_attentions=True)
-    X, _ = net.encode(ids, length=ids.shape[1], padding=padding)
+    X, _ = net.encode(ids, tokens=ids.shape[1], padding=padding)
     run = net.run(X, padding, attention=True)
     for mine, state in zip(run.states, theirs.hidden_states, strict=True):
         assert float((mine - state)[~padding].abs().max() / state[~padding].abs().max()) < 1e-12

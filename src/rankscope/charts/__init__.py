@@ -19,9 +19,9 @@ from rankscope.charts.arithmetics import arithmetics
 from rankscope.charts.bounds import bounds
 from rankscope.charts.cloud import cloud
 from rankscope.charts.curves import curves
+from rankscope.charts.escaping import Figure, escaped, plain, script_json
 from rankscope.charts.heads import heads
 from rankscope.charts.lengths import lengths
-from rankscope.charts.safe import Figure, escaped, plain, script_json
 from rankscope.charts.scripts import draw_script, plotly_script, style_sheet
 from rankscope.charts.spectrum import spectrum
 

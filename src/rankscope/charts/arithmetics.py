@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from rankscope.charts.curves import layer_axis
+from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
-from rankscope.charts.safe import Figure, escaped
 from rankscope.charts.style import FAINT, colour, figure, heading, symbol
 from rankscope.profiles.views import CurveView, digits_lost
 

@@ -6,8 +6,8 @@ from typing import Any
 import polars as pl
 
 from rankscope.charts.curves import layer_axis
+from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
-from rankscope.charts.safe import Figure, escaped
 from rankscope.charts.style import FAINT, INK, colour, figure, heading, suffix, symbol
 from rankscope.errors import TheoremError
 from rankscope.figures import power

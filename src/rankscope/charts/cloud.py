@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.charts.safe import Figure, escaped
+from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.style import HEIGHT, figure, heading, in_order, suffix
 from rankscope.figures import power
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
-from rankscope.charts.safe import Figure, escaped
 from rankscope.charts.style import FAINT, colour, dash, figure, symbol
 from rankscope.figures import power
 from rankscope.metrics import symbol_of

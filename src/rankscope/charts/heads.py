@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.charts.safe import Figure
+from rankscope.charts.escaping import Figure
 from rankscope.charts.style import DIVERGING, SEQUENTIAL, figure
 from rankscope.errors import MetricError, one_of
 from rankscope.paths.views import head_means

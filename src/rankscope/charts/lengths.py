@@ -6,8 +6,8 @@ from typing import Any
 
 import polars as pl
 
+from rankscope.charts.escaping import Figure
 from rankscope.charts.powers import Powers
-from rankscope.charts.safe import Figure
 from rankscope.charts.style import HEIGHT, colour, figure, heading, symbol
 from rankscope.figures import power
 from rankscope.paths.views import LengthView, counted_paths, length_views

@@ -4,8 +4,8 @@ from typing import Any
 
 import polars as pl
 
+from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
-from rankscope.charts.safe import Figure, escaped
 from rankscope.charts.style import figure, heading, in_order, suffix
 from rankscope.figures import power
 

@@ -7,7 +7,7 @@ must follow it is written `@ink`, `@faint`, `@paper`, or `@order 0.3` of a place
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankscope.charts.safe import Figure, escaped, plain
+from rankscope.charts.escaping import Figure, escaped, plain
 from rankscope.figures import PALETTE
 
 INK, FAINT, PAPER = "@ink", "@faint", "@paper"

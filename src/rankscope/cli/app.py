@@ -7,6 +7,7 @@ import typer
 from rankscope.cli.bounds import bounds
 from rankscope.cli.compare import compare
 from rankscope.cli.demo import demo
+from rankscope.cli.exits import Commands, unwrapped
 from rankscope.cli.explore import explore
 from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
@@ -14,11 +15,10 @@ from rankscope.cli.models import models
 from rankscope.cli.paths import paths
 from rankscope.cli.report import report
 from rankscope.cli.reproduce import reproduce
-from rankscope.cli.voice import Voice, unwrapped
 
 app = typer.Typer(
     name="rankscope",
-    cls=Voice,
+    cls=Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,

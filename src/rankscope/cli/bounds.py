@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankscope.cli import names
-from rankscope.cli.asked import described, excerpts_of, listed, network
 from rankscope.cli.complete import several
+from rankscope.cli.inputs import described, excerpts_of, listed, network
 from rankscope.cli.options import (
     RESULT,
     TEXT,
@@ -27,7 +27,7 @@ from rankscope.cli.options import (
     Tokens,
     Variant,
 )
-from rankscope.cli.output import opened, told
+from rankscope.cli.output import opened, with_manifest
 from rankscope.errors import TheoremError
 
 if TYPE_CHECKING:
@@ -80,9 +80,9 @@ def bounds(
     A bound whose hypotheses fail is not shown, and the line says which. One that holds but says nothing (as
     large as the tokens, or zero) is called vacuous. All measured in deviation arithmetic.
     """
+    from rankscope.cli.exits import Stopped
     from rankscope.cli.measure import about, kept
     from rankscope.cli.show import console, machine, say, say_report
-    from rankscope.cli.voice import Stopped
     from rankscope.nets import named_variant
     from rankscope.theory.catalogue import theorems_named
     from rankscope.theory.depth import depth_of
@@ -97,7 +97,7 @@ def bounds(
     store = opened(output)
     X, padding = net.encode(read, tokens)
     found, done = certified(net, scale * X, padding, named, variant, quiet or as_json)
-    found = told(
+    found = with_manifest(
         found, **about(net, model), scale=scale, **described(text, split, field, read[:done], tokens)
     )
     depth = depth_of(found, threshold)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankscope.cli.asked import described, drawn, excerpts_of, fallbacks, network
+from rankscope.cli.inputs import described, drawn, excerpts_of, fallbacks, network
 from rankscope.cli.options import (
     DEFAULT_METRICS,
     Arithmetic,
@@ -24,7 +24,7 @@ from rankscope.cli.options import (
     Threshold,
     Tokens,
 )
-from rankscope.cli.output import opened, told
+from rankscope.cli.output import opened, with_manifest
 from rankscope.errors import ArchitectureError, FileError, MetricError
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ def compare(
             encoded[model] = nets[model].encode(read, tokens)
         jobs[title] = (named_variant(nets[model], side.variant), *encoded[model])
     profile = together(jobs, numbers, arithmetics, quiet or as_json, beside=runs)
-    profile = told(profile, command=command(), compared=dict(zip(titles, things, strict=True)))
+    profile = with_manifest(profile, command=command(), compared=dict(zip(titles, things, strict=True)))
     if models:
-        profile = told(profile, **described(text, split, field, read, tokens))
+        profile = with_manifest(profile, **described(text, split, field, read, tokens))
     curves = profile.views(numbers[0])
     said = listing(curves, threshold)
     written = None if store is None else write_run(profile, store, " · ".join(titles), entry="compare")

@@ -7,10 +7,10 @@ from itertools import islice
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from rankscope.cli.asked import CHARACTERS, fallbacks, title_of
-from rankscope.cli.output import ending, told
+from rankscope.cli.exits import Stopped, complain
+from rankscope.cli.inputs import CHARACTERS, fallbacks, title_of
+from rankscope.cli.output import ending, with_manifest
 from rankscope.cli.show import console, curves_table, machine, progress, say, say_report
-from rankscope.cli.voice import Stopped, complain
 from rankscope.errors import RankscopeError, TokensError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def measure_text(
     tables: dict[str, pl.DataFrame | Kept] = {}
     if store is not None and not isinstance(end, KeyboardInterrupt):
         tables, text = _pictures(net, variants, first, corpus.tokens, text, quiet or as_json)
-    summary = told(summary, **about, text=text, tokens=corpus.tokens)
+    summary = with_manifest(summary, **about, text=text, tokens=corpus.tokens)
     written = None if store is None else write_run_directory(summary, store, title_of(net), tables)
     if as_json:
         machine({"manifest": summary.manifest.to_dict(), "table": summary.table.to_dicts()})
@@ -112,7 +112,7 @@ def _gathered(
     try:
         steps = gathering(
             nets, islice(read, corpus.limit), store, metrics=metrics, arithmetic=arithmetics,
-            length=corpus.tokens, batch=corpus.batch,
+            tokens=corpus.tokens, batch=corpus.batch,
         )  # fmt: skip
         with _bar(texts, corpus.limit, quiet) as tell, closing(steps):
             for gathered in steps:
@@ -141,7 +141,7 @@ def _pictures(
     """What the report shows of single excerpts: the cloud of the first with a token, singular values of the
     first two; and the text with how it begins. They are no part of the statistics, so Ctrl-C here takes
     nothing else away."""
-    from rankscope.cli.asked import begins
+    from rankscope.cli.inputs import begins
     from rankscope.cli.pictures import Pictures
 
     try:

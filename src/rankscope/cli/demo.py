@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope.cli.options import Folder, Json, Quiet
-from rankscope.cli.output import opened, told
+from rankscope.cli.output import opened, with_manifest
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,7 +30,7 @@ DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 
 def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet = False) -> None:
     """Measure MiniLM, a trained BERT, with and without its parts, take it apart, certify it: a report."""
-    from rankscope.cli.asked import bundled, described, title_of
+    from rankscope.cli.inputs import bundled, described, title_of
     from rankscope.cli.measure import about, end_if_stopped, measured, write_run
     from rankscope.cli.pictures import Pictures
     from rankscope.cli.show import console, curves_table, machine, say, say_report
@@ -52,11 +52,11 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
     variants, metrics = list(VARIANTS), list(DEFAULT_METRICS)
     drawn = Pictures(net, DRAWN, X, padding, texts, 128)
     profile = measured(net, X, padding, variants, metrics, ["deviation"], quiet or as_json, drawn)
-    profile = told(profile, **about(net, "minilm"), **described(None, "auto", "text", texts, 128))
+    profile = with_manifest(profile, **about(net, "minilm"), **described(None, "auto", "text", texts, 128))
     tables: dict[str, pl.DataFrame | Kept] = {}
     if profile.manifest.stopped is None:
         more, closure = _more(net, texts, profile.manifest, quiet or as_json)
-        tables, profile = {**drawn.tables(), **more}, told(profile, closure=closure)
+        tables, profile = {**drawn.tables(), **more}, with_manifest(profile, closure=closure)
     report = write_run(profile, store, title_of(net), tables, "demo")
     if as_json:
         machine(
@@ -105,5 +105,5 @@ def _certify(
     tables = {}
     for variant in ("san", "transformer"):
         found = certify(named_variant(net, variant), X, padding, variant=variant)
-        tables[f"certificates_{variant}"] = told(found, **known)
+        tables[f"certificates_{variant}"] = with_manifest(found, **known)
     return tables

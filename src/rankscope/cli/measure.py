@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.cli.asked import bundled, described, excerpts_of, fallbacks, listed, network, title_of
+from rankscope.cli.inputs import bundled, described, excerpts_of, fallbacks, listed, network, title_of
 from rankscope.cli.options import (
     DEFAULT_METRICS,
     TEXT,
@@ -29,7 +29,7 @@ from rankscope.cli.options import (
     Tokens,
     Variants,
 )
-from rankscope.cli.output import opened, told
+from rankscope.cli.output import opened, with_manifest
 
 if TYPE_CHECKING:
     import polars as pl
@@ -102,7 +102,7 @@ def measure(
     X, padding = net.encode(read, tokens)
     drawn = None if output is None else Pictures(net, names, X, padding, read, tokens)
     profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json, drawn)
-    profile = told(profile, **about(net, model), **described(None, split, field, read, tokens))
+    profile = with_manifest(profile, **about(net, model), **described(None, split, field, read, tokens))
     written = None
     if store is not None:
         tables = {} if drawn is None or profile.manifest.stopped is not None else drawn.tables()
@@ -207,13 +207,13 @@ def together(
         if not profiles:
             raise
         stopped = Stopped(finished=tuple(finished), asked=len(asked))
-        return told(Profile.join(profiles), stopped=stopped)
+        return with_manifest(Profile.join(profiles), stopped=stopped)
     return Profile.join(profiles)
 
 
 def end_if_stopped(profile: "Profile", output: Path | None) -> None:
     """After Ctrl-C, when what was finished has been shown and written: say what that is, and end."""
-    from rankscope.cli.voice import Stopped
+    from rankscope.cli.exits import Stopped
 
     stopped = profile.manifest.stopped
     if stopped is None:

@@ -22,7 +22,7 @@ def opened(folder: Path | None) -> "Store | None":
     return None if folder is None else ending.enter_context(Store(folder))
 
 
-def told(found: Told, **fields: Any) -> Told:
+def with_manifest(found: Told, **fields: Any) -> Told:
     """The same profile, summary or certificates, with these fields in its manifest."""
     kept: Any = found
     return replace(kept, manifest=kept.manifest.adding(**fields))

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope.cli.asked import described, excerpts_of, network
+from rankscope.cli.inputs import described, excerpts_of, network
 from rankscope.cli.options import (
     RESULT,
     Device,
@@ -61,9 +61,9 @@ def paths(
     Attention, norms and activations are frozen as measured on the text; the terms of all paths then add up to
     the output, and are summed by length, layer and head.
     """
+    from rankscope.cli.exits import Stopped
     from rankscope.cli.measure import about, kept
     from rankscope.cli.show import console, machine, progress, say, say_report
-    from rankscope.cli.voice import Stopped
     from rankscope.nets import named_variant
     from rankscope.paths.views import carried
     from rankscope.runs import manifest_of

@@ -51,8 +51,8 @@ def reproduce(
     from dataclasses import asdict
     from itertools import accumulate
 
+    from rankscope.cli.exits import Stopped
     from rankscope.cli.show import console, machine, progress, say, say_report
-    from rankscope.cli.voice import Stopped
     from rankscope.files import writable_folder
     from rankscope.nets.transformer import refuse_absent
     from rankscope.report import write_report
@@ -81,7 +81,7 @@ def reproduce(
                 answers.append({"study": study.name, "comparisons": [asdict(each) for each in
                                 found.comparisons], "notes": found.notes})  # fmt: skip
                 if not as_json:
-                    with start.aside():
+                    with start.paused():
                         console().print(comparison_table(study, found))
                         say(*found.notes, "")
     except KeyboardInterrupt as stop:

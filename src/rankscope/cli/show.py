@@ -88,7 +88,7 @@ class Bars:
         return bar
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """The bars make room for results, which share the terminal with them."""
         if self.bars.disable:
             yield

@@ -35,7 +35,7 @@ ALONE = "One token alone: there is no other for it to become equal to."
 MOST_PATHS = 2.5e10
 """Multiplications of a sum over paths: some seconds."""
 
-Ask = Callable[[], None]
+Check = Callable[[], None]
 Kept = TypeVar("Kept")
 
 
@@ -46,50 +46,50 @@ class Answers:
         self.shelf = shelf
         self._kept: OrderedDict[tuple[str, Setting], Any] = OrderedDict()
 
-    def parts(self, request: Request, ask: Ask) -> Iterator[dict[str, Any]]:
-        """The parts that were asked for, one after the other. `ask` is called on the way, and may raise."""
+    def parts(self, request: Request, check: Check) -> Iterator[dict[str, Any]]:
+        """The parts that were asked for, one after the other. `check` is called on the way, and may raise."""
         settings = {NOW: request.setting, **request.pinned}
         found: dict[str, Measured] = {}
         if "curve" in request.parts or "cloud" in request.parts:
-            found = {name: self.measured(setting, ask) for name, setting in settings.items()}
+            found = {name: self.measured(setting, check) for name, setting in settings.items()}
         if "curve" in request.parts:
             yield {"part": "curve", **curve_part(found)}
         if "cloud" in request.parts:
             yield {"part": "cloud", **cloud_part(found)}
         focus = settings.get(request.focus, request.setting)
         if "paths" in request.parts:
-            yield {"part": "paths", **self.paths_part(focus, ask)}
+            yield {"part": "paths", **self.paths_part(focus, check)}
         if "bounds" in request.parts:
-            yield {"part": "bounds", **self.bounds_part(focus, ask)}
+            yield {"part": "bounds", **self.bounds_part(focus, check)}
 
-    def measured(self, setting: Setting, ask: Ask) -> Measured:
+    def measured(self, setting: Setting, check: Check) -> Measured:
         """One pass over a setting."""
         net = self.shelf.network(setting)  # also where nothing is computed: what is in use stays on the shelf
-        return self._once("measured", setting, lambda: measured(net, setting, ask))
+        return self._once("measured", setting, lambda: measured(net, setting, check))
 
-    def lengths(self, setting: Setting, ask: Ask) -> ByLength:
+    def lengths(self, setting: Setting, check: Check) -> ByLength:
         """All paths of a setting by length."""
-        own = self.measured(setting, ask)
+        own = self.measured(setting, check)
 
         def compute() -> ByLength:
-            with Interruptible(ask):
+            with Interruptible(check):
                 return decompose(own.net, own.X).by_length()
 
         return self._once("paths", setting, compute)
 
-    def certificates(self, setting: Setting, ask: Ask) -> Certificates:
+    def certificates(self, setting: Setting, check: Check) -> Certificates:
         """Every theorem on a setting."""
-        own = self.measured(setting, ask)
+        own = self.measured(setting, check)
 
         def compute() -> Certificates:
-            with Interruptible(ask):
+            with Interruptible(check):
                 return certify(own.net, own.X, norms=self.shelf.norms(self.shelf.network(setting)))
 
         return self._once("bounds", setting, compute)
 
-    def paths_part(self, setting: Setting, ask: Ask) -> dict[str, Any]:
+    def paths_part(self, setting: Setting, check: Check) -> dict[str, Any]:
         """Shares by length; or a sentence that says why there are none."""
-        own = self.measured(setting, ask)
+        own = self.measured(setting, check)
         arch, number = own.net.arch, len(own.words)
         layer = number * arch.width * (4 * arch.width + 2 * arch.mlp_width + 2 * number)
         if arch.layers**2 * layer > MOST_PATHS:
@@ -97,7 +97,7 @@ class Answers:
                            f"{arch.layers} layers of width {arch.width} are too many to wait for here. "
                            "rankscope paths does it."}  # fmt: skip
         try:
-            found = self.lengths(setting, ask)
+            found = self.lengths(setting, check)
         except RankscopeError as error:
             return {"why": why(error)}
         views, whole = found.views(), charts.lengths(found.table)
@@ -111,10 +111,10 @@ class Answers:
             "numbers": charts.plain(numbers),
         }
 
-    def bounds_part(self, setting: Setting, ask: Ask) -> dict[str, Any]:
+    def bounds_part(self, setting: Setting, check: Check) -> dict[str, Any]:
         """Bounds next to what is measured, a line a theorem; or why there are none."""
         try:
-            found = self.certificates(setting, ask)
+            found = self.certificates(setting, check)
         except RankscopeError as error:
             return {"why": why(error)}
         views = sorted(found.views(), key=lambda each: ("says", "vacuous", "refused").index(each.state))

@@ -31,13 +31,13 @@ class Cancelled(BaseException):
 class Interruptible(TorchFunctionMode):
     """Asks at every torch operation of this thread; what the question raises ends the computation."""
 
-    def __init__(self, ask: Callable[[], None]) -> None:
+    def __init__(self, check: Callable[[], None]) -> None:
         super().__init__()
-        self.ask = ask
+        self.check = check
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The operation itself, if it is still wanted."""
-        self.ask()
+        self.check()
         return func(*args, **(kwargs or {}))
 
 
@@ -60,7 +60,7 @@ class Job:
         """Whether it was called off."""
         return self._off.is_set()
 
-    def ask(self) -> None:
+    def check(self) -> None:
         """Raise `Cancelled` if it was called off, and a sentence if it takes too long."""
         if self._off.is_set():
             raise Cancelled
@@ -75,10 +75,10 @@ class Job:
         self.until = time.monotonic() + self.seconds
         ending: Exception | None = None
         try:
-            self.ask()
+            self.check()
             for part in work(self):
                 give(part)
-                self.ask()
+                self.check()
         except Cancelled:
             pass
         except Exception as error:

@@ -66,13 +66,13 @@ def turned(net: Transformer, setting: Setting) -> Transformer:
     )
 
 
-def measured(base: Transformer, setting: Setting, ask: Callable[[], None]) -> Measured:
-    """Measure a setting of a network. `ask` is called between layers, and may raise."""
+def measured(base: Transformer, setting: Setting, check: Callable[[], None]) -> Measured:
+    """Measure a setting of a network. `check` is called between layers, and may raise."""
     net = turned(base, setting)
     X, _ = net.encode([setting.text], setting.tokens)
-    ask()
+    check()
     (words,) = net.words([setting.text], setting.tokens)
     chosen, shape = MetricReader(chosen_metrics("the explorer", METRICS)), ShapeReader()
-    ran = one_pass(net, X, readers=[chosen, shape], progress=lambda *_: ask())
+    ran = one_pass(net, X, readers=[chosen, shape], progress=lambda *_: check())
     rows = table(chosen.result(), "", ran.arithmetic)
     return Measured(setting, net, X, words, rows, ran.arithmetic, shape.result())

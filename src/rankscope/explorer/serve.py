@@ -9,11 +9,11 @@ from types import FrameType
 import uvicorn
 
 from rankscope.errors import ExplorerError
-from rankscope.explorer.arrival import SECONDS, prompt
 from rankscope.explorer.guard import Guard
 from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.server import app
 from rankscope.explorer.shelf import Shelf
+from rankscope.explorer.timeouts import SECONDS, prompt
 
 LOOPBACK = "127.0.0.1"
 

@@ -125,7 +125,7 @@ async def _answered(
         if not loop.is_closed():
             loop.call_soon_threadsafe(queue.put_nowait, line)
 
-    job = jobs.start(visitor, lambda job: answers.parts(asked, job.ask), give)
+    job = jobs.start(visitor, lambda job: answers.parts(asked, job.check), give)
     leaving = asyncio.create_task(_left(request, job))
     try:
         first = await queue.get()

@@ -28,11 +28,11 @@ class Encoded(NamedTuple):
 class Origin(Protocol):
     """What a network remembers of where it came from."""
 
-    def encode(self, inputs: Inputs, length: int, padding: Tensor | None) -> Encoded:
-        """Tokenised, cut to `length` tokens, embedded and padded at the end, in float64 on the CPU.
+    def encode(self, inputs: Inputs, tokens: int, padding: Tensor | None) -> Encoded:
+        """Tokenised, cut to so many tokens, embedded and padded at the end, in float64 on the CPU.
         `padding` comes with token ids, True at padded ones."""
 
-    def words(self, texts: Sequence[str], length: int) -> list[list[str]]:
+    def words(self, texts: Sequence[str], tokens: int) -> list[list[str]]:
         """The tokens of each text, readable."""
 
     def described(self) -> dict[str, Any]:

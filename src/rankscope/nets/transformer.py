@@ -127,8 +127,8 @@ class Transformer:
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    def encode(self, inputs: Inputs, length: int = 128, padding: Tensor | None = None) -> Encoded:
-        """(X, padding) of texts: tokenised as the model does, cut to `length` tokens, embedded, padded.
+    def encode(self, inputs: Inputs, tokens: int = 128, padding: Tensor | None = None) -> Encoded:
+        """(X, padding) of texts: tokenised as the model does, cut to so many tokens, embedded, padded.
 
         Token ids `[batch, token]` do as well, with their padding, and images where the network sees images.
         """
@@ -137,8 +137,8 @@ class Transformer:
                 "a network built from an architecture alone has no tokenizer and no embedding; got a text to "
                 "encode: load or fresh give networks that do, or pass tokens X [batch, token, width]"
             )
-        if not isinstance(length, int) or length < 1:
-            raise TokensError(f"length must be at least 1 token, a whole number; got {length}")
+        if not isinstance(tokens, int) or tokens < 1:
+            raise TokensError(f"tokens must be a whole number, at least 1; got {tokens}")
         if not isinstance(inputs, Tensor):
             inputs = texts_of(inputs)
             if padding is not None:
@@ -147,17 +147,17 @@ class Transformer:
             raise TokensError(
                 f"padding must be a boolean tensor, True at padded tokens; received {type(padding).__name__}"
             )
-        X, padding = self.origin.encode(inputs, length, padding)
+        X, padding = self.origin.encode(inputs, tokens, padding)
         return Encoded(X.to(dtype=self.dtype, device=self.device), padding.to(self.device))
 
-    def words(self, texts: str | Sequence[str], length: int = 128) -> list[list[str]]:
+    def words(self, texts: str | Sequence[str], tokens: int = 128) -> list[list[str]]:
         """The tokens that `encode` makes of each text, readable; padding has none."""
         if self.origin is None:
             raise TokensError(
                 "a network built from an architecture alone has no tokenizer; got a text to take apart: load "
                 "or fresh give networks that have one"
             )
-        return self.origin.words(texts_of(texts), length)
+        return self.origin.words(texts_of(texts), tokens)
 
     def steps(self, X: Tensor, padding: Tensor | None = None) -> Iterator[Step]:
         """The forward pass one layer at a time: only one state is alive unless you keep more.

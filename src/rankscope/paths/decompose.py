@@ -12,6 +12,7 @@ from torch import Tensor
 from rankscope.errors import PathError, one_of
 from rankscope.nets import Transformer
 from rankscope.nets.changes import kept_heads
+from rankscope.paths.by_part import by_head, by_layer
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import (
     Path,
@@ -26,7 +27,6 @@ from rankscope.paths.counts import (
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
-from rankscope.paths.parts import by_head, by_layer
 from rankscope.paths.terms import Along, Stream, Terms
 from rankscope.paths.walk import OwnAttention, Step, own_step, shared_step, total
 

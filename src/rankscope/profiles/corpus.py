@@ -38,7 +38,7 @@ def measure_corpus(
     *,
     metrics: MetricsLike = DEFAULT_METRICS,
     arithmetic: str | Sequence[str] = "deviation",
-    length: int = 128,
+    tokens: int = 128,
     batch: int = 16,
     folder: str | Path | Store | None = None,
     progress: Callable[[int], None] | None = None,
@@ -46,7 +46,7 @@ def measure_corpus(
     """Statistics over the excerpts of a corpus, at every layer of every variant.
 
     `nets` are the variants by name, `texts` any number of excerpts (`sources.excerpts` reads them off files),
-    each cut to `length` tokens. `batch` excerpts are encoded and run together. With `folder` the rows of
+    each cut to so many `tokens`. `batch` excerpts are encoded and run together. With `folder` the rows of
     every excerpt are kept there (`rankscope.read(folder).table("rows")`), and an interrupted run goes on
     where it stopped. `progress` is called with the number of excerpts done.
 
@@ -60,7 +60,7 @@ def measure_corpus(
         folder = stack.enter_context(tempfile.TemporaryDirectory()) if folder is None else folder
         store = folder if isinstance(folder, Store) else stack.enter_context(Store(folder))
         steps = gathering(
-            nets, texts, store, metrics=metrics, arithmetic=arithmetic, length=length, batch=batch
+            nets, texts, store, metrics=metrics, arithmetic=arithmetic, tokens=tokens, batch=batch
         )
         gathered = None
         for gathered in stack.enter_context(closing(steps)):
@@ -78,7 +78,7 @@ def gathering(
     *,
     metrics: MetricsLike = DEFAULT_METRICS,
     arithmetic: str | Sequence[str] = "deviation",
-    length: int = 128,
+    tokens: int = 128,
     batch: int = 16,
     saved_every: float = SAVED_EVERY,
 ) -> Generator[Gathered]:
@@ -91,7 +91,7 @@ def gathering(
     chosen = chosen_metrics("a corpus", metrics)
     arithmetics = [arithmetic] if isinstance(arithmetic, str) else list(arithmetic)
     key = key_of(
-        nets, metrics=[each.name for each in chosen], arithmetics=arithmetics, tokens=length, batch=batch
+        nets, metrics=[each.name for each in chosen], arithmetics=arithmetics, tokens=tokens, batch=batch
     )
     stream, digest = iter(texts), blake2b(digest_size=16)
     before = _kept(store, key, batch)
@@ -108,7 +108,7 @@ def gathering(
                 # An incomplete batch is the last, and a chunk of its own: a longer corpus goes on before it.
                 gathered.flush(read=read, digest=digest.hexdigest())
                 at = time.monotonic()
-            found = _measured(nets, chunk, chosen, arithmetics, length)
+            found = _measured(nets, chunk, chosen, arithmetics, tokens)
             with _undisturbed():
                 if found is not None:
                     gathered.add(found)
@@ -144,14 +144,14 @@ def _measured(
     texts: list[str],
     metrics: list[Metric],
     arithmetics: list[str],
-    length: int,
+    tokens: int,
 ) -> Profile | None:
     """Every variant in every arithmetic on one chunk; None where no text of it has a token."""
     profiles = []
     encoded: dict[int, Encoded] = {}
     for name, net in nets.items():
         if id(net.origin) not in encoded:  # variants share where they came from
-            X, padding = net.encode(texts, length)
+            X, padding = net.encode(texts, tokens)
             there = ~padding.all(1)
             encoded[id(net.origin)] = Encoded(X[there], padding[there])
         X, padding = encoded[id(net.origin)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope import charts
-from rankscope.charts.safe import TURNS
+from rankscope.charts.escaping import TURNS
 from rankscope.errors import FileError
 from rankscope.files import write_text
 from rankscope.report.budget import BUDGET, fit

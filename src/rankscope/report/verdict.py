@@ -6,7 +6,7 @@ become the same. What was not measured is not claimed.
 
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.verdict import Ending, ending, listing
-from rankscope.report.parts import present, removed, said
+from rankscope.report.removed import present, removed, said
 
 FINEST = ("deviation", "float64", "float32", "bfloat16")
 

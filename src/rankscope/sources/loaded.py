@@ -67,7 +67,7 @@ class Loaded:
         found = list(self.tokenizer(list(texts), truncation=True, max_length=length)["input_ids"])
         if any(len(ids) > length for ids in found):  # tokenizers then cut nothing at all
             raise TokensError(
-                f"length must leave room for the special tokens that the tokenizer of {self.name} adds; got "
+                f"tokens must leave room for the special tokens that the tokenizer of {self.name} adds; got "
                 f"{length}"
             )
         return found

@@ -83,7 +83,7 @@ def excerpts(number: int) -> list[str]:
 
 def tokens_of(net: Transformer, texts: Sequence[str], length: int = TOKENS) -> Tensor:
     """The first tokens of each text, none of them padded."""
-    X, padding = net.encode(list(texts), length=length)
+    X, padding = net.encode(list(texts), length)
     assert not bool(padding.any())
     return X
 

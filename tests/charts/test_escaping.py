@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.charts import escaped, plain, script_json
-from rankscope.charts.safe import LONGEST, TURNS
+from rankscope.charts.escaping import LONGEST, TURNS
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),

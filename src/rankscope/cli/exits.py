@@ -31,7 +31,7 @@ class Stopped(KeyboardInterrupt):
     """Ctrl-C, after what was done has been shown and written; its words say what that is."""
 
 
-class Voice(TyperGroup):
+class Commands(TyperGroup):
     """The group of all commands: whatever goes wrong in one is a sentence."""
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
