@@ -58,20 +58,19 @@ def reproduce(study: Study, setup: Setup) -> Outcome:
 
 
 def write_page(setup: Setup) -> Path:
-    """`REPRODUCTION.md` of every study that has been done below the folder, in the order of the papers."""
+    """`REPRODUCTION.md` of every study that has been done below the folder: in the order of the papers, then
+    those of one's own."""
     home = _home(setup)
     lines = [
         "# Reproduction", "",
         "Figures of both papers, published against ours. Written by `rankscope reproduce"
         f"{' --full' if setup.full else ''}`.",
     ]  # fmt: skip
-    missing = []
-    for study in STUDIES:
-        path = home / study.paper / study.figure / "outcome.json"
-        if not path.is_file():
-            missing.append(study.name)
-            continue
-        lines += ["", *_section(document(path))]
+    known = {home / study.paper / study.figure / "outcome.json": study.name for study in STUDIES}
+    own = [path for path in sorted(home.glob("*/*/outcome.json")) if path not in known]
+    for path in (*known, *own):
+        lines += ["", *_section(document(path))] if path.is_file() else []
+    missing = [name for path, name in known.items() if not path.is_file()]
     if missing:
         lines += ["", f"Not run: {', '.join(missing)}."]
     write_text(home / "REPRODUCTION.md", "\n".join(lines) + "\n")

@@ -32,6 +32,9 @@ class Setup:
     say: Callable[[str], None] = lambda _: None
     """Told what is being done."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", Path(self.folder))
+
     def kept(self, name: str, compute: Callable[[], pl.DataFrame], **settings: object) -> pl.DataFrame:
         """A table computed once: read back where an earlier run of the same work has left it, by the same
         versions, on the same device and models, with the same settings."""
