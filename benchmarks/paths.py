@@ -10,7 +10,7 @@ from benchmarks.timing import Row, least_seconds
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import all_paths, decompose
 from rankscope.paths.frozen import freeze
-from rankscope.paths.lengths import length_terms
+from rankscope.paths.polynomials import length_terms
 from rankscope.sources import preset
 
 

@@ -1,0 +1,84 @@
+"""How many paths of each length a network has, those that start at biases included: exact whole numbers."""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from rankscope.nets.order import Half
+from rankscope.nets.parts import Part
+from rankscope.nets.traversal import Arithmetic, Block, traverse
+from rankscope.paths.frozen import Frozen
+
+
+class Counts(NamedTuple):
+    """Polynomials whose coefficient k is the number of paths of length k."""
+
+    embedding: list[int]
+    biases: list[int]
+
+
+class Counting(Arithmetic):
+    """Rules on counts. The MLP step is passed as a whole, branch and skip, so that a path's choices are heads
+    or none; every bias on the way is one more path."""
+
+    name = "counting"
+
+    def norm(self, block: Block, name: str, counts: Counts) -> Counts:
+        """Its bias starts here."""
+        return _started(counts, getattr(block.weights, name).bias)
+
+    def values(self, block: Block, counts: Counts) -> Counts:
+        """A value bias starts here."""
+        return _started(counts, block.weights.attention.value.bias)
+
+    def weights(self, block: Block, counts: Counts) -> None:
+        """Nothing to count."""
+
+    def mix(self, block: Block, weights: None, counts: Counts) -> Counts:
+        """Times z and the number of heads."""
+        heads = len(block.speaking)
+        return Counts(*([0, *(heads * number for number in known)] for known in counts))
+
+    def output(self, block: Block, counts: Counts) -> Counts:
+        """The output bias starts here, past the heads."""
+        return _started(counts, block.weights.attention.output.bias)
+
+    def mlp(self, block: Block, counts: Counts) -> Counts:
+        """Its two biases start here."""
+        w = block.weights.mlp
+        assert w is not None
+        return _started(_started(counts, w.up.bias), w.down.bias)
+
+    def add(self, block: Block, half: Half, counts: Counts, branches: dict[str, Counts]) -> Counts:
+        """Past the heads where that is a way, and through them."""
+        past = branches.get("mlp", counts)
+        if not half.attends:
+            return past
+        heads = branches["attention"]
+        if half.skip == 0.0 and "mlp" not in branches:
+            return heads
+        return Counts(
+            *(
+                [a + b for a, b in zip([*one, 0], other, strict=True)]
+                for one, other in zip(past, heads, strict=True)
+            )
+        )
+
+    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
+        """A part of one's own is passed as a whole."""
+        return x
+
+
+def length_counts(frozen: Frozen) -> tuple[list[int], list[int]]:
+    """(from the embedding, from biases): how many paths there are of each length, exactly.
+
+    Where there is no skip past the heads, no path goes past them."""
+    rules, counts = Counting(), Counts([1], [0])
+    for layer in frozen.layers:
+        counts = traverse(layer.block, rules, counts).state
+    final = frozen.net.weights.final_norm.bias if frozen.net.arch.final_norm else None
+    return tuple(_started(counts, final))  # type: ignore[return-value]
+
+
+def _started(counts: Counts, bias: Tensor | None) -> Counts:
+    return counts if bias is None else Counts(counts.embedding, [counts.biases[0] + 1, *counts.biases[1:]])
