@@ -17,7 +17,7 @@ from rankscope.profiles.gathered import Gathered
 from rankscope.report import read_run, write_report
 from rankscope.report.chapter import chapter
 from rankscope.report.run import TABLES as COLUMNS
-from rankscope.runs import Store, read
+from rankscope.runs import Manifest, Store, read
 from rankscope.runs.tables import KEY
 from tests.report.runs import profile_of, study, whole_run
 
@@ -66,6 +66,14 @@ def said(path: Path) -> str:
         assert "\n" not in str(error)
         return str(error)
     return f"page {found.finding} {words} {[each.title for each in found.sections]}"
+
+
+def typed(text: str) -> bool:
+    """Whether every field of the manifest is of its type."""
+    try:
+        return bool(Manifest.from_dict(json.loads(text)))
+    except ValueError:
+        return False
 
 
 def rewritten(path: Path, change: Callable[[pl.DataFrame], pl.DataFrame]) -> str:
@@ -164,7 +172,7 @@ def test_manifests_of_another_make(whole: Path, tmp_path: Path, name: str, third
         texts += [json.dumps({**good, "networks": [{**first, key: odd}]}) for odd in ODD]
     for number, text in list(enumerate(texts))[third::3]:
         table.write_parquet(path, metadata={KEY: text})
-        assert ("must hold a manifest" in said(path)) == (number < 4)
+        assert ("must hold a manifest" in said(path)) == (number < 4 or not typed(text))
 
 
 @THIRDS

@@ -64,6 +64,8 @@ def _typed(name: str, kind: Any, value: Any) -> Any:
     origin = get_origin(kind) or kind
     if origin is tuple and isinstance(value, list | tuple):
         return tuple(_typed(name, get_args(kind)[0], each) for each in value)
+    if kind == dict[str, str] and isinstance(value, dict):
+        return {key: _typed(f"{name}.{key}", str, each) for key, each in value.items()}
     if origin is tuple or not isinstance(value, float | int if origin is float else origin):
         expected = "list" if origin is tuple else origin.__name__
         raise ValueError(f"{name} must be a {expected}; got {_called(value)}")
