@@ -14,6 +14,7 @@ from rankscope.nets.traversal import Block
 from rankscope.paths import Decomposition, decompose
 from rankscope.paths.frozen import Frozen
 from rankscope.paths.terms import Stream
+from tests.builders import awake, normal
 from tests.paths.enumeration import Enumeration, Term
 
 BASE: dict[str, Any] = {"layers": 3, "width": 6, "heads": 2, "head_width": 4, "mlp_width": 5, "length": 8}
@@ -42,19 +43,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def network(fields: dict[str, Any], seed: int = 0) -> Transformer:
-    """A random network whose biases and gains are off their initial zero and one."""
-    arch = Architecture(**{**BASE, **fields})
-    generator = torch.Generator().manual_seed(seed)
-    tensors = Transformer.random(arch, seed=seed, init="xavier").state()
-    for name, tensor in tensors.items():
-        if name.endswith(("bias", "gain")):
-            tensors[name] = tensor + 0.4 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-    return Transformer.from_weights(arch, tensors)
+    return awake(Architecture(**{**BASE, **fields}), seed, 0.4)
 
 
 def tokens(seed: int = 1, samples: int = 1) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(samples, 4, BASE["width"], generator=generator, dtype=torch.float64)
+    return normal(samples, 4, BASE["width"], seed=seed)
 
 
 def both(fields: dict[str, Any], seed: int = 0) -> tuple[Decomposition, Enumeration]:

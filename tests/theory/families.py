@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankscope.nets import Architecture, Transformer
+from tests.builders import normal
 from tests.strategies import architectures
 
 Case = tuple[Transformer, Tensor]
@@ -19,20 +20,12 @@ EVERY_MASK = [
 ]  # fmt: skip
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(shape: Any, seed: int) -> Tensor:
-    return torch.randn(shape, generator=generator(seed), dtype=torch.float64)
-
-
 @st.composite
 def tokens(draw: st.DrawFn, width: int, most: int = 9, fewest: int = 1) -> Tensor:
     """`[1, token, width]`, 1e-6 to 1e6: generic, nearly or exactly equal, one outlier, one token zero."""
     n, seed = draw(st.integers(fewest, most)), draw(st.integers(0, 2**31))
     kind = draw(st.sampled_from(["generic", "generic", "near", "equal", "outlier", "zero token", "integers"]))
-    X = normal((1, n, width), seed)
+    X = normal(1, n, width, seed=seed)
     if kind == "near":
         X = X[:, :1] + 10.0 ** -draw(st.integers(1, 12)) * X
     elif kind == "equal":
@@ -56,9 +49,9 @@ def weighted(draw: st.DrawFn, arch: Architecture, spread: tuple[int, int] = (-3,
     for place, (name, tensor) in enumerate(tensors.items()):
         scale = next((scales[part] for part in scales if f".{part}." in name), 1.0)
         if name.endswith("bias"):
-            tensor = normal(tensor.shape, seed + place)
+            tensor = normal(*tensor.shape, seed=seed + place)
         elif name.endswith("gain"):
-            tensor = tensor + 0.5 * normal(tensor.shape, seed + place)
+            tensor = tensor + 0.5 * normal(*tensor.shape, seed=seed + place)
         tensors[name] = tensor * scale
     return Transformer.from_weights(arch, tensors)
 
@@ -135,7 +128,7 @@ def anything(draw: st.DrawFn) -> Case:
 
 
 def orthogonal(width: int, seed: int) -> Tensor:
-    return torch.linalg.qr(normal((width, width), seed)).Q
+    return torch.linalg.qr(normal(width, width, seed=seed)).Q
 
 
 @st.composite

@@ -16,7 +16,8 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.nets.norms import NormWeights, normalise
 from rankscope.theory import THEOREMS, certify
 from rankscope.theory.pure_attention import cubed
-from tests.theory.families import FAMILIES, PURE, Case, normal, orthogonal
+from tests.builders import normal
+from tests.theory.families import FAMILIES, PURE, Case, orthogonal
 from tests.theory.plain import columns, rows
 
 
@@ -53,7 +54,7 @@ def test_kernels_and_scales_with_all_theorems(kernel: str, scale: float) -> None
     arch = Architecture(layers=3, width=6, heads=2, kernel=kernel, mlp="none", norm="none", length=16,
                         attention_skip=0.0)  # fmt: skip
     net = Transformer.random(arch, init="xavier")
-    X = scale * normal((2, 7, 6), 1)
+    X = scale * normal(2, 7, 6, seed=1)
     assert certify(net, X).broken().is_empty()
     with_skip = certify(net.variant(skip=1.0), X)
     assert with_skip.broken().is_empty()
@@ -70,7 +71,7 @@ def test_three_hundred_tokens(mask: str, variant: str) -> None:
         norm_eps=0.0, mask=mask, attention_skip=float(variant == "skip"), biases=False,
     )  # fmt: skip
     net = Transformer.random(arch, 3, "orthogonal" if sphere else "xavier")
-    X = normal((1, 300, 8), 4)
+    X = normal(1, 300, 8, seed=4)
     found = certify(net, X.abs() if sphere else X)
     assert found.broken().is_empty()
     met = set(found.table.filter("met")["theorem"])
@@ -86,7 +87,7 @@ def test_close_tokens_among_many_on_a_sphere() -> None:
     )  # fmt: skip
     net = Transformer.random(arch, 0, "orthogonal")
     for close in (1e-4, 1e-8, 1e-10, 1e-14):
-        X = 1 + close * normal((1, 40, 3), 0)
+        X = 1 + close * normal(1, 40, 3)
         found = certify(net, X, theorems=["hemisphere", "wu2024-cor1"])
         assert found.table["met"].all() and found.broken().is_empty()
         assert float(found.of("hemisphere")["slack"].max()) < 1.0  # type: ignore[arg-type]
@@ -106,7 +107,7 @@ def test_forty_layers(kind: str, n: int) -> None:
     arch = Architecture(
         **{"layers": 40, "width": 4, "heads": 2, "norm_eps": 0.0, "biases": False, **kinds[kind]}
     )
-    X = 0.1 * normal((1, n, 4), n)
+    X = 0.1 * normal(1, n, 4, seed=n)
     found = certify(Transformer.random(arch, 1, "orthogonal"), X.abs() if kind == "sphere" else X)
     assert found.broken().is_empty()
     assert not found.guarantees().filter(layer=arch.layers).is_empty()
@@ -117,7 +118,7 @@ def test_the_smallest_inputs() -> None:
     arch = Architecture(layers=3, width=4, heads=2, mlp="none", norm="none", biases=False)
     for skip in (0.0, 1.0):
         net = Transformer.random(arch.replace(attention_skip=skip), init="xavier")
-        for X in (normal((1, 1, 4), 0), normal((1, 1, 4), 0).expand(1, 5, 4), torch.zeros(1, 5, 4).double()):
+        for X in (normal(1, 1, 4), normal(1, 1, 4).expand(1, 5, 4), torch.zeros(1, 5, 4).double()):
             found = certify(net, X)
             assert found.broken().is_empty()
             met = found.table.filter("met")
@@ -133,7 +134,7 @@ def test_weights_whose_products_leave_floating_point() -> None:
     tensors = Transformer.random(arch).state()
     net = Transformer.from_weights(arch, {name: 1e-90 * W for name, W in tensors.items()})
     for skip in (0.0, 1.0):
-        found = certify(net.variant(skip=skip), normal((1, 5, 4), 0))
+        found = certify(net.variant(skip=skip), normal(1, 5, 4))
         assert found.broken().is_empty()
         assert found.table.filter("met")["log10_bound"].is_finite().all()
 
@@ -179,7 +180,7 @@ def test_exact_below_attention_below_oscillation(case: Case, centre: str) -> Non
 def test_layer_by_layer_below_the_closed_form_of_skips(skip: float, scale: float) -> None:
     """`max_l (2 c)^((3^l - 1)/2) 2^(3^l (L - l)) r^(3^l)`, in mpmath, for |w| <= 1."""
     arch = Architecture(layers=4, width=4, heads=2, key_heads=1, mlp="none", norm="none", attention_skip=skip)
-    net, X = Transformer.random(arch, 2, "xavier"), scale * normal((1, 5, 4), 3)
+    net, X = Transformer.random(arch, 2, "xavier"), scale * normal(1, 5, 4, seed=3)
     found = certify(net, X, theorems="dong2021-skip")
     assert found.table["met"].all() and found.broken().is_empty()
     R = X[0] - X[0].mean(0)
@@ -244,7 +245,7 @@ def test_a_thousand_layers_are_certified(layers: int) -> None:
         layers=layers, width=2, heads=1, mlp="none", norm="none", attention_skip=0.0, shared=True
     )
     net = Transformer.random(arch)
-    found = certify(net, normal((1, 3, 2), 0), theorems=["dong2021-2.3", "dong2021-skip"])
+    found = certify(net, normal(1, 3, 2), theorems=["dong2021-2.3", "dong2021-skip"])
     rows = found.of("dong2021-2.3")
     assert rows["met"].all() and found.broken().is_empty()
     if layers == 1000:
@@ -307,7 +308,7 @@ def test_what_a_norm_may_take_is_sometimes_taken(kind: str, lost: int) -> None:
 
 
 def test_a_norm_on_a_turned_frame_keeps_many_directions() -> None:
-    X = normal((1, 12, 8), 0) @ orthogonal(8, 1)
+    X = normal(1, 12, 8) @ orthogonal(8, 1)
     net = Transformer.random(Architecture(layers=2, width=8, heads=2, norm_place="pre"), init="xavier")
     found = certify(net, X, theorems="norm-rank")
     assert found.guarantees().height == 2 and found.broken().is_empty()
@@ -326,7 +327,7 @@ def test_attention_whose_scores_are_beyond_rounding(mask: str) -> None:
     )
     for seed in range(4):
         tensors = {name: 1e3 * W for name, W in Transformer.random(arch, seed, "xavier").state().items()}
-        net, X = Transformer.from_weights(arch, tensors), 1e3 * normal((1, 5, 4), seed)
+        net, X = Transformer.from_weights(arch, tensors), 1e3 * normal(1, 5, 4, seed=seed)
         found = certify(net, X, theorems=["aligned-skip", "elementary-skip"])
         size = found.of("aligned-skip")["log10_size"][1]
         assert size == pytest.approx(math.log10(float(net.run(X).output.norm())), abs=0.3)
@@ -337,6 +338,8 @@ def test_gated_networks_that_leave_floating_point_have_no_factor() -> None:
     """Squared by every layer, tokens pass 1e261: what is cut off there must not bound them."""
     arch = Architecture(layers=7, width=4, heads=2, mlp="gated", mlp_width=5, norm="none", biases=False)
     tensors = {name: 1e3 * W for name, W in Transformer.random(arch, 7, "xavier").state().items()}
-    found = certify(Transformer.from_weights(arch, tensors), 1e6 * normal((1, 2, 4), 7), theorems="dobrushin")
+    found = certify(
+        Transformer.from_weights(arch, tensors), 1e6 * normal(1, 2, 4, seed=7), theorems="dobrushin"
+    )
     assert float(found.table["log10_size"].max()) > 300  # type: ignore[arg-type]
     assert found.broken().is_empty() and found.table["log10_bound"][-1] == math.inf
