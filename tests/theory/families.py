@@ -12,12 +12,21 @@ from tests.builders import normal
 from tests.strategies import architectures
 
 Case = tuple[Transformer, Tensor]
+SAN: dict[str, Any] = {"mlp": "none", "norm": "none", "attention_skip": 0.0}
+SPHERE: dict[str, Any] = {**SAN, "heads": 1, "norm": "scale", "norm_eps": 0.0, "biases": False}
 DEPTHS = st.sampled_from([1, 1, 2, 3, 4, 7])
 GAINS = (-2.0, 0.1, 1.0)
 EVERY_MASK = [
     "complete", "causal", "window:1", "window:2", "unidirectional", "prefix:2", "dilated:1:2", "strided:2",
     "longformer:1:1", "bigbird:1:1:1", "causal&window:2",
 ]  # fmt: skip
+
+
+def net_of(init: str = "xavier", seed: int = 0, times: float = 1.0, **fields: Any) -> Transformer:
+    """A small network of these fields, every tensor so many times its usual size."""
+    arch = Architecture(**{"layers": 3, "width": 4, "heads": 2, **fields})
+    tensors = Transformer.random(arch, seed, init).state()
+    return Transformer.from_weights(arch, {name: times * W for name, W in tensors.items()})
 
 
 @st.composite

@@ -2,13 +2,14 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
 import torch
 from matplotlib.figure import Figure
 
-from rankscope.errors import FileError, MetricError, TheoremError, TokensError
+from rankscope.errors import FileError, MetricError, RankscopeError, TheoremError, TokensError
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.theory import THEOREMS, Certificates, certify, collapse_depth
 from rankscope.theory.certificates import SCHEMA
@@ -152,22 +153,21 @@ def test_a_threshold_is_a_positive_number(threshold: float) -> None:
 
 
 def test_bad_questions_are_answered_in_one_sentence() -> None:
-    with pytest.raises(TheoremError, match=r"theorem must be one of .* got 'dong'"):
-        certify(SAN, X, theorems="dong")
-    with pytest.raises(TheoremError, match="did you mean 'oscillation'"):
-        certify(SAN, X, theorems=["oscilation"])
-    with pytest.raises(TheoremError, match="at least one theorem; got none"):
-        certify(SAN, X, theorems=[])
+    none = torch.ones(2, 5, dtype=torch.bool)
+    wrong: list[tuple[dict[str, Any], type[RankscopeError], str]] = [
+        ({"theorems": "dong"}, TheoremError, r"theorem must be one of .* got 'dong'"),
+        ({"theorems": ["oscilation"]}, TheoremError, "did you mean 'oscillation'"),
+        ({"theorems": []}, TheoremError, "at least one theorem; got none"),
+        ({"centre": "middle"}, MetricError, "centre must be one of mean, argmin; got 'middle'"),
+        ({"X": X[0]}, TokensError, r"of width 8; received \(5, 8\)"),
+        ({"X": torch.ones(1, 5, 8, dtype=torch.long)}, TokensError, "embed token ids first"),
+        ({"padding": none}, TokensError, "at least one real token"),
+    ]
+    for asked, error, sentence in wrong:
+        with pytest.raises(error, match=sentence):
+            certify(SAN, **{"X": X, **asked})
     with pytest.raises(TheoremError, match="theorem must be one of dong2021-2.3"):
         certify(SAN, X, theorems="dong2021-2.3").of("oscillation")
-    with pytest.raises(MetricError, match="centre must be one of mean, argmin; got 'middle'"):
-        certify(SAN, X, centre="middle")
-    with pytest.raises(TokensError, match=r"of width 8; received \(5, 8\)"):
-        certify(SAN, X[0])
-    with pytest.raises(TokensError, match="embed token ids first"):
-        certify(SAN, torch.ones(1, 5, 8, dtype=torch.long))
-    with pytest.raises(TokensError, match="at least one real token"):
-        certify(SAN, X, torch.ones(2, 5, dtype=torch.bool))
 
 
 def test_progress_is_told_by_sample() -> None:

@@ -14,7 +14,7 @@ from rankscope.theory import certify
 from rankscope.theory.constants import LIPSCHITZ
 from rankscope.theory.sphere import hemisphere, reaching
 from tests.builders import normal
-from tests.theory.families import EVERY_MASK
+from tests.theory.families import EVERY_MASK, SAN, net_of
 from tests.theory.plain import distances, mu, reach
 
 
@@ -41,9 +41,7 @@ def test_masked_attention_path_by_path(mask: str, heads: int) -> None:
     """Thm 1 of Wu et al. by all H^t products of attention and of values: each contracts as is claimed, their
     sum is the residual, and the certificate's bound lies above the sum of the paths' bounds."""
     layers, n, d = 4, 4, 4
-    arch = Architecture(layers=layers, width=d, heads=heads, mask=mask, mlp="none", norm="none",
-                        attention_skip=0.0, biases=False)  # fmt: skip
-    net = Transformer.random(arch, 5, "xavier")
+    net = net_of(seed=5, layers=layers, heads=heads, mask=mask, biases=False, **SAN)
     X = normal(1, n, d, seed=6)
     run = net.run(X, attention=True)
     radius, _ = reach(mask, n)

@@ -11,16 +11,10 @@ from rankscope.theory import THEOREMS, Certificates, certify
 from rankscope.theory.counterexample import TOP, counterexample, smallest_residual
 from rankscope.theory.lasting import lasting, lasting_tokens
 from tests.builders import normal, one_head
-from tests.theory.families import orthogonal
+from tests.theory.families import SAN, SPHERE, net_of, orthogonal
 from tests.theory.plain import columns
 
-SAN: dict[str, Any] = {"mlp": "none", "norm": "none", "attention_skip": 0.0}
-SPHERE: dict[str, Any] = {**SAN, "heads": 1, "norm": "scale", "norm_eps": 0.0, "biases": False}
 OF_SPHERES = ("wu2024-cor1", "hemisphere")
-
-
-def net_of(init: str = "xavier", seed: int = 0, **fields: Any) -> Transformer:
-    return Transformer.random(Architecture(**{"layers": 3, "width": 4, "heads": 2, **fields}), seed, init)
 
 
 def why(found: Certificates, theorem: str, layer: int = 1) -> str:
