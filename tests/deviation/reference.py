@@ -144,31 +144,38 @@ class Network:
         return [times(X, [row[h] for row in weight], bias[h] if bias else None) for h in range(count)]
 
     def attention(self, index: int, here: int, X: Rows) -> Rows:
-        arch, n = self.arch, len(X)
-        q, k, v = (self.heads(here, name, X) for name in ("query", "key", "value"))
+        name, group = f"layers.{here}.attention.output", self.arch.heads // self.arch.key_heads
+        v, output, bias = (
+            self.heads(here, "value", X),
+            self.tensors[f"{name}.weight"],
+            self.tensors.get(f"{name}.bias"),
+        )
+        parts = [
+            times(times(P, v[h // group]), output[h]) for h, P in enumerate(self.matrices(index, here, X))
+        ]
+        return [
+            [mp.fsum(part[i][j] for part in parts) + (bias[j] if bias else 0) for j in range(self.arch.width)]
+            for i in range(len(X))
+        ]
+
+    def matrices(self, index: int, here: int, X: Rows) -> list[Rows]:
+        """[head][token][token]: attention."""
+        arch, n, name = self.arch, len(X), f"layers.{here}.attention"
+        q, k = (self.heads(here, part, X) for part in ("query", "key"))
         if arch.query_norm:
-            q, k = (
-                self.scaled(f"layers.{here}.attention.query_norm", q),
-                self.scaled(f"layers.{here}.attention.key_norm", k),
-            )
+            q, k = self.scaled(f"{name}.query_norm", q), self.scaled(f"{name}.key_norm", k)
         mask = mask_matrix(arch.mask_of(index), n).tolist()
-        output = self.tensors[f"layers.{here}.attention.output.weight"]
-        bias = self.tensors.get(f"layers.{here}.attention.output.bias")
-        total = [[(bias[j] if bias else mp.mpf(0)) for j in range(arch.width)] for _ in range(n)]
-        for h in range(arch.heads):
+
+        def row(h: int, i: int) -> list[Any]:
             g = h // (arch.heads // arch.key_heads)
-            for i in range(n):
-                seen = [j for j in range(n) if mask[i][j]]
-                scores = [self.score(index, here, h, i, j, q[h][i], k[g][j]) for j in seen]
-                top = max(scores)
-                weights = [mp.exp(score - top) for score in scores]
-                average = [
-                    mp.fsum(w * v[g][j][c] for w, j in zip(weights, seen, strict=True)) / mp.fsum(weights)
-                    for c in range(arch.head_width)
-                ]
-                for j in range(arch.width):
-                    total[i][j] += mp.fsum(average[c] * output[h][c][j] for c in range(arch.head_width))
-        return total
+            seen = [j for j in range(n) if mask[i][j]]
+            scores = {j: self.score(index, here, h, i, j, q[h][i], k[g][j]) for j in seen}
+            top = max(scores.values())
+            weights = {j: mp.exp(score - top) for j, score in scores.items()}
+            total = mp.fsum(weights.values())
+            return [weights.get(j, 0) / total for j in range(n)]
+
+        return [[row(h, i) for i in range(n)] for h in range(arch.heads)]
 
     def scaled(self, name: str, parts: list[Rows]) -> list[Rows]:
         """Every query or key divided by its root mean square, times a gain."""
@@ -244,14 +251,17 @@ def bucket(ahead: int, number: int, reach: int) -> int:
     return base + min(side - 1, exact_ones + int(grown))
 
 
+def composite(A: Rows) -> Any:
+    """||A||_{1,inf}."""
+    rows, columns = (max(mp.fsum(map(abs, line)) for line in lines) for lines in (A, zip(*A, strict=True)))
+    return mp.sqrt(rows * columns)
+
+
 def log10_residual(X: Rows) -> Any:
     """log10 of ||X - 1 mean^T||_{1,inf}; None when the tokens are exactly equal."""
-    n, d = len(X), len(X[0])
-    mean = [mp.fsum(row[j] for row in X) / n for j in range(d)]
-    A = [[abs(u - m) for u, m in zip(row, mean, strict=True)] for row in X]
-    rows = max(mp.fsum(row) for row in A)
-    columns = max(mp.fsum(A[i][j] for i in range(n)) for j in range(d))
-    return mp.log10(mp.sqrt(rows * columns)) if rows else None
+    mean = [mp.fsum(column) / len(X) for column in zip(*X, strict=True)]
+    size = composite([[u - m for u, m in zip(row, mean, strict=True)] for row in X])
+    return mp.log10(size) if size else None
 
 
 def log10_size(X: Rows) -> Any:

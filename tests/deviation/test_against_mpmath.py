@@ -7,7 +7,6 @@ from typing import Any
 
 import mpmath as mp
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,20 +15,11 @@ from rankscope.deviation.readings import DOUBTFUL
 from rankscope.metrics import composite_norm
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
+from tests.builders import awake, normal
 from tests.deviation.reference import Network, Rows, log10_residual
 
 DIGITS = 400
 WITHIN = 1e-10
-
-
-def awake(arch: Architecture, seed: int) -> Transformer:
-    """A random network whose biases and gains are not at their initial zero and one."""
-    generator = torch.Generator().manual_seed(seed)
-    tensors = Transformer.random(arch, seed=seed, init="xavier").state()
-    for name, tensor in tensors.items():
-        if name.endswith(("bias", "gain")):
-            tensors[name] = tensor + 0.3 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-    return Transformer.from_weights(arch, tensors)
 
 
 class Rounded(Network):
@@ -51,8 +41,7 @@ def compare(arch: Architecture, seed: int, scale: float = 1.0, sure: bool = True
     where that is a digit or more, nothing is known of it. What is off by more than 1e-3 is marked as in
     doubt; where the comparison is `sure`, nothing is."""
     net = awake(arch, seed)
-    generator = torch.Generator().manual_seed(seed + 1)
-    X = scale * torch.randn(1, 4, arch.width, generator=generator, dtype=torch.float64)
+    X = scale * normal(1, 4, arch.width, seed=seed + 1)
     lowest = 0.0
     with mp.workdps(DIGITS):
         exact = [log10_residual(state) for state in Network(net).states(X[0])]
@@ -163,7 +152,7 @@ def test_differences_within_a_cluster_are_marked_when_they_are_lost() -> None:
     pair, and when attention next looks at one pair alone the residual is unknown. It is said to be."""
     arch = Architecture(layers=3, width=4, heads=1, norm="none", mlp="none", attention_skip=0.0)
     net = Transformer.random(arch, seed=20, init="xavier")
-    X = 10 * torch.randn(1, 4, 4, generator=torch.Generator().manual_seed(20), dtype=torch.float64)
+    X = 10 * normal(1, 4, 4, seed=20)
     with mp.workdps(DIGITS):
         exact = [log10_residual(state) for state in Network(net).states(X[0])]
     profile = measure(net, X, metrics="residual")

@@ -17,11 +17,12 @@ from rankscope.errors import ArchitectureError
 from rankscope.metrics import metric
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.profiles import measure
+from tests.builders import normal
 from tests.strategies import architectures
 
 
 def tokens(n: int, width: int, batch: int = 1, seed: int = 0) -> torch.Tensor:
-    return torch.randn(batch, n, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return normal(batch, n, width, seed=seed)
 
 
 @given(architectures(), st.integers(1, 5), st.integers(0, 2), st.integers(0, 2), st.integers(0, 999))

@@ -9,6 +9,8 @@ import torch
 import transformers as hf
 from torch import Tensor, nn
 
+from rankscope.live import Watch, watch
+
 WIDTH, HEADS, LAYERS, WORDS = 16, 4, 3, 40
 SIZES: dict[str, Any] = {
     "vocab_size": WORDS,
@@ -31,8 +33,6 @@ class Family:
     pads: bool = True
     """Whether it takes an attention_mask."""
     token_first: bool = False
-    named: bool = False
-    """Whether the stack must be named."""
 
     def model(self, attention: str | None = None) -> Any:
         torch.manual_seed(0)
@@ -56,96 +56,60 @@ class Family:
         return {"input_ids": ids, "attention_mask": mask}
 
 
-def _bert(**kw: Any) -> Any:
-    return hf.BertModel(hf.BertConfig(**SIZES, **kw))
+def tiny(model: Any, **fields: Any) -> Callable[..., Any]:
+    """Builds such a model, of the usual sizes but for those that its config calls otherwise (None)."""
+    sizes = {name: size for name, size in (SIZES | fields).items() if size is not None}
+    return lambda **kw: model(model.config_class(**sizes, **kw))
 
 
-def _gpt2(**kw: Any) -> Any:
-    return hf.GPT2Model(
-        hf.GPT2Config(vocab_size=WORDS, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS, n_positions=16, **kw)
-    )
-
-
-def _llama(**kw: Any) -> Any:
-    return hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, num_key_value_heads=2, **kw))
-
-
-def _t5(**kw: Any) -> Any:
-    sizes: dict[str, Any] = {
-        "d_model": WIDTH,
-        "d_kv": 4,
-        "d_ff": 24,
-        "num_layers": LAYERS,
-        "num_heads": HEADS,
-    }
-    return hf.T5EncoderModel(hf.T5Config(vocab_size=WORDS, **sizes, **kw))
-
-
-def _vit(**kw: Any) -> Any:
-    sizes: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "vocab_size"}
-    return hf.ViTModel(hf.ViTConfig(**sizes, image_size=8, patch_size=4, **kw))
-
-
-def _albert(**kw: Any) -> Any:
-    return hf.AlbertModel(hf.AlbertConfig(**SIZES, embedding_size=8, **kw))
-
-
-def _xlnet(**kw: Any) -> Any:
-    sizes: dict[str, Any] = {"d_model": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "d_inner": 24}
-    return hf.XLNetModel(hf.XLNetConfig(vocab_size=WORDS, **sizes, **kw))
-
-
-def _distilbert(**kw: Any) -> Any:
-    sizes: dict[str, Any] = {"dim": WIDTH, "hidden_dim": 24, "n_layers": LAYERS, "n_heads": HEADS}
-    return hf.DistilBertModel(hf.DistilBertConfig(vocab_size=WORDS, **sizes, **kw))
-
-
-def _opt(**kw: Any) -> Any:
-    sizes: dict[str, Any] = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
-    return hf.OPTModel(hf.OPTConfig(**sizes, ffn_dim=24, word_embed_proj_dim=WIDTH, **kw))
-
-
-def _neox(**kw: Any) -> Any:
-    return hf.GPTNeoXModel(hf.GPTNeoXConfig(**SIZES, **kw))
-
-
-def _gemma3(**kw: Any) -> Any:
-    return hf.Gemma3TextModel(
-        hf.Gemma3TextConfig(**SIZES, num_key_value_heads=2, head_dim=8, sliding_window=2, **kw)
-    )
-
-
-def _modernbert(**kw: Any) -> Any:
-    special: dict[str, Any] = {
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "cls_token_id": 1,
-        "sep_token_id": 2,
-    }
-    return hf.ModernBertModel(hf.ModernBertConfig(**SIZES, **special, **kw))
-
-
-def _bloom(**kw: Any) -> Any:
-    return hf.BloomModel(
-        hf.BloomConfig(vocab_size=WORDS, hidden_size=WIDTH, n_layer=LAYERS, n_head=HEADS, **kw)
-    )
-
+NAMED = dict.fromkeys(SIZES) | {"vocab_size": WORDS}
+"""For configs that have names of their own for every size."""
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+GPT2 = NAMED | {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_positions": 16}
+T5 = NAMED | {"d_model": WIDTH, "d_kv": 4, "d_ff": 24, "num_layers": LAYERS, "num_heads": HEADS}
+_bert = tiny(hf.BertModel)
+_llama = tiny(hf.LlamaForCausalLM, num_key_value_heads=2)
+_vit = tiny(hf.ViTModel, vocab_size=None, image_size=8, patch_size=4)
+_albert = tiny(hf.AlbertModel, embedding_size=8)
+_xlnet = tiny(hf.XLNetModel, **NAMED, d_model=WIDTH, n_layer=LAYERS, n_head=HEADS, d_inner=24)
+_distilbert = tiny(hf.DistilBertModel, **NAMED, dim=WIDTH, hidden_dim=24, n_layers=LAYERS, n_heads=HEADS)
+_opt = tiny(hf.OPTModel, intermediate_size=None, ffn_dim=24, word_embed_proj_dim=WIDTH)
+_gemma3 = tiny(hf.Gemma3TextModel, num_key_value_heads=2, head_dim=8, sliding_window=2)
+_bloom = tiny(hf.BloomModel, **NAMED | {"hidden_size": WIDTH}, n_layer=LAYERS, n_head=HEADS)
 
 FAMILIES = {
     "bert": Family(_bert, "encoder.layer", "attention.output.dense"),
-    "gpt2": Family(_gpt2, "h", "attn.c_proj"),
+    "gpt2": Family(tiny(hf.GPT2Model, **GPT2), "h", "attn.c_proj"),
     "llama": Family(_llama, "model.layers", "self_attn.o_proj"),
-    "t5": Family(_t5, "encoder.block", "layer.0.SelfAttention.o"),
+    "t5": Family(tiny(hf.T5EncoderModel, **T5), "encoder.block", "layer.0.SelfAttention.o"),
     "vit": Family(_vit, "layers", "attention.o_proj", pads=False),
     "albert": Family(_albert, "encoder.albert_layer_groups", "albert_layers.0.attention.dense"),
     "xlnet": Family(_xlnet, "layer", token_first=True),
     "distilbert": Family(_distilbert, "transformer.layer", "attention.out_lin"),
     "opt": Family(_opt, "decoder.layers", "self_attn.out_proj"),
-    "gpt_neox": Family(_neox, "layers", "attention.dense"),
+    "gpt_neox": Family(tiny(hf.GPTNeoXModel), "layers", "attention.dense"),
     "gemma3": Family(_gemma3, "layers", "self_attn.o_proj"),
-    "modernbert": Family(_modernbert, "layers", "attn.Wo"),
+    "modernbert": Family(tiny(hf.ModernBertModel, **SPECIAL), "layers", "attn.Wo"),
     "bloom": Family(_bloom, "h"),
 }
+
+
+def made(name: str) -> tuple[Any, dict[str, Tensor]]:
+    """A family's model, and a batch with padding."""
+    return FAMILIES[name].model(), FAMILIES[name].batch()
+
+
+def seen(model: nn.Module, metrics: Any, *args: Any, **inputs: Any) -> Watch:
+    """The watch of one call, without gradients."""
+    with torch.no_grad(), watch(model, metrics) as w:
+        model(*args, **inputs)
+    return w
+
+
+def checks(w: Watch) -> dict[str, Any]:
+    """What the manifest says of the run."""
+    return w.profile().manifest["networks"][0]["checks"]
+
+
 every = pytest.mark.parametrize("name", FAMILIES)
 attending = pytest.mark.parametrize("name", [name for name, each in FAMILIES.items() if each.projection])

@@ -1,8 +1,10 @@
 """The stack of blocks is found where there is one to be found."""
 
+import pytest
 import torch
 from torch import Tensor, nn
 
+import rankscope
 from rankscope.live.blocks import blocks_of, stacks
 
 
@@ -23,41 +25,33 @@ class Other(Block):
     pass
 
 
-def test_experts_inside_blocks_are_no_stack() -> None:
-    model = nn.Sequential(nn.Embedding(5, 4), nn.Sequential(Block(3), Block(3)))
-    assert {name: len(inside) for name, inside in stacks(model).items()} == {"1": 2}
+def blocks(*inside: nn.Module, **others: nn.Module) -> nn.ModuleDict:
+    return nn.ModuleDict({**others, "blocks": nn.ModuleList(inside)})
 
 
-def test_a_stack_of_one_with_experts_is_itself() -> None:
-    (inside,) = stacks(nn.ModuleDict({"blocks": nn.ModuleList([Block(3)])})).values()
-    assert len(inside) == 1 and isinstance(inside[0], Block)
+STEM = nn.Sequential(nn.Sequential(nn.Conv1d(1, 1, 1)), nn.Sequential(nn.Conv1d(1, 1, 1)))
 
 
-def test_a_wrapper_is_looked_into() -> None:
-    model = nn.Sequential(nn.ModuleDict({"blocks": nn.ModuleList([Block(), Block()])}))
-    assert list(stacks(model)) == ["0.blocks"]
-
-
-def test_convolutions_before_a_transformer_are_no_candidates() -> None:
-    stem = nn.Sequential(nn.Sequential(nn.Conv1d(1, 1, 1)), nn.Sequential(nn.Conv1d(1, 1, 1)))
-    model = nn.ModuleDict({"stem": stem, "blocks": nn.ModuleList([Block(), Block()])})
-    assert list(stacks(model)) == ["blocks"]
-
-
-def test_blocks_may_be_nearly_of_one_class() -> None:
-    model = nn.ModuleDict({"blocks": nn.ModuleList([Block(), Other(), Block()])})
-    assert len(blocks_of(model)[1]) == 3
-
-
-def test_one_block_many_times_in_a_list() -> None:
-    block = Block()
-    _, found = blocks_of(nn.ModuleDict({"blocks": nn.ModuleList([block] * 5)}))
-    assert found == [block] * 5
+@pytest.mark.parametrize(
+    ("model", "name", "number"),
+    [
+        (nn.Sequential(nn.Embedding(5, 4), nn.Sequential(Block(3), Block(3))), "1", 2),
+        (blocks(Block(3)), "blocks", 1),
+        (nn.Sequential(blocks(Block(), Block())), "0.blocks", 2),
+        (blocks(Block(), Block(), stem=STEM), "blocks", 2),
+        (blocks(Block(), Other(), Block()), "blocks", 3),
+        (blocks(*[Block()] * 5), "blocks", 5),
+    ],
+    ids=["no experts inside blocks", "a stack of one with experts", "inside a wrapper", "no convolutions",
+         "nearly of one class", "one block many times"],
+)  # fmt: skip
+def test_the_stack_is_found(model: nn.Module, name: str, number: int) -> None:
+    ((found, inside),) = stacks(model).items()
+    assert (found, inside) == blocks_of(model) and found == name and len(inside) == number
+    assert all(isinstance(block, Block) for block in inside)
 
 
 def test_the_model_may_itself_be_the_stack() -> None:
-    import rankscope
-
     class Step(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 import rankscope
 from rankscope.errors import WatchError
 from tests.live import reference
-
-WIDTH, HEADS, LAYERS = 16, 4, 3
+from tests.live.families import HEADS, LAYERS, WIDTH, checks, seen
 
 
 def encoder(
@@ -71,13 +70,11 @@ def test_an_encoder_is_what_its_matrices_say(batch_first: bool, nested: bool) ->
             for name, expected in {
                 "mu": reference.mu(state, real),
                 "dobrushin": reference.dobrushin(P, real),
-                "head_mu": [[reference.mu(added[:, h], real)[k] for h in range(HEADS)] for k in range(2)],
+                "head_mu": torch.stack([reference.mu(added[:, h], real) for h in range(HEADS)], 1),
             }.items():
                 got = profile.curve(name)[:, number]
-                torch.testing.assert_close(
-                    got, torch.tensor(expected, dtype=torch.float64), rtol=1e-9, atol=1e-10
-                )
-    assert profile.curve("mu")[:, 0].tolist() == pytest.approx(reference.mu(X, real), rel=1e-12)
+                torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(profile.curve("mu")[:, 0], reference.mu(X, real), rtol=1e-12, atol=0)
     assert model.use_nested_tensor == (nested and batch_first)
 
 
@@ -91,24 +88,18 @@ def test_tokens_alone_on_the_path_that_torch_would_fuse(grad: bool) -> None:
     assert "Attention was not looked at." in w.notes
 
 
-def test_padded_and_unpadded_samples_agree() -> None:
-    model, (X, padding) = encoder(), padded()
-    with torch.no_grad(), rankscope.watch(model, ["mu", "entropy", "head_relative_mu"]) as w:
-        model(X, src_key_padding_mask=padding)
-        model(X[1:, :4])
-    for metric in ("mu", "entropy", "head_relative_mu"):
-        curve = w.profile().curve(metric)
+def test_padded_and_unpadded_samples_agree_and_a_single_sequence_is_a_batch_of_one() -> None:
+    (X, padding), metrics = padded(), ("mu", "entropy", "head_relative_mu")
+    batches, tokens = encoder(), encoder(batch_first=False, norm_first=True)
+    with torch.no_grad(), rankscope.watch(batches, metrics) as w, rankscope.watch(tokens, metrics) as v:
+        batches(X, src_key_padding_mask=padding)
+        batches(X[1:, :4])
+        tokens(X[0])
+        tokens(X[:1].transpose(0, 1))
+    for metric in metrics:
+        curve, single = w.profile().curve(metric), v.profile().curve(metric)
         torch.testing.assert_close(curve[1], curve[2], rtol=1e-9, atol=1e-9, equal_nan=True)
-
-
-def test_a_single_sequence_is_a_batch_of_one() -> None:
-    model, (X, _) = encoder(batch_first=False, norm_first=True), padded()
-    with torch.no_grad(), rankscope.watch(model, ["mu", "entropy"]) as w:
-        model(X[0])
-        model(X[:1].transpose(0, 1))
-    for metric in ("mu", "entropy"):
-        curve = w.profile().curve(metric)
-        torch.testing.assert_close(curve[0], curve[1], equal_nan=True)
+        torch.testing.assert_close(single[0], single[1], equal_nan=True)
 
 
 @pytest.mark.parametrize("need", [False, True])
@@ -145,12 +136,11 @@ def test_a_decoder_has_its_self_attention_watched() -> None:
     model = nn.TransformerDecoder(layer, 2).eval()
     X, padding = padded()
     memory = torch.randn_like(X)
-    with torch.no_grad(), rankscope.watch(model, "dobrushin") as w:
-        model(X, memory, tgt_key_padding_mask=padding)
+    w = seen(model, "dobrushin", X, memory, tgt_key_padding_mask=padding)
     Wq, Wk, _ = layer.self_attn.in_proj_weight.unflatten(0, (3, HEADS, -1))
     q, k = (torch.einsum("btw,hdw->bhtd", X, W.detach()) for W in (Wq, Wk))  # its biases are zero
     scores = (q @ k.mT / math.sqrt(WIDTH // HEADS)).masked_fill(padding[:, None, None], -torch.inf)
-    expected = torch.tensor(reference.dobrushin(scores.softmax(-1), ~padding), dtype=torch.float64)
+    expected = reference.dobrushin(scores.softmax(-1), ~padding)
     torch.testing.assert_close(w.profile().curve("dobrushin")[:, 1], expected, rtol=1e-10, atol=1e-12)
     assert any("2 later ones (cross-attention)" in note for note in w.notes)
 
@@ -188,17 +178,16 @@ def test_blocks_can_be_named_and_called_many_times() -> None:
         states.append(block(states[-1])["x"].detach())
     with rankscope.watch(model, "mu", blocks=["first", model.second]) as w:
         model(X, padding)
-    expected = [reference.mu(state, ~padding) for state in states]
-    torch.testing.assert_close(w.profile().curve("mu"), torch.tensor(expected, dtype=torch.float64).T)
+    expected = torch.stack([reference.mu(state, ~padding) for state in states], 1)
+    torch.testing.assert_close(w.profile().curve("mu"), expected)
 
 
 def test_a_layer_that_never_fired_is_said() -> None:
     model = Loop()
     with rankscope.watch(model, "mu", blocks=["first", "second", "second", "spare"]) as w:
         model(torch.randn(2, 6, WIDTH))
-    checks = w.profile().manifest.networks[0].checks
-    assert checks["never_fired"] == [4]
-    assert checks["calls_per_layer"] == {"1": 1, "2": 1, "3": 1, "4": 0}
+    assert checks(w)["never_fired"] == [4]
+    assert checks(w)["calls_per_layer"] == {"1": 1, "2": 1, "3": 1, "4": 0}
     assert "Layers that never fired, and have no values: 4." in w.notes
 
 
@@ -215,6 +204,5 @@ def test_layout_can_be_forced() -> None:
     X = torch.randn(2, 6, WIDTH)
     with rankscope.watch(model, "mu", blocks=["first", "second"], layout="token first") as w:
         model(X.transpose(0, 1))
-    assert w.profile().curve("mu")[:, 0].tolist() == pytest.approx(
-        reference.mu(X, torch.ones(2, 6, dtype=torch.bool)), rel=1e-6
-    )
+    expected = reference.mu(X, torch.ones(2, 6, dtype=torch.bool))
+    torch.testing.assert_close(w.profile().curve("mu")[:, 0], expected, rtol=1e-6, atol=0)

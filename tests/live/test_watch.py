@@ -10,9 +10,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 import rankscope
 from rankscope.errors import MetricError, TokensError, WatchError
+from rankscope.profiles import DEFAULT_METRICS
 from tests.live import reference
-from tests.live.families import FAMILIES, LAYERS
-from tests.live.test_modules import WIDTH, Loop, encoder, padded
+from tests.live.families import FAMILIES, LAYERS, WIDTH, checks, made, seen
+from tests.live.test_modules import Loop, encoder, padded
 
 ALL = ["mu", "entropy", "head_mu"]
 
@@ -39,18 +40,14 @@ def insides(model: nn.Module) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["bert", "t5", "albert", "gemma3"])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_model_comes_out_as_it_went_in(name: str, fails: bool) -> None:
-    family = FAMILIES[name]
-    model, batch = family.model(), family.batch()
+    model, batch = made(name)
     with torch.no_grad():
-        before = model(**batch)[0]
-    inside = insides(model)
-    with torch.no_grad():
+        before, inside = model(**batch)[0], insides(model)
         if fails:
-            with pytest.raises(IndexError), rankscope.watch(model, ALL):
-                model(**{**batch, "input_ids": batch["input_ids"] + 1000})
+            with pytest.raises(IndexError):
+                seen(model, ALL, **{**batch, "input_ids": batch["input_ids"] + 1000})
         else:
-            with rankscope.watch(model, ALL):
-                model(**batch)
+            seen(model, ALL, **batch)
         assert insides(model) == inside
         assert torch.equal(model(**batch)[0], before)
 
@@ -61,8 +58,7 @@ def test_torchs_encoder_comes_out_as_it_went_in() -> None:
     inside = insides(model)
     with torch.no_grad():
         before = model(X, src_key_padding_mask=padding)
-        with rankscope.watch(model, ALL):
-            model(X, src_key_padding_mask=padding)
+        seen(model, ALL, X, src_key_padding_mask=padding)
         assert insides(model) == inside
         assert torch.equal(model(X, src_key_padding_mask=padding), before)
 
@@ -95,8 +91,8 @@ def test_a_call_that_failed_is_not_counted_and_the_next_one_is() -> None:
 def test_an_error_in_the_middle_of_a_block_is_the_models_own() -> None:
     model, (X, _) = encoder(), padded()
     inside = insides(model)
-    with pytest.raises(RuntimeError, match="shape"), rankscope.watch(model, ALL):
-        model(X, mask=torch.zeros(3, 3, dtype=torch.float64))
+    with pytest.raises(RuntimeError, match="shape"):
+        seen(model, ALL, X, mask=torch.zeros(3, 3, dtype=torch.float64))
     assert insides(model) == inside
 
 
@@ -113,7 +109,7 @@ def test_a_training_step_has_the_same_gradients(name: str, metrics: list[str]) -
             with rankscope.watch(model, metrics) as w:
                 model(**batch)[0].square().sum().backward()
             assert any("train mode, with dropout of up to 0.1" in note for note in w.notes)
-            assert w.profile().manifest.networks[0].checks["mode"] == "train"
+            assert checks(w)["mode"] == "train"
         else:
             model(**batch)[0].square().sum().backward()
         return [weight.grad for weight in model.parameters() if weight.grad is not None]
@@ -123,37 +119,34 @@ def test_a_training_step_has_the_same_gradients(name: str, metrics: list[str]) -
 
 
 def test_dropout_takes_rows_off_one_and_is_named_as_the_reason() -> None:
-    model, batch = FAMILIES["bert"].model().train(), FAMILIES["bert"].batch()
-    with rankscope.watch(model, "entropy") as w:
-        model(**batch)
-    checks = w.profile().manifest.networks[0].checks
-    assert checks["rows_sum_to_one"] is False and checks["dropout"] == 0.1
+    model, batch = made("bert")
+    w = seen(model.train(), "entropy", **batch)
+    assert checks(w)["rows_sum_to_one"] is False and checks(w)["dropout"] == 0.1
     assert any("as dropout makes them" in note for note in w.notes)
 
 
 def test_recomputation_for_gradients_is_not_measured_twice() -> None:
-    model, batch = FAMILIES["gpt2"].model().train(), FAMILIES["gpt2"].batch()
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model, batch = made("gpt2")
+    model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     with rankscope.watch(model, "mu") as w:
         model(**batch, use_cache=False)[0].sum().backward()
-    assert w.profile().manifest.networks[0].checks["calls_per_layer"] == {"1": 1, "2": 1, "3": 1}
+    assert checks(w)["calls_per_layer"] == {"1": 1, "2": 1, "3": 1}
     assert any("3 calls of blocks outside a call of the model" in note for note in w.notes)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_half_precision_is_upcast_and_keeps_its_floor(dtype: torch.dtype) -> None:
-    model, batch = FAMILIES["bert"].model().to(dtype), FAMILIES["bert"].batch()
+    model, batch = made("bert")
     with torch.no_grad():
-        states = model(**batch, output_hidden_states=True).hidden_states
-        with rankscope.watch(model, ["mu", "relative_mu", "entropy", "head_mu"]) as w:
-            model(**batch)
-    profile, real = w.profile(), batch["attention_mask"].bool()
+        states = model.to(dtype)(**batch, output_hidden_states=True).hidden_states
+    w = seen(model, ["mu", "relative_mu", "entropy", "head_mu"], **batch)
+    profile, expected = w.profile(), reference.mu(states[0], batch["attention_mask"].bool())
     # Layer 0 is the same tensor; deeper ones ran eagerly, with other roundings.
-    assert profile.curve("mu")[:, 0].tolist() == pytest.approx(reference.mu(states[0], real), rel=1e-12)
+    torch.testing.assert_close(profile.curve("mu")[:, 0], expected, rtol=1e-12, atol=0)
     assert profile.arithmetics == [str(dtype).removeprefix("torch.")]
     floor = profile.curve("relative_mu", "floor")
     assert float(floor.max()) == float(floor.min()) == 8 * torch.finfo(dtype).eps
-    assert profile.manifest.networks[0].checks["rows_sum_to_one"] is True
+    assert checks(w)["rows_sum_to_one"] is True
 
 
 def test_autocast_is_an_arithmetic_and_does_not_reach_the_metrics() -> None:
@@ -163,10 +156,8 @@ def test_autocast_is_an_arithmetic_and_does_not_reach_the_metrics() -> None:
         model(X.float())
     assert w.profile().arithmetics == ["bfloat16"]
     real = torch.ones(2, 6, dtype=torch.bool)
-    expected = [reference.mu(states[0], real) for states in w.states.values()]
-    torch.testing.assert_close(
-        w.profile().curve("mu"), torch.tensor(expected, dtype=torch.float64).T, rtol=1e-12, atol=0
-    )
+    expected = torch.stack([reference.mu(states[0], real) for states in w.states.values()], 1)
+    torch.testing.assert_close(w.profile().curve("mu"), expected, rtol=1e-12, atol=0)
 
 
 def test_samples_are_numbered_on_from_call_to_call_and_watch_to_watch() -> None:
@@ -193,10 +184,9 @@ def test_layers_can_be_chosen() -> None:
     with torch.no_grad(), rankscope.watch(model, ALL, layers=[2]) as w:
         model(X)
     assert w.profile().table["layer"].unique().to_list() == [2]
-    with torch.no_grad(), rankscope.watch(model, ALL) as every:
-        model(X)
+    every = seen(model, ALL, X).profile()
     for metric in ALL:
-        torch.testing.assert_close(w.profile().curve(metric)[:, 2], every.profile().curve(metric)[:, 2])
+        torch.testing.assert_close(w.profile().curve(metric)[:, 2], every.curve(metric)[:, 2])
 
 
 class Adapted(nn.Module):
@@ -216,40 +206,21 @@ class Adapted(nn.Module):
 
 @pytest.mark.parametrize("in_place", [False, True])
 def test_heads_are_refused_where_an_adapter_adds_to_their_projection(in_place: bool) -> None:
-    """The linear map inside would be found, and what the adapter adds be left out without a word."""
-    family = FAMILIES["bert"]
-    model, batch = family.model(), family.batch()
+    """The linear map inside would be found, and what the adapter adds be left out without a word; one that
+    adds nothing is no obstacle."""
+    model, batch = made("bert")
+    expected = seen(model, "head_mu", **batch).profile().curve("head_mu")[:, 1:]
     for block in model.encoder.layer:
         output = block.attention.output
         output.dense = Adapted(output.dense, output.dense.out_features, in_place).to(output.dense.weight)
-    with torch.no_grad():
-        with (
-            pytest.raises(
-                WatchError, match="Adapted adds to what a Linear in it returns, as LoRA does: merge it"
-            ),
-            rankscope.watch(model, "head_mu"),
-        ):
-            model(**batch)
-        with rankscope.watch(model, ["mu", "entropy"]) as w:
-            model(**batch)
-        assert len(w.profile().table)
-
-
-def test_an_adapter_that_adds_nothing_is_no_obstacle() -> None:
-    family = FAMILIES["bert"]
-    model, batch = family.model(), family.batch()
-    with torch.no_grad():
-        with rankscope.watch(model, "head_mu") as plain:
-            model(**batch)
+    sentence = "Adapted adds to what a Linear in it returns, as LoRA does: merge it"
+    with pytest.raises(WatchError, match=sentence):
+        seen(model, "head_mu", **batch)
+    assert len(seen(model, ["mu", "entropy"], **batch).profile().table)
+    if in_place:  # else the adapter's own map is the first to be called
         for block in model.encoder.layer:
-            dense = block.attention.output.dense
-            adapted = Adapted(dense, dense.out_features, in_place=True).to(dense.weight)
-            adapted.up.weight.zero_()
-            block.attention.output.dense = adapted
-        with rankscope.watch(model, "head_mu") as w:
-            model(**batch)
-    expected = plain.profile().curve("head_mu")[:, 1:]
-    assert torch.equal(w.profile().curve("head_mu")[:, 1:], expected)
+            nn.init.zeros_(block.attention.output.dense.up.weight)
+        assert torch.equal(seen(model, "head_mu", **batch).profile().curve("head_mu")[:, 1:], expected)
 
 
 def test_an_interrupted_call_is_said() -> None:
@@ -258,12 +229,11 @@ def test_an_interrupted_call_is_said() -> None:
     def stop(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    family = FAMILIES["bert"]
-    model = family.model()
+    model, batch = made("bert")
     model.encoder.layer[1].register_forward_hook(stop)
     w = rankscope.watch(model)
     with pytest.raises(KeyboardInterrupt), w:
-        model(**family.batch())
+        model(**batch)
     assert "1 call was left out: it was interrupted." in w.notes
     with pytest.raises(WatchError, match="none was measured: 1 left out: it was interrupted"):
         w.profile()
@@ -279,16 +249,6 @@ def test_nothing_is_said_of_what_did_not_run() -> None:
         w.profile()
 
 
-def test_weights_without_numbers_are_refused() -> None:
-    with pytest.raises(WatchError, match="its weights are on the meta device"):
-        rankscope.watch(FAMILIES["bert"].model().to("meta"))
-
-
-def test_layer_0_has_no_attention() -> None:
-    with pytest.raises(WatchError, match="entropy is of attention, from layer 1 on: name more layers"):
-        rankscope.watch(FAMILIES["bert"].model(), ["mu", "entropy"], layers=[0])
-
-
 def test_tensors_are_kept_when_asked() -> None:
     model, (X, _) = encoder(), padded()
     with torch.no_grad(), rankscope.watch(model, "mu", keep=["states", "attention"]) as w:
@@ -298,10 +258,8 @@ def test_tensors_are_kept_when_asked() -> None:
     assert torch.equal(w.states[0][0], X)
     assert torch.equal(w.states[3][1], out)
     assert w.attention[1][0].shape == (2, 4, 6, 6)
-    with rankscope.watch(model, "mu") as w:
-        model(X)
     with pytest.raises(WatchError, match=r"states are kept when asked for: watch\(model, keep='states'\)"):
-        _ = w.states
+        _ = seen(model, "mu", X).states
 
 
 def test_a_sample_that_overflows_is_nan_from_there_on() -> None:
@@ -315,7 +273,7 @@ def test_a_sample_that_overflows_is_nan_from_there_on() -> None:
     curve = w.profile().curve("mu")
     assert curve[0].isnan().tolist() == [False, True, True, True]
     assert not curve[1].isnan().any()
-    assert w.profile().manifest.networks[0].checks["first_layer_not_finite"] == 1
+    assert checks(w)["first_layer_not_finite"] == 1
     assert "Numbers overflow from layer 1 on: those samples have NaN." in w.notes
 
 
@@ -326,17 +284,15 @@ def test_padding_can_be_given_or_refused() -> None:
         for given, expected in cases:
             with rankscope.watch(model, "mu", padding=given) as w:
                 model(X, src_key_padding_mask=padding)
-            assert w.profile().manifest.networks[0].checks["padded_tokens"] == expected
+            assert checks(w)["padded_tokens"] == expected
         watching = rankscope.watch(model, "mu", padding=padding.int())
         with pytest.raises(TokensError, match="padding must be a boolean tensor"), watching:
             model(X)
 
 
 def test_the_model_is_described() -> None:
-    model, batch = FAMILIES["bert"].model(), FAMILIES["bert"].batch()
-    with rankscope.watch(model) as w:
-        model(**batch)
-    (network,) = w.profile().manifest.networks
+    model, batch = made("bert")
+    (network,) = seen(model, "mu", **batch).profile().manifest.networks
     assert network.architecture is None and network.fingerprint is None
     assert network.model == {
         "class": "transformers.models.bert.modeling_bert.BertModel",
@@ -351,131 +307,108 @@ def test_the_model_is_described() -> None:
 def test_a_profile_can_be_saved_plotted_and_reported(tmp_path: Any) -> None:
     from rankscope.report import write_run_directory
 
-    model, batch = FAMILIES["bert"].model(), FAMILIES["bert"].batch()
-    with torch.no_grad(), rankscope.watch(model) as w:
-        model(**batch)
+    model, batch = made("bert")
+    w = seen(model, DEFAULT_METRICS, **batch)
     again = rankscope.Profile.read(w.profile().save(tmp_path / "profile.parquet"))
     assert again.table.equals(w.profile().table)
     page = write_run_directory(again, tmp_path / "run", "watched").read_text(encoding="utf-8")
     assert "attention was not looked at" in page
-    both = rankscope.Profile.join([again, _other(w, "again")])
-    assert both.variants == ["as given", "again"]
+    w.variant = "again"
+    assert rankscope.Profile.join([again, w.profile()]).variants == ["as given", "again"]
 
 
-def _other(w: Any, variant: str) -> rankscope.Profile:
-    w.variant = variant
-    return w.profile()
+COMPILED = encoder()
+COMPILED.compile(backend="eager")
+IN_PART = encoder()
+IN_PART.layers[1] = torch.compile(IN_PART.layers[1], backend="eager")
+REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
+    (
+        torch.compile(encoder(), backend="eager"), {}, WatchError,
+        "this model is compiled, .* watch the original, model._orig_mod",
+    ),
+    (IN_PART, {}, WatchError, "its part 'layers.1' is compiled"),
+    (COMPILED, {}, WatchError, "this model is compiled in place"),
+    (encoder().to("meta"), {}, WatchError, "its weights are on the meta device"),
+    (encoder(), {"metrics": []}, MetricError, "watch must be given at least one metric"),
+    (encoder(), {"metrics": "muu"}, MetricError, "did you mean 'mu'"),
+    *(
+        (encoder(), {"layers": layers}, WatchError, r"layers must name layers 0\.\.3; got")
+        for layers in ([4], [-1], [], [1, 9])
+    ),
+    (
+        encoder(), {"metrics": ["mu", "entropy"], "layers": [0]}, WatchError,
+        "entropy is of attention, from layer 1 on: name more layers",
+    ),
+    (encoder(), {"keep": "state"}, WatchError, "keep must be one of states, attention; got 'state'"),
+    (encoder(), {"layout": "first"}, WatchError, "layout must be one of batch first, token first"),
+    (Loop(), {}, WatchError, "it holds none: name them"),
+    (Loop(), {"blocks": ["secnd"]}, WatchError, "blocks must be one of first, .*did you mean 'second'"),
+    (Loop(), {"blocks": [nn.Linear(2, 2)]}, WatchError, "modules inside Loop"),
+    (Loop(), {"blocks": []}, WatchError, "at least one block"),
+    (Loop(), {"blocks": "first.up"}, WatchError, "it is a Linear with 0"),
+    (encoder(), {"blocks": ["layers"]}, WatchError, "a ModuleList is never called itself"),
+]  # fmt: skip
 
 
-class TestErrors:
-    def test_not_a_module(self) -> None:
-        code = "import rankscope; rankscope.watch('bert')"
-        import subprocess
-        import sys
+@pytest.mark.parametrize(("model", "asked", "error", "sentence"), REFUSED)
+def test_what_cannot_be_watched(
+    model: Any, asked: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    with pytest.raises(error, match=sentence):
+        rankscope.watch(model, **asked)
 
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert "WatchError: watch takes a torch module; received a str" in done.stderr
 
-    def test_compiled(self) -> None:
-        model = encoder()
-        with pytest.raises(
-            WatchError, match="this model is compiled, .* watch the original, model._orig_mod"
-        ):
-            rankscope.watch(torch.compile(model, backend="eager"))  # type: ignore[arg-type]
-        model.layers[1] = torch.compile(model.layers[1], backend="eager")
-        with pytest.raises(WatchError, match="its part 'layers.1' is compiled"):
-            rankscope.watch(model)
-        model = encoder()
-        model.compile(backend="eager")
-        with pytest.raises(WatchError, match="this model is compiled in place"):
-            rankscope.watch(model)
+def test_attention_that_cannot_be_seen() -> None:
+    with pytest.raises(WatchError, match="blocks of Loop hold neither: watch metrics of tokens"):
+        rankscope.watch(Loop(), "entropy", blocks=["first"]).__enter__()
 
-    def test_metrics(self) -> None:
-        with pytest.raises(MetricError, match="watch must be given at least one metric"):
-            rankscope.watch(encoder(), [])
-        with pytest.raises(MetricError, match="did you mean 'mu'"):
-            rankscope.watch(encoder(), "muu")
 
-    @pytest.mark.parametrize("layers", [[4], [-1], [], [1, 9]])
-    def test_layers(self, layers: list[int]) -> None:
-        with pytest.raises(WatchError, match=r"layers must name layers 0\.\.3; got"):
-            rankscope.watch(encoder(), layers=layers)
-
-    def test_words(self) -> None:
-        with pytest.raises(WatchError, match="keep must be one of states, attention; got 'state'"):
-            rankscope.watch(encoder(), keep="state")
-        with pytest.raises(WatchError, match="layout must be one of batch first, token first"):
-            rankscope.watch(encoder(), layout="first")
-
-    def test_blocks(self) -> None:
-        model = Loop()
-        with pytest.raises(WatchError, match="it holds none: name them"):
-            rankscope.watch(model)
-        with pytest.raises(WatchError, match="blocks must be one of first, .*did you mean 'second'"):
-            rankscope.watch(model, blocks=["secnd"])
-        with pytest.raises(WatchError, match="modules inside Loop"):
-            rankscope.watch(model, blocks=[nn.Linear(2, 2)])
-        with pytest.raises(WatchError, match="at least one block"):
-            rankscope.watch(model, blocks=[])
-        with pytest.raises(WatchError, match="it is a Linear with 0"):
-            rankscope.watch(model, blocks="first.up")
-        with pytest.raises(WatchError, match="a ModuleList is never called itself"):
-            rankscope.watch(encoder(), blocks=["layers"])
-
-    def test_attention_that_cannot_be_seen(self) -> None:
-        with pytest.raises(WatchError, match="blocks of Loop hold neither: watch metrics of tokens"):
-            rankscope.watch(Loop(), "entropy", blocks=["first"]).__enter__()
-
-    @pytest.mark.parametrize("name", ["bert", ""])
-    def test_two_watchers_of_attention(self, name: str) -> None:
-        model = FAMILIES[name].model() if name else encoder()
-        with rankscope.watch(model, "entropy") as w:
-            with rankscope.watch(model, "mu"):
-                pass
-            with pytest.raises(WatchError, match="already being watched"), rankscope.watch(model, "entropy"):
-                pass
-            with pytest.raises(WatchError, match="already inside its with"), w:
-                pass
-        with rankscope.watch(model, "entropy"):
+@pytest.mark.parametrize("name", ["bert", ""])
+def test_two_watchers_of_attention(name: str) -> None:
+    model = FAMILIES[name].model() if name else encoder()
+    with rankscope.watch(model, "entropy") as w:
+        with rankscope.watch(model, "mu"):
             pass
+        with pytest.raises(WatchError, match="already being watched"), rankscope.watch(model, "entropy"):
+            pass
+        with pytest.raises(WatchError, match="already inside its with"), w:
+            pass
+    with rankscope.watch(model, "entropy"):
+        pass
 
-    def test_never_called(self) -> None:
-        model, (X, _) = encoder(), padded()
-        with rankscope.watch(model) as w:
-            model.forward(X)
-        with pytest.raises(WatchError, match=r"call model\(...\), not model.forward"):
-            w.profile()
-        assert any("3 calls of blocks outside" in note for note in w.notes)
 
-    def test_a_mask_of_another_shape(self) -> None:
-        model = Loop()
-        watching = rankscope.watch(model, "mu", blocks=["first"])
-        with (
-            pytest.raises(WatchError, match=r"shape of its tokens \(2, 6\); it has \(2, 9\): give padding="),
-            watching,
-        ):
-            model(torch.randn(2, 6, WIDTH), torch.zeros(2, 9, dtype=torch.bool))
+def test_never_called() -> None:
+    model, (X, _) = encoder(), padded()
+    with rankscope.watch(model) as w:
+        model.forward(X)
+    with pytest.raises(WatchError, match=r"call model\(...\), not model.forward"):
+        w.profile()
+    assert any("3 calls of blocks outside" in note for note in w.notes)
 
-    def test_states_that_are_no_tokens(self) -> None:
-        model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 1)), nn.Sequential(nn.Conv2d(3, 3, 1)))
-        watching = rankscope.watch(model)
-        with pytest.raises(WatchError, match=r"must be tokens .* it holds \(1, 3, 4, 4\)"), watching:
-            model(torch.randn(1, 3, 4, 4))
 
-    def test_another_arithmetic(self) -> None:
-        model, (X, _) = encoder(), padded()
-        watching = rankscope.watch(model)
-        with (
-            pytest.raises(WatchError, match="ran in torch.float64 and now in torch.float32: use a second"),
-            watching,
-        ):
-            model(X)
-            model.float()(X.float())
+def test_a_mask_of_another_shape() -> None:
+    model, sentence = Loop(), r"shape of its tokens \(2, 6\); it has \(2, 9\): give padding="
+    with pytest.raises(WatchError, match=sentence), rankscope.watch(model, "mu", blocks=["first"]):
+        model(torch.randn(2, 6, WIDTH), torch.zeros(2, 9, dtype=torch.bool))
 
-    def test_attention_that_did_not_take(self) -> None:
-        family = FAMILIES["bert"]
-        model, batch = family.model(), family.batch()
-        watching = rankscope.watch(model, "entropy")
-        with pytest.raises(WatchError, match="was asked for; none came through"), watching:
-            model.set_attn_implementation("sdpa")
-            model(**batch)
+
+def test_states_that_are_no_tokens() -> None:
+    model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 1)), nn.Sequential(nn.Conv2d(3, 3, 1)))
+    with pytest.raises(WatchError, match=r"must be tokens .* it holds \(1, 3, 4, 4\)"):
+        seen(model, "mu", torch.randn(1, 3, 4, 4))
+
+
+def test_another_arithmetic() -> None:
+    model, (X, _) = encoder(), padded()
+    sentence = "ran in torch.float64 and now in torch.float32: use a second"
+    with pytest.raises(WatchError, match=sentence), rankscope.watch(model):
+        model(X)
+        model.float()(X.float())
+
+
+def test_attention_that_did_not_take() -> None:
+    model, batch = made("bert")
+    watching = rankscope.watch(model, "entropy")
+    with pytest.raises(WatchError, match="was asked for; none came through"), watching:
+        model.set_attn_implementation("sdpa")
+        model(**batch)

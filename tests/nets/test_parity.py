@@ -4,6 +4,7 @@ Small random models of `transformers`, in float64, with padding where the model 
 spelled out here by hand, so that the block is checked independently of any loader.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,13 +50,30 @@ def agree(net: Transformer, states: list[Tensor], real: Tensor | None = None, wi
         assert error < within
 
 
-def from_layers(arch: Architecture, layers: list[dict[str, Tensor]], **others: Tensor) -> Transformer:
+def spelled(
+    attention: dict[str, Any], mlp: dict[str, Any], norms: dict[str, Any], key_heads: int = HEADS
+) -> dict[str, Tensor]:
+    """What a library's modules hold, by our names."""
+    found: dict[str, Tensor | None] = {}
+    for name, module in attention.items():
+        heads, inside = key_heads if name in ("key", "value") else HEADS, name != "output"
+        bias = getattr(module, "bias", None)
+        found[f"attention.{name}.weight"] = inward(module.weight, heads) if inside else outward(module.weight)
+        found[f"attention.{name}.bias"] = bias.view(heads, -1) if inside and bias is not None else bias
+    for name, module in mlp.items():
+        found |= {f"mlp.{name}.weight": module.weight.T, f"mlp.{name}.bias": module.bias}
+    for name, module in norms.items():
+        found |= {f"{name}.gain": module.weight, f"{name}.bias": getattr(module, "bias", None)}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def network(layers: list[dict[str, Tensor]], others: dict[str, Tensor], **fields: Any) -> Transformer:
+    """Ours, of these weights."""
+    arch = Architecture(**{"layers": LAYERS, "width": WIDTH, "heads": HEADS, "mlp_width": INNER, **fields})
     tensors = {
-        f"layers.{index}.{name}": tensor.detach()
-        for index, layer in enumerate(layers)
-        for name, tensor in layer.items()
+        f"layers.{index}.{name}": each for index, layer in enumerate(layers) for name, each in layer.items()
     }
-    return Transformer.from_weights(arch, {**tensors, **{k: v.detach() for k, v in others.items()}})
+    return Transformer.from_weights(arch, {name: each.detach() for name, each in (tensors | others).items()})
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -68,29 +86,23 @@ def test_torch_encoder_layers_post_and_pre_norm(norm_first: bool, activation: st
         for _ in range(LAYERS)
     )
     wake(encoder)
-    arch = Architecture(
-        layers=LAYERS, width=WIDTH, heads=HEADS, mlp_width=INNER, activation=activation,
-        norm_place="pre" if norm_first else "post", norm_eps=1e-5, mask="causal",
-    )  # fmt: skip
     layers = []
     states = [torch.randn(2, N, WIDTH, dtype=torch.float64)]
     blocked = torch.ones(N, N, dtype=torch.bool).triu(1)
     for block in encoder:
-        q, k, v = block.self_attn.in_proj_weight.chunk(3)
-        bq, bk, bv = block.self_attn.in_proj_bias.chunk(3)
-        layers.append({
-            "attention.query.weight": inward(q), "attention.query.bias": bq.view(HEADS, HEAD),
-            "attention.key.weight": inward(k), "attention.key.bias": bk.view(HEADS, HEAD),
-            "attention.value.weight": inward(v), "attention.value.bias": bv.view(HEADS, HEAD),
-            "attention.output.weight": outward(block.self_attn.out_proj.weight),
-            "attention.output.bias": block.self_attn.out_proj.bias,
-            "attention_norm.gain": block.norm1.weight, "attention_norm.bias": block.norm1.bias,
-            "mlp.up.weight": block.linear1.weight.T, "mlp.up.bias": block.linear1.bias,
-            "mlp.down.weight": block.linear2.weight.T, "mlp.down.bias": block.linear2.bias,
-            "mlp_norm.gain": block.norm2.weight, "mlp_norm.bias": block.norm2.bias,
-        })  # fmt: skip
+        fused = block.self_attn
+        parts = zip(fused.in_proj_weight.chunk(3), fused.in_proj_bias.chunk(3), strict=True)
+        q, k, v = (SimpleNamespace(weight=weight, bias=bias) for weight, bias in parts)
+        layers.append(
+            spelled(
+                {"query": q, "key": k, "value": v, "output": fused.out_proj},
+                {"up": block.linear1, "down": block.linear2},
+                {"attention_norm": block.norm1, "mlp_norm": block.norm2},
+            )
+        )
         states.append(block(states[-1], src_mask=blocked).detach())
-    agree(from_layers(arch, layers), states)
+    place = "pre" if norm_first else "post"
+    agree(network(layers, {}, activation=activation, norm_place=place, norm_eps=1e-5, mask="causal"), states)
 
 
 @torch.no_grad()
@@ -111,26 +123,21 @@ def test_llama_grouped_heads_rotary_positions_gated_mlp_rms_norm() -> None:
                          bos_token_id=None, eos_token_id=None)  # fmt: skip
     config._attn_implementation = "eager"
     model = wake(LlamaModel(config))
-    arch = Architecture(
-        layers=LAYERS, width=WIDTH, heads=HEADS, key_heads=2, mlp="gated", mlp_width=INNER, activation="silu",
+    layers = [
+        spelled(
+            {"query": own.q_proj, "key": own.k_proj, "value": own.v_proj, "output": own.o_proj},
+            {"gate": block.mlp.gate_proj, "up": block.mlp.up_proj, "down": block.mlp.down_proj},
+            {"attention_norm": block.input_layernorm, "mlp_norm": block.post_attention_layernorm},
+            key_heads=2,
+        )
+        for block in model.layers
+        for own in [block.self_attn]
+    ]
+    net = network(
+        layers, spelled({}, {}, {"final_norm": model.norm}), key_heads=2, mlp="gated", activation="silu",
         norm="rms", norm_place="pre", norm_eps=config.rms_norm_eps, final_norm=True, mask="causal",
         positions="rotary", biases=False,
     )  # fmt: skip
-    layers = [
-        {
-            "attention.query.weight": inward(block.self_attn.q_proj.weight),
-            "attention.key.weight": inward(block.self_attn.k_proj.weight, 2),
-            "attention.value.weight": inward(block.self_attn.v_proj.weight, 2),
-            "attention.output.weight": outward(block.self_attn.o_proj.weight),
-            "attention_norm.gain": block.input_layernorm.weight,
-            "mlp.gate.weight": block.mlp.gate_proj.weight.T,
-            "mlp.up.weight": block.mlp.up_proj.weight.T,
-            "mlp.down.weight": block.mlp.down_proj.weight.T,
-            "mlp_norm.gain": block.post_attention_layernorm.weight,
-        }
-        for block in model.layers
-    ]
-    net = from_layers(arch, layers, **{"final_norm.gain": model.norm.weight})
     agree(net, hidden_states(model, REAL, input_ids=IDS), REAL, within=FLOAT32)
 
 
@@ -143,33 +150,26 @@ def test_gpt_neox_parallel_branches_partial_rotary() -> None:
                                             "partial_rotary_factor": 0.5})  # fmt: skip
     config._attn_implementation = "eager"
     model = wake(GPTNeoXModel(config))
-    arch = Architecture(
-        layers=LAYERS, width=2 * WIDTH, heads=HEADS, mlp_width=INNER, parallel=True, norm_place="pre",
-        norm_eps=config.layer_norm_eps, final_norm=True, mask="causal", positions="rotary", rotary_share=0.5,
-    )  # fmt: skip
     layers = []
     for block in model.layers:
         # Fused per head: [head, (query, key, value), head_width].
-        weight = block.attention.query_key_value.weight.view(HEADS, 3, 2 * HEAD, 2 * WIDTH)
-        bias = block.attention.query_key_value.bias.view(HEADS, 3, 2 * HEAD)
-        fused = {}
-        for place, name in enumerate(("query", "key", "value")):
-            fused[f"attention.{name}.weight"] = weight[:, place].permute(2, 0, 1)
-            fused[f"attention.{name}.bias"] = bias[:, place]
-        layers.append({
-            **fused,
-            "attention.output.weight": outward(block.attention.dense.weight),
-            "attention.output.bias": block.attention.dense.bias,
-            "attention_norm.gain": block.input_layernorm.weight,
-            "attention_norm.bias": block.input_layernorm.bias,
-            "mlp.up.weight": block.mlp.dense_h_to_4h.weight.T, "mlp.up.bias": block.mlp.dense_h_to_4h.bias,
-            "mlp.down.weight": block.mlp.dense_4h_to_h.weight.T,
-            "mlp.down.bias": block.mlp.dense_4h_to_h.bias,
-            "mlp_norm.gain": block.post_attention_layernorm.weight,
-            "mlp_norm.bias": block.post_attention_layernorm.bias,
-        })  # fmt: skip
-    last = model.final_layer_norm
-    net = from_layers(arch, layers, **{"final_norm.gain": last.weight, "final_norm.bias": last.bias})
+        fused = block.attention.query_key_value
+        weight, bias = fused.weight.view(HEADS, 3, 2 * HEAD, 2 * WIDTH), fused.bias.view(HEADS, 3, 2 * HEAD)
+        q, k, v = (
+            SimpleNamespace(weight=weight[:, i].flatten(0, 1), bias=bias[:, i].flatten()) for i in range(3)
+        )
+        layers.append(
+            spelled(
+                {"query": q, "key": k, "value": v, "output": block.attention.dense},
+                {"up": block.mlp.dense_h_to_4h, "down": block.mlp.dense_4h_to_h},
+                {"attention_norm": block.input_layernorm, "mlp_norm": block.post_attention_layernorm},
+            )
+        )
+    net = network(
+        layers, spelled({}, {}, {"final_norm": model.final_layer_norm}), width=2 * WIDTH, parallel=True,
+        norm_place="pre", norm_eps=config.layer_norm_eps, final_norm=True, mask="causal", positions="rotary",
+        rotary_share=0.5,
+    )  # fmt: skip
     agree(net, hidden_states(model, input_ids=IDS), within=FLOAT32)
 
 
@@ -179,29 +179,23 @@ def test_t5_position_buckets_and_no_divisor() -> None:
     config = T5Config(vocab_size=50, d_model=WIDTH, d_kv=HEAD, d_ff=INNER, num_layers=LAYERS, num_heads=HEADS,
                       relative_attention_num_buckets=8, relative_attention_max_distance=6)  # fmt: skip
     model = wake(T5EncoderModel(config))
-    arch = Architecture(
-        layers=LAYERS, width=WIDTH, heads=HEADS, mlp_width=INNER, activation="relu", divisor=1.0, norm="rms",
-        norm_place="pre", norm_eps=config.layer_norm_epsilon, final_norm=True, positions="bias",
-        bias_buckets=8, bias_reach=6, biases=False,
-    )  # fmt: skip
     layers = []
     for block in model.encoder.block:
         attention, mlp = block.layer
-        layers.append({
-            "attention.query.weight": inward(attention.SelfAttention.q.weight),
-            "attention.key.weight": inward(attention.SelfAttention.k.weight),
-            "attention.value.weight": inward(attention.SelfAttention.v.weight),
-            "attention.output.weight": outward(attention.SelfAttention.o.weight),
-            "attention_norm.gain": attention.layer_norm.weight,
-            "mlp.up.weight": mlp.DenseReluDense.wi.weight.T,
-            "mlp.down.weight": mlp.DenseReluDense.wo.weight.T,
-            "mlp_norm.gain": mlp.layer_norm.weight,
-        })  # fmt: skip
+        own = attention.SelfAttention
+        layers.append(
+            spelled(
+                {"query": own.q, "key": own.k, "value": own.v, "output": own.o},
+                {"up": mlp.DenseReluDense.wi, "down": mlp.DenseReluDense.wo},
+                {"attention_norm": attention.layer_norm, "mlp_norm": mlp.layer_norm},
+            )
+        )
     first = model.encoder.block[0].layer[0].SelfAttention
-    net = from_layers(
-        arch, layers,
-        **{"final_norm.gain": model.encoder.final_layer_norm.weight,
-           "bias_table": first.relative_attention_bias.weight},
+    others = spelled({}, {}, {"final_norm": model.encoder.final_layer_norm})
+    net = network(
+        layers, others | {"bias_table": first.relative_attention_bias.weight}, activation="relu", divisor=1.0,
+        norm="rms", norm_place="pre", norm_eps=config.layer_norm_epsilon, final_norm=True, positions="bias",
+        bias_buckets=8, bias_reach=6, biases=False,
     )  # fmt: skip
     agree(net, hidden_states(model, REAL, input_ids=IDS), REAL, within=FLOAT32)
 
@@ -212,10 +206,6 @@ def test_xlnet_relative_positions() -> None:
     config = XLNetConfig(vocab_size=50, d_model=WIDTH, n_layer=LAYERS, n_head=HEADS, d_inner=INNER,
                          dropout=0.0, ff_activation="gelu")  # fmt: skip
     model = wake(XLNetModel(config))
-    arch = Architecture(
-        layers=LAYERS, width=WIDTH, heads=HEADS, mlp_width=INNER, norm_eps=config.layer_norm_eps,
-        positions="relative", biases=("mlp", "norm"),
-    )  # fmt: skip
     layers = [
         {
             "attention.query.weight": block.rel_attn.q,
@@ -225,15 +215,16 @@ def test_xlnet_relative_positions() -> None:
             "attention.position": block.rel_attn.r,
             "attention.content_bias": block.rel_attn.r_w_bias,
             "attention.position_bias": block.rel_attn.r_r_bias,
-            "attention_norm.gain": block.rel_attn.layer_norm.weight,
-            "attention_norm.bias": block.rel_attn.layer_norm.bias,
-            "mlp.up.weight": block.ff.layer_1.weight.T, "mlp.up.bias": block.ff.layer_1.bias,
-            "mlp.down.weight": block.ff.layer_2.weight.T, "mlp.down.bias": block.ff.layer_2.bias,
-            "mlp_norm.gain": block.ff.layer_norm.weight, "mlp_norm.bias": block.ff.layer_norm.bias,
+            **spelled(
+                {},
+                {"up": block.ff.layer_1, "down": block.ff.layer_2},
+                {"attention_norm": block.rel_attn.layer_norm, "mlp_norm": block.ff.layer_norm},
+            ),
         }
         for block in model.layer
-    ]  # fmt: skip
-    agree(from_layers(arch, layers), hidden_states(model, input_ids=IDS), within=FLOAT32)
+    ]
+    net = network(layers, {}, norm_eps=config.layer_norm_eps, positions="relative", biases=("mlp", "norm"))
+    agree(net, hidden_states(model, input_ids=IDS), within=FLOAT32)
 
 
 @pytest.mark.parametrize(("heads", "first"), [(8, 0.5), (4, 0.25), (6, 0.25)])

@@ -11,25 +11,22 @@ from rankscope.errors import ArchitectureError, MaskError, TokensError, WeightsE
 from rankscope.metrics import METRICS, mu
 from rankscope.nets import Architecture, Transformer, mask_matrix, named_variant, shapes
 from rankscope.nets.masks import from_matrix
+from tests.builders import normal, one_head
 from tests.strategies import architectures
 
 BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
 
 
 def tokens(n: int = 5, width: int = 8, batch: int = 2, seed: int = 0) -> Tensor:
-    return torch.randn(batch, n, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return normal(batch, n, width, seed=seed)
 
 
 def averaging(mask: str, width: int, layers: int) -> Transformer:
     """W_Q = W_K = 0 and W_V W_O = I: every layer multiplies by the mask's own averaging matrix."""
     arch = Architecture(layers=layers, width=width, heads=1, mask=mask, mlp="none", norm="none",
                         attention_skip=0.0, biases=False)  # fmt: skip
-    eye = torch.eye(width, dtype=torch.float64)
-    tensors = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes(arch).items()}
-    for index in range(layers):
-        tensors[f"layers.{index}.attention.value.weight"] = eye[:, None]
-        tensors[f"layers.{index}.attention.output.weight"] = eye[None]
-    return Transformer.from_weights(arch, tensors)
+    zero = torch.zeros(width, width, dtype=torch.float64)
+    return one_head(arch, query=zero, key=zero)
 
 
 @pytest.mark.parametrize(

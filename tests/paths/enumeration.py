@@ -5,7 +5,7 @@ kept: attention (taken from the network), standard deviations, gates. Then every
 walked on its own, from the embedding and from every single bias.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -18,16 +18,30 @@ from rankscope.nets import Transformer
 from rankscope.nets.activations import ACTIVATIONS
 
 Array = np.ndarray[Any, Any]
+EVERY = "every"
+BIASES = ("attention_norm", "attention.value", "attention.output", "attention_after", "mlp_norm", "mlp.up",
+          "mlp.down", "mlp_after")  # fmt: skip
+"""Those that add to the tokens; of queries, keys and gates they are in what is kept."""
 
 
 @dataclass
 class Term:
     """One path's term: where it starts, the heads it names by layer, and what it adds to the output."""
 
-    start: str
+    layer: int
+    """Of the bias; -1 of the embedding."""
+    head: int | None
+    """That it passes in the layer where it starts."""
     choices: tuple[int | None, ...]
-    length: int
+    """In the layers after that."""
     value: Array
+
+    @property
+    def length(self) -> int:
+        return sum(choice is not None for choice in (self.head, *self.choices))
+
+    def head_in(self, layer: int) -> int | None:
+        return (None, self.head, *self.choices)[max(layer - self.layer + 1, 0)]
 
 
 class Enumeration:
@@ -40,213 +54,108 @@ class Enumeration:
         self.output = run.output[0].numpy()
         self.X = run.states[0][0].numpy()
         self.measured: dict[tuple[int, str], Array] = {}
+        self.biases = EVERY
+        """Which are added: every one in the forward pass, in which scales and gates are noted; later one."""
         Y = self.X
         for layer in range(self.arch.layers):
-            Y = self.forward(layer, Y)
-        if self.arch.final_norm:
-            Y = self.normed(-1, "final_norm", Y)
-        np.testing.assert_allclose(Y, self.output, rtol=1e-10, atol=1e-12)
+            Y = self.through(layer, Y, range(self.arch.heads), past=True)
+        np.testing.assert_allclose(
+            self.onward(self.arch.layers - 1, Y, ()), self.output, rtol=1e-10, atol=1e-12
+        )
+        self.biases = ""
 
     def tensor(self, layer: int, name: str) -> Array | None:
         here = 0 if self.arch.shared else layer
         return self.state.get(name if layer < 0 else f"layers.{here}.{name}")
 
-    # The forward pass, once more, noting scales and gates.
-
-    def normed(self, layer: int, name: str, Y: Array) -> Array:
-        if self.arch.norm == "none":
-            return Y
-        centred = Y - Y.mean(1, keepdims=True) if self.arch.norm == "layer" else Y
-        square = (centred**2).sum(1) if self.arch.norm == "scale" else (centred**2).mean(1)
-        self.measured[layer, name] = np.sqrt(square + self.arch.norm_eps)
-        return self.frozen_norm(layer, name, Y) + self.norm_bias(layer, name)
-
-    def forward(self, layer: int, X: Array) -> Array:
-        arch = self.arch
-        post, sandwich = arch.norm_place == "post", arch.norm_place == "sandwich"
-        bare = post or layer in arch.bare_layers
-        Z = X if bare else self.normed(layer, "attention_norm", X)
-        branch = sum(self.head(layer, h, Z) + self.value_bias(layer, h) for h in range(arch.heads))
-        branch = branch + self.bias(layer, "attention.output")
-        branch = self.normed(layer, "attention_after", branch) if sandwich else branch
-        if arch.parallel and arch.mlp != "none":
-            branch = branch + self.forward_mlp(layer, X)
-        Y = arch.attention_skip * X + branch
-        Y = self.normed(layer, "attention_norm", Y) if post else Y
-        if arch.mlp == "none" or arch.parallel:
-            return Y
-        Y = arch.mlp_skip * Y + self.forward_mlp(layer, Y)
-        return self.normed(layer, "mlp_norm", Y) if post else Y
-
-    def forward_mlp(self, layer: int, Y: Array) -> Array:
-        place = self.arch.norm_place
-        Y = Y if place == "post" else self.normed(layer, "mlp_norm", Y)
-        up = Y @ self.need(layer, "mlp.up.weight") + self.bias(layer, "mlp.up")
-        act = ACTIVATIONS[self.arch.activation]
-        if self.arch.mlp == "gated":
-            gate = Y @ self.need(layer, "mlp.gate.weight") + self.bias(layer, "mlp.gate")
-            self.measured[layer, "gate"] = act(torch.from_numpy(gate)).numpy()
-        else:
-            self.measured[layer, "gate"] = act(torch.from_numpy(up)).numpy() / up
-        out = (self.measured[layer, "gate"] * up) @ self.need(layer, "mlp.down.weight")
-        out = out + self.bias(layer, "mlp.down")
-        return self.normed(layer, "mlp_after", out) if place == "sandwich" else out
-
-    # The frozen parts.
-
-    def need(self, layer: int, name: str) -> Array:
-        found = self.tensor(layer, name)
+    def weight(self, layer: int, name: str) -> Array:
+        found = self.tensor(layer, f"{name}.weight")
         assert found is not None
         return found
 
-    def bias(self, layer: int, name: str) -> Array:
+    def bias(self, layer: int, name: str, part: Any = ...) -> Array:
         found = self.tensor(layer, f"{name}.bias")
-        return np.zeros(1) if found is None else found
+        return np.zeros(1) if found is None or self.biases not in (EVERY, name) else found[part]
 
-    def norm_bias(self, layer: int, name: str) -> Array:
-        return self.bias(layer, name)
-
-    def frozen_norm(self, layer: int, name: str, Y: Array) -> Array:
+    def norm(self, layer: int, name: str, Y: Array) -> Array:
         if self.arch.norm == "none":
             return Y
-        Y = Y - Y.mean(1, keepdims=True) if self.arch.norm == "layer" else Y
-        Y = Y / self.measured[layer, name][:, None]
+        centred = Y - Y.mean(1, keepdims=True) if self.arch.norm == "layer" else Y
+        if self.biases == EVERY:
+            square = (centred**2).sum(1) if self.arch.norm == "scale" else (centred**2).mean(1)
+            self.measured[layer, name] = np.sqrt(square + self.arch.norm_eps)[:, None]
         gain = self.tensor(layer, f"{name}.gain")
-        return Y if gain is None else Y * gain
+        scaled = centred / self.measured[layer, name]
+        return (scaled if gain is None else scaled * gain) + self.bias(layer, name)
 
     def head(self, layer: int, h: int, Z: Array) -> Array:
         g = h // (self.arch.heads // self.arch.key_heads)
-        W = self.need(layer, "attention.value.weight")[:, g] @ self.need(layer, "attention.output.weight")[h]
-        return self.P[layer][h] @ Z @ W
+        V = Z @ self.weight(layer, "attention.value")[:, g] + self.bias(layer, "attention.value", g)
+        return self.P[layer][h] @ V @ self.weight(layer, "attention.output")[h]
 
-    def value_bias(self, layer: int, h: int) -> Array:
-        found = self.tensor(layer, "attention.value.bias")
-        if found is None:
-            return np.zeros(1)
-        value = np.ones((len(self.X), 1)) * found[h // (self.arch.heads // self.arch.key_heads)]
-        return self.P[layer][h] @ value @ self.need(layer, "attention.output.weight")[h]
+    def mlp(self, layer: int, Y: Array) -> Array:
+        place, act = self.arch.norm_place, ACTIVATIONS[self.arch.activation]
+        Y = Y if place == "post" else self.norm(layer, "mlp_norm", Y)
+        up = Y @ self.weight(layer, "mlp.up") + self.bias(layer, "mlp.up")
+        if self.biases == EVERY:
+            gated = self.arch.mlp == "gated"
+            gate = Y @ self.weight(layer, "mlp.gate") + self.bias(layer, "mlp.gate") if gated else up
+            opened = act(torch.from_numpy(gate)).numpy()
+            self.measured[layer, "gate"] = opened if gated else opened / up
+        out = (self.measured[layer, "gate"] * up) @ self.weight(layer, "mlp.down")
+        out = out + self.bias(layer, "mlp.down")
+        return self.norm(layer, "mlp_after", out) if place == "sandwich" else out
 
-    def frozen_mlp(self, layer: int, Y: Array) -> Array:
-        place = self.arch.norm_place
-        Y = Y if place == "post" else self.frozen_norm(layer, "mlp_norm", Y)
-        out = (self.measured[layer, "gate"] * (Y @ self.need(layer, "mlp.up.weight"))) @ self.need(
-            layer, "mlp.down.weight"
-        )
-        return self.frozen_norm(layer, "mlp_after", out) if place == "sandwich" else out
-
-    # Walking.
-
-    def inside(self, layer: int, Y: Array) -> Array:
-        bare = self.arch.norm_place == "post" or layer in self.arch.bare_layers
-        return Y if bare else self.frozen_norm(layer, "attention_norm", Y)
-
-    def after_heads(self, layer: int, Y: Array) -> Array:
-        return self.frozen_norm(layer, "attention_after", Y) if self.arch.norm_place == "sandwich" else Y
-
-    def attention_step(self, layer: int, Y: Array, choice: int | None) -> Array:
-        """Past the heads or through one, up to the end of the attention step."""
-        if choice is not None:
-            return self.after_heads(layer, self.head(layer, choice, self.inside(layer, Y)))
-        rest = self.arch.attention_skip * Y
-        if self.arch.parallel and self.arch.mlp != "none":
-            rest = rest + self.frozen_mlp(layer, Y)
-        return rest
-
-    def settled(self, layer: int, Y: Array) -> Array:
-        return self.frozen_norm(layer, "attention_norm", Y) if self.arch.norm_place == "post" else Y
-
-    def mlp_step(self, layer: int, Y: Array) -> Array:
-        if self.arch.mlp == "none" or self.arch.parallel:
+    def through(self, layer: int, X: Array, heads: Sequence[int], past: bool) -> Array:
+        """Through a layer: through these heads, and past them by the skip (or a parallel MLP)."""
+        arch, post = self.arch, self.arch.norm_place == "post"
+        Z = X if post or layer in arch.bare_layers else self.norm(layer, "attention_norm", X)
+        Y = sum((self.head(layer, h, Z) for h in heads), np.zeros_like(X))
+        Y = Y + self.bias(layer, "attention.output")
+        Y = self.norm(layer, "attention_after", Y) if arch.norm_place == "sandwich" else Y
+        if past:
+            Y = Y + arch.attention_skip * X
+            Y = Y + self.mlp(layer, X) if arch.parallel and arch.mlp != "none" else Y
+        Y = self.norm(layer, "attention_norm", Y) if post else Y
+        if arch.mlp == "none" or arch.parallel:
             return Y
-        return self.finished(layer, self.arch.mlp_skip * Y + self.frozen_mlp(layer, Y))
-
-    def finished(self, layer: int, Y: Array) -> Array:
-        return self.frozen_norm(layer, "mlp_norm", Y) if self.arch.norm_place == "post" else Y
+        Y = arch.mlp_skip * Y + self.mlp(layer, Y)
+        return self.norm(layer, "mlp_norm", Y) if post else Y
 
     def onward(self, layer: int, Y: Array, choices: tuple[int | None, ...]) -> Array:
         """From the end of `layer` to the output, through these choices."""
         for index, choice in enumerate(choices, layer + 1):
-            Y = self.mlp_step(index, self.settled(index, self.attention_step(index, Y, choice)))
-        return self.frozen_norm(-1, "final_norm", Y) if self.arch.final_norm else Y
+            Y = self.through(index, Y, () if choice is None else (choice,), past=choice is None)
+        return self.norm(-1, "final_norm", Y) if self.arch.final_norm else Y
 
-    def ways(self, layers: int) -> Iterator[tuple[int | None, ...]]:
+    def terms(self, layer: int, head: int | None, Y: Array) -> list[Term]:
+        """All that starts as Y at the end of a layer."""
         arch = self.arch
         past = arch.attention_skip != 0 or (arch.parallel and arch.mlp != "none")
-        return product([*([None] if past else []), *range(arch.heads)], repeat=layers)
+        ways = product([*([None] if past else []), *range(arch.heads)], repeat=arch.layers - layer - 1)
+        return [Term(layer, head, way, self.onward(layer, Y, way)) for way in ways]
 
     def embedding_terms(self) -> list[Term]:
-        return [
-            Term("embedding", way, _length(way), self.onward(-1, self.X, way))
-            for way in self.ways(self.arch.layers)
-        ]
+        return self.terms(-1, None, self.X)
 
     def bias_terms(self) -> list[Term]:
-        found = []
-        for layer in range(self.arch.layers):
-            for name, first, Y in self.starts(layer):
-                for way in self.ways(self.arch.layers - layer - 1):
-                    found.append(Term(name, way, first + _length(way), self.onward(layer, Y, way)))
-        last = self.tensor(-1, "final_norm.bias") if self.arch.norm == "layer" else None
+        starts = (start for layer in range(self.arch.layers) for start in self.starts(layer))
+        found = [term for start in starts for term in self.terms(*start)]
+        last = self.tensor(-1, "final_norm.bias")
         if last is not None:
-            found.append(Term("final_norm", (), 0, self.spread(last)))
+            found.append(Term(self.arch.layers, None, (), np.zeros_like(self.X) + last))
         return found
 
-    def spread(self, bias: Array) -> Array:
-        return np.ones((len(self.X), 1)) * bias
-
-    def starts(self, layer: int) -> Iterator[tuple[str, int, Array]]:
-        """(name, heads passed in this layer, tokens at the end of this layer) of every bias of a layer."""
-        arch, place = self.arch, self.arch.norm_place
-
-        def have(name: str) -> Array | None:
-            norm = name.startswith(("attention_norm", "attention_after", "mlp_norm", "mlp_after"))
-            return None if norm and arch.norm != "layer" else self.tensor(layer, f"{name}.bias")
-
-        def close(Y: Array) -> Array:
-            return self.mlp_step(layer, self.settled(layer, Y))
-
-        before = have("attention_norm")
-        for h in range(arch.heads):
-            if place != "post" and layer not in arch.bare_layers and before is not None:
-                Y = self.head(layer, h, self.spread(before))
-                yield "before heads", 1, close(self.after_heads(layer, Y))
-            if self.tensor(layer, "attention.value.bias") is not None:
-                yield "value", 1, close(self.after_heads(layer, self.value_bias(layer, h)))
-        output = have("attention.output")
-        if output is not None:
-            yield "output", 0, close(self.after_heads(layer, self.spread(output)))
-        after = have("attention_after")
-        if place == "sandwich" and after is not None:
-            yield "after heads", 0, close(self.spread(after))
-        if place == "post" and before is not None:
-            yield "settled", 0, self.mlp_step(layer, self.spread(before))
-        if arch.mlp != "none":
-            end = close if arch.parallel else (lambda Y: self.finished(layer, Y))
-            yield from ((name, 0, end(Y)) for name, Y in self.mlp_starts(layer))
-            last = have("mlp_norm")
-            if place == "post" and not arch.parallel and last is not None:
-                yield "finished", 0, self.spread(last)
-
-    def mlp_starts(self, layer: int) -> Iterator[tuple[str, Array]]:
-        place, gate = self.arch.norm_place, self.measured[layer, "gate"]
-        down = self.need(layer, "mlp.down.weight")
-
-        def out(Y: Array) -> Array:
-            return self.frozen_norm(layer, "mlp_after", Y) if place == "sandwich" else Y
-
-        normed = self.arch.norm == "layer"
-        before = self.tensor(layer, "mlp_norm.bias")
-        if place != "post" and normed and before is not None:
-            yield "before mlp", out((gate * (self.spread(before) @ self.need(layer, "mlp.up.weight"))) @ down)
-        up, last = self.tensor(layer, "mlp.up.bias"), self.tensor(layer, "mlp.down.bias")
-        if up is not None:
-            yield "up", out((gate * self.spread(up)) @ down)
-        if last is not None:
-            yield "down", out(self.spread(last))
-        after = self.tensor(layer, "mlp_after.bias")
-        if place == "sandwich" and normed and after is not None:
-            yield "after mlp", self.spread(after)
-
-
-def _length(way: tuple[int | None, ...]) -> int:
-    return sum(choice is not None for choice in way)
+    def starts(self, layer: int) -> Iterator[tuple[int, int | None, Array]]:
+        """(layer, the head it passes there, tokens at the end of this layer) of every bias of a layer: those
+        of values, and of a norm before the heads, through each head; the others past them."""
+        inside = {"attention.value"} | (set() if self.arch.norm_place == "post" else {"attention_norm"})
+        for name in BIASES:
+            if self.tensor(layer, f"{name}.bias") is None:
+                continue
+            for head in range(self.arch.heads) if name in inside else [None]:
+                self.biases = name
+                heads = () if head is None else (head,)
+                Y = self.through(layer, np.zeros_like(self.X), heads, past=head is None)
+                self.biases = ""
+                yield layer, head, Y

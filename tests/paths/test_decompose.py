@@ -4,7 +4,6 @@ mistakes."""
 import math
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import mpmath as mp
 import polars as pl
@@ -14,8 +13,9 @@ import torch
 from rankscope.deviation.readings import UNIT
 from rankscope.errors import ClosureError, FileError, PathError, TokensError
 from rankscope.nets import Architecture, Transformer
-from rankscope.paths import ByLength, Decomposition, all_paths, decompose, length_of, rate
-from tests.deviation.reference import exact, log10_residual, times
+from rankscope.paths import ByLength, all_paths, decompose, length_of, rate
+from rankscope.paths.collapse import path_residuals
+from tests.deviation.reference import Network, composite, exact, log10_residual, times
 from tests.paths.test_enumeration import CASES, network, tokens
 
 SMALL = Architecture(layers=3, width=6, heads=2, head_width=4, mlp="none", norm="none", biases=False)
@@ -132,66 +132,27 @@ def test_single_paths_against_400_digits(skip: float) -> None:
     X = tokens()
     d = decompose(net, X)
     paths = [(0, 1, 0, 1, 1), (1, 1, 1, 1, 1)] + ([(None, 0, None, 1, 1)] if skip else [])
-    from rankscope.paths.collapse import path_residuals
-
     table = path_residuals(d.frozen, list(paths))
     with mp.workdps(400):
-        reference = _Exact(net)
-        attention = reference.attention_of(exact(X[0]))
+        reference, start = Network(net), exact(X[0])
+        states = reference.states(X[0])
+        attention = [reference.matrices(layer, layer, states[layer]) for layer in range(5)]
         for path, row in zip(paths, table.iter_rows(named=True), strict=True):
-            Y = exact(X[0])
+            Y = start
             for layer, head in enumerate(path):
-                Y = reference.step(layer, attention[layer], head, Y)
-            residual = log10_residual(Y)
-            size = mp.log10(_composite(Y))
+                if head is None:
+                    Y = [[mp.mpf(skip) * u for u in each] for each in Y]
+                else:
+                    output = reference.tensors[f"layers.{layer}.attention.output.weight"][head]
+                    V = reference.heads(layer, "value", Y)[head]
+                    Y = times(times(attention[layer][head], V), output)
+            residual, size = log10_residual(Y), mp.log10(composite(Y))
             assert row["log10"] == pytest.approx(
                 float(residual - size), abs=1e-9 * abs(float(residual)) + 1e-10
             )
             assert row["arithmetic"] == "deviation" and not row["below_floor"]
     if not skip:
         assert table["log10"].min() < -20  # type: ignore[operator]
-
-
-class _Exact:
-    """Attention and single heads in mpmath, from the network's own float64 weights."""
-
-    def __init__(self, net: Transformer) -> None:
-        from tests.deviation.reference import Network
-
-        self.net, self.reference = net, Network(net)
-
-    def attention_of(self, X: Any) -> list[list[Any]]:
-        """By layer and head: P."""
-        found = []
-        for layer in range(self.net.arch.layers):
-            heads = []
-            q, k = (self.reference.heads(layer, name, X) for name in ("query", "key"))
-            for h in range(self.net.arch.heads):
-                rows = []
-                for i in range(len(X)):
-                    scores = [
-                        self.reference.score(layer, layer, h, i, j, q[h][i], k[h][j]) for j in range(len(X))
-                    ]
-                    weights = [mp.exp(score) for score in scores]
-                    rows.append([weight / mp.fsum(weights) for weight in weights])
-                heads.append(rows)
-            found.append(heads)
-            X = self.reference.layer(layer, X)
-        return found
-
-    def step(self, layer: int, P: list[Any], head: int | None, Y: Any) -> Any:
-        if head is None:
-            return [[mp.mpf(self.net.arch.attention_skip) * u for u in row] for row in Y]
-        value = self.reference.tensors[f"layers.{layer}.attention.value.weight"]
-        output = self.reference.tensors[f"layers.{layer}.attention.output.weight"]
-        V = times(Y, [row[head] for row in value])
-        return times(times(P[head], V), output[head])
-
-
-def _composite(Y: Any) -> Any:
-    rows = max(mp.fsum(abs(u) for u in row) for row in Y)
-    columns = max(mp.fsum(abs(row[j]) for row in Y) for j in range(len(Y[0])))
-    return mp.sqrt(rows * columns)
 
 
 def test_single_paths_lose_digits_at_a_steady_rate() -> None:
@@ -242,16 +203,13 @@ def test_units_at_zero_have_a_gate(activation: str, dtype: torch.dtype) -> None:
 def test_paths_of_their_own_have_attention_of_their_own() -> None:
     """`term = P X W` holds with the path's own P, which is not the full network's."""
     net, X = network(CASES["attention and skips"] | {"biases": False}), tokens(samples=2)
-    d = decompose(net, X, torch.tensor([[True, False, False, False], [False] * 4]))
+    padding = torch.tensor([[True, False, False, False], [False] * 4])
+    d, real = decompose(net, X, padding), ~padding[..., None]
     for path in ((0, 1, 1), (1, None, 0), (None, 1, None)):
         own, shared = d.path(path, "own"), d.path(path)
         for found in (own, shared):
-            torch.testing.assert_close(found.term, found.P @ X @ found.W * _real(d), rtol=1e-11, atol=1e-13)
+            torch.testing.assert_close(found.term, found.P @ X @ found.W * real, rtol=1e-11, atol=1e-13)
     assert not torch.allclose(d.path((0, 1, 1), "own").P, d.path((0, 1, 1)).P)
-
-
-def _real(d: Decomposition) -> torch.Tensor:
-    return ~d.by_length().padding[..., None]
 
 
 def test_float32_networks_close_within_their_own_rounding() -> None:

@@ -14,6 +14,7 @@ from rankscope.nets.traversal import Block
 from rankscope.paths import Decomposition, decompose
 from rankscope.paths.frozen import Frozen
 from rankscope.paths.terms import Stream
+from tests.builders import awake, normal
 from tests.paths.enumeration import Enumeration, Term
 
 BASE: dict[str, Any] = {"layers": 3, "width": 6, "heads": 2, "head_width": 4, "mlp_width": 5, "length": 8}
@@ -42,19 +43,11 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def network(fields: dict[str, Any], seed: int = 0) -> Transformer:
-    """A random network whose biases and gains are off their initial zero and one."""
-    arch = Architecture(**{**BASE, **fields})
-    generator = torch.Generator().manual_seed(seed)
-    tensors = Transformer.random(arch, seed=seed, init="xavier").state()
-    for name, tensor in tensors.items():
-        if name.endswith(("bias", "gain")):
-            tensors[name] = tensor + 0.4 * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
-    return Transformer.from_weights(arch, tensors)
+    return awake(Architecture(**{**BASE, **fields}), seed, 0.4)
 
 
 def tokens(seed: int = 1, samples: int = 1) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(samples, 4, BASE["width"], generator=generator, dtype=torch.float64)
+    return normal(samples, 4, BASE["width"], seed=seed)
 
 
 def both(fields: dict[str, Any], seed: int = 0) -> tuple[Decomposition, Enumeration]:
@@ -185,19 +178,13 @@ def test_shares_of_heads_and_layers_are_those_of_their_paths(case: str) -> None:
     O = reference.output  # noqa: E741
     centred = O - O.mean(0)
     heads, layers = d.by_head(), d.by_layer()
+    terms = reference.embedding_terms() + reference.bias_terms()
     for layer in range(3):
         through = [np.zeros_like(O) for _ in range(2)]
-        for t in reference.embedding_terms():
-            choice = t.choices[layer]
-            if choice is not None:
-                through[choice] += t.value
-        for index, t in _bias_terms_with_layer(reference):
-            if index < layer:
-                choice = t.choices[layer - index - 1]
-                if choice is not None:
-                    through[choice] += t.value
-            elif index == layer and t.start in ("before heads", "value"):
-                through[_head_of(reference, layer, t)] += t.value
+        for term in terms:
+            head = term.head_in(layer)
+            if head is not None:
+                through[head] += term.value
         for h in range(2):
             row = heads.filter(layer=layer + 1, head=h).row(0, named=True)
             assert row["share"] == pytest.approx((through[h] * O).sum() / (O * O).sum(), rel=1e-7, abs=1e-10)
@@ -207,33 +194,6 @@ def test_shares_of_heads_and_layers_are_those_of_their_paths(case: str) -> None:
         total = sum(through)
         assert row["norm"] == pytest.approx(np.linalg.norm(total), rel=1e-8, abs=1e-11)
         assert row["share"] == pytest.approx((total * O).sum() / (O * O).sum(), rel=1e-7, abs=1e-10)
-
-
-def _bias_terms_with_layer(reference: Enumeration) -> list[tuple[int, Term]]:
-    found = []
-    for layer in range(reference.arch.layers):
-        left = reference.arch.layers - layer - 1
-        for name, first, Y in reference.starts(layer):
-            for way in reference.ways(left):
-                length = first + sum(c is not None for c in way)
-                found.append((layer, Term(name, way, length, reference.onward(layer, Y, way))))
-    return found
-
-
-def _head_of(reference: Enumeration, layer: int, term: Term) -> int:
-    """The head that a bias inside the heads passes through: found by walking each again."""
-    for h in range(reference.arch.heads):
-        value = reference.value_bias(layer, h)
-        before = reference.tensor(layer, "attention_norm.bias")
-        starts = [("value", value)]
-        if before is not None:
-            starts.append(("before heads", reference.head(layer, h, reference.spread(before))))
-        for name, Y in starts:
-            if name == term.start and Y.shape == reference.X.shape:
-                Y = reference.mlp_step(layer, reference.settled(layer, reference.after_heads(layer, Y)))
-                if np.array_equal(reference.onward(layer, Y, term.choices), term.value):
-                    return h
-    raise AssertionError("no head leads there")
 
 
 class WithoutMLP(Stream):

@@ -8,9 +8,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankscope.nets import Architecture, Transformer
+from tests.builders import normal
 from tests.strategies import architectures
 
 Case = tuple[Transformer, Tensor]
+SAN: dict[str, Any] = {"mlp": "none", "norm": "none", "attention_skip": 0.0}
+SPHERE: dict[str, Any] = {**SAN, "heads": 1, "norm": "scale", "norm_eps": 0.0, "biases": False}
 DEPTHS = st.sampled_from([1, 1, 2, 3, 4, 7])
 GAINS = (-2.0, 0.1, 1.0)
 EVERY_MASK = [
@@ -19,12 +22,11 @@ EVERY_MASK = [
 ]  # fmt: skip
 
 
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(shape: Any, seed: int) -> Tensor:
-    return torch.randn(shape, generator=generator(seed), dtype=torch.float64)
+def net_of(init: str = "xavier", seed: int = 0, times: float = 1.0, **fields: Any) -> Transformer:
+    """A small network of these fields, every tensor so many times its usual size."""
+    arch = Architecture(**{"layers": 3, "width": 4, "heads": 2, **fields})
+    tensors = Transformer.random(arch, seed, init).state()
+    return Transformer.from_weights(arch, {name: times * W for name, W in tensors.items()})
 
 
 @st.composite
@@ -32,7 +34,7 @@ def tokens(draw: st.DrawFn, width: int, most: int = 9, fewest: int = 1) -> Tenso
     """`[1, token, width]`, 1e-6 to 1e6: generic, nearly or exactly equal, one outlier, one token zero."""
     n, seed = draw(st.integers(fewest, most)), draw(st.integers(0, 2**31))
     kind = draw(st.sampled_from(["generic", "generic", "near", "equal", "outlier", "zero token", "integers"]))
-    X = normal((1, n, width), seed)
+    X = normal(1, n, width, seed=seed)
     if kind == "near":
         X = X[:, :1] + 10.0 ** -draw(st.integers(1, 12)) * X
     elif kind == "equal":
@@ -56,9 +58,9 @@ def weighted(draw: st.DrawFn, arch: Architecture, spread: tuple[int, int] = (-3,
     for place, (name, tensor) in enumerate(tensors.items()):
         scale = next((scales[part] for part in scales if f".{part}." in name), 1.0)
         if name.endswith("bias"):
-            tensor = normal(tensor.shape, seed + place)
+            tensor = normal(*tensor.shape, seed=seed + place)
         elif name.endswith("gain"):
-            tensor = tensor + 0.5 * normal(tensor.shape, seed + place)
+            tensor = tensor + 0.5 * normal(*tensor.shape, seed=seed + place)
         tensors[name] = tensor * scale
     return Transformer.from_weights(arch, tensors)
 
@@ -135,7 +137,7 @@ def anything(draw: st.DrawFn) -> Case:
 
 
 def orthogonal(width: int, seed: int) -> Tensor:
-    return torch.linalg.qr(normal((width, width), seed)).Q
+    return torch.linalg.qr(normal(width, width, seed=seed)).Q
 
 
 @st.composite

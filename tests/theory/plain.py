@@ -7,8 +7,7 @@ climbed.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -39,19 +38,9 @@ class Plain:
         cls, seed: int, n: int = 4, d: int = 3, k: int = 3, heads: int = 2, layers: int = 2
     ) -> "Plain":
         g = torch.Generator().manual_seed(seed)
-
-        def draw(*shape: int) -> Tensor:
-            return 0.7 * torch.randn(shape, generator=g, dtype=torch.float64)
-
         inward = (layers, heads, d, k)
-        return cls(
-            draw(n, d),
-            draw(*inward),
-            draw(*inward),
-            draw(*inward),
-            draw(layers, heads, k, d),
-            draw(layers, heads, k),
-        )
+        shapes = ((n, d), inward, inward, inward, (layers, heads, k, d), (layers, heads, k))
+        return cls(*(0.7 * torch.randn(shape, generator=g, dtype=torch.float64) for shape in shapes))
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -71,16 +60,13 @@ class Plain:
         for layer in range(layers):
             at = f"layers.{layer}"
             for name in ("query", "key", "value"):
-                tensors[f"{at}.attention.{name}.weight"] = (
-                    getattr(self, name)[layer].transpose(0, 1).contiguous()
-                )
+                weight = getattr(self, name)[layer].transpose(0, 1)
+                tensors[f"{at}.attention.{name}.weight"] = weight.contiguous()
             tensors[f"{at}.attention.output.weight"] = self.output[layer]
             tensors[f"{at}.attention.query.bias"] = self.bias[layer]
             if self.up is not None and self.down is not None:
-                tensors[f"{at}.mlp.up.weight"], tensors[f"{at}.mlp.down.weight"] = (
-                    self.up[layer],
-                    self.down[layer],
-                )
+                tensors[f"{at}.mlp.up.weight"] = self.up[layer]
+                tensors[f"{at}.mlp.down.weight"] = self.down[layer]
         return Transformer.from_weights(arch, {name: value.detach() for name, value in tensors.items()})
 
 
@@ -94,8 +80,8 @@ class Layer:
     P: Tensor  # [head, token, token]
     QK: Tensor  # [head, width, width]
     W: Tensor
-    branch: Tensor = field(default_factory=lambda: torch.zeros(0))
-    after: Tensor = field(default_factory=lambda: torch.zeros(0))
+    branch: Tensor
+    after: Tensor
 
 
 def run(plain: Plain) -> list[Layer]:
@@ -111,16 +97,14 @@ def run(plain: Plain) -> list[Layer]:
         R = X - X.mean(0)
         E = R @ Q @ (R @ K).mT / root
         reference = ((X.mean(0) @ Q + b)[:, None] @ (R @ K).mT / root)[:, 0]
-        W = V @ Out
-        each = Layer(X, E, reference.softmax(-1), P, Q @ K.mT, W)
-        each.branch = (P @ X @ W).sum(0)
-        X = plain.skip * X + each.branch
+        W, before = V @ Out, X
+        branch = (P @ X @ W).sum(0)
+        X = plain.skip * X + branch
         if plain.norm:
             X = X / X.norm(dim=-1, keepdim=True)
         if plain.up is not None and plain.down is not None:
             X = (X @ plain.up[layer]).tanh() @ plain.down[layer]
-        each.after = X
-        found.append(each)
+        found.append(Layer(before, E, reference.softmax(-1), P, Q @ K.mT, W, branch, X))
     return found
 
 
@@ -291,25 +275,19 @@ def in_a_hemisphere(plain: Plain) -> Logs:
     return start + len(layers) // radius * shrink, mu(layers[-1].after).log()
 
 
-def of_skips(plain: Plain, aligned: bool) -> Logs:
+def elementary(plain: Plain) -> Logs:
     layers, bound = run(plain), mu(plain.X).log()
     for layer in layers:
-        R, F = layer.before - layer.before.mean(0), layer.branch - layer.branch.mean(0)
-        left = (
-            plain.skip + (R * F).sum() / R.square().sum()
-            if aligned
-            else abs(plain.skip) - F.norm() / R.norm()
-        )
-        bound = bound + (left.abs() if aligned else left.clamp(min=0.0)).log()
+        bound = bound + (abs(plain.skip) - mu(layer.branch) / mu(layer.before)).clamp(min=0.0).log()
     return bound, mu(layers[-1].after).log()
 
 
-def elementary(plain: Plain) -> Logs:
-    return of_skips(plain, aligned=False)
-
-
 def aligned(plain: Plain) -> Logs:
-    return of_skips(plain, aligned=True)
+    layers, bound = run(plain), mu(plain.X).log()
+    for layer in layers:
+        R, F = layer.before - layer.before.mean(0), layer.branch - layer.branch.mean(0)
+        bound = bound + (plain.skip + (R * F).sum() / R.square().sum()).abs().log()
+    return bound, mu(layers[-1].after).log()
 
 
 def untouched(plain: Plain) -> Logs:
@@ -328,7 +306,3 @@ def lambda_skip(plain: Plain) -> Logs:
         square = ((w - c).square() - lengths.square()).clamp(min=0.0)
         bound = bound + 0.5 * square.log() - (w + s).log()
     return bound, mu(layers[-1].after).log()
-
-
-def changed(plain: Plain, **fields: Any) -> Plain:
-    return replace(plain, **fields)

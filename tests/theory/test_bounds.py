@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST
-from rankscope.nets import Architecture, Transformer
+from rankscope.nets import Transformer
 from rankscope.nets.norms import NormWeights, normalise
 from rankscope.theory import THEOREMS, certify
 from rankscope.theory.pure_attention import cubed
-from tests.theory.families import FAMILIES, PURE, Case, normal, orthogonal
+from tests.builders import normal
+from tests.theory.families import FAMILIES, PURE, SAN, SPHERE, Case, net_of, orthogonal
 from tests.theory.plain import columns, rows
 
 
@@ -50,10 +51,8 @@ def test_every_theorem_is_strained_by_some_family() -> None:
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("kernel", ["softmax", "gaussian", "uniform", "sigmoid", "linear", "linformer:3"])
 def test_kernels_and_scales_with_all_theorems(kernel: str, scale: float) -> None:
-    arch = Architecture(layers=3, width=6, heads=2, kernel=kernel, mlp="none", norm="none", length=16,
-                        attention_skip=0.0)  # fmt: skip
-    net = Transformer.random(arch, init="xavier")
-    X = scale * normal((2, 7, 6), 1)
+    net = net_of(width=6, kernel=kernel, length=16, **SAN)
+    X = scale * normal(2, 7, 6, seed=1)
     assert certify(net, X).broken().is_empty()
     with_skip = certify(net.variant(skip=1.0), X)
     assert with_skip.broken().is_empty()
@@ -65,12 +64,9 @@ def test_kernels_and_scales_with_all_theorems(kernel: str, scale: float) -> None
 def test_three_hundred_tokens(mask: str, variant: str) -> None:
     """Bounds hold among many tokens, where column sums of attention part from its row sums."""
     sphere = variant == "sphere"
-    arch = Architecture(
-        layers=3, width=8, heads=1 if sphere else 2, mlp="none", norm="scale" if sphere else "none",
-        norm_eps=0.0, mask=mask, attention_skip=float(variant == "skip"), biases=False,
-    )  # fmt: skip
-    net = Transformer.random(arch, 3, "orthogonal" if sphere else "xavier")
-    X = normal((1, 300, 8), 4)
+    fields = SPHERE if sphere else {**SAN, "attention_skip": float(variant == "skip"), "biases": False}
+    net = net_of("orthogonal" if sphere else "xavier", 3, width=8, mask=mask, **fields)
+    X = normal(1, 300, 8, seed=4)
     found = certify(net, X.abs() if sphere else X)
     assert found.broken().is_empty()
     met = set(found.table.filter("met")["theorem"])
@@ -80,44 +76,36 @@ def test_three_hundred_tokens(mask: str, variant: str) -> None:
 
 def test_close_tokens_among_many_on_a_sphere() -> None:
     """Tokens that differ by 1e-10 among forty: distances must not be taken by products of lengths."""
-    arch = Architecture(
-        layers=3, width=3, heads=1, mlp="none", norm="scale", norm_eps=0.0, attention_skip=0.0, biases=False,
-        mask="unidirectional",
-    )  # fmt: skip
-    net = Transformer.random(arch, 0, "orthogonal")
+    net = net_of("orthogonal", width=3, mask="unidirectional", **SPHERE)
     for close in (1e-4, 1e-8, 1e-10, 1e-14):
-        X = 1 + close * normal((1, 40, 3), 0)
+        X = 1 + close * normal(1, 40, 3)
         found = certify(net, X, theorems=["hemisphere", "wu2024-cor1"])
         assert found.table["met"].all() and found.broken().is_empty()
         assert float(found.of("hemisphere")["slack"].max()) < 1.0  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("n", [5])
 @pytest.mark.parametrize("kind", ["san", "san + MLP", "san + skip", "transformer", "sphere", "lambda"])
-def test_forty_layers(kind: str, n: int) -> None:
+def test_forty_layers(kind: str) -> None:
     kinds: dict[str, dict[str, Any]] = {
-        "san": {"mlp": "none", "norm": "none", "attention_skip": 0.0},
-        "san + MLP": {"norm": "none", "attention_skip": 0.0},
-        "san + skip": {"mlp": "none", "norm": "none"},
+        "san": SAN,
+        "san + MLP": {**SAN, "mlp": "plain"},
+        "san + skip": {**SAN, "attention_skip": 1.0},
         "transformer": {"layers": 12},
-        "sphere": {"heads": 1, "mlp": "none", "norm": "scale", "attention_skip": 0.0, "mask": "causal"},
-        "lambda": {"mlp": "none", "norm": "rms", "attention_skip": 20.0},
+        "sphere": {**SPHERE, "mask": "causal"},
+        "lambda": {**SAN, "norm": "rms", "attention_skip": 20.0},
     }
-    arch = Architecture(
-        **{"layers": 40, "width": 4, "heads": 2, "norm_eps": 0.0, "biases": False, **kinds[kind]}
-    )
-    X = 0.1 * normal((1, n, 4), n)
-    found = certify(Transformer.random(arch, 1, "orthogonal"), X.abs() if kind == "sphere" else X)
+    net = net_of("orthogonal", 1, **{"layers": 40, "norm_eps": 0.0, "biases": False, **kinds[kind]})
+    X = 0.1 * normal(1, 5, 4, seed=5)
+    found = certify(net, X.abs() if kind == "sphere" else X)
     assert found.broken().is_empty()
-    assert not found.guarantees().filter(layer=arch.layers).is_empty()
+    assert not found.guarantees().filter(layer=net.arch.layers).is_empty()
 
 
 def test_the_smallest_inputs() -> None:
     """One token, equal tokens, zeros: upper bounds are zero or say so, lower bounds are zero."""
-    arch = Architecture(layers=3, width=4, heads=2, mlp="none", norm="none", biases=False)
     for skip in (0.0, 1.0):
-        net = Transformer.random(arch.replace(attention_skip=skip), init="xavier")
-        for X in (normal((1, 1, 4), 0), normal((1, 1, 4), 0).expand(1, 5, 4), torch.zeros(1, 5, 4).double()):
+        net = net_of(**{**SAN, "attention_skip": skip}, biases=False)
+        for X in (normal(1, 1, 4), normal(1, 1, 4).expand(1, 5, 4), torch.zeros(1, 5, 4).double()):
             found = certify(net, X)
             assert found.broken().is_empty()
             met = found.table.filter("met")
@@ -129,11 +117,9 @@ def test_the_smallest_inputs() -> None:
 
 def test_weights_whose_products_leave_floating_point() -> None:
     """Weights of 1e-92: the product of four of them is no float64, the residual in logs is."""
-    arch = Architecture(layers=2, width=4, heads=2, mlp="none", norm="none", attention_skip=0.0, biases=False)
-    tensors = Transformer.random(arch).state()
-    net = Transformer.from_weights(arch, {name: 1e-90 * W for name, W in tensors.items()})
+    net = net_of("bert", times=1e-90, layers=2, biases=False, **SAN)
     for skip in (0.0, 1.0):
-        found = certify(net.variant(skip=skip), normal((1, 5, 4), 0))
+        found = certify(net.variant(skip=skip), normal(1, 5, 4))
         assert found.broken().is_empty()
         assert found.table.filter("met")["log10_bound"].is_finite().all()
 
@@ -178,8 +164,8 @@ def test_exact_below_attention_below_oscillation(case: Case, centre: str) -> Non
 @pytest.mark.parametrize("skip", [1.0, -0.5])
 def test_layer_by_layer_below_the_closed_form_of_skips(skip: float, scale: float) -> None:
     """`max_l (2 c)^((3^l - 1)/2) 2^(3^l (L - l)) r^(3^l)`, in mpmath, for |w| <= 1."""
-    arch = Architecture(layers=4, width=4, heads=2, key_heads=1, mlp="none", norm="none", attention_skip=skip)
-    net, X = Transformer.random(arch, 2, "xavier"), scale * normal((1, 5, 4), 3)
+    net = net_of(seed=2, layers=4, key_heads=1, **{**SAN, "attention_skip": skip})
+    X = scale * normal(1, 5, 4, seed=3)
     found = certify(net, X, theorems="dong2021-skip")
     assert found.table["met"].all() and found.broken().is_empty()
     R = X[0] - X[0].mean(0)
@@ -240,16 +226,13 @@ def test_cubing_takes_the_largest_base_so_far() -> None:
 @pytest.mark.parametrize("layers", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_thousand_layers_are_certified(layers: int) -> None:
     """Means at 1e-400 and residuals whose logs end: neither NaN nor a bound that is passed."""
-    arch = Architecture(
-        layers=layers, width=2, heads=1, mlp="none", norm="none", attention_skip=0.0, shared=True
-    )
-    net = Transformer.random(arch)
-    found = certify(net, normal((1, 3, 2), 0), theorems=["dong2021-2.3", "dong2021-skip"])
+    net = net_of("bert", layers=layers, width=2, heads=1, shared=True, **SAN)
+    found = certify(net, normal(1, 3, 2), theorems=["dong2021-2.3", "dong2021-skip"])
     rows = found.of("dong2021-2.3")
     assert rows["met"].all() and found.broken().is_empty()
     if layers == 1000:
         assert rows["log10_bound"][-1] == pytest.approx(LOWEST / math.log(10))
-    assert found.of("dong2021-2.3")["log10_measured"].is_finite().all()
+    assert rows["log10_measured"].is_finite().all()
 
 
 # Norms and rank
@@ -307,9 +290,8 @@ def test_what_a_norm_may_take_is_sometimes_taken(kind: str, lost: int) -> None:
 
 
 def test_a_norm_on_a_turned_frame_keeps_many_directions() -> None:
-    X = normal((1, 12, 8), 0) @ orthogonal(8, 1)
-    net = Transformer.random(Architecture(layers=2, width=8, heads=2, norm_place="pre"), init="xavier")
-    found = certify(net, X, theorems="norm-rank")
+    X = normal(1, 12, 8) @ orthogonal(8, 1)
+    found = certify(net_of(layers=2, width=8, norm_place="pre"), X, theorems="norm-rank")
     assert found.guarantees().height == 2 and found.broken().is_empty()
     assert 10 ** found.table["log10_bound"][0] == pytest.approx(6.0)
 
@@ -321,12 +303,9 @@ def test_a_norm_on_a_turned_frame_keeps_many_directions() -> None:
 def test_attention_whose_scores_are_beyond_rounding(mask: str) -> None:
     """Scores of 1e16 and more pick one token: no weight is above one, and tokens are as large as float64 has
     them (their logs were off by 1e8)."""
-    arch = Architecture(
-        layers=2, width=4, heads=4, head_width=3, mask=mask, mlp="none", norm="none", biases=False
-    )
+    fields = {**SAN, "attention_skip": 1.0, "layers": 2, "heads": 4, "head_width": 3, "biases": False}
     for seed in range(4):
-        tensors = {name: 1e3 * W for name, W in Transformer.random(arch, seed, "xavier").state().items()}
-        net, X = Transformer.from_weights(arch, tensors), 1e3 * normal((1, 5, 4), seed)
+        net, X = net_of(seed=seed, times=1e3, mask=mask, **fields), 1e3 * normal(1, 5, 4, seed=seed)
         found = certify(net, X, theorems=["aligned-skip", "elementary-skip"])
         size = found.of("aligned-skip")["log10_size"][1]
         assert size == pytest.approx(math.log10(float(net.run(X).output.norm())), abs=0.3)
@@ -335,8 +314,7 @@ def test_attention_whose_scores_are_beyond_rounding(mask: str) -> None:
 
 def test_gated_networks_that_leave_floating_point_have_no_factor() -> None:
     """Squared by every layer, tokens pass 1e261: what is cut off there must not bound them."""
-    arch = Architecture(layers=7, width=4, heads=2, mlp="gated", mlp_width=5, norm="none", biases=False)
-    tensors = {name: 1e3 * W for name, W in Transformer.random(arch, 7, "xavier").state().items()}
-    found = certify(Transformer.from_weights(arch, tensors), 1e6 * normal((1, 2, 4), 7), theorems="dobrushin")
+    net = net_of(seed=7, times=1e3, layers=7, mlp="gated", mlp_width=5, norm="none", biases=False)
+    found = certify(net, 1e6 * normal(1, 2, 4, seed=7), theorems="dobrushin")
     assert float(found.table["log10_size"].max()) > 300  # type: ignore[arg-type]
     assert found.broken().is_empty() and found.table["log10_bound"][-1] == math.inf

@@ -14,7 +14,8 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 from rankscope.theory.critical import critical_skip
 from rankscope.theory.transverse import slope, transverse_exponent
-from tests.theory.test_transverse import drawn, identity_attention
+from tests.builders import normal
+from tests.theory.test_transverse import identity_attention
 
 
 def pure(mask: str = "complete", **changes: Any) -> Transformer:
@@ -25,7 +26,7 @@ def pure(mask: str = "complete", **changes: Any) -> Transformer:
 
 def test_one_under_a_complete_mask() -> None:
     """To first order the skip is all that is left of a difference."""
-    found = critical_skip(pure(), drawn(1, 5, 8), depth=12, low=0.98, high=1.03, tolerance=4e-3)
+    found = critical_skip(pure(), normal(1, 5, 8), depth=12, low=0.98, high=1.03, tolerance=4e-3)
     assert found.weight == pytest.approx(1.0, abs=4e-3)
     assert found.theory == pytest.approx(1.0, abs=2e-3)
     assert found.bracket is not None and found.guaranteed is not None
@@ -43,7 +44,7 @@ def test_one_under_a_complete_mask() -> None:
 def test_uniform_causal_attention_by_hand(w: float, n: int, expected: float) -> None:
     """W = w I: where the largest |lambda + w / i|, i = 2..n, is one."""
     net, low = identity_attention(w, 1.0, "causal", 2), expected - 0.1
-    found = critical_skip(net, drawn(1, n, 2), depth=12 * (n - 1), low=low, high=low + 0.32, tolerance=0.02)
+    found = critical_skip(net, normal(1, n, 2), depth=12 * (n - 1), low=low, high=low + 0.32, tolerance=0.02)
     assert found.theory == pytest.approx(expected, abs=0.01)
     assert found.weight == pytest.approx(expected, abs=0.02)
     assert found.bracket is not None and found.weight is not None
@@ -53,7 +54,7 @@ def test_uniform_causal_attention_by_hand(w: float, n: int, expected: float) -> 
 def near(kind: dict[str, Any], mask: str) -> tuple[Transformer, Tensor]:
     """A network of shared layers, and tokens that all but agree."""
     arch = Architecture(layers=1, width=6, heads=2, mlp_width=8, mask=mask, shared=True, **kind)
-    X = drawn(1, 1, 6, seed=3) + 1e-9 * drawn(1, 3, 6)
+    X = normal(1, 1, 6, seed=3) + 1e-9 * normal(1, 3, 6)
     return Transformer.random(arch, seed=1, init="xavier"), X
 
 
@@ -90,8 +91,8 @@ def test_theory_is_local() -> None:
         layers=1, width=8, heads=2, mlp="none", norm="none", mask="causal", attention_skip=0.5, shared=True
     )
     net = Transformer.random(arch, seed=3, init="xavier")
-    x = drawn(8)
-    X = x + 1e-9 * drawn(1, 2, 8, seed=1)
+    x = normal(8)
+    X = x + 1e-9 * normal(1, 2, 8, seed=1)
     deep = net.variant(layers=70)
     local = transverse_exponent(deep, x, 2)
     assert local.rate > 0.2 and local.common > local.rate
@@ -109,7 +110,7 @@ def test_theory_is_local() -> None:
 @settings(max_examples=6)
 def test_the_guarantee_holds_in_every_layer_on_any_input(seed: int, mask: str, kernel: str) -> None:
     net = pure(mask, kernel=kernel, key_heads=1)
-    X = 10.0 ** (seed % 3) * drawn(1, 6, 8, seed=seed)
+    X = 10.0 ** (seed % 3) * normal(1, 6, 8, seed=seed)
     guaranteed = critical_skip(net, X, depth=2, tolerance=10.0).guaranteed
     assert guaranteed is not None and 0 < guaranteed[0] <= 1 <= guaranteed[1]
     for weight, sign in ((guaranteed[0] - 1e-6, -1), (guaranteed[1] + 1e-6, 1)):
@@ -118,7 +119,7 @@ def test_the_guarantee_holds_in_every_layer_on_any_input(seed: int, mask: str, k
 
 
 def test_where_nothing_crosses() -> None:
-    X = drawn(1, 4, 8)
+    X = normal(1, 4, 8)
     after = Transformer.random(Architecture(layers=1, width=8, heads=2, mlp="none"), init="xavier")
     found = critical_skip(after, X, high=1000.0, depth=6)
     assert found.weight is None and "at weight 1000 the rate has come to zero" in found.why
@@ -141,16 +142,18 @@ def test_where_nothing_crosses() -> None:
 
 def test_where_theory_does_not_apply() -> None:
     arch = Architecture(layers=1, width=8, heads=2, mlp="none", norm="none", positions="alibi")
-    found = critical_skip(Transformer.random(arch), drawn(1, 4, 8), depth=6, low=0.5, high=1.4, tolerance=0.1)
+    found = critical_skip(
+        Transformer.random(arch), normal(1, 4, 8), depth=6, low=0.5, high=1.4, tolerance=0.1
+    )
     assert found.weight == pytest.approx(1.0, abs=0.1) and found.theory is None
     assert found.theory_why.startswith("theory does not apply: positions must be none or absolute")
 
 
 def test_padding_and_precision_change_nothing() -> None:
-    net, X = pure("causal"), drawn(2, 4, 8)
+    net, X = pure("causal"), normal(2, 4, 8)
     options: dict[str, Any] = {"depth": 4, "low": 0.7, "high": 1.4, "tolerance": 0.2}
     plain = critical_skip(net, X, **options)
-    wide = torch.cat([drawn(2, 2, 8, seed=9), X], 1)
+    wide = torch.cat([normal(2, 2, 8, seed=9), X], 1)
     padding = torch.arange(6).expand(2, 6) < 2
     padded = critical_skip(net, wide, padding, **options)
     assert padded.table["rate"].to_list() == pytest.approx(plain.table["rate"].to_list())
@@ -163,14 +166,14 @@ def test_the_share_of_the_tokens() -> None:
     """W = w I, w < 0: tokens shrink by lambda + w, what they differ by at most by lambda + w/n."""
     net = identity_attention(-0.5, 1.0, "complete", 2)
     found = critical_skip(
-        net, 1 + drawn(1, 3, 2), metric="relative_mu", depth=8, low=0.05, high=0.6, tolerance=0.02
+        net, 1 + normal(1, 3, 2), metric="relative_mu", depth=8, low=0.05, high=0.6, tolerance=0.02
     )
     assert found.theory == pytest.approx(0.25, abs=0.02)  # lambda = |lambda - 0.5|
     assert found.guaranteed is None and found.bracket is None
 
 
 def test_what_is_no_question() -> None:
-    net, X = pure(), drawn(1, 3, 8)
+    net, X = pure(), normal(1, 3, 8)
     silent = net.variant(heads=[])
     sigmoid = net.variant(kernel="sigmoid")
     wrong: list[tuple[Transformer, dict[str, Any], type[RankscopeError], str]] = [

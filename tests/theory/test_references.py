@@ -13,7 +13,8 @@ from rankscope.nets.activations import ACTIVATIONS
 from rankscope.theory import certify
 from rankscope.theory.constants import LIPSCHITZ
 from rankscope.theory.sphere import hemisphere, reaching
-from tests.theory.families import EVERY_MASK, normal
+from tests.builders import normal
+from tests.theory.families import EVERY_MASK, SAN, net_of
 from tests.theory.plain import distances, mu, reach
 
 
@@ -40,10 +41,8 @@ def test_masked_attention_path_by_path(mask: str, heads: int) -> None:
     """Thm 1 of Wu et al. by all H^t products of attention and of values: each contracts as is claimed, their
     sum is the residual, and the certificate's bound lies above the sum of the paths' bounds."""
     layers, n, d = 4, 4, 4
-    arch = Architecture(layers=layers, width=d, heads=heads, mask=mask, mlp="none", norm="none",
-                        attention_skip=0.0, biases=False)  # fmt: skip
-    net = Transformer.random(arch, 5, "xavier")
-    X = normal((1, n, d), 6)
+    net = net_of(seed=5, layers=layers, heads=heads, mask=mask, biases=False, **SAN)
+    X = normal(1, n, d, seed=6)
     run = net.run(X, attention=True)
     radius, _ = reach(mask, n)
     eps = min(float(P[0][:, mask_matrix(mask, n)].min()) for P in run.attention)
@@ -71,9 +70,9 @@ def test_masked_attention_path_by_path(mask: str, heads: int) -> None:
 @pytest.mark.parametrize("n", [2, 3, 6, 30, 300])
 def test_the_hemisphere_by_search(n: int) -> None:
     """No random direction has a larger smallest cosine than the one that least squares finds."""
-    Y = torch.nn.functional.normalize(normal((n, 3), n) + torch.tensor([1.5, 1.5, 0.0]).double(), dim=-1)
+    Y = torch.nn.functional.normalize(normal(n, 3, seed=n) + torch.tensor([1.5, 1.5, 0.0]).double(), dim=-1)
     w, alpha = hemisphere(Y)
-    tries = torch.nn.functional.normalize(normal((20000, 3), 1), dim=-1)
+    tries = torch.nn.functional.normalize(normal(20000, 3, seed=1), dim=-1)
     best = float((Y @ tries.mT).amin(0).max())
     if alpha > 1e-6:
         assert float(w.norm()) == pytest.approx(1.0) and best <= alpha + 1e-9
@@ -86,8 +85,10 @@ def test_a_norm_with_eps_stretches_by_one_over_the_smallest_deviation() -> None:
     arch = Architecture(layers=1, width=5, heads=1, mlp="gated", mlp_width=4, norm="rms", norm_place="pre",
                         norm_eps=1e-2, activation="silu", biases=True)  # fmt: skip
     tensors = Transformer.random(arch, 0, "xavier").state()
-    tensors = {name: W + 0.3 * normal(W.shape, place) for place, (name, W) in enumerate(tensors.items())}
-    net, X = Transformer.from_weights(arch, tensors), normal((1, 6, 5), 9)
+    tensors = {
+        name: W + 0.3 * normal(*W.shape, seed=place) for place, (name, W) in enumerate(tensors.items())
+    }
+    net, X = Transformer.from_weights(arch, tensors), normal(1, 6, 5, seed=9)
 
     def rms(Y: torch.Tensor, gain: torch.Tensor) -> tuple[torch.Tensor, float]:
         sd = torch.tensor([math.sqrt(sum(float(e) ** 2 for e in y) / 5 + 1e-2) for y in Y], dtype=Y.dtype)

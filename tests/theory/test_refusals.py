@@ -6,27 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope.nets import Architecture, Transformer
+from rankscope.nets import Architecture, Transformer, masks
 from rankscope.theory import THEOREMS, Certificates, certify
 from rankscope.theory.counterexample import TOP, counterexample, smallest_residual
 from rankscope.theory.lasting import lasting, lasting_tokens
-from tests.theory.families import normal, orthogonal
+from tests.builders import normal, one_head
+from tests.theory.families import SAN, SPHERE, net_of, orthogonal
 from tests.theory.plain import columns
 
-SAN: dict[str, Any] = {"mlp": "none", "norm": "none", "attention_skip": 0.0}
-SPHERE: dict[str, Any] = {
-    "heads": 1,
-    "mlp": "none",
-    "norm": "scale",
-    "norm_eps": 0.0,
-    "attention_skip": 0.0,
-    "biases": False,
-}
 OF_SPHERES = ("wu2024-cor1", "hemisphere")
-
-
-def net_of(init: str = "xavier", seed: int = 0, **fields: Any) -> Transformer:
-    return Transformer.random(Architecture(**{"layers": 3, "width": 4, "heads": 2, **fields}), seed, init)
 
 
 def why(found: Certificates, theorem: str, layer: int = 1) -> str:
@@ -65,7 +53,7 @@ def test_gamma_one_is_refused_where_it_is_false() -> None:
 
 def test_gamma_one_is_not_refused_up_to_its_root() -> None:
     """The largest |E_ij - E_ij'| just below and just above 1.2564."""
-    net, X = net_of(layers=1, heads=1, **SAN), normal((1, 4, 4), 0)
+    net, X = net_of(layers=1, heads=1, **SAN), normal(1, 4, 4)
     R, w = X[0] - X[0].mean(0), net.weights.layers[0].attention
     E = R @ w.query.weight[:, 0] @ w.key.weight[:, 0].mT @ R.mT / 2.0
     o = float((E.amax(-1) - E.amin(-1)).max())
@@ -95,28 +83,22 @@ def test_the_published_measure_passes_the_bound_with_gamma_one() -> None:
 # Kernels
 
 
-@pytest.mark.parametrize(
-    ("kernel", "left"),
-    [
-        ("softmax", {"dong2021-2.3", "dong2021-2.3-gamma1", "oscillation", "attention-factors",
-                     "exact-factors", "dobrushin", "wu2024-1"}),
-        ("gaussian", {"dong2021-2.3", "dong2021-2.3-gamma1", "oscillation", "attention-factors",
-                      "exact-factors", "dobrushin", "wu2024-1"}),
-        ("linear", {"attention-factors", "dobrushin", "wu2024-1"}),
-        ("sigmoid", set()),
-        ("linformer:3", set()),
-    ],
-)  # fmt: skip
+AVERAGING = {"attention-factors", "dobrushin", "wu2024-1"}
+SCORING = {"dong2021-2.3", "dong2021-2.3-gamma1", "oscillation", "exact-factors"} | AVERAGING
+LEFT: dict[str, set[str]] = {
+    "softmax": SCORING, "gaussian": SCORING, "linear": AVERAGING, "sigmoid": set(), "linformer:3": set(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernel", "left"), LEFT.items())
 def test_which_theorems_a_kernel_leaves(kernel: str, left: set[str]) -> None:
     """Of pure attention; with a skip, those that do not look at attention stay whatever the kernel."""
-    net, X = net_of(kernel=kernel, length=8, **SAN), 0.1 * normal((1, 5, 4), 0)
+    net, X = net_of(kernel=kernel, length=8, **SAN), 0.1 * normal(1, 5, 4)
     found = certify(net, X)
     assert met(found) == left and found.broken().is_empty()
-    for theorem in ("attention-factors", "dobrushin", "wu2024-1"):
-        if theorem not in left:
-            assert "rows sum to one" in why(found, theorem) and "|row sum of attention - 1|" in why(
-                found, theorem
-            )
+    for theorem in AVERAGING - left:
+        reason = why(found, theorem)
+        assert "rows sum to one" in reason and "|row sum of attention - 1|" in reason
     if kernel not in ("softmax", "gaussian"):
         for theorem in ("dong2021-2.3", "oscillation", "exact-factors", "hemisphere", "lambda-skip"):
             assert "a kernel other than softmax, gaussian, uniform" in why(found, theorem)
@@ -133,19 +115,9 @@ def test_rows_that_nearly_sum_to_one_do_not_average() -> None:
         layers=1, width=d, heads=1, kernel="sigmoid", divisor=1.0, biases=("query", "key"), **SAN
     )
     first = torch.eye(d, dtype=torch.float64)[:1]
-    eye = torch.eye(d, dtype=torch.float64)
-    net = Transformer.from_weights(
-        arch,
-        {
-            "layers.0.attention.query.weight": 1e-3 * (first.mT @ first)[:, None],
-            "layers.0.attention.query.bias": math.log(n / (n - 1)) * first,
-            "layers.0.attention.key.weight": torch.zeros(d, 1, d, dtype=torch.float64),
-            "layers.0.attention.key.bias": first,
-            "layers.0.attention.value.weight": eye[:, None],
-            "layers.0.attention.output.weight": eye[None],
-        },
-    )
-    X = 1e-7 * normal((1, n, d), 0)
+    zero, bias = torch.zeros(d, d, dtype=torch.float64), math.log(n / (n - 1)) * first
+    net = one_head(arch, query=1e-3 * first.mT @ first, query_bias=bias, key=zero, key_bias=first)
+    X = 1e-7 * normal(1, n, d)
     X[..., 1] += 1e4
     run = net.run(X, attention=True)
     P = run.attention[0][0, 0]
@@ -153,53 +125,52 @@ def test_rows_that_nearly_sum_to_one_do_not_average() -> None:
     false = float(columns(P - P.mean(0)) * columns(X[0] - X[0].mean(0)))  # what ||M R||_1 would be below
     assert float(columns(run.output[0] - run.output[0].mean(0))) > 1e3 * false
     found = certify(net, X)
-    assert not met(found) & {"attention-factors", "dobrushin", "wu2024-1"}
+    assert not met(found) & AVERAGING
 
 
 # Spheres
 
 
 def test_spheres_meet_their_theorems() -> None:
-    found = certify(net_of("orthogonal", mask="causal", **SPHERE), normal((1, 4, 4), 0).abs())
+    found = certify(net_of("orthogonal", mask="causal", **SPHERE), normal(1, 4, 4).abs())
     assert met(found) >= set(OF_SPHERES) and found.broken().is_empty()
 
 
 def test_a_zero_token_never_joins_the_others() -> None:
     """Causal, the first token zero: cosines with it count as 0, a norm leaves it at 0, and mu stays."""
     net = net_of("orthogonal", mask="causal", kernel="uniform", layers=20, **SPHERE)
-    X = normal((1, 3, 4), 0).abs()
+    X = normal(1, 3, 4).abs()
     X[:, 0] = 0.0
     found = certify(net, X)
-    for theorem in ("wu2024-cor1", "hemisphere"):
-        assert "length of the shortest token at layer 0: 0" in why(found, theorem)
+    said = "length of the shortest token at layer 0: 0"
+    assert all(said in why(found, theorem) for theorem in OF_SPHERES)
     last = net.run(X).output[0]
     assert float(last[0].abs().max()) == 0.0 and float((last - last.mean(0)).norm()) > 0.7
     drawn = found.of("wu2024-cor1")  # where rounding has made a length of it, the measurement says so
     assert drawn["below_floor"].all() or float(drawn["log10_measured"].min()) > -1  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"norm_eps": 1e-6}, "norm's eps"),
-        ({"norm": "layer"}, "norm after attention"),
-        ({"norm_place": "pre"}, "norm after attention"),
-        ({"attention_skip": 1.0}, "weight of the skip"),
-        ({"heads": 2}, "heads: 2"),
-        ({"mask": "causal;complete"}, "different masks: 2"),
-        ({"mask": "edges:0>1"}, "centres of the mask graph: 0"),
-        ({"mlp": "plain"}, "MLPs in a layer"),
-    ],
-)
+SPHERES_ASK: list[tuple[dict[str, Any], str]] = [
+    ({"norm_eps": 1e-6}, "norm's eps"),
+    ({"norm": "layer"}, "norm after attention"),
+    ({"norm_place": "pre"}, "norm after attention"),
+    ({"attention_skip": 1.0}, "weight of the skip"),
+    ({"heads": 2}, "heads: 2"),
+    ({"mask": "causal;complete"}, "different masks: 2"),
+    ({"mask": "edges:0>1"}, "centres of the mask graph: 0"),
+    ({"mlp": "plain"}, "MLPs in a layer"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), SPHERES_ASK)
 def test_what_spheres_ask_of_the_architecture(change: dict[str, Any], said: str) -> None:
     net = net_of("orthogonal", **{**SPHERE, "mask": "causal", **change})
-    found = certify(net, normal((1, 4, 4), 0).abs())
-    for theorem in OF_SPHERES:
-        assert said in why(found, theorem)
+    found = certify(net, normal(1, 4, 4).abs())
+    assert all(said in why(found, theorem) for theorem in OF_SPHERES)
 
 
 def test_what_spheres_ask_of_weights_and_tokens() -> None:
-    net, X = net_of("orthogonal", mask="causal", **SPHERE), normal((1, 4, 4), 0)
+    net, X = net_of("orthogonal", mask="causal", **SPHERE), normal(1, 4, 4)
     assert "smallest cosine at layer 0" in why(certify(net, X), "wu2024-cor1")
     facing = X[:, :1] * torch.tensor([1.0, -1.0, 1.0, -1.0]).double()[:, None]
     assert "smallest cosine of a token with one direction" in why(certify(net, facing), "hemisphere")
@@ -222,7 +193,7 @@ def test_one_kept_head_of_a_group_is_looked_at() -> None:
     """Values that are not orthogonal are refused also where heads share them; a layer without heads is."""
     arch = Architecture(**{**SPHERE, "layers": 2, "width": 4, "heads": 2, "key_heads": 1, "head_width": 4,
                            "kept_heads": ((1,), (0,))})  # fmt: skip
-    X = normal((1, 4, 4), 0).abs()
+    X = normal(1, 4, 4).abs()
     found = certify(Transformer.random(arch, 0, "xavier"), X)
     assert all("|W W^T - 1|" in why(found, theorem) for theorem in OF_SPHERES)
     silent = certify(Transformer.random(arch.replace(kept_heads=((1,), ())), 0, "xavier"), X)
@@ -232,39 +203,39 @@ def test_one_kept_head_of_a_group_is_looked_at() -> None:
 # Other hypotheses
 
 
-def test_masks_and_scores_of_pure_attention() -> None:
-    X = 0.1 * normal((1, 5, 4), 0)
-    causal = certify(net_of(mask="causal", **SAN), X)
-    assert "different sets of tokens that tokens see: 5" in why(causal, "dong2021-2.3")
-    assert "attention-factors" in met(causal)
-    mixed = certify(net_of(mask="causal;window:1", **SAN), X)
-    assert "different masks: 2" in why(mixed, "wu2024-1")
-    apart = certify(net_of(mask="edges:0>1", **SAN), X)
-    assert "centres of the mask graph: 0" in why(apart, "wu2024-1")
-    alone = torch.ones(5, 5, dtype=torch.bool).triu(1) | torch.eye(5, dtype=torch.bool)[[4, 4, 4, 4, 0]]
-    looking = certify(net_of(layers=1, **SAN).variant(mask=alone), X)
-    assert "tokens that do not attend to themselves" in why(looking, "wu2024-1")
-    turned = certify(net_of(positions="rotary", **SAN), X)
-    assert "where tokens stand" in why(turned, "oscillation")
-    assert "MLPs that are gated" in why(
-        certify(net_of(mlp="gated", norm="none", attention_skip=0.0), X), "dong2021-3.2"
-    )
-    assert "norms in a layer" in why(certify(net_of(), X), "dong2021-2.3")
-    assert "norms after a skip's sum" in why(certify(net_of(), X), "untouched")
-    assert "norms after a branch" in why(certify(net_of(norm_place="sandwich"), X), "untouched")
-    assert "directions that no branch writes to" in why(certify(net_of(norm="none"), X), "untouched")
+ALONE = torch.ones(5, 5, dtype=torch.bool).triu(1) | torch.eye(5, dtype=torch.bool)[[4, 4, 4, 4, 0]]
+ASKED: list[tuple[dict[str, Any], str, str]] = [
+    ({"mask": "causal", **SAN}, "dong2021-2.3", "different sets of tokens that tokens see: 5"),
+    ({"mask": "causal;window:1", **SAN}, "wu2024-1", "different masks: 2"),
+    ({"mask": "edges:0>1", **SAN}, "wu2024-1", "centres of the mask graph: 0"),
+    ({"mask": masks.from_matrix(ALONE), **SAN}, "wu2024-1", "tokens that do not attend to themselves"),
+    ({"positions": "rotary", **SAN}, "oscillation", "where tokens stand"),
+    ({**SAN, "mlp": "gated"}, "dong2021-3.2", "MLPs that are gated"),
+    ({}, "dong2021-2.3", "norms in a layer"),
+    ({}, "untouched", "norms after a skip's sum"),
+    ({"norm_place": "sandwich"}, "untouched", "norms after a branch"),
+    ({"norm": "none"}, "untouched", "directions that no branch writes to"),
+]
+
+
+@pytest.mark.parametrize(("fields", "theorem", "said"), ASKED)
+def test_what_other_theorems_ask_of_the_architecture(fields: dict[str, Any], theorem: str, said: str) -> None:
+    found = certify(net_of(**fields), 0.1 * normal(1, 5, 4))
+    assert said in why(found, theorem)
+    if fields.get("mask") == "causal":
+        assert "attention-factors" in met(found)
 
 
 def test_lengths_that_change_with_the_gain_are_followed() -> None:
     """Gains of 1, 0.1, 0.01: tokens become shorter, and so does the guaranteed mu."""
     net = net_of("bert", norm="rms", norm_eps=0.0, mlp="none", biases=False)
     gains = {f"layers.{k}.attention_norm.gain": 0.1**k * torch.ones(4, dtype=torch.float64) for k in range(3)}
-    found = certify(Transformer.from_weights(net.arch, net.state() | gains), normal((1, 5, 4), 0))
+    found = certify(Transformer.from_weights(net.arch, net.state() | gains), normal(1, 5, 4))
     rows = found.of("lambda-skip")
     assert rows["met"].all() and found.broken().is_empty()
     assert rows["log10_measured"][0] - rows["log10_measured"][2] == pytest.approx(2, abs=0.1)
     uneven = {"layers.0.attention_norm.gain": torch.tensor([1.0, 1.0, 1.0, 1.1], dtype=torch.float64)}
-    told = certify(Transformer.from_weights(net.arch, net.state() | uneven), normal((1, 5, 4), 0))
+    told = certify(Transformer.from_weights(net.arch, net.state() | uneven), normal(1, 5, 4))
     assert "spread of the norms' gains" in why(told, "lambda-skip")
 
 
@@ -279,7 +250,7 @@ def test_small_outputs_of_large_values_are_not_overlooked() -> None:
         whole = torch.zeros(4, 4, dtype=torch.float64)
         whole[: len(output)] = output
         tensors[f"layers.{layer}.attention.output.weight"] = whole[None]
-    found = certify(Transformer.from_weights(arch, tensors), normal((1, 5, 4), 0), theorems="untouched")
+    found = certify(Transformer.from_weights(arch, tensors), normal(1, 5, 4), theorems="untouched")
     assert found.broken().is_empty() and found.table["met"].to_list() == [True, False]
     assert "directions that no branch writes to: 0" in why(found, "untouched", 2)
 
@@ -292,14 +263,14 @@ def test_what_lies_where_branches_write_is_not_kept() -> None:
     frame = turn.clone()
     frame[3] = 0.0
     tensors["layers.0.attention.output.weight"] = frame[None]
-    X = (normal((5, 3), 0) @ turn[:3])[None]
+    X = (normal(5, 3) @ turn[:3])[None]
     found = certify(Transformer.from_weights(arch, tensors), X, theorems="untouched")
     assert found.table["log10_bound"].to_list() == [-math.inf]
 
 
 def test_broken_sees_infinite_contradictions() -> None:
     """A bound of zero against something, or something against zero: broken, though its slack is infinite."""
-    found = certify(net_of(layers=1, **SAN), 0.1 * normal((1, 5, 4), 0), theorems="dong2021-2.3")
+    found = certify(net_of(layers=1, **SAN), 0.1 * normal(1, 5, 4), theorems="dong2021-2.3")
     for kind, bound, measured in (("upper", -math.inf, -5.0), ("lower", -5.0, -math.inf)):
         row = found.table.row(0, named=True) | {
             "kind": kind, "log10_bound": bound, "log10_measured": measured, "slack": -math.inf,
@@ -342,7 +313,7 @@ def test_lasting_networks_about_the_smallest_centre() -> None:
 def test_every_theorem_refuses_something() -> None:
     """Pure attention, a transformer with everything in it, and one whose rows do not sum to one refuse,
     between them, every theorem."""
-    X = 0.1 * normal((1, 5, 4), 0)
+    X = 0.1 * normal(1, 5, 4)
     refused = [
         set(THEOREMS) - met(certify(net_of(**fields), X)) for fields in (SAN, {}, {"kernel": "sigmoid"})
     ]

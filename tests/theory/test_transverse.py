@@ -15,6 +15,7 @@ from rankscope.errors import ArchitectureError, TokensError
 from rankscope.nets import Architecture, Transformer, masks
 from rankscope.profiles import measure
 from rankscope.theory.transverse import exponent, slope, transverse_exponent, transverse_modes
+from tests.builders import normal, one_head
 from tests.strategies import architectures
 
 CYCLE = "edges:0>1,1>2,2>3,3>0"  # each token sees itself and the one before: modes (1 + i^k) / 2
@@ -31,20 +32,12 @@ KINDS: list[dict[str, Any]] = [
 ]
 
 
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def network(arch: Architecture, seed: int = 0) -> Transformer:
     """Random in every tensor, biases and gains as well."""
     tensors = Transformer.random(arch, seed=seed, init="xavier").state()
-    return Transformer.from_weights(
-        arch,
-        {
-            name: each + 0.2 * drawn(*each.shape, seed=seed + i)
-            for i, (name, each) in enumerate(tensors.items())
-        },
-    )
+    for place, (name, each) in enumerate(tensors.items()):
+        tensors[name] = each + 0.2 * normal(*each.shape, seed=seed + place)
+    return Transformer.from_weights(arch, tensors)
 
 
 def averaging(mask: masks.MaskLike, n: int) -> Tensor:
@@ -69,7 +62,7 @@ def jacobians(net: Transformer, x: Tensor, n: int) -> list[Tensor]:
 
 def agrees(net: Transformer, n: int, seed: int) -> None:
     """Every mode of the whole network's Jacobian keeps to itself, and grows as the exponent says."""
-    x = drawn(net.arch.width, seed=seed)
+    x = normal(net.arch.width, seed=seed)
     whole = jacobians(net, x, n)
     values, vectors = torch.linalg.eig(averaging(net.arch.mask, n))
     values = torch.where(values.abs() < 1e-12, 0, values)
@@ -121,9 +114,9 @@ def test_what_is_measured_near_collapse_follows_it(kind: dict[str, Any], mask: s
     """Softmax, as it is, from tokens that differ by 1e-6, over shared layers."""
     arch = Architecture(layers=1, width=6, heads=2, mlp_width=10, mask=mask, shared=True, **kind)
     net = Transformer.random(arch, seed=1, init="xavier").variant(layers=80)
-    x = drawn(6)
+    x = normal(6)
     found = transverse_exponent(net, x, n)
-    profile = measure(net, x + 1e-6 * drawn(1, n, 6, seed=1), metrics=["mu", "relative_mu"])
+    profile = measure(net, x + 1e-6 * normal(1, n, 6, seed=1), metrics=["mu", "relative_mu"])
     for metric, expected in {"mu": found.rate, "relative_mu": found.rate - found.common}.items():
         measured = float(slope(profile.curve(metric, "log10") * math.log(10)))
         assert measured == pytest.approx(expected, abs=1e-3)
@@ -135,16 +128,7 @@ def identity_attention(w: float, skip: float, mask: str, width: int, layers: int
         layers=layers, width=width, heads=1, mlp="none", norm="none", kernel="uniform", mask=mask,
         shared=True, attention_skip=skip, biases=False,
     )  # fmt: skip
-    eye = torch.eye(width, dtype=torch.float64)
-    return Transformer.from_weights(
-        arch,
-        {
-            "layers.0.attention.query.weight": eye[:, None],
-            "layers.0.attention.key.weight": eye[:, None],
-            "layers.0.attention.value.weight": w * eye[:, None],
-            "layers.0.attention.output.weight": eye[None],
-        },
-    )
+    return one_head(arch, value=w * torch.eye(width, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("skip", [0.3, 1.0, 2.5])
@@ -152,7 +136,7 @@ def identity_attention(w: float, skip: float, mask: str, width: int, layers: int
 def test_a_complete_mask_leaves_the_skip_alone(skip: float, seed: int) -> None:
     """R' = lambda R to first order, whatever the heads."""
     arch = Architecture(layers=3, width=12, heads=3, mlp="none", norm="none", attention_skip=skip)
-    found = transverse_exponent(network(arch, seed), drawn(12, seed=seed), 5)
+    found = transverse_exponent(network(arch, seed), normal(12, seed=seed), 5)
     assert found.rate == pytest.approx(math.log(skip), abs=1e-12) and found.mode == 0.0
 
 
@@ -162,7 +146,7 @@ def test_a_complete_mask_leaves_the_skip_alone(skip: float, seed: int) -> None:
 def test_uniform_causal_attention_by_hand(skip: float, w: float, n: int) -> None:
     """W = w I: mode nu grows by |lambda + nu w|; at w < 0 the widest average need not win. Width 20 is more
     than the probes."""
-    found = transverse_exponent(identity_attention(w, skip, "causal", 20), drawn(20), n)
+    found = transverse_exponent(identity_attention(w, skip, "causal", 20), normal(20), n)
     by_mode = {1 / i: abs(skip + w / i) for i in range(2, n + 1)}
     assert found.rate == pytest.approx(math.log(max(by_mode.values())), abs=1e-12)
     assert by_mode[found.mode] == max(by_mode.values())  # type: ignore[index]
@@ -173,7 +157,7 @@ def test_complex_modes_by_hand() -> None:
     """On a cycle nu = (1 + e^(2 pi i k / 4)) / 2; of a conjugate pair one is kept."""
     modes = transverse_modes(Architecture(layers=1, width=4, heads=1, mask=CYCLE), 4)
     torch.testing.assert_close(modes, torch.tensor([0.5 + 0.5j, 0j], dtype=torch.complex128))
-    found = transverse_exponent(identity_attention(1.5, 0.5, CYCLE, 3), drawn(3), 4)
+    found = transverse_exponent(identity_attention(1.5, 0.5, CYCLE, 3), normal(3), 4)
     assert found.rate == pytest.approx(math.log(abs(0.5 + 1.5 * (0.5 + 0.5j))), abs=1e-12)
     assert found.mode == pytest.approx(0.5 + 0.5j)
 
@@ -181,16 +165,16 @@ def test_complex_modes_by_hand() -> None:
 def test_a_mask_in_two_parts_never_joins_them() -> None:
     """nu = 1 once more: the parts' common tokens differ by what each grows."""
     apart = "edges:0>1,1>0,2>3,3>2"
-    found = transverse_exponent(identity_attention(0.7, 1.0, apart, 3), drawn(3), 4, relative=True)
+    found = transverse_exponent(identity_attention(0.7, 1.0, apart, 3), normal(3), 4, relative=True)
     assert found.mode == pytest.approx(1.0) and found.rate == pytest.approx(0.0, abs=1e-12)
-    assert transverse_exponent(identity_attention(0.7, 1.0, "window:0", 3), drawn(3), 4).mode == 1.0
+    assert transverse_exponent(identity_attention(0.7, 1.0, "window:0", 3), normal(3), 4).mode == 1.0
 
 
 def test_pure_attention_has_no_first_order() -> None:
     """Dong et al. 2021: the residual is cubed, which no exponent can follow."""
     arch = Architecture(layers=4, width=6, heads=2, mlp="none", norm="none", attention_skip=0.0)
     for relative in (False, True):
-        found = transverse_exponent(network(arch), drawn(6), 3, relative=relative)
+        found = transverse_exponent(network(arch), normal(6), 3, relative=relative)
         assert found.rate == -math.inf
 
 
@@ -198,11 +182,11 @@ def test_tokens_of_any_size() -> None:
     """Tokens grow to 1e360 under norms: what the branch adds is nothing beside them. They shrink to 1e-360,
     and what they differ by less so."""
     arch = Architecture(layers=1, width=4, heads=1, mlp="none", norm_place="pre", attention_skip=1e6)
-    found = transverse_exponent(network(arch).variant(layers=60), drawn(4), 3)
+    found = transverse_exponent(network(arch).variant(layers=60), normal(4), 3)
     assert found.rate == pytest.approx(math.log(1e6), abs=1e-9)
     assert found.common == pytest.approx(math.log(1e6), abs=1e-9)
     shrinking = identity_attention(-0.999999, 1.0, "causal", 2, layers=60)
-    found = transverse_exponent(shrinking, drawn(2), 2, relative=True)
+    found = transverse_exponent(shrinking, normal(2), 2, relative=True)
     assert found.common == pytest.approx(math.log(1e-6), abs=1e-9)
     assert found.rate == pytest.approx(math.log(0.5000005) - math.log(1e-6), abs=1e-9)
 
@@ -210,7 +194,7 @@ def test_tokens_of_any_size() -> None:
 @pytest.mark.slow
 def test_a_thousand_layers() -> None:
     arch = Architecture(layers=1, width=4, heads=1, norm_place="pre", attention_skip=4.0)
-    found = transverse_exponent(network(arch).variant(layers=1000), drawn(4), 3)
+    found = transverse_exponent(network(arch).variant(layers=1000), normal(4), 3)
     assert found.rate == pytest.approx(math.log(4.0), abs=1e-9)
 
 
@@ -218,7 +202,7 @@ def test_few_probes_find_what_all_directions_do() -> None:
     """Width 32, one mode: 8 probes are pushed as they are; 6 modes: by a basis. Both against all of G."""
     arch = Architecture(layers=1, width=32, heads=4, shared=True, norm_place="post")
     net = network(arch).variant(layers=25)
-    x = drawn(32)
+    x = normal(32)
     modes = torch.linspace(0.4, 0.0, 6, dtype=torch.complex128)
     alone, *others = (exponent(net, x, mode[None]) for mode in modes)
     largest = max(each.rate for each in (alone, *others))
@@ -276,12 +260,12 @@ def test_absolute_positions_are_in_x_already() -> None:
     plain = Transformer.from_weights(
         arch.replace(positions="none"), {k: v for k, v in net.state().items() if k != "positions"}
     )
-    assert transverse_exponent(net, drawn(6), 4) == transverse_exponent(plain, drawn(6), 4)
+    assert transverse_exponent(net, normal(6), 4) == transverse_exponent(plain, normal(6), 4)
 
 
 def test_a_slope_lies_between_its_steps() -> None:
     for seed in range(20):
-        logs = drawn(3, 2 + seed, seed=seed).cumsum(-1)
+        logs = normal(3, 2 + seed, seed=seed).cumsum(-1)
         steps = logs.diff(dim=-1)[:, seed // 2 :]
         assert bool(
             (slope(logs) >= steps.amin(-1) - 1e-12).all() & (slope(logs) <= steps.amax(-1) + 1e-12).all()
@@ -291,7 +275,7 @@ def test_a_slope_lies_between_its_steps() -> None:
 
 def test_what_has_no_exponent() -> None:
     base: dict[str, Any] = {"layers": 2, "width": 4, "heads": 2, "length": 8}
-    x = drawn(4)
+    x = normal(4)
     refused: list[tuple[dict[str, Any], str]] = [
         ({"kernel": "sigmoid"}, "got 'sigmoid', and its rows do not sum to one"),
         ({"kernel": "linear"}, "got 'linear', and it has no rule in deviation arithmetic"),
@@ -323,5 +307,5 @@ def test_uniform_attention_has_one_whatever_the_positions() -> None:
     for positions, mask in itertools.product(("none", "rotary", "alibi"), ("causal", "causal;prefix:1")):
         arch = Architecture(layers=2, width=4, heads=2, positions=positions, mask=mask, kernel="uniform")  # type: ignore[arg-type]
         tensors = Transformer.random(arch.replace(positions="none"), init="xavier").state()
-        found.append(transverse_exponent(Transformer.from_weights(arch, tensors), drawn(4), 3))
+        found.append(transverse_exponent(Transformer.from_weights(arch, tensors), normal(4), 3))
     assert len(set(found)) == 1

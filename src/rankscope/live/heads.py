@@ -8,12 +8,11 @@ output is the one that counts.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from rankscope.errors import WatchError
 from rankscope.metrics.tokens import unit_of
@@ -66,18 +65,13 @@ def projections(blocks: Sequence[nn.Module], called: Called, wrapped: Called) ->
 
         return after
 
-    parts = list(dict.fromkeys(part for block in blocks for part in block.modules() if part is not block))
-    handles: list[RemovableHandle] = []
-    try:
+    parts = dict.fromkeys(part for block in blocks for part in block.modules() if part is not block)
+    with ExitStack() as hooks:
         for part in parts:
-            if _is_linear(part):
-                handles.append(part.register_forward_hook(shown(called)))
-            elif _wraps(part):
-                handles.append(part.register_forward_hook(shown(wrapped)))
+            if _is_linear(part) or _wraps(part):
+                show = shown(called if _is_linear(part) else wrapped)
+                hooks.callback(part.register_forward_hook(show).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _is_linear(part: nn.Module) -> bool:

@@ -6,12 +6,11 @@ the caller what it had asked for. What each head adds is `P_h V_h W_O,h`, with V
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 Seen = Callable[[nn.MultiheadAttention, Tensor, Tensor, Tensor], None]
 """Called with the module, the weights `[batch, head, token, token]`, the values it was given and its output,
@@ -52,15 +51,11 @@ def through_hooks(modules: Sequence[nn.MultiheadAttention], seen: Seen) -> Itera
             return result, None
         return result, (weights.mean(dim=-3) if average else weights)
 
-    handles: list[RemovableHandle] = []
-    try:
+    with ExitStack() as hooks:
         for module in modules:
-            handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            handles.append(module.register_forward_hook(after, with_kwargs=True, always_call=True))
+            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(after, with_kwargs=True, always_call=True).remove)
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

@@ -99,7 +99,7 @@ def _rows(found: dict[str, Any], seen: Recorder) -> list[str]:
         said.append(f"Attention rows miss one by up to {by:.2g}{why}: theorems on averaging do not apply.")
     if seen.narrow:
         said.append("The model computes attention in float32 inside: float64's floors are too low for it.")
-    without = sorted(set(seen.fired) - set(seen.attended))
+    without = sorted(set(seen.fired) - seen.attended)
     if without:
         said.append(
             f"Layers without attention of their tokens to themselves: {', '.join(map(str, without))}."

@@ -45,20 +45,16 @@ class Recorder:
         self.defects: list[Tensor] = []
         self.padded: list[Tensor] = []
         self.fired: Counter[int] = Counter()
-        self.attended: Counter[int] = Counter()
+        self.attended: set[int] = set()
         self.left_out: Counter[str] = Counter()
         self.others = 0
-        self.unfit: Counter[tuple[int, ...]] = Counter()
         self.outside = 0
         self.modes: set[str] = set()
         self.dropout = 0.0
         self.arithmetic: torch.dtype | None = None
         self.narrow = False
         """Whether a model in float64 computed attention in float32."""
-        self.kept: dict[str, dict[int, list[Tensor]]] = {
-            "states": defaultdict(list),
-            "attention": defaultdict(list),
-        }
+        self.kept: defaultdict[str, dict[int, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A call of the model begins; a call inside a call belongs to it."""
@@ -130,12 +126,9 @@ class Recorder:
 
     def attention(self, P: Tensor, spoken: Tensor) -> None:
         """Attention through the interface, inside a block: its weights, and its heads' outputs."""
-        layer = self._attending(P)
-        if layer is None or self.call is None:
-            return
-        self._read_attention(self.call, layer, P.detach())
-        if self.plan.wants("heads"):
-            self.call.spoken = spoken.detach()
+        call = self._attending(P.detach())
+        if call is not None and self.plan.wants("heads"):
+            call.spoken = spoken.detach()
 
     def projected(self, projection: nn.Module, x: Tensor, y: Tensor) -> None:
         """A linear map inside a block was called; if on the heads' outputs, it is their projection."""
@@ -152,7 +145,7 @@ class Recorder:
             call.spoken = None
             added = contributions(spoken, weight_of(projection))
             check_closure(added, projection.bias, y, type(projection).__name__)  # type: ignore[arg-type]
-            self._read_heads(call, call.inside[-1], added)
+            self._read_heads(call, added)
             call.projection = (projection, x, y.clone())  # a wrapper may add to y in place
 
     def wrapped(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -173,15 +166,12 @@ class Recorder:
 
     def multihead(self, module: nn.MultiheadAttention, P: Tensor, value: Tensor, output: Tensor) -> None:
         """Attention of torch's own module, inside a block."""
-        layer = self._attending(P)
-        if layer is None or self.call is None:
-            return
-        self._read_attention(self.call, layer, P)
-        if self.plan.wants("heads"):
+        call = self._attending(P)
+        if call is not None and self.plan.wants("heads"):
             with isolated(P.device):
                 added = contributions(head_outputs(module, P, value), weight_of(module.out_proj))
                 check_closure(added, module.out_proj.bias, output, type(module).__name__)
-                self._read_heads(self.call, layer, added)
+                self._read_heads(call, added)
 
     def _start(self, call: Call, state: Tensor, block_arguments: dict[str, Any]) -> None:
         """The first state of a call says its samples, its padding and its arithmetic."""
@@ -234,7 +224,6 @@ class Recorder:
         self.defects += call.defects
         self.fired.update(call.fired)
         self.attended.update(call.attended)
-        self.unfit.update(call.unfit)
         self.others += call.others
         self.samples += call.shape[0]
         self.padded.append((~next(iter(call.real.values()))).sum())
@@ -244,8 +233,9 @@ class Recorder:
     def _measures(self, layer: int) -> bool:
         return self.plan.layers is None or layer in self.plan.layers
 
-    def _attending(self, P: Tensor) -> int | None:
-        """The layer whose attention this is; None where it is not the tokens' own, or comes after that."""
+    def _attending(self, P: Tensor) -> Call | None:
+        """The call whose attention this is, once read; None where it is not the tokens' own, comes after
+        that, or is not asked for."""
         call = self.call
         if call is None or not call.inside or call.shape is None:
             return None
@@ -258,7 +248,10 @@ class Recorder:
             call.unfit.append(tuple(P.shape))
             return None
         call.attended.add(layer)
-        return layer if self._measures(layer) else None
+        if not self._measures(layer):
+            return None
+        self._read_attention(call, layer, P)
+        return call
 
     def _read_state(self, call: Call, layer: int, state: Tensor) -> None:
         if not self._measures(layer):
@@ -292,10 +285,10 @@ class Recorder:
         if "attention" in self.plan.keep:
             call.kept.append(("attention", layer, P.to("cpu", copy=True)))
 
-    def _read_heads(self, call: Call, layer: int, added: Tensor) -> None:
+    def _read_heads(self, call: Call, added: Tensor) -> None:
         unit = max(call.unit, call.attention_unit)
         found, _ = readings("heads", added, self._real(call, added), self.plan.metrics, unit)
-        call.found.append((layer, found))
+        call.found.append((call.inside[-1], found))
 
     def _real(self, call: Call, x: Tensor) -> Tensor:
         """Which tokens count, on the device of x."""

@@ -9,7 +9,7 @@ device where the tensors are; only the numbers are kept.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Literal
@@ -17,7 +17,6 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from rankscope.errors import WatchError, one_of
 from rankscope.live.blocks import Blocks, blocks_of
@@ -189,25 +188,18 @@ class Watch:
     def _watch_blocks(self, stack: ExitStack) -> None:
         seen = self._seen
 
-        def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
-            seen.begin(module, args, kwargs)
+        def before(module: nn.Module, called: Callable[[nn.Module, Any, Any], None]) -> None:
+            stack.callback(module.register_forward_pre_hook(called, with_kwargs=True).remove)
 
-        def end(module: nn.Module, args: Any, output: Any) -> None:
-            seen.end(_failed(output))
-
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
-            seen.enter(module, args, kwargs)
-
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            seen.leave(module, output, _failed(output))
+        def after(module: nn.Module, called: Callable[[nn.Module, Any, Any], None]) -> None:
+            stack.callback(module.register_forward_hook(called, always_call=True).remove)
 
         # The model's own hooks are the outer ones, also where the model is itself a block.
-        handles = [self.model.register_forward_pre_hook(begin, with_kwargs=True)]
-        stack.callback(_remove, handles)
+        before(self.model, lambda module, args, kwargs: seen.begin(module, args, kwargs))
         for block in self._blocks:
-            handles.append(block.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(block.register_forward_hook(leave, always_call=True))
-        handles.append(self.model.register_forward_hook(end, always_call=True))
+            before(block, lambda module, args, kwargs: seen.enter(module, args, kwargs))
+            after(block, lambda module, args, output: seen.leave(module, output, _failed(output)))
+        after(self.model, lambda module, args, output: seen.end(_failed(output)))
 
     def _watch_attention(self, stack: ExitStack) -> None:
         if any(block in _attended for block in self._blocks):
@@ -239,11 +231,6 @@ class Watch:
 def _failed(output: Any) -> bool:
     """torch calls these hooks also while an exception passes, with no output."""
     return output is None and sys.exc_info()[0] is not None
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 def _layers(model: nn.Module, blocks: list[nn.Module], asked: Sequence[int] | None) -> frozenset[int] | None:

@@ -26,6 +26,8 @@ def _ready(
     P = P.to(torch.float64).masked_fill(~(real[..., :, None] & real[..., None, :]), 0.0)
     if not bool(P.isfinite().all()):
         raise TokensError("attention must be finite; received NaN or infinity: compute it in a wider dtype")
+    if not P.shape[-1]:  # as of one token that does not count
+        return P.new_zeros((*P.shape[:-2], 1, 1)), real.new_zeros((*real.shape[:-1], 1))
     return P, real
 
 
@@ -44,8 +46,6 @@ def dobrushin(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     It bounds the contraction of one averaging step: `osc(P x) <= dobrushin(P) osc(x)`, osc = max - min.
     """
     P, real = _ready(P, padding)
-    if not P.shape[-1]:
-        return P.new_full(P.shape[:-2], torch.nan)
     distance = torch.cdist(P, P, p=1.0) / 2
     pairs = real[..., :, None] & real[..., None, :]
     return _nan_where_empty(distance.masked_fill(~pairs, 0.0).amax((-2, -1)), real)
@@ -82,8 +82,6 @@ def spectral_gap(P: Tensor, padding: Tensor | None = None) -> HeadValues:
 def first_token_mass(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     """Mean over rows of the weight on the first real token: an attention sink is near 1."""
     P, real = _ready(P, padding)
-    if not P.shape[-1]:
-        return P.new_full(P.shape[:-2], torch.nan)
     first = real.to(torch.int8).argmax(-1)[..., None, None]
     column = P.gather(-1, first.expand(*P.shape[:-1], 1))[..., 0]
     return _over_rows(column, real)
@@ -92,7 +90,5 @@ def first_token_mass(P: Tensor, padding: Tensor | None = None) -> HeadValues:
 def row_sum_defect(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     """`max_i |sum_j P_ij - 1|`: above rounding, the theorems on averaging do not apply."""
     P, real = _ready(P, padding)
-    if not P.shape[-1]:
-        return P.new_full(P.shape[:-2], torch.nan)
     defect = (P.sum(-1) - 1).abs().masked_fill(~real, 0.0)
     return _nan_where_empty(defect.amax(-1), real)

@@ -23,16 +23,16 @@ attention P is known, and `c = ||res P0||_2 ||sum_h W_h||_2`.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.deviation import Scaled, applies, propagate
+from rankscope.deviation import applies, propagate
 from rankscope.deviation.propagate import KERNELS
-from rankscope.deviation.scaled import Logs
 from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
@@ -40,7 +40,7 @@ from rankscope.nets.masks import matrix
 from rankscope.nets.order import speaking
 from rankscope.profiles import measure
 from rankscope.theory.constants import value_matrix
-from rankscope.theory.transverse import Exponent, exponent, slope, transverse_modes
+from rankscope.theory.transverse import Exponent, exponent, log_length, slope, transverse_modes
 
 METRICS = ("mu", "relative_mu")
 DEEP = 24
@@ -112,10 +112,9 @@ def critical_skip(
     net = net.to(torch.float64)
     net = net.variant(layers=max(net.arch.layers, DEEP) if depth is None else depth)
     X = _checked(X, net)
-    measured = _crossing(
-        lambda weight: _measured(net, X, padding, metric, weight), low, high, tolerance, net.arch.layers
-    )
-    theory = _theory(net, X, padding, metric, low, high, tolerance)
+    crossing = partial(_crossing, low=low, high=high, tolerance=tolerance, layers=net.arch.layers)
+    measured = crossing(lambda weight: _measured(net, X, padding, metric, weight))
+    theory = _theory(net, X, padding, metric, crossing)
     elementary = net.arch.norm == "none" and net.arch.mlp == "none" and metric == "mu"
     return CriticalSkip(
         weight=measured.weight,
@@ -196,13 +195,7 @@ def _crossing(rate: Rate, low: float, high: float, tolerance: float, layers: int
 
 
 def _theory(
-    net: Transformer,
-    X: Tensor,
-    padding: Tensor | None,
-    metric: str,
-    low: float,
-    high: float,
-    tolerance: float,
+    net: Transformer, X: Tensor, padding: Tensor | None, metric: str, crossing: Callable[[Rate], _Crossing]
 ) -> _Crossing:
     """The same of the transverse exponent about the mean token of each sample, averaged over samples."""
     tokens, real, _ = net.prepared(X, padding)
@@ -218,13 +211,7 @@ def _theory(
         pairs = zip(means, numbers.tolist(), strict=True)
         return [exponent(varied, x, modes[n], relative=metric == "relative_mu") for x, n in pairs]
 
-    found = _crossing(
-        lambda weight: fmean(each.rate for each in exponents(weight)),
-        low,
-        high,
-        tolerance,
-        net.arch.layers,
-    )
+    found = crossing(lambda weight: fmean(each.rate for each in exponents(weight)))
     arch = net.arch
     scores_bounded = arch.norm != "none" or arch.query_norm or arch.kernel == "uniform"
     rows_alike = all(bool((nu == 0).all()) for nu in modes.values())
@@ -234,9 +221,7 @@ def _theory(
     if common <= 0:
         return found
     why = f"no norm keeps tokens from growing ({common:.2g} a layer there), and scores with them"
-    return _Crossing(
-        found.weight, f"{found.why}; {why}: the measured crossing may lie elsewhere", found.points
-    )
+    return replace(found, why=f"{found.why}; {why}: the measured crossing may lie elsewhere")
 
 
 def _bracket(
@@ -250,15 +235,11 @@ def _bracket(
         for step in propagate(net.variant(attention_skip=weight), X, padding):
             after = step.state.centred()[1]
             if before is not None and step.layer > net.arch.layers // 2:
-                share = (_log_length(after + before * -weight) - _log_length(before)).exp()
+                share = (log_length(after + before * -weight) - log_length(before)).exp()
                 share = share.nan_to_num(nan=0.0)  # nothing is no share of nothing
                 largest = max(largest, float(share.max()))
             before = after
     return 1 - largest, 1 + largest
-
-
-def _log_length(R: Scaled) -> Logs:
-    return torch.linalg.vector_norm(R.value.flatten(1), dim=1).log() + R.log
 
 
 def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[float, float]:

@@ -15,9 +15,9 @@ import math
 
 from rankscope.theory.factors import product
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import Hypothesis, averages, rows_sum_to_one, softmax
+from rankscope.theory.hypotheses import Hypothesis, averages, softmax
 from rankscope.theory.logs import times
-from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
 
 def seen(facts: Facts) -> list[Hypothesis]:
@@ -29,12 +29,8 @@ def seen(facts: Facts) -> list[Hypothesis]:
 def _evaluate(facts: Facts) -> Evaluation:
     factors = [times(*(half.log_stretch for half in layer.halves)) for layer in facts.layers]
     factors = [math.inf if math.isnan(factor) else factor for factor in factors]
-    return Evaluation(
-        product(facts.sizes[0].diameter, factors),
-        by_layer(
-            facts, [averages(facts.arch), *seen(facts)], lambda upto: [rows_sum_to_one(facts.defect(upto))]
-        ),
-    )
+    fixed, bounds = [averages(facts.arch), *seen(facts)], product(facts.sizes[0].diameter, factors)
+    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: averaging(facts, upto)))
 
 
 DOBRUSHIN = Theorem(

@@ -19,18 +19,10 @@ import math
 from collections.abc import Callable
 
 from rankscope.theory.facts import Facts, LayerFacts
-from rankscope.theory.hypotheses import (
-    Hypothesis,
-    averages,
-    no_mlp,
-    no_norm,
-    no_skip,
-    rows_sum_to_one,
-    softmax,
-)
+from rankscope.theory.hypotheses import Hypothesis, averages, no_mlp, no_norm, no_skip, softmax
 from rankscope.theory.logs import times
 from rankscope.theory.pure_attention import attention_hypotheses
-from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
 
 def product(start: float, factors: list[float]) -> list[float]:
@@ -47,10 +39,8 @@ def _evaluate(
 ) -> Evaluation:
     arch = facts.arch
     fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), *of_attention]
-    return Evaluation(
-        product(facts.sizes[0].residual, [factor(layer) for layer in facts.layers]),
-        by_layer(facts, fixed, lambda upto: [rows_sum_to_one(facts.defect(upto))]),
-    )
+    bounds = product(facts.sizes[0].residual, [factor(layer) for layer in facts.layers])
+    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: averaging(facts, upto)))
 
 
 OSCILLATION = Theorem(

@@ -19,19 +19,9 @@ from rankscope.deviation import Scaled
 from rankscope.nets.order import speaking
 from rankscope.theory.constants import spectral_norm, value_matrix
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import (
-    Hypothesis,
-    above,
-    at_least,
-    averages,
-    equal,
-    no_mlp,
-    no_norm,
-    no_skip,
-    rows_sum_to_one,
-)
+from rankscope.theory.hypotheses import Hypothesis, above, at_least, averages, equal, no_mlp, no_norm, no_skip
 from rankscope.theory.logs import log, log_of, sized, times
-from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
 
 def log_values(facts: Facts) -> list[float]:
@@ -87,20 +77,15 @@ def _evaluate(facts: Facts) -> Evaluation:
     start = log_of(spread.value.norm(), spread.log[0]) + 0.5 * math.log(facts.number) - math.log(2)
     bounds = []
     for layer, B in enumerate(log_values(facts), 1):
-        if radius is None:
-            bounds.append(math.inf)
-            continue
-        if radius == 0:  # one token
-            bounds.append(-math.inf)
+        if not radius:  # no centre, or one token alone
+            bounds.append(math.inf if radius is None else -math.inf)
             continue
         rounds = layer // radius
         shrink = log_shrink(radius * log_smallest(facts, layer))
         bounds.append(times(start, B, rounds * shrink if rounds else 0.0))
     fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), averages(arch), *connected(facts)]
-    return Evaluation(
-        bounds,
-        by_layer(facts, fixed, lambda upto: [rows_sum_to_one(facts.defect(upto)), positive(facts, upto)]),
-    )
+    hypotheses = by_layer(facts, fixed, lambda upto: [*averaging(facts, upto), positive(facts, upto)])
+    return Evaluation(bounds, hypotheses)
 
 
 MASKED = Theorem(

@@ -12,7 +12,7 @@ from rankscope.deviation import KERNELS, BlockTaken, HalfTaken, Scaled, State, a
 from rankscope.deviation.attention import Attention, deviations, heads
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
-from rankscope.metrics import dobrushin, metric
+from rankscope.metrics import Reading, dobrushin, metric
 from rankscope.metrics.centre import centred
 from rankscope.metrics.residuals import NORMS
 from rankscope.metrics.tokens import tokens, unit_of
@@ -76,18 +76,25 @@ class WeightNorms:
 # Sizes
 
 
+RESIDUAL = {"mean": "residual", "argmin": "residual@argmin"}
+
+
+def _read(name: str, state: State) -> Reading:
+    found = read(metric(name), DeviationStep(0, state, None))
+    assert found is not None
+    return found
+
+
+def _log(name: str, state: State) -> float:
+    return float(_read(name, state).log10[0]) * TEN
+
+
 def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
-    step = DeviationStep(0, state, None)
-    suffix = "" if centre == "mean" else "@argmin"
-
-    def reading(name: str) -> float:
-        return float(read(metric(name), step).log10[0]) * TEN  # type: ignore[union-attr]
-
     R, whole = sized(state.centred()[1]), sized(Scaled.plain(state.tokens(state.log)))
     lengths = torch.linalg.vector_norm(whole.value[0], dim=-1)
     unit = whole.log + state.log
-    measured = reading(f"residual{suffix}"), reading("mu")
-    noise = bool(read(metric("mu"), step).below_floor[0])  # type: ignore[union-attr]
+    measured = _log(RESIDUAL[centre], state), _log("mu", state)
+    noise = bool(_read("mu", state).below_floor[0])
     if not deviates:
         noise = measured[1] - log_of(NORMS["frobenius"](whole.value)[0], unit[0]) < log(
             unit_of(torch.float64) / RESOLVED
@@ -103,8 +110,8 @@ def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
         },
         shortest=shortest,
         longest=longest,
-        cosine=float(read(metric("min_cosine"), step).value[0]),  # type: ignore[union-attr]
-        log_cosine_gap=reading("max_cosine_gap"),
+        cosine=float(_read("min_cosine", state).value[0]),
+        log_cosine_gap=_log("max_cosine_gap", state),
         noise=noise,
     )
 
@@ -250,15 +257,9 @@ def _exact_factor(
     values = deviations(R, layer.attention.value, arch).value[:, kept]
     spoken = (Delta.value @ values).transpose(1, 2).flatten(-2)
     out = spoken @ layer.attention.output.weight[kept].flatten(0, 1)
-    added = State.of(out, torch.ones(out.shape[:2], dtype=torch.bool))
-    name = "residual" if centre == "mean" else "residual@argmin"
-    numbers = [
-        float(read(metric(name), DeviationStep(0, each, None)).log10[0]) * TEN  # type: ignore[union-attr]
-        for each in (added, State.of(R.value, torch.ones(out.shape[:2], dtype=torch.bool)))
-    ]
-    if numbers[1] == -math.inf:
-        return -math.inf
-    return numbers[0] - numbers[1] + float(Delta.log[0])
+    real = torch.ones(out.shape[:2], dtype=torch.bool)
+    added, before = (_log(RESIDUAL[centre], State.of(each, real)) for each in (out, R.value))
+    return -math.inf if before == -math.inf else added - before + float(Delta.log[0])
 
 
 # Without a rule in deviation arithmetic

@@ -33,11 +33,10 @@ from rankscope.theory.hypotheses import (
     no_mlp,
     no_norm,
     no_skip,
-    rows_sum_to_one,
     token_scores,
 )
 from rankscope.theory.logs import log_expm1, running, times
-from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
 ROOT = 1.2564
 """e^x <= 1 + 2x up to here (the root is 1.25643...)."""
@@ -94,21 +93,16 @@ def _evaluate(facts: Facts, gamma_is_one: bool, heads: int | None) -> Evaluation
     fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), *attention_hypotheses(facts)]
     if heads is not None:
         fixed.append(equal("heads", max((len(each.heads.scores) for each in facts.layers), default=0), heads))
-    return Evaluation(
-        cubed(bases, facts.sizes[0].residual),
-        by_layer(facts, fixed, lambda upto: measured_hypotheses(facts, upto, gamma_is_one)),
-    )
 
+    def moving(upto: int) -> list[Hypothesis]:
+        found = averaging(facts, upto)
+        if gamma_is_one:
+            logs = [layer.log_oscillation for layer in facts.layers[:upto]]
+            size = math.nan if any(map(math.isnan, logs)) else math.exp(min(max(logs), 700.0))
+            found.append(at_most("largest |E_ij - E_ij'| so far", size, ROOT))
+        return found
 
-def measured_hypotheses(facts: Facts, upto: int, gamma_is_one: bool) -> list[Hypothesis]:
-    """What is checked on the data of the first layers."""
-    found = [rows_sum_to_one(facts.defect(upto))]
-    if gamma_is_one:
-        logs = [layer.log_oscillation for layer in facts.layers[:upto]]
-        largest = max(logs) if not any(math.isnan(each) for each in logs) else math.nan
-        size = math.exp(min(largest, 700.0)) if not math.isnan(largest) else math.nan
-        found.append(at_most("largest |E_ij - E_ij'| so far", size, ROOT))
-    return found
+    return Evaluation(cubed(bases, facts.sizes[0].residual), by_layer(facts, fixed, moving))
 
 
 SAYS = "||res|| <= (4 gamma beta H / sqrt d)^((3^L - 1)/2) ||res X||^(3^L)"

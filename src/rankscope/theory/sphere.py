@@ -49,12 +49,11 @@ from rankscope.theory.hypotheses import (
     no_mlp,
     no_skip,
     normed_sums,
-    rows_sum_to_one,
     softmax,
 )
 from rankscope.theory.logs import log, times
 from rankscope.theory.masked import connected, log_shrink, log_smallest, positive
-from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
 ORTHOGONAL = 1e-12
 """Rounding allowed in W: it enters the bound once a layer."""
@@ -130,7 +129,7 @@ def _on_sphere(facts: Facts) -> list[Hypothesis]:
 
 
 def _measured(facts: Facts, upto: int) -> list[Hypothesis]:
-    return [rows_sum_to_one(facts.defect(upto)), positive(facts, upto), of_one_length(facts, upto)]
+    return [*averaging(facts, upto), positive(facts, upto), of_one_length(facts, upto)]
 
 
 def _cosines(facts: Facts, start: int | None) -> list[float]:

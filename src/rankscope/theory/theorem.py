@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import Hypothesis, no_parts
+from rankscope.theory.hypotheses import Hypothesis, no_parts, rows_sum_to_one
 
 Kind = Literal["upper", "lower"]
 
@@ -41,3 +41,8 @@ def by_layer(
     """The hypotheses of every layer: those of the architecture, and those checked on layers 1..l."""
     fixed = [*no_parts(facts.arch), *fixed]
     return [[*fixed, *moving(layer)] for layer in range(1, facts.depth + 1)]
+
+
+def averaging(facts: Facts, upto: int) -> list[Hypothesis]:
+    """Attention averages in layers 1..upto."""
+    return [rows_sum_to_one(facts.defect(upto))]

@@ -198,7 +198,7 @@ def _growth(
     probes = torch.linalg.qr(drawn).Q[: min(width, PROBES)]
     M = probes.to(device).to(nu.dtype).expand(len(modes), -1, -1)  # [mode, probe, width]
     size = torch.zeros(len(modes), dtype=torch.float64, device=device)
-    sizes, lengths = [size], [_log_length(common)]
+    sizes, lengths = [size], [log_length(common)]
     for index, layer in enumerate(net.weights.layers):
         common, still, whole, log = _images(arch, index, layer, common, M)
         M = still + nu * (whole - still)
@@ -206,12 +206,13 @@ def _growth(
         M = M / norm.masked_fill(norm == 0, 1.0)[:, None, None]
         size = size + norm.log() + log
         sizes.append(size)
-        lengths.append(_log_length(common))
+        lengths.append(log_length(common))
     return torch.stack(sizes, -1), torch.cat(lengths)
 
 
-def _log_length(x: Scaled) -> Float[Tensor, " batch"]:
-    return torch.linalg.vector_norm(x.value, dim=-1).log() + x.log
+def log_length(x: Scaled) -> Float[Tensor, " batch"]:
+    """log of the Frobenius norm of each sample."""
+    return torch.linalg.vector_norm(x.value.flatten(1), dim=1).log() + x.log
 
 
 def _images(

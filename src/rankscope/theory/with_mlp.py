@@ -17,14 +17,8 @@ import math
 from rankscope.theory.facts import Facts, LayerFacts
 from rankscope.theory.hypotheses import Hypothesis, at_least, equal, no_norm, no_skip
 from rankscope.theory.logs import log, times
-from rankscope.theory.pure_attention import (
-    attention_hypotheses,
-    cubed,
-    log_base,
-    log_gamma,
-    measured_hypotheses,
-)
-from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+from rankscope.theory.pure_attention import attention_hypotheses, cubed, log_base, log_gamma
+from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
 
 def log_lipschitz(facts: Facts, layer: LayerFacts) -> float:
@@ -44,16 +38,13 @@ def _evaluate(facts: Facts) -> Evaluation:
         equal("branches that run in parallel", arch.parallel, 0),
         *attention_hypotheses(facts),
     ]
-    bases = [
-        times(log_base(facts, layer, log_gamma(layer)), log_lipschitz(facts, layer))
-        if plain.met
-        else math.inf
-        for layer in facts.layers
-    ]
-    return Evaluation(
-        cubed(bases, facts.sizes[0].residual),
-        by_layer(facts, fixed, lambda upto: measured_hypotheses(facts, upto, gamma_is_one=False)),
-    )
+    bases = [math.inf] * facts.depth
+    if plain.met:
+        bases = [
+            times(log_base(facts, each, log_gamma(each)), log_lipschitz(facts, each)) for each in facts.layers
+        ]
+    bounds = cubed(bases, facts.sizes[0].residual)
+    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: averaging(facts, upto)))
 
 
 WITH_MLP = Theorem(

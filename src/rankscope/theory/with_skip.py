@@ -18,8 +18,8 @@ import math
 from rankscope.theory.facts import Facts, LayerFacts
 from rankscope.theory.hypotheses import above, no_mlp, no_norm
 from rankscope.theory.logs import log, plus, times
-from rankscope.theory.pure_attention import attention_hypotheses, log_gamma, measured_hypotheses
-from rankscope.theory.theorem import Evaluation, Theorem, by_layer
+from rankscope.theory.pure_attention import attention_hypotheses, log_gamma
+from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
 
 def log_cubic(facts: Facts, layer: LayerFacts) -> float:
@@ -43,9 +43,7 @@ def _evaluate(facts: Facts) -> Evaluation:
         no_norm(arch),
         *attention_hypotheses(facts),
     ]
-    return Evaluation(
-        bounds, by_layer(facts, fixed, lambda upto: measured_hypotheses(facts, upto, gamma_is_one=False))
-    )
+    return Evaluation(bounds, by_layer(facts, fixed, lambda upto: averaging(facts, upto)))
 
 
 WITH_SKIP = Theorem(
