@@ -15,6 +15,7 @@ from rankscope.figures import INK, MARKERS, PALETTE, panels
 from rankscope.profiles.plot import DEEP
 
 Dash = Literal["-", "--"]
+TEX = {"mu": r"$\mu(X)$", "relative_mu": r"$\mu(X)\,/\,\|X\|_F$"}
 
 
 def grid(rows: int, columns: int, width: float = 3.1, height: float = 2.8) -> tuple[Figure, list[list[Axes]]]:

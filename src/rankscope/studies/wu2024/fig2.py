@@ -20,12 +20,11 @@ from rankscope.nets import Transformer
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 from rankscope.studies.wu2024 import networks
-from rankscope.studies.wu2024.drawing import by_layer, geometric, grid, key, looks, powers_of_ten, title
+from rankscope.studies.wu2024.drawing import TEX, by_layer, geometric, grid, key, looks, powers_of_ten, title
 from rankscope.studies.wu2024.networks import COLLAPSE, MASKS, MISSING, UNTRAINED, VARIANTS, last, powers
 
 EQUAL = -2.0
 """log10 of mu / ||X||_F below which tokens are said to have become the same."""
-TEX = {"mu": r"$\mu(X)$", "relative_mu": r"$\mu(X)\,/\,\|X\|_F$"}
 By = tuple[str, Collection[str]]
 """A column of the table, and what of it is drawn, in order."""
 
