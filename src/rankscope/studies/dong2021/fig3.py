@@ -200,7 +200,7 @@ def _median_left(ends: pl.DataFrame, name: str, width: int) -> float:
     return float(found[(len(found) - 1) // 2])
 
 
-def _steps(values: Iterable[float]) -> str:
+def _steps(values: Iterable[float | int]) -> str:
     return ", ".join("never" if math.isinf(value) else f"{value:.0f}" for value in values)
 
 
