@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.errors import RankscopeError, TokensError
+from rankscope.errors import TokensError
 from rankscope.nets import Encoded, Inputs
 from rankscope.sources.embedding import Embedding, ImageEmbedding
 from rankscope.sources.parity import Parity
@@ -81,12 +81,3 @@ class Loaded:
             "parity": self.parity.described(),
             **self.details,
         }
-
-
-def no_tokenizer(error: RankscopeError) -> Callable[[], Any]:
-    """For a model that came without: says so when text is first encoded."""
-
-    def find() -> Any:
-        raise error
-
-    return find
