@@ -1,5 +1,7 @@
 """What deviation arithmetic costs over a plain float64 forward pass."""
 
+from collections.abc import Iterable
+
 import torch
 
 from benchmarks.timing import Row, least_seconds
@@ -20,25 +22,19 @@ def rows(small: bool = False, batch: int = 4, device: str = "cpu") -> list[Row]:
     found = []
     for name in VARIANTS:
         variant = named_variant(net, name)
-
-        def plain(variant: Transformer = variant) -> None:
-            with torch.no_grad():
-                for _ in variant.steps(X):
-                    pass
-            _wait(device)
-
-        def deviation(variant: Transformer = variant) -> None:
-            with torch.no_grad():
-                for _ in propagate(variant, X):
-                    pass
-            _wait(device)
-
-        seconds = least_seconds({"plain": plain, "deviation": deviation}, rounds=1 if small else 4)
+        cases = {
+            "plain": lambda variant=variant: _walk(variant.steps(X), device),
+            "deviation": lambda variant=variant: _walk(propagate(variant, X), device),
+        }
+        seconds = least_seconds(cases, rounds=1 if small else 4)
         ratio = seconds["deviation"] / seconds["plain"]
         found.append((f"deviation, {name}", f"float64 forward ({seconds['plain']:.3f} s)", ratio))
     return found
 
 
-def _wait(device: str) -> None:
+@torch.no_grad()
+def _walk(steps: Iterable[object], device: str) -> None:
+    for _ in steps:
+        pass
     if device != "cpu":
         torch.cuda.synchronize()

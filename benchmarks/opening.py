@@ -36,17 +36,14 @@ def rows(small: bool = False) -> list[Row]:
 
     with tempfile.TemporaryDirectory() as name, sync_playwright() as playwright:
         folder = Path(name)
-        run = (
-            ["measure", "bert-tiny", "--tokens", "8", "--metrics", "relative_residual"] if small else ["demo"]
-        )
-        command = [sys.executable, "-m", "rankscope", *run, "-q", "-o", str(folder)]
+        run = "measure bert-tiny --tokens 8 --metrics relative_residual" if small else "demo"
+        command = [sys.executable, "-m", "rankscope", *run.split(), "-q", "-o", str(folder)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         report, plain = folder / "report.html", folder / "plain.html"
         plain.write_text(PLAIN.format(plotly_script()), encoding="utf-8")
         browser = playwright.chromium.launch(executable_path=found, args=list(SWITCHES))
-        seconds = {
-            page: [_opened(browser, page) for _ in range(1 if small else 5)] for page in (report, plain)
-        }
+        rounds = range(1 if small else 5)
+        seconds = {page: [_opened(browser, page) for _ in rounds] for page in (report, plain)}
         browser.close()
         best, worst, bare = min(seconds[report]), max(seconds[report]), min(seconds[plain])
         what = f"report, {report.stat().st_size / 1e6:.1f} MB, {best:.2f} s (slowest {worst:.2f})"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import Row, least_seconds, report_rise, rise_of_memory
+from benchmarks.timing import Row, ratios, report_rise, rise_of_memory
 
 
 def token_ids(small: bool = False) -> torch.Tensor:
@@ -73,9 +73,7 @@ PEERS = {"lens": lens, "nnsight": nnsight}
 def rows(peer: str, small: bool = False) -> list[Row]:
     """(what, against what, ratio of times)."""
     with torch.no_grad():
-        seconds = least_seconds(PEERS[peer](small), rounds=1 if small else 7)
-    plain = seconds.pop("plain")
-    return [(name, f"plain forward, {plain:.2f} s", each / plain) for name, each in seconds.items()]
+        return ratios("plain forward", PEERS[peer](small), rounds=1 if small else 7)
 
 
 def main(peer: str) -> None:

@@ -33,15 +33,9 @@ COMMAND = "measure bert-tiny --variants san,transformer --split line --tokens 16
 def rows(small: bool = False) -> list[Row]:
     """(what, against what, ratio): the peak of each size against that of the least."""
     sizes = (4,) if small else SIZES
-    peaks, least = {size: peak(size) for size in sizes}, sizes[0]
-    return [
-        (
-            f"{size:,} excerpts, {peaks[size]:.0f} MiB",
-            f"{least} excerpts ({peaks[least]:.0f} MiB)",
-            peaks[size] / peaks[least],
-        )
-        for size in sizes
-    ]
+    peaks = {size: peak(size) for size in sizes}
+    least = f"{sizes[0]} excerpts ({peaks[sizes[0]]:.0f} MiB)"
+    return [(f"{n:,} excerpts, {mb:.0f} MiB", least, mb / peaks[sizes[0]]) for n, mb in peaks.items()]
 
 
 def peak(excerpts: int) -> float:

@@ -9,6 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+import torch
 
 Row = tuple[str, str, float]
 """(what, against what, ratio): every `rows` gives these; with `small` at sizes that take a second or so."""
@@ -25,6 +28,19 @@ def least_seconds(cases: Mapping[str, Callable[[], object]], rounds: int = 5) ->
             case()
             best[name] = min(best[name], time.perf_counter() - start)
     return best
+
+
+def ratios(plain: str, cases: Mapping[str, Callable[[], object]], rounds: int = 5) -> list[Row]:
+    """Each case against the one called "plain", of which `plain` says what it is."""
+    seconds = least_seconds(cases, rounds)
+    base = seconds.pop("plain")
+    return [(name, f"{plain}, {base:.2f} s", each / base) for name, each in seconds.items()]
+
+
+@torch.no_grad()
+def forward(net: Any, X: torch.Tensor) -> list[int]:
+    """A plain pass of one of our networks, of which nothing is kept."""
+    return [step.layer for step in net.steps(X)]
 
 
 def rise_of_memory(module: str, *arguments: str) -> float:

@@ -108,7 +108,7 @@ def seen(model: nn.Module, metrics: Any, *args: Any, **inputs: Any) -> Watch:
 
 def checks(w: Watch) -> dict[str, Any]:
     """What the manifest says of the run."""
-    return w.profile().manifest["networks"][0]["checks"]
+    return w.profile().manifest.networks[0].checks
 
 
 every = pytest.mark.parametrize("name", FAMILIES)

@@ -60,6 +60,12 @@ def encoded(name: str, net: Transformer, inputs: dict[str, Tensor], padding: Ten
     return net.encode(inputs["input_ids"], padding=padding)
 
 
+def case(name: str, label: str) -> tuple[Any, Transformer, dict[str, Tensor], Tensor]:
+    """(model, its network, what it takes, padding)."""
+    model, net = loaded(name, label)
+    return model, net, *inputs_of(name, model)
+
+
 def close(mine: Tensor, theirs: Tensor, real: Tensor, within: float = 1e-12) -> None:
     assert float((mine - theirs)[real].abs().max()) <= within * float(theirs[real].abs().max())
 
@@ -68,8 +74,7 @@ def close(mine: Tensor, theirs: Tensor, real: Tensor, within: float = 1e-12) -> 
 @torch.no_grad()
 def test_states_and_attention_are_the_originals(name: str, label: str) -> None:
     """Against what transformers itself reports, with its float32 parts lifted."""
-    model, net = loaded(name, label)
-    inputs, padding = inputs_of(name, model)
+    model, net, inputs, padding = case(name, label)
     with lifted():
         theirs = model(**inputs, output_hidden_states=True, output_attentions=True)
     run = net.run(*encoded(name, net, inputs, padding), attention=True)
@@ -86,8 +91,7 @@ def test_states_and_attention_are_the_originals(name: str, label: str) -> None:
 @pytest.mark.parametrize(("name", "label"), CASES)
 @torch.no_grad()
 def test_without_lifting_only_float32_parts_differ(name: str, label: str) -> None:
-    model, net = loaded(name, label)
-    inputs, padding = inputs_of(name, model)
+    model, net, inputs, padding = case(name, label)
     # One sample without padding: see `parity.py` on windows and padding in float64.
     inputs, padding = {key: value[:1] for key, value in inputs.items()}, padding[:1]
     theirs = model(**inputs).last_hidden_state
@@ -101,9 +105,8 @@ def test_without_lifting_only_float32_parts_differ(name: str, label: str) -> Non
 @torch.no_grad()
 def test_heads_say_what_the_originals_say(name: str, label: str) -> None:
     """What enters the original's output projection is what our heads mixed."""
-    model, net = loaded(name, label)
+    model, net, inputs, padding = case(name, label)
     family = FAMILIES[name]
-    inputs, padding = inputs_of(name, model)
     said: list[Tensor] = []
     blocks = family.blocks(family.core(model))
     handles = [
@@ -123,8 +126,7 @@ def test_heads_say_what_the_originals_say(name: str, label: str) -> None:
 @pytest.mark.parametrize(("name", "label"), CASES)
 @torch.no_grad()
 def test_padded_and_unpadded_agree(name: str, label: str) -> None:
-    model, net = loaded(name, label)
-    inputs, padding = inputs_of(name, model)
+    _, net, inputs, padding = case(name, label)
     together = net.run(*encoded(name, net, inputs, padding))
     for sample in range(3):
         real = ~padding[sample]
@@ -139,8 +141,8 @@ def test_padded_and_unpadded_agree(name: str, label: str) -> None:
 @pytest.mark.parametrize(("name", "label"), CASES)
 def test_deviation_and_float64_agree_on_every_family(name: str, label: str) -> None:
     """The rules of deviation arithmetic cover what loaded networks are made of."""
-    model, net = loaded(name, label)
-    X, padding = encoded(name, net, *inputs_of(name, model))
+    _, net, *given = case(name, label)
+    X, padding = encoded(name, net, *given)
     curves = [measure(net, X, padding, "mu", kind).curve("mu") for kind in ("deviation", "float64")]
     torch.testing.assert_close(curves[0], curves[1], rtol=1e-9, atol=0)
 
@@ -155,10 +157,8 @@ def test_the_users_model_is_left_as_it_is(name: str, label: str) -> None:
     assert net.dtype == torch.float64 and not any(part.requires_grad for part in net.state().values())
     assert model.config._attn_implementation == implementation
     assert [p.requires_grad for p in model.parameters()] == flags
-    after = model.state_dict()
-    assert all(
-        torch.equal(after[key], value) and after[key].dtype == value.dtype for key, value in before.items()
-    )
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, before[key]) and value.dtype == before[key].dtype
 
 
 def test_shared_layers_stay_shared() -> None:
@@ -178,11 +178,8 @@ def test_a_network_that_is_not_the_original_is_refused(monkeypatch: pytest.Monke
     class Confused(Llama):
         def layer(self, block: Any, arch: Any) -> Any:
             parts = super().layer(block, arch)
-            parts["mlp.up.weight"], parts["mlp.gate.weight"] = (
-                parts["mlp.gate.weight"],
-                parts["mlp.up.weight"],
-            )
-            return parts
+            swapped = {"mlp.up.weight": "mlp.gate.weight", "mlp.gate.weight": "mlp.up.weight"}
+            return parts | {name: parts[other] for name, other in swapped.items()}
 
     monkeypatch.setitem(FAMILIES, "llama", Confused())
     with pytest.raises(ParityError, match="must agree with the original within 1e-09; LlamaModel"):
@@ -209,18 +206,16 @@ def test_models_with_heads_for_tasks_are_their_stack() -> None:
     """A language model, a classifier or a sequence-to-sequence model is loaded as what carries it."""
     from transformers import BertForMaskedLM, GPT2LMHeadModel, T5ForConditionalGeneration
 
-    kinds: list[tuple[Any, str, str]] = [
-        (BertForMaskedLM, "bert", "encoder"),
-        (GPT2LMHeadModel, "gpt2", "decoder"),
-        (T5ForConditionalGeneration, "t5", "plain"),
-    ]
-    for kind, name, label in kinds:
-        whole = kind(FAMILIES[name].tiny()[label]).eval()
-        net = load(whole)
-        core = FAMILIES[name].core(whole)
-        assert torch.equal(
-            load(core).weights.layers[1].attention.key.weight, net.weights.layers[1].attention.key.weight
-        )
+    kinds: dict[str, Any] = {
+        "bert": BertForMaskedLM,
+        "gpt2": GPT2LMHeadModel,
+        "t5": T5ForConditionalGeneration,
+    }
+    for name, kind in kinds.items():
+        family = FAMILIES[name]
+        whole = kind(next(iter(family.tiny().values()))).eval()
+        keys = [load(each).weights.layers[1].attention.key.weight for each in (whole, family.core(whole))]
+        assert torch.equal(*keys)
 
 
 def test_lifting_leaves_torch_as_it_was() -> None:

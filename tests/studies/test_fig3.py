@@ -46,6 +46,12 @@ def test_seeds_side_by_side_are_the_canonical_networks(name: str) -> None:
     assert sharp.shape == (3,) and bool(((sharp >= 0.5) & (sharp <= 1)).all())
 
 
+def turned(size: float) -> Tensor:
+    """One step round the circle, and a change of size."""
+    cos, sin = math.cos(2 * math.pi / 1000), math.sin(2 * math.pi / 1000)
+    return size * torch.tensor([[cos, sin], [-sin, cos]], dtype=torch.float64)
+
+
 def built(network: str, score: float, turn: Tensor) -> dict[str, Tensor]:
     """Width 4; both heads score a pair by `score x_i . x_j`, and each passes on half of `x turn`."""
     arch = NETWORKS[network].architecture(4)
@@ -65,13 +71,9 @@ def built(network: str, score: float, turn: Tensor) -> dict[str, Tensor]:
 def test_the_radial_law_of_pure_attention(z: float) -> None:
     """A pair (u, -u) goes to tanh(z) (turn u, -turn u), z = a r^2, and an error of the radius grows by
     1 + 4z / sinh 2z: between 1 and 3."""
-    angle = 2 * math.pi / 1000
     size = 1 / math.tanh(z)  # so that the circle is where it stays
-    turn = size * torch.tensor(
-        [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]], dtype=torch.float64
-    )
     arch = NETWORKS["pure attention"].architecture(4)
-    tensors = built("pure attention", z / RADIUS**2, turn)
+    tensors = built("pure attention", z / RADIUS**2, turned(size))
     pairs = circle.circle()
     after, attention = circle.step(arch, tensors, pairs[None, :-1])
     torch.testing.assert_close(after[0], pairs[1:])
@@ -84,18 +86,11 @@ def test_the_radial_law_of_pure_attention(z: float) -> None:
 
 
 def test_slightly_inside_falls_together_and_slightly_outside_runs_away() -> None:
-    z, angle = 0.5, 2 * math.pi / 1000
-    arch = NETWORKS["pure attention"].architecture(4)
+    z, arch = 0.5, NETWORKS["pure attention"].architecture(4)
     ends = []
     for off in (0.999, 1.001):
-        turn = (
-            off
-            / math.tanh(z)
-            * torch.tensor(
-                [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]], dtype=torch.float64
-            )
-        )
-        path = circle.followed(arch, built("pure attention", z / RADIUS**2, turn), 60)[:, 0]
+        tensors = built("pure attention", z / RADIUS**2, turned(off / math.tanh(z)))
+        path = circle.followed(arch, tensors, 60)[:, 0]
         path = path[: int(path[:, 0, 0].isfinite().sum())]
         ends.append(ending(path, steps=60))
         assert left(path, steps=60) is not None
@@ -104,10 +99,8 @@ def test_slightly_inside_falls_together_and_slightly_outside_runs_away() -> None
 
 def test_a_skip_with_silent_attention_follows_the_circle() -> None:
     """The skip carries what is linear: (turn - 1) x added to x is the rotation, and errors do not grow."""
-    angle = 2 * math.pi / 1000
-    cos, sin = math.cos(angle), math.sin(angle)
     tensors = built("with skip", 0.0, torch.zeros(2, 2, dtype=torch.float64))
-    tensors["out.weight"][0, :2] = torch.tensor([[cos, sin], [-sin, cos]], dtype=torch.float64)
+    tensors["out.weight"][0, :2] = turned(1.0)
     arch = NETWORKS["with skip"].architecture(4)
     path = circle.followed(arch, tensors, fig3.STEPS)[:, 0]
     torch.testing.assert_close(path, circle.circle()[: fig3.STEPS + 1])
@@ -133,16 +126,14 @@ def test_every_ending() -> None:
     torch.testing.assert_close(distance(true), torch.ones(301, dtype=torch.float64))
 
 
-def test_training_learns_the_circle() -> None:
-    network = NETWORKS["with skip"]
-    arch = network.architecture(8)
-    errors = [circle.error(arch, circle.trained(network, 8, 2, rounds)) for rounds in (2, 200)]
-    assert bool((errors[1] < errors[0]).all())
-    theirs = NETWORKS["the published code"]
-    errors = [
-        circle.error(theirs.architecture(8), circle.trained(theirs, 8, 1, rounds)) for rounds in (1, 60)
-    ]
-    assert float(errors[1]) < float(errors[0])
+@pytest.mark.parametrize(
+    ("name", "seeds", "few", "many"), [("with skip", 2, 2, 200), ("the published code", 1, 1, 60)]
+)
+def test_training_learns_the_circle(name: str, seeds: int, few: int, many: int) -> None:
+    network = NETWORKS[name]
+    tensors = (circle.trained(network, 8, seeds, rounds) for rounds in (few, many))
+    before, after = (circle.error(network.architecture(8), each) for each in tensors)
+    assert bool((after < before).all())
 
 
 def test_seeds_do_not_disturb_each_other() -> None:
@@ -153,20 +144,15 @@ def test_seeds_do_not_disturb_each_other() -> None:
 
 
 def test_a_rerun_gives_the_same_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fig3, "WIDTHS", (4,))
-    monkeypatch.setattr(fig3, "STEPS", 10)
-    monkeypatch.setattr(fig3, "PUBLISHED_ROUNDS", 2)
-    monkeypatch.setattr(fig3, "QUICK", (2, 1, 2))
-    first = fig3.FIG3.run(Setup(folder=tmp_path / "one"))
-    again = fig3.FIG3.run(Setup(folder=tmp_path / "two"))
-    kept = fig3.FIG3.run(Setup(folder=tmp_path / "one"))
+    for name, small in {"WIDTHS": (4,), "STEPS": 10, "PUBLISHED_ROUNDS": 2, "QUICK": (2, 1, 2)}.items():
+        monkeypatch.setattr(fig3, name, small)
+    first, again, kept = (fig3.FIG3.run(Setup(folder=tmp_path / name)) for name in ("one", "two", "one"))
     for name, table in first.tables.items():
         assert table.equals(again.tables[name]) and table.equals(kept.tables[name])
     assert [*first.figures] == ["circle", "distances"]
     assert len(first.comparisons) == 6
     ends = first.tables["ends"]
-    seen = {(name, width) for name, width in ends.select("network", "width").iter_rows()}
-    assert seen == set(product(NETWORKS, (4,)))
+    assert set(ends.select("network", "width").iter_rows()) == set(product(NETWORKS, (4,)))
     assert ends.select(pl.col("ending").is_in(ENDS).all()).item()
 
 

@@ -27,13 +27,11 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (fig2, fig3, fig9, spectra):
         monkeypatch.setattr(module, "fresh", tiny)
-    for module in (fig2, fig3, fig9, spectra):
-        monkeypatch.setattr(module, "trained", lambda setup: {})
     monkeypatch.setattr(fig6, "deep", lambda width, device: tiny("bert-base").variant(layers=3))
     monkeypatch.setattr(networks, "TOKENS", 12)
-    monkeypatch.setattr(networks, "excerpts", None)
     texts = bundled_excerpts(128)[:2]
-    for module in (fig2, fig3, fig6, fig9, spectra):
+    for module in (networks, fig9, spectra):
+        monkeypatch.setattr(module, "trained", lambda setup: {})
         monkeypatch.setattr(module, "excerpts", lambda number: texts)
         monkeypatch.setattr(module, "tokens_of", lambda net, texts, length=12: net.encode(texts, 12).X)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from rankscope.errors import TokensError
 from rankscope.nets.norms import NormWeights, normalise
 from rankscope.nets.origin import Encoded
+from rankscope.nets.plain import affine
 from rankscope.nets.weights import Linear
 
 
@@ -69,14 +70,14 @@ class TextEmbedding:
                 f"token ids must lie in 0..{len(self.words) - 1}; received {int(ids.min())}..{int(ids.max())}"
             )
         X = self.words[ids] * self.scale
-        X = X if self.before is None else _widened(X, self.before)
+        X = X if self.before is None else affine(X, self.before)
         if self.positions is not None:
             X = X + self._positions(padding)
         if self.segment is not None:
             X = X + self.segment
         if self.norm is not None:
             X = normalise(X, "layer", self.norm, self.norm_eps)
-        X = X if self.after is None else _widened(X, self.after)
+        X = X if self.after is None else affine(X, self.after)
         return Encoded(X.masked_fill(padding[..., None], 0.0), padding)
 
     def _positions(self, padding: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch token sum"]:
@@ -118,8 +119,3 @@ class ImageEmbedding:
         patches = patches.flatten(2).mT  # [batch, patch, width]
         X = torch.cat([self.first.expand(len(patches), 1, -1), patches], 1) + self.positions
         return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
-
-
-def _widened(X: Tensor, linear: Linear) -> Tensor:
-    Y = X @ linear.weight
-    return Y if linear.bias is None else Y + linear.bias

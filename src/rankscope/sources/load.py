@@ -16,7 +16,7 @@ from rankscope.sources.checkpoint import Checkpoint, family_of, first_line, plac
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
-from rankscope.sources.loaded import Loaded, no_tokenizer
+from rankscope.sources.loaded import Loaded
 from rankscope.sources.parity import check
 
 
@@ -48,12 +48,14 @@ def load(
     (6, torch.Size([1, 8, 384]))
     """
     if isinstance(source, nn.Module):
-        checkpoint, name = _in_memory(source, family), type(source).__name__
-        missing = SourceError(
-            f"{name} was loaded from memory, without a tokenizer: load(model, tokenizer=) takes one, and "
-            "encode takes token ids"
-        )
-        find, details = no_tokenizer(missing), {}
+        checkpoint, name, details = _in_memory(source, family), type(source).__name__, {}
+
+        def find() -> Any:
+            raise SourceError(
+                f"{name} was loaded from memory, without a tokenizer: load(model, tokenizer=) takes one, and "
+                "encode takes token ids"
+            )
+
     elif isinstance(source, str) or hasattr(source, "__fspath__"):
         options = {"revision": revision, "cache_dir": cache_dir, "local_files_only": local_files_only,
                    "token": token, "trust_remote_code": remote_code}  # fmt: skip

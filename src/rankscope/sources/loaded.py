@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.errors import RankscopeError, TokensError
+from rankscope.errors import TokensError
 from rankscope.nets import Encoded, Inputs
 from rankscope.sources.embedding import Embedding, ImageEmbedding
 from rankscope.sources.parity import Parity
@@ -121,12 +121,3 @@ def _rules(tokenizer: Any) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         return b"".join(path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file())
-
-
-def no_tokenizer(error: RankscopeError) -> Callable[[], Any]:
-    """For a model that came without: says so when text is first encoded."""
-
-    def find() -> Any:
-        raise error
-
-    return find

@@ -145,8 +145,9 @@ class Excerpts(Iterator[str]):
     def _pieces(self, file: BinaryIO, name: str) -> Iterator["_Piece"]:
         """The text, line by line, and a long line in pieces."""
         decoder = codecs.getincrementaldecoder("utf-8-sig")()
-        line = 1
-        while data := file.readline(PIECE):
+        line, data = 1, b" "
+        while data:
+            data = file.readline(PIECE)
             self.bytes_read += len(data)
             ends = data.endswith(b"\n")
             if b"\0" in data:
@@ -155,15 +156,14 @@ class Excerpts(Iterator[str]):
                     "UTF-16 do: save it as UTF-8"
                 )
             try:
-                text = decoder.decode(data, ends)
+                text = decoder.decode(data, ends or not data)
             except UnicodeDecodeError as error:
-                raise _bad_byte(error, name, line) from error
+                raise FileError(
+                    f"{name}, line {line}: text must be UTF-8; byte 0x{error.object[error.start]:02x} is not:"
+                    " save it as UTF-8, or leave out what is no text"
+                ) from error
             yield _Piece(line, text, ends)
             line += ends
-        try:
-            decoder.decode(b"", True)
-        except UnicodeDecodeError as error:
-            raise _bad_byte(error, name, line) from error
 
 
 class _Piece(NamedTuple):
@@ -253,13 +253,6 @@ def _size_on_disk(path: str) -> int | None:
     if not number:
         raise FileError(f"the folder {path} must hold {', '.join(SUFFIXES)} files; it holds none")
     return total
-
-
-def _bad_byte(error: UnicodeDecodeError, name: str, line: int) -> FileError:
-    return FileError(
-        f"{name}, line {line}: text must be UTF-8; byte 0x{error.object[error.start]:02x} is not: save it as "
-        "UTF-8, or leave out what is no text"
-    )
 
 
 def _kind(value: object) -> str:

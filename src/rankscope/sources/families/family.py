@@ -4,17 +4,20 @@ To add a family, write a file with a subclass of `Family` and put it into the ta
 
     class Bert(Family):
         name, types = "bert", ("bert",)            # config.model_type
+        stack = "encoder.layer"                    # where the model keeps its blocks
+        parts = {"attention.query": ..., ...}      # where a block keeps each part, by nets.weights' names
+        embedded = {"words": ..., "norm": ...}     # where the model keeps the parts of layer 0
         def architecture(self, config): ...        # without biases: they are found in the weights
-        def blocks(self, model): ...               # modules in the order they are applied
-        def layer(self, block, arch): ...          # {"attention.query.weight": ..., ...}, nets.shapes' names
-        def embedding(self, model): ...            # layer 0
-        def tiny(self): ...                        # small configs: every branch of `layer` in one of them
+        def tiny(self): ...                        # small configs: every branch of the above in one of them
 
-`others` gives tensors outside the blocks (final norm, bias table). Nothing has to be said about parity:
-every load checks it, and `rankscope models` and the tests run it on each config of `tiny`.
+`final_norm` is the place of the last norm. Where places do not say it all, `blocks`, `layer`, `embedding` and
+`others` (tensors outside the blocks) are methods to write anew. Nothing has to be said about parity: every
+load checks it, and `rankscope models` and the tests run it on each config of `tiny`.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -23,10 +26,15 @@ from rankscope.errors import SourceError
 from rankscope.nets import Architecture
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.weights import Linear
-from rankscope.sources.embedding import Embedding
+from rankscope.sources.embedding import Embedding, TextEmbedding
 
 Tensors = dict[str, Tensor]
+Places = Mapping[str, str]
+"""Where a module keeps its parts, by our names: `{"mlp.up": "intermediate.dense"}`."""
 
+SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
+SMALL_TEXT: dict[str, Any] = {**SMALL, "vocab_size": 60, "max_position_embeddings": 32}
+"""Sizes of the configs of `tiny`."""
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -55,6 +63,14 @@ class Family(ABC):
     """Whether it is given images instead of token ids."""
     tokens_first: ClassVar[bool] = False
     """Whether its blocks take [token, batch, width]."""
+    stack: ClassVar[str]
+    """Where the model keeps its blocks."""
+    parts: ClassVar[Places]
+    """Where a block keeps each part. Several names, as in "mlp.gate, mlp.up": side by side in one matrix."""
+    embedded: ClassVar[Places]
+    """Where the model keeps words, positions, segment and norm of its embedding, those that it has."""
+    final_norm: ClassVar[str] = ""
+    """Where the model keeps its last norm."""
 
     def core(self, model: nn.Module) -> Any:
         """The stack itself, without heads for tasks."""
@@ -65,24 +81,40 @@ class Family(ABC):
         """What the config describes. Biases, and angles of rotary positions, are taken from the weights."""
 
     @abstractmethod
-    def blocks(self, model: Any) -> list[Any]:
-        """The blocks in the order they are applied; one may come several times."""
-
-    @abstractmethod
-    def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """The tensors of one block, by the names of `nets.weights.layer_shapes`."""
-
-    @abstractmethod
-    def embedding(self, model: Any) -> Embedding:
-        """Layer 0."""
-
-    @abstractmethod
     def tiny(self) -> dict[str, Any]:
         """Small configs, by a word for what sets each apart."""
 
+    def blocks(self, model: Any) -> list[Any]:
+        """The blocks in the order they are applied; one may come several times."""
+        return list(attrgetter(self.stack)(model))
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """The tensors of one block, by the names of `nets.weights.layer_shapes`."""
+        return read(block, self.parts, arch)
+
+    def embedding(self, model: Any) -> Embedding:
+        """Layer 0."""
+        return self.text(model)
+
+    def text(self, model: Any, **more: Any) -> TextEmbedding:
+        """Tokens from ids by the parts that are `embedded`, and `more`; the segment is 0."""
+        found = {name: attrgetter(place)(model) for name, place in self.embedded.items()}
+        if "positions" in found:
+            more["positions"] = found["positions"].weight.detach()[self.first_position(model) :]
+        if "segment" in found:
+            more["segment"] = found["segment"].weight.detach()[0]
+        if "norm" in found:
+            more |= {"norm": norm_weights(found["norm"]), "norm_eps": found["norm"].eps}
+        return TextEmbedding(words=found["words"].weight.detach(), **more)
+
+    def first_position(self, model: Any) -> int:
+        """The row of the position table that the first token has."""
+        return 0
+
     def others(self, model: Any) -> Tensors:
-        """Tensors that belong to no block."""
-        return {}
+        """Tensors that belong to no block: the last norm, where there is one."""
+        last = attrgetter(self.final_norm)(model) if self.final_norm else None
+        return {} if last is None else norm("final_norm", last)
 
     def widen(self, model: Any) -> Any:
         """The model, a copy of our own, with parts that run in float32 alone put in a form that runs in
@@ -94,8 +126,43 @@ class Family(ABC):
         return True
 
 
+def described(config: Any, **fields: Any) -> Architecture:
+    """An architecture of the sizes that most configs name alike; `fields` are the family's own."""
+    if "mlp_width" not in fields:
+        fields["mlp_width"] = config.intermediate_size
+    if "activation" not in fields:
+        fields["activation"] = activation(config.hidden_act)
+    fields.setdefault("layers", config.num_hidden_layers)
+    return Architecture(width=config.hidden_size, heads=config.num_attention_heads, **fields)
+
+
+def read(block: Any, parts: Places, arch: Architecture) -> Tensors:
+    """The tensors of a block's parts (`Family.parts`)."""
+    found: Tensors = {}
+    for names, place in parts.items():
+        module, apart = attrgetter(place)(block), names.split(", ")
+        modules = [module] if len(apart) == 1 else _split(module, len(apart))
+        for name, part in zip(apart, modules, strict=True):
+            kind = name.removeprefix("attention.")
+            if name.endswith(("_norm", "_after")):
+                found |= norm(name, part)
+            elif kind == "output":
+                found |= heads_out(part, arch.heads)
+            elif kind in ("query", "key", "value"):
+                found |= heads_in(kind, part, arch.heads if kind == "query" else arch.key_heads)
+            else:
+                found |= dense(name, part)
+    return found
+
+
+def _split(linear: Any, number: int) -> list[Linear]:
+    """The maps that lie side by side in one."""
+    biases = [None] * number if linear.bias is None else linear.bias.chunk(number)
+    return [Linear(*each) for each in zip(matrix(linear).chunk(number, 1), biases, strict=True)]
+
+
 def matrix(linear: Any) -> Tensor:
-    """`[in, out]` of a torch Linear, or of GPT-2's Conv1D, which has it so already."""
+    """`[in, out]` of a torch Linear, or of GPT-2's Conv1D or our own, which have it so already."""
     return linear.weight.T if isinstance(linear, nn.Linear) else linear.weight
 
 
@@ -124,7 +191,9 @@ def heads_out(linear: Any, heads: int) -> Tensors:
 
 
 def norm(name: str, module: Any) -> Tensors:
-    """Gain and bias of a LayerNorm or RMSNorm."""
+    """Gain and bias of a LayerNorm or RMSNorm; the identity in place of one has neither."""
+    if isinstance(module, nn.Identity):
+        return {}
     if module.weight is None:
         raise SourceError(
             f"a norm must have a gain; {name} of this model has none: watch measures it as it is"

@@ -1,17 +1,15 @@
 """GPT-2: pre-norm, causal, one fused projection."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.family import (
+    SMALL_TEXT,
     Family,
+    Places,
     Tensors,
     activation,
-    dense,
-    heads_out,
-    matrix,
-    norm,
+    described,
     refuse,
 )
 
@@ -21,42 +19,31 @@ class GPT2(Family):
 
     name = "gpt2"
     types = ("gpt2",)
+    stack, final_norm = "h", "ln_f"
+    parts: ClassVar[Places] = {
+        "attention.query, attention.key, attention.value": "attn.c_attn",
+        "attention.output": "attn.c_proj",
+        "attention_norm": "ln_1",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+        "mlp_norm": "ln_2",
+    }
+    embedded: ClassVar[Places] = {"words": "wte", "positions": "wpe"}
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
         refuse(config, add_cross_attention=False)
-        return Architecture(
-            layers=config.n_layer, width=config.n_embd, heads=config.n_head, mask="causal",
-            mlp_width=config.n_inner or 4 * config.n_embd, activation=activation(config.activation_function),
-            norm_place="pre", norm_eps=config.layer_norm_epsilon, final_norm=True,
+        return described(
+            config, mlp_width=config.n_inner or 4 * config.n_embd, mask="causal", norm_place="pre",
+            activation=activation(config.activation_function), norm_eps=config.layer_norm_epsilon,
+            final_norm=True,
         )  # fmt: skip
 
-    def blocks(self, model: Any) -> list[Any]:
-        """The blocks."""
-        return list(model.h)
-
     def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """c_attn is query, key, value side by side; a scaling of its own per layer goes into the query."""
-        fused = matrix(block.attn.c_attn).chunk(3, 1)
-        biases = block.attn.c_attn.bias.chunk(3)
+        """A scaling of its own per layer goes into the query."""
         scale = block.attn.scaling * arch.divisor
-        parts: Tensors = {}
-        for name, weight, bias in zip(("query", "key", "value"), fused, biases, strict=True):
-            factor = scale if name == "query" else 1.0
-            parts[f"attention.{name}.weight"] = factor * weight.reshape(arch.width, arch.heads, -1)
-            parts[f"attention.{name}.bias"] = factor * bias.reshape(arch.heads, -1)
-        return {
-            **parts,
-            **heads_out(block.attn.c_proj, arch.heads),
-            **norm("attention_norm", block.ln_1),
-            **dense("mlp.up", block.mlp.c_fc),
-            **dense("mlp.down", block.mlp.c_proj),
-            **norm("mlp_norm", block.ln_2),
-        }
-
-    def others(self, model: Any) -> Tensors:
-        """The last norm."""
-        return norm("final_norm", model.ln_f)
+        found = super().layer(block, arch)
+        return {name: scale * part if ".query." in name else part for name, part in found.items()}
 
     def widen(self, model: Any) -> Any:
         """Attention upcast to float32 (Stanford's GPT-2) fails on scores in float64; without the upcast it is
@@ -65,24 +52,11 @@ class GPT2(Family):
             block.attn.reorder_and_upcast_attn = False
         return model
 
-    def embedding(self, model: Any) -> TextEmbedding:
-        """Words and positions."""
-        return TextEmbedding(words=model.wte.weight.detach(), positions=model.wpe.weight.detach())
-
     def tiny(self) -> dict[str, Any]:
         """As published, and with scores scaled by layer."""
         from transformers import GPT2Config
 
-        small: dict[str, Any] = {
-            "vocab_size": 60,
-            "n_embd": 16,
-            "n_layer": 3,
-            "n_head": 4,
-            "n_inner": 24,
-            "n_positions": 32,
-            "bos_token_id": 0,
-            "eos_token_id": 0,
-        }
+        small = SMALL_TEXT | {"n_inner": 24, "bos_token_id": 0, "eos_token_id": 0}
         return {
             "decoder": GPT2Config(**small),
             "scores by layer": GPT2Config(**small, scale_attn_by_inverse_layer_idx=True),

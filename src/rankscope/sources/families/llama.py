@@ -3,9 +3,10 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.embedding import TextEmbedding
-from rankscope.sources.families.family import Family, Tensors, activation, dense, heads_in, heads_out, norm
+from rankscope.sources.families.family import SMALL_TEXT, Family, Places, Tensors, described, read
 from rankscope.sources.families.rotary import angles, masks
+
+QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 
 
 class Llama(Family):
@@ -13,65 +14,43 @@ class Llama(Family):
 
     name = "llama"
     types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen2", "qwen3")
+    stack, final_norm = "layers", "norm"
+    parts: ClassVar[Places] = {
+        "attention.query": "self_attn.q_proj",
+        "attention.key": "self_attn.k_proj",
+        "attention.value": "self_attn.v_proj",
+        "attention.output": "self_attn.o_proj",
+        "attention_norm": "input_layernorm",
+        "mlp.gate": "mlp.gate_proj",
+        "mlp.up": "mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
+        "mlp_norm": "post_attention_layernorm",
+    }
+    embedded: ClassVar[Places] = {"words": "embed_tokens"}
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
-        return Architecture(
-            layers=config.num_hidden_layers, width=config.hidden_size, heads=config.num_attention_heads,
-            key_heads=config.num_key_value_heads,
+        return self.gated(config, norm_place="pre", query_norm=config.model_type == "qwen3")
+
+    def gated(self, config: Any, **fields: Any) -> Architecture:
+        """What all of them share."""
+        return described(
+            config, key_heads=config.num_key_value_heads,
             head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             mask=masks(config), positions="rotary", rotary_frequencies=angles(config), mlp="gated",
-            mlp_width=config.intermediate_size, activation=activation(config.hidden_act), norm="rms",
-            norm_place="pre", norm_eps=config.rms_norm_eps, final_norm=True,
-            query_norm=config.model_type == "qwen3",
+            norm="rms", norm_eps=config.rms_norm_eps, final_norm=True, **fields,
         )  # fmt: skip
 
-    def blocks(self, model: Any) -> list[Any]:
-        """The decoder's layers."""
-        return list(model.layers)
-
     def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """Query, key and value apart; gate, up and down."""
-        attention, mlp = block.self_attn, block.mlp
-        normed = norm("attention.query_norm", attention.q_norm) if arch.query_norm else {}
-        normed |= norm("attention.key_norm", attention.k_norm) if arch.query_norm else {}
-        return {
-            **heads_in("query", attention.q_proj, arch.heads),
-            **heads_in("key", attention.k_proj, arch.key_heads),
-            **heads_in("value", attention.v_proj, arch.key_heads),
-            **heads_out(attention.o_proj, arch.heads),
-            **normed,
-            **norm("attention_norm", block.input_layernorm),
-            **dense("mlp.gate", mlp.gate_proj),
-            **dense("mlp.up", mlp.up_proj),
-            **dense("mlp.down", mlp.down_proj),
-            **norm("mlp_norm", block.post_attention_layernorm),
-        }
-
-    def others(self, model: Any) -> Tensors:
-        """The last norm."""
-        return norm("final_norm", model.norm)
-
-    def embedding(self, model: Any) -> TextEmbedding:
-        """Words alone."""
-        return TextEmbedding(words=model.embed_tokens.weight.detach())
+        """With norms on queries and keys, where there are any."""
+        return read(block, {**self.parts, **(QUERY_NORMS if arch.query_norm else {})}, arch)
 
     def tiny(self) -> dict[str, Any]:
         """One of each, with grouped heads; Llama with stretched positions, Mistral with a window."""
         from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-        small: dict[str, Any] = {
-            "vocab_size": 60,
-            "hidden_size": 16,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "intermediate_size": 24,
-            "max_position_embeddings": 32,
-            "pad_token_id": None,
-            "bos_token_id": None,
-            "eos_token_id": None,
-        }
+        tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+        small: dict[str, Any] = {**SMALL_TEXT, **tokens, "num_key_value_heads": 2, "intermediate_size": 24}
         stretched: dict[str, Any] = {
             "rope_type": "llama3",
             "rope_theta": 500000.0,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rankscope.sources.families.bert import Bert
+from rankscope.sources.families.family import SMALL_TEXT
 
 
 class Roberta(Bert):
@@ -19,9 +20,5 @@ class Roberta(Bert):
         """An encoder."""
         from transformers import RobertaConfig
 
-        return {
-            "encoder": RobertaConfig(
-                vocab_size=60, hidden_size=16, num_hidden_layers=3, num_attention_heads=4,
-                intermediate_size=24, max_position_embeddings=34, type_vocab_size=1,
-            )
-        }  # fmt: skip
+        more: dict[str, Any] = {"intermediate_size": 24, "max_position_embeddings": 34, "type_vocab_size": 1}
+        return {"encoder": RobertaConfig(**SMALL_TEXT | more)}

@@ -1,10 +1,9 @@
 """XLNet: relative positions after Transformer-XL; its blocks take [token, batch, width]."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.embedding import TextEmbedding
-from rankscope.sources.families.family import Family, Tensors, activation, dense, norm, refuse
+from rankscope.sources.families.family import Family, Places, Tensors, activation, described, refuse
 
 
 class XLNet(Family):
@@ -13,24 +12,28 @@ class XLNet(Family):
     name = "xlnet"
     types = ("xlnet",)
     tokens_first = True
+    stack = "layer"
+    parts: ClassVar[Places] = {
+        "attention_norm": "rel_attn.layer_norm",
+        "mlp.up": "ff.layer_1",
+        "mlp.down": "ff.layer_2",
+        "mlp_norm": "ff.layer_norm",
+    }
+    embedded: ClassVar[Places] = {"words": "word_embedding"}
 
     def architecture(self, config: Any) -> Architecture:
         """Post-norm."""
         refuse(config, attn_type="bi", bi_data=False, clamp_len=-1, same_length=False)
-        return Architecture(
-            layers=config.n_layer, width=config.d_model, heads=config.n_head, head_width=config.d_head,
-            mlp_width=config.d_inner, activation=activation(config.ff_activation),
-            norm_eps=config.layer_norm_eps, positions="relative",
+        return described(
+            config, head_width=config.d_head, mlp_width=config.d_inner, positions="relative",
+            activation=activation(config.ff_activation), norm_eps=config.layer_norm_eps,
         )  # fmt: skip
-
-    def blocks(self, model: Any) -> list[Any]:
-        """The layers."""
-        return list(model.layer)
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Projections are kept by head already; r projects positions, r_w and r_r are u and v."""
         attention = block.rel_attn
         return {
+            **super().layer(block, arch),
             "attention.query.weight": attention.q,
             "attention.key.weight": attention.k,
             "attention.value.weight": attention.v,
@@ -38,15 +41,7 @@ class XLNet(Family):
             "attention.position": attention.r,
             "attention.content_bias": attention.r_w_bias,
             "attention.position_bias": attention.r_r_bias,
-            **norm("attention_norm", attention.layer_norm),
-            **dense("mlp.up", block.ff.layer_1),
-            **dense("mlp.down", block.ff.layer_2),
-            **norm("mlp_norm", block.ff.layer_norm),
         }
-
-    def embedding(self, model: Any) -> TextEmbedding:
-        """Words alone."""
-        return TextEmbedding(words=model.word_embedding.weight.detach())
 
     def tiny(self) -> dict[str, Any]:
         """An encoder."""

@@ -31,8 +31,10 @@ from rankscope.studies.dong2021.train import Tensors, classify, embed, network
 PIECE = 2**19
 """Numbers in the tokens that are evaluated together."""
 STEPS = {"own": own_step, "shared": shared_step}
-Key = tuple[str, str, int, int]
+Key = tuple[str, str, int | None, int]
 """(attention, paths, length, repeat)."""
+Draw = tuple[str, int, int]
+"""(paths, length, repeat)."""
 
 
 def drawn_path(layers: int, heads: int, length: int, draw: random.Random) -> Path:
@@ -43,8 +45,8 @@ def drawn_path(layers: int, heads: int, length: int, draw: random.Random) -> Pat
 
 def draws(
     layers: int, heads: int, counts: tuple[int, ...], repeats: int, seed: int
-) -> dict[tuple[str, int, int], Counter[Path]]:
-    """By (paths, length, repeat): how often each path was drawn. The same for both kinds of attention."""
+) -> dict[Draw, Counter[Path]]:
+    """How often each path was drawn. The same for both kinds of attention."""
     draw = random.Random(seed)
     return {
         (str(count), length, repeat): Counter(drawn_path(layers, heads, length, draw) for _ in range(count))
@@ -56,12 +58,7 @@ def draws(
 
 @torch.no_grad()
 def effects(
-    task: Task,
-    tensors: Tensors,
-    data: Data,
-    counts: tuple[int, ...],
-    repeats: int,
-    seed: int = 0,
+    task: Task, tensors: Tensors, data: Data, counts: tuple[int, ...], repeats: int, seed: int = 0
 ) -> pl.DataFrame:
     """One row per attention, paths (5, 20, all), length and repeat, with its accuracy; and one for the
     network as it is (attention 'full', length null)."""
@@ -69,45 +66,27 @@ def effects(
     net = network(task, precise)
     layers, heads = task.arch.layers, task.arch.heads
     drawn = draws(layers, heads, counts, repeats, seed)
-    right: Counter[Key | None] = Counter()
+    right: Counter[Key] = Counter()
     tokens = 0
     for piece in _pieces(data, task.arch.width):
         X = embed(task, precise, piece)
         real = ~piece.padding
         tokens += int(real.sum())
-
-        def hits(Y: Tensor, labels: Tensor = piece.labels, real: Tensor = real) -> int:
-            said = classify(precise, F.layer_norm(Y, Y.shape[-1:], eps=task.arch.norm_eps))
-            return int(((said.argmax(-1) == labels) & real).sum())
-
         for key, Y in _sums(net, X, piece.padding, drawn):
-            right[key] += hits(Y)
-    rows = [
-        {"attention": "full", "paths": "all", "length": None, "repeat": 0, "accuracy": right[key] / tokens}
-        if key is None
-        else {
-            "attention": key[0],
-            "paths": key[1],
-            "length": key[2],
-            "repeat": key[3],
-            "accuracy": n / tokens,
-        }
-        for key, n in right.items()
-    ]
+            said = classify(precise, F.layer_norm(Y, Y.shape[-1:], eps=task.arch.norm_eps))
+            right[key] += int(((said.argmax(-1) == piece.labels) & real).sum())
+    rows = [(*key, hit / tokens) for key, hit in right.items()]
     kinds = {"attention": pl.String, "paths": pl.String, "length": pl.Int64, "repeat": pl.Int64,
              "accuracy": pl.Float64}  # fmt: skip
-    return pl.DataFrame(rows, schema=kinds)
+    return pl.DataFrame(rows, schema=kinds, orient="row")
 
 
 def _sums(
-    net: Transformer,
-    X: Tensor,
-    padding: Tensor,
-    drawn: dict[tuple[str, int, int], Counter[Path]],
-) -> Iterator[tuple[Key | None, Tensor]]:
+    net: Transformer, X: Tensor, padding: Tensor, drawn: dict[Draw, Counter[Path]]
+) -> Iterator[tuple[Key, Tensor]]:
     """What the paths of each draw add up to, tokens where the data have them."""
     frozen = freeze(net, X, padding)
-    yield None, frozen.restored(frozen.output)
+    yield ("full", "all", None, 0), frozen.restored(frozen.output)
     exact = by_length(frozen)
     for length, Y in enumerate(exact.embedding + exact.bias):
         yield ("shared", "all", length, 0), Y
@@ -117,11 +96,9 @@ def _sums(
             yield (attention, *key), frozen.restored(Y.double())
 
 
-def weighted(
-    frozen: Frozen, wanted: dict[tuple[str, int, int], Counter[Path]], step: Step
-) -> dict[tuple[str, int, int], Tensor]:
+def weighted(frozen: Frozen, wanted: dict[Draw, Counter[Path]], step: Step) -> dict[Draw, Tensor]:
     """The sum of each draw's terms, every path walked once for all draws."""
-    users: dict[Path, list[tuple[tuple[str, int, int], int]]] = {}
+    users: dict[Path, list[tuple[Draw, int]]] = {}
     for key, paths in wanted.items():
         for path, times in paths.items():
             users.setdefault(path, []).append((key, times))

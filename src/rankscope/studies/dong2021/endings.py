@@ -7,6 +7,8 @@
 - apart: none of these.
 """
 
+import polars as pl
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -17,6 +19,11 @@ TOGETHER = 0.05
 ENDS = ("fell together", "ran away", "drifted off", "apart", "on the circle")
 Path = Float[Tensor, "step 2 2"]
 """Of both tokens, up to where one has run away."""
+
+
+def path_of(rows: pl.DataFrame) -> Path:
+    """The path of one seed, from its rows of the table of trajectories."""
+    return torch.tensor(rows.sort("step", "token").select("x", "y").to_numpy()).view(-1, 2, 2)
 
 
 def distance(path: Path) -> Float[Tensor, " step"]:

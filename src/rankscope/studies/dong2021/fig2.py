@@ -43,10 +43,9 @@ def _run(setup: Setup) -> Outcome:
     parts = []
     for family in FAMILIES:
         for seed in range(seeds):
-            name = f"{family}-{seed}"
             parts.append(
                 setup.kept(
-                    name,
+                    f"{family}-{seed}",
                     lambda f=family, s=seed: _curves(random_subject(f, s, texts, TOKENS, setup.device), s),
                     texts=texts, each="excerpt",
                 )
@@ -80,20 +79,10 @@ def _curves(subject: Subject, seed: int) -> pl.DataFrame:
     found = []
     for mode, curve, net in _networks(subject):
         for arithmetic in ("float32", "deviation"):
-            profile = measure(net, subject.X, subject.padding, "relative_residual", arithmetic)
-            value = profile.curve("relative_residual")  # [excerpt, layer]
-            excerpts, layers = value.shape
+            table = measure(net, subject.X, subject.padding, "relative_residual", arithmetic).table
+            rows = table.rename({"sample": "excerpt"}).sort("excerpt", "layer")
             found.append(
-                pl.DataFrame(
-                    {
-                        "excerpt": [number for number in range(excerpts) for _ in range(layers)],
-                        "layer": list(range(layers)) * excerpts,
-                        "value": value.flatten().numpy(),
-                        "log10": profile.curve("relative_residual", "log10").flatten().numpy(),
-                        "below_floor": profile.curve("relative_residual", "below_floor").flatten().numpy()
-                        == 1,
-                    }
-                ).with_columns(
+                rows.select("excerpt", "layer", "value", "log10", "below_floor").with_columns(
                     network=pl.lit(subject.name),
                     family=pl.lit(subject.family),
                     trained=pl.lit(subject.trained),
@@ -154,10 +143,7 @@ def _trained_comparisons(table: pl.DataFrame) -> Iterator[Comparison]:
         ends = mine.filter(pl.col("layer") == pl.col("layer").max())
         held = ends.filter(curve="transformer")["value"].to_list()
         fallen = {curve: ends.filter(curve=curve)["value"].to_list() for curve in ("san", "san+mlp")}
-        told = ", ".join(
-            f"{label} {_range(values)}"
-            for label, values in (("SAN", fallen["san"]), ("SAN+MLP", fallen["san+mlp"]))
-        )
+        told = ", ".join(f"{curve.upper()} {_range(values)}" for curve, values in fallen.items())
         agrees = min(held) > FALLEN > max(map(max, fallen.values()))
         apart = sum(value > FALLEN for value in fallen["san"])
         yield Comparison(

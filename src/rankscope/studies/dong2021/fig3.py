@@ -14,14 +14,13 @@ dropout is left out here).
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import polars as pl
-import torch
 
 from rankscope.studies.dong2021 import circle
 from rankscope.studies.dong2021.circle import NETWORKS
-from rankscope.studies.dong2021.endings import ENDS, distance, ending, left
+from rankscope.studies.dong2021.endings import ENDS, distance, ending, left, path_of
 from rankscope.studies.dong2021.fig3_drawn import distances, trajectories
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 
@@ -101,7 +100,7 @@ def endings(table: pl.DataFrame) -> pl.DataFrame:
     keys = ["network", "width", "seed", "error", "radial", "shift", "sharpness"]
     rows = []
     for key, part in table.group_by(keys, maintain_order=True):
-        path = torch.tensor(part.sort("step", "token").select("x", "y").to_numpy()).view(-1, 2, 2)
+        path = path_of(part)
         rows.append(
             {
                 **dict(zip(keys, key, strict=True)),
@@ -120,9 +119,8 @@ def _comparisons(ends: pl.DataFrame) -> Iterator[Comparison]:
     pure = names[0]
     counts = {name: [_counts(ends, name, width) for width in WIDTHS] for name in names}
     steps = {name: [_median_left(ends, name, width) for width in WIDTHS] for name in names}
-    radial = {name: [_median(ends, name, width, "radial") for width in WIDTHS] for name in names}
-    total = ends.filter(network=pure).height
-    fell = _number(counts[pure], "fell together")
+    radial = {name: _medians(ends, name, "radial") for name in names}
+    fell, total = _number(counts[pure], "fell together"), ends.filter(network=pure).height
     away = _number(counts[pure], "ran away")
     gone = ends.filter(pl.col("network") == pure, pl.col("ending").is_in(["fell together", "ran away"]))
     told = int((gone["inwards_at_first"] == (gone["ending"] == "fell together")).sum())
@@ -140,10 +138,10 @@ def _comparisons(ends: pl.DataFrame) -> Iterator[Comparison]:
         "the same, trained with weight decay", "yes", _told(counts[decayed]), fell >= MOST * total,
         f"{fell} of {total} fell together: a decay of {NETWORKS[decayed].decay} makes training err inwards",
     )  # fmt: skip
-    sharp = [_median(ends, pure, width, "sharpness") for width in WIDTHS]
+    sharp = _medians(ends, pure, "sharpness")
     yield Comparison(
         "less so with larger width", "yes",
-        f"half the seeds have left the circle by step {_steps(steps[pure])} (d = {_widths()})",
+        f"half the seeds have left the circle by step {_steps(steps[pure])} (d = {_steps(WIDTHS)})",
         steps[pure] == sorted(steps[pure]) and radial[pure] == sorted(radial[pure], reverse=True),
         f"wider networks come out of training with sharper attention (larger weight {_listed(sharp)}), hence "
         f"the smaller multiplier ({_listed(radial[pure])}); what they could compute is the same at any width",
@@ -163,7 +161,7 @@ def _comparisons(ends: pl.DataFrame) -> Iterator[Comparison]:
             f"{_listed(radial[pure])}: {why}",
         )  # fmt: skip
     theirs = names[4]
-    errors = [_median(ends, theirs, width, "error") for width in WIDTHS]
+    errors = _medians(ends, theirs, "error")
     fell, total = _number(counts[theirs], "fell together"), ends.filter(network=theirs).height
     away = total - fell - _number(counts[theirs], "apart") - _number(counts[theirs], "on the circle")
     yield Comparison(
@@ -184,10 +182,6 @@ def _number(counts: list[dict[str, int]], end: str) -> int:
     return sum(each.get(end, 0) for each in counts)
 
 
-def _widths() -> str:
-    return ", ".join(map(str, WIDTHS))
-
-
 def _told(counts: list[dict[str, int]]) -> str:
     return "; ".join(
         f"d = {width}: " + ", ".join(f"{number} {end}" for end, number in each.items())
@@ -195,20 +189,18 @@ def _told(counts: list[dict[str, int]]) -> str:
     )
 
 
-def _median(ends: pl.DataFrame, name: str, width: int, what: str) -> float:
-    return float(ends.filter(network=name, width=width)[what].median())  # type: ignore[arg-type]
+def _medians(ends: pl.DataFrame, name: str, what: str) -> list[float]:
+    """By width."""
+    return [ends.filter(network=name, width=width)[what].median() for width in WIDTHS]  # type: ignore[misc]
 
 
 def _median_left(ends: pl.DataFrame, name: str, width: int) -> float:
     """Over seeds; those that never leave count as infinitely late."""
-    found = sorted(
-        math.inf if each is None else float(each)
-        for each in ends.filter(network=name, width=width)["left"].to_list()
-    )
-    return found[(len(found) - 1) // 2]
+    found = ends.filter(network=name, width=width)["left"].cast(pl.Float64).fill_null(math.inf).sort()
+    return float(found[(len(found) - 1) // 2])
 
 
-def _steps(values: list[float]) -> str:
+def _steps(values: Iterable[float | int]) -> str:
     return ", ".join("never" if math.isinf(value) else f"{value:.0f}" for value in values)
 
 

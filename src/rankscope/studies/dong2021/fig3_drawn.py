@@ -1,15 +1,15 @@
 """Figure 3 as it is drawn: trajectories as in the paper, and the distance between the tokens by step."""
 
 import math
+from itertools import product
 
 import polars as pl
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankscope.figures import FAINT, INK, PALETTE, panels
 from rankscope.studies.dong2021.circle import NETWORKS, RADIUS
-from rankscope.studies.dong2021.endings import ENDS, distance
+from rankscope.studies.dong2021.endings import ENDS, distance, path_of
 
 COLOURS = dict(zip(ENDS, (PALETTE[1], PALETTE[7], PALETTE[3], PALETTE[0], PALETTE[2]), strict=True))
 
@@ -17,18 +17,13 @@ COLOURS = dict(zip(ENDS, (PALETTE[1], PALETTE[7], PALETTE[3], PALETTE[0], PALETT
 def trajectories(table: pl.DataFrame, ends: pl.DataFrame) -> Figure:
     """As in the paper: a row of widths for each network; every seed faintly, one in colour, each up to where
     its tokens have fallen together."""
-    widths = _widths(ends)
+    widths = ends["width"].unique().sort()
     figure, axes = panels(len(widths), width=3.3, height=3.1, rows=len(NETWORKS))
-    for row, name in enumerate(NETWORKS):
-        for column, width in enumerate(widths):
-            part = table.filter(network=name, width=width)
-            _ring(axes[row * len(widths) + column], part, _shown(ends.filter(network=name, width=width)))
-            axes[row * len(widths) + column].set_title(f"{name}, d = {width}", loc="left", fontsize=9)
+    for each, (name, width) in zip(axes, product(NETWORKS, widths), strict=True):
+        one = {"network": name, "width": width}
+        _ring(each, table.filter(**one), _shown(ends.filter(**one)))
+        each.set_title(f"{name}, d = {width}", loc="left", fontsize=9)
     return figure
-
-
-def _widths(ends: pl.DataFrame) -> list[int]:
-    return sorted(ends["width"].unique().to_list())
 
 
 def _shown(ends: pl.DataFrame) -> int:
@@ -43,7 +38,7 @@ def _ring(axes: Axes, part: pl.DataFrame, shown: int) -> None:
     ring = [RADIUS * math.cos(t) for t in turn], [RADIUS * math.sin(t) for t in turn]
     axes.plot(*ring, color=INK, linewidth=0.8, linestyle=":")
     for (seed,), one in part.sort("step", "token").group_by("seed", maintain_order=True):
-        path = torch.tensor(one.select("x", "y").to_numpy()).view(-1, 2, 2)
+        path = path_of(one)
         met = (distance(path) < 0.01).nonzero()
         path = path[: int(met[0]) + 1] if len(met) else path
         for token, line in enumerate(path.unbind(1)):
@@ -61,25 +56,22 @@ def _ring(axes: Axes, part: pl.DataFrame, shown: int) -> None:
 
 def distances(table: pl.DataFrame, ends: pl.DataFrame) -> Figure:
     """The distance between the tokens by step, every seed, coloured by where it goes."""
-    widths, steps = _widths(ends), int(table["step"].max())  # type: ignore[arg-type]
+    widths, steps = ends["width"].unique().sort(), int(table["step"].max())  # type: ignore[arg-type]
     figure, axes = panels(len(widths), width=4.0, height=2.3, rows=len(NETWORKS))
-    for row, name in enumerate(NETWORKS):
-        for column, width in enumerate(widths):
-            each = axes[row * len(widths) + column]
-            for seed, end in ends.filter(network=name, width=width).select("seed", "ending").iter_rows():
-                part = table.filter(network=name, width=width, seed=seed).sort("step", "token")
-                apart = distance(torch.tensor(part.select("x", "y").to_numpy()).view(-1, 2, 2))
-                apart = apart[: int((apart > 1e-17).sum())] if bool((apart <= 1e-17).any()) else apart
-                each.plot(apart.tolist(), color=COLOURS[end], linewidth=1.2)
-                if end in ("ran away", "drifted off"):
-                    each.plot(len(apart) - 1, float(apart[-1]), "x", color=COLOURS[end], markersize=5)
-            each.set_yscale("log")
-            each.set(xlim=(-4, steps + 4), ylim=(1e-8, 30), yticks=(1e-8, 1e-4, 1))
-            each.set_title(f"{name}, d = {width}", loc="left", fontsize=9)
-            if column == 0:
-                each.set_ylabel("distance / diameter", fontsize=9)
-            if row == len(NETWORKS) - 1:
-                each.set_xlabel("step")
+    for each, (name, width) in zip(axes, product(NETWORKS, widths), strict=True):
+        for seed, end in ends.filter(network=name, width=width).select("seed", "ending").iter_rows():
+            apart = distance(path_of(table.filter(network=name, width=width, seed=seed)))
+            apart = apart[: int((apart > 1e-17).sum())] if bool((apart <= 1e-17).any()) else apart
+            each.plot(apart.tolist(), color=COLOURS[end], linewidth=1.2)
+            if end in ("ran away", "drifted off"):
+                each.plot(len(apart) - 1, float(apart[-1]), "x", color=COLOURS[end], markersize=5)
+        each.set_yscale("log")
+        each.set(xlim=(-4, steps + 4), ylim=(1e-8, 30), yticks=(1e-8, 1e-4, 1))
+        each.set_title(f"{name}, d = {width}", loc="left", fontsize=9)
+    for first in axes[:: len(widths)]:
+        first.set_ylabel("distance / diameter", fontsize=9)
+    for lowest in axes[-len(widths) :]:
+        lowest.set_xlabel("step")
     present = [end for end in ENDS if end in ends["ending"].to_list()]
     handles = [axes[0].plot([], [], color=COLOURS[end], linewidth=2, label=end)[0] for end in present]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(present), frameon=False)

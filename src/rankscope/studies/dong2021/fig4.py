@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 import polars as pl
 
 from rankscope.studies.dong2021.effects import effects
-from rankscope.studies.dong2021.fig4_drawn import LENGTHS, curve, drawn, number, numbers
+from rankscope.studies.dong2021.fig4_drawn import LENGTHS, Published, curve, drawn
 from rankscope.studies.dong2021.published import published
 from rankscope.studies.dong2021.tasks import Task, hull_task, memorization_task, sort_task
 from rankscope.studies.dong2021.train import Recipe, train
@@ -44,12 +44,9 @@ QUICK: dict[str, tuple[Make, Recipe]] = {
     "hull": (hull_task, Recipe(epochs=3, batch=100, rate=1e-3, dropout=DROPOUT, keep_every=1)),
 }
 FULL: dict[str, tuple[Make, Recipe]] = {
-    "memorization": (
-        memorization_task,
-        Recipe(epochs=50, batch=8, rate=3e-4, dropout=DROPOUT, spread=0.02, keep_every=1),
-    ),
-    "sort": (sort_task, Recipe(epochs=60, batch=50, rate=1e-3, dropout=DROPOUT)),
-    "hull": (hull_task, Recipe(epochs=15, batch=100, rate=1e-3, dropout=DROPOUT, keep_every=1)),
+    "memorization": (memorization_task, replace(QUICK["memorization"][1], epochs=50, keep_every=1)),
+    "sort": QUICK["sort"],
+    "hull": (hull_task, replace(QUICK["hull"][1], epochs=15)),
 }
 
 
@@ -117,12 +114,10 @@ def by_seed(table: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def compared(
-    task: Task, summary: pl.DataFrame, seeds: pl.DataFrame, said: dict[str, float | list[float]]
-) -> list[Comparison]:
+def compared(task: Task, summary: pl.DataFrame, seeds: pl.DataFrame, said: Published) -> list[Comparison]:
     """What the paper's figure shows of a task, and what came out here."""
     name, full = task.name, curve(summary, task.name, "full", "all")[0]
-    told = number(said["full"])
+    told = said["full"]
     close = abs(full - told) <= NEAR_GUESS
     found = [
         Comparison(
@@ -132,7 +127,7 @@ def compared(
         )
     ]  # fmt: skip
     for paths in ("5", "20"):
-        theirs, ours = numbers(said[f"{paths} paths"]), curve(summary, name, "own", paths)
+        theirs, ours = said[f"{paths} paths"], curve(summary, name, "own", paths)
         least, most = (curve(seeds, name, "own", paths, what) for what in ("least", "most"))
         gaps = [
             max(low - told, told - high, 0.0) for low, told, high in zip(least, theirs, most, strict=True)
@@ -153,7 +148,7 @@ def compared(
         )  # fmt: skip
     guess = max(task.baselines["chance"], task.baselines["majority"])
     long = max(each for paths in ("5", "20") for each in curve(summary, name, "own", paths)[3:])
-    theirs = max(each for paths in ("5", "20") for each in numbers(said[f"{paths} paths"])[3:])
+    theirs = max(each for paths in ("5", "20") for each in said[f"{paths} paths"][3:])
     found.append(
         Comparison(
             f"{name}: from length 3 on, a guess (the best at any such length)", f"{theirs:.2f}",
@@ -173,10 +168,10 @@ def compared(
     return found + _baselines(task, said)
 
 
-def _baselines(task: Task, said: dict[str, float | list[float]]) -> list[Comparison]:
+def _baselines(task: Task, said: Published) -> list[Comparison]:
     ours = ", ".join(f"{what} {value:.3f}" for what, value in task.baselines.items())
     if task.name == "hull":
-        line, again = number(said["majority as drawn"]), number(said["majority recomputed"])
+        line, again = said["majority as drawn"], said["majority recomputed"]
         return [
             Comparison(
                 "hull: the majority's accuracy", f"{line:.2f} drawn", ours,
@@ -188,9 +183,7 @@ def _baselines(task: Task, said: dict[str, float | list[float]]) -> list[Compari
         "sort": "symbols of a sorted list depend on their position: a guess by position is far above chance",
         "memorization": "without positions equal words of a text share an output, hence the ceiling",
     }
-    return [
-        Comparison(f"{task.name}: chance", f"{number(said['chance']):.2f}", ours, True, because[task.name])
-    ]
+    return [Comparison(f"{task.name}: chance", f"{said['chance']:.2f}", ours, True, because[task.name])]
 
 
 def _why_full(task: Task, full: float, told: float) -> str:

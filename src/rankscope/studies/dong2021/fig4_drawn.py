@@ -1,5 +1,7 @@
 """Figure 4, drawn: accuracy by path length, ours with the published points."""
 
+from typing import Any
+
 import polars as pl
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -16,6 +18,8 @@ LEGEND = (
     "5 paths, published", "20 paths, published", "whole network, published",
     "whole network", "best constant guess", "best guess without context",
 )  # fmt: skip
+Published = dict[str, Any]
+"""What the paper's figure has of a task: numbers by name, and curves by path length."""
 TITLES = {"memorization": "Memorization", "sort": "Sorting", "hull": "Convex hull"}
 
 
@@ -27,9 +31,7 @@ def curve(
     return part[what].to_list()
 
 
-def drawn(
-    summary: pl.DataFrame, tasks: dict[str, Task], said: dict[str, dict[str, float | list[float]]]
-) -> Figure:
+def drawn(summary: pl.DataFrame, tasks: dict[str, Task], said: dict[str, Published]) -> Figure:
     """One panel per task: accuracy by path length, ours with the published points."""
     figure, axes = panels(len(tasks), width=4.3, height=4.4)
     for place, (name, task) in zip(axes, tasks.items(), strict=True):
@@ -40,52 +42,34 @@ def drawn(
         handles, labels = place.get_legend_handles_labels()
         found |= dict(zip(labels, handles, strict=True))
     order = [label for label in LEGEND if label in found]
-    figure.legend(
-        [found[label] for label in order],
-        order,
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-        fontsize=9,
-    )
+    lines = [found[label] for label in order]
+    figure.legend(lines, order, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
 
-def _panel(axes: Axes, summary: pl.DataFrame, task: Task, said: dict[str, float | list[float]]) -> None:
+def _panel(axes: Axes, summary: pl.DataFrame, task: Task, said: Published) -> None:
     name = task.name
-    full = curve(summary, name, "full", "all")[0]
-    guess = task.baselines["majority"]
-    axes.axhline(full, color=INK, linewidth=1.2, label="whole network")
-    axes.axhline(number(said["full"]), color=INK, linestyle=":", label="whole network, published")
-    axes.axhline(guess, color=FAINT, linewidth=1.2, linestyle="--", label="best constant guess")
+    axes.axhline(curve(summary, name, "full", "all")[0], color=INK, linewidth=1.2, label="whole network")
+    axes.axhline(said["full"], color=INK, linestyle=":", label="whole network, published")
+    axes.axhline(
+        task.baselines["majority"], color=FAINT, linewidth=1.2, linestyle="--", label="best constant guess"
+    )
     for which in WITHOUT_CONTEXT & task.baselines.keys():
         axes.axhline(task.baselines[which], color=FAINT, linestyle="-.", label="best guess without context")
     shown = (("own", "5"), ("own", "20"), ("shared", "all"))
     for at, (attention, paths) in enumerate(shown):
-        shift = 0.08 * (at - 1)
+        places = [length + 0.08 * (at - 1) for length in LENGTHS]
         axes.errorbar(
-            [length + shift for length in LENGTHS], curve(summary, name, attention, paths),
+            places, curve(summary, name, attention, paths),
             yerr=curve(summary, name, attention, paths, "std") if paths != "all" else None,
             color=PALETTE[at], marker=MARKERS[at], markersize=5, linewidth=1.4,
             elinewidth=1, capsize=2, label=LEGEND[at],
         )  # fmt: skip
         if f"{paths} paths" in said:
             axes.plot(
-                [length + shift for length in LENGTHS], numbers(said[f"{paths} paths"]), linestyle="none",
+                places, said[f"{paths} paths"], linestyle="none",
                 marker=MARKERS[at], markersize=8, markerfacecolor="none", markeredgecolor=PALETTE[at],
                 markeredgewidth=1.0, label=f"{paths} paths, published",
             )  # fmt: skip
     axes.set(xlabel="path length", ylim=(0, 1.02), xticks=list(LENGTHS))
     axes.set_title(TITLES[name], loc="left", fontsize=11)
-
-
-def number(value: float | list[float]) -> float:
-    """One published number."""
-    assert not isinstance(value, list)
-    return value
-
-
-def numbers(value: float | list[float]) -> list[float]:
-    """A published curve."""
-    assert isinstance(value, list)
-    return value

@@ -10,7 +10,6 @@ import zlib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +18,12 @@ from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.sources import bundled_excerpts, load
 from rankscope.sources.words import split
 
-FAMILIES = ("bert", "albert", "xlnet")
+FAMILIES: dict[str, tuple[str, dict[str, int]]] = {
+    "bert": ("Bert", {"vocab_size": 28996}),
+    "albert": ("Albert", {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}),
+    "xlnet": ("XLNet", {"d_model": 768, "n_layer": 12, "n_head": 12, "d_inner": 3072}),
+}
+"""transformers' name of each, and where its base size is not what transformers takes unless told."""
 CHEMISTRY = r"\[[^\]]+]|Br?|Cl?|N|O|S|P|F|I|b|c|n|o|s|p|\(|\)|\.|=|#|-|\+|\\|\/|:|~|@|\?|>>?|\*|\$|\%\d\d|\d"
 """The usual tokens of SMILES strings (Schwaller et al. 2018)."""
 REACTIONS = (
@@ -51,18 +55,8 @@ def random_subject(family: str, seed: int, texts: int, tokens: int, device: str 
     """A network of base size as transformers draws it."""
     import transformers
 
-    config: Any
-    make: Any
-    if family == "bert":
-        config, make = transformers.BertConfig(vocab_size=28996), transformers.BertModel
-    elif family == "albert":
-        config = transformers.AlbertConfig(
-            hidden_size=768, num_attention_heads=12, intermediate_size=3072, embedding_size=128
-        )
-        make = transformers.AlbertModel
-    else:
-        config = transformers.XLNetConfig(d_model=768, n_layer=12, n_head=12, d_inner=3072)
-        make = transformers.XLNetModel
+    config = getattr(transformers, f"{FAMILIES[family][0]}Config")(**FAMILIES[family][1])
+    make = getattr(transformers, f"{FAMILIES[family][0]}Model")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = load(make(config).eval()).to(device=device)

@@ -9,6 +9,7 @@
 Without positions, tokens that are equal in a text get equal outputs: memorization has a ceiling below one.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
@@ -139,17 +140,12 @@ def memorization_task(texts: int = 500, longest: int = 128, width: int = 250, se
     labels = torch.randint(2, inputs.shape, generator=torch.Generator().manual_seed(seed))
     data = Data(inputs, labels.masked_fill(padding, 0), padding)
     real = ~padding
-    places = [
-        (text, word)
-        for text, row in enumerate(inputs.tolist())
-        for word, here in zip(row, real[text].tolist(), strict=True)
-        if here
-    ]
-    told = labels[real].tolist()
+    seen, told = inputs[real].tolist(), labels[real].tolist()
+    places = zip(real.nonzero()[:, 0].tolist(), seen, strict=True)
     baselines = {
         "chance": 0.5,
         "majority": ceiling([0] * len(told), told),
-        "context-free ceiling": ceiling([word for _, word in places], told),
+        "context-free ceiling": ceiling(seen, told),
         "ceiling": ceiling(places, told),
     }
     return Task("memorization", architecture(6, 2, width), 2, data, data, baselines, vocabulary=len(number))
@@ -173,12 +169,11 @@ def prose(texts: int, longest: int) -> list[list[str]]:
 
 def ceiling(seen: Iterable[Hashable], labels: Iterable[int]) -> float:
     """The best accuracy of a predictor that knows no more of a token than `seen`."""
-    counts: dict[Hashable, dict[int, int]] = {}
+    counts: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
     for key, label in zip(seen, labels, strict=True):
-        here = counts.setdefault(key, {})
-        here[label] = here.get(label, 0) + 1
+        counts[key][label] += 1
     right = sum(max(here.values()) for here in counts.values())
-    return right / sum(sum(here.values()) for here in counts.values())
+    return right / sum(here.total() for here in counts.values())
 
 
 def _agree(said: Tensor, labels: Tensor) -> float:

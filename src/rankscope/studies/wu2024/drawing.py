@@ -2,33 +2,38 @@
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from rankscope.figures import INK, STYLE, Drawing
+from rankscope.figures import INK, MARKERS, PALETTE, panels
 from rankscope.profiles.plot import DEEP
 
 Dash = Literal["-", "--"]
+TEX = {"mu": r"$\mu(X)$", "relative_mu": r"$\mu(X)\,/\,\|X\|_F$"}
 
 
 def grid(rows: int, columns: int, width: float = 3.1, height: float = 2.8) -> tuple[Figure, list[list[Axes]]]:
     """A figure of panels in rows, in the house style."""
-    with rc_context(STYLE):
-        figure = Drawing(figsize=(width * columns, height * rows), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False)
-    return figure, [list(row) for row in axes]
+    figure, axes = panels(columns, width, height, rows)
+    return figure, [list(axes[row * columns : (row + 1) * columns]) for row in range(rows)]
 
 
-def title(axes: Axes, text: str) -> None:
-    """A panel's name, at its left."""
+def title(axes: Axes, text: str, **labels: Any) -> None:
+    """A panel's name, at its left, and what its axes are."""
     axes.set_title(text, loc="left", fontsize=11)
+    axes.set(**labels)
+
+
+def looks(number: int, markersize: float = 5, linewidth: float = 1.4) -> dict[str, Any]:
+    """Colour and marker of the line of that number."""
+    colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+    return {"color": colour, "marker": marker, "markersize": markersize, "linewidth": linewidth}
 
 
 def key(figure: Figure, axes: Axes, name: str, dashes: Mapping[str, Dash] | None = None) -> None:

@@ -12,6 +12,7 @@ not have, starts both tokens everywhere on the circle and says where they end.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -25,7 +26,7 @@ from torch import Tensor
 from rankscope.figures import FAINT, INK, PALETTE, panels
 from rankscope.profiles import measure
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
-from rankscope.studies.wu2024.drawing import by_layer, powers_of_ten, title
+from rankscope.studies.wu2024.drawing import TEX, by_layer, powers_of_ten, title
 from rankscope.theory.equilibria import equilibrium, network, step
 
 W = 2.0
@@ -88,7 +89,7 @@ def trajectories() -> pl.DataFrame:
         for norm in (False, True):
             net = network(2, W, LAYERS).variant(norm=norm)
             profile = measure(net, X, metrics=["mu", "relative_mu"])
-            mu, relative = (profile.curve(metric, "log10")[0] for metric in ("mu", "relative_mu"))
+            mu, relative = (profile.curve(metric, "log10")[0] for metric in profile.metrics)
             for layer, state in enumerate(net.run(X).states):
                 turned = torch.atan2(state[0, :, 1], state[0, :, 0]).rad2deg() % 360
                 # A3 bounds the products of W_V: without LN each layer is divided by ||W_V||_2.
@@ -220,14 +221,9 @@ def _dynamics(paths: pl.DataFrame) -> Figure:
             part = paths.filter(start=name, norm=norm)
             axes.plot(part["layer"], part["angle_1"], color=colour, linestyle="--", linewidth=1.3)
             axes.plot(part["layer"], part["angle_2"], color=colour, linewidth=1.8, marker="o", markersize=2.5)
-            fall.plot(
-                part["layer"],
-                part["log10_relative_mu"],
-                color=colour,
-                linewidth=1.8 if norm else 1.1,
-                linestyle="-" if norm else ":",
-                label=f"{name} start, {'with' if norm else 'without'} LN",
-            )
+            look: dict[str, Any] = {"linewidth": 1.8} if norm else {"linewidth": 1.1, "linestyle": ":"}
+            said = f"{name} start, {'with' if norm else 'without'} LN"
+            fall.plot(part["layer"], part["log10_relative_mu"], color=colour, label=said, **look)
     for axes, name in ((without, "Without LN"), (with_norm, "With LN")):
         title(axes, name)
         by_layer(axes, LAYERS)
@@ -238,9 +234,7 @@ def _dynamics(paths: pl.DataFrame) -> Figure:
     without.legend(fontsize=9, loc="upper right", frameon=False)
     with_norm.axhline(rest, color=FAINT, linewidth=1, linestyle=":")
     with_norm.annotate("B", (LAYERS, rest), xytext=(-4, 4), textcoords="offset points", ha="right", color=INK)
-    title(fall, "What tells them apart")
-    fall.set(xlabel="layer", xlim=(0, LAYERS))
-    fall.set_ylabel(r"$\mu(X)\,/\,\|X\|_F$")
+    title(fall, "What tells them apart", xlabel="layer", xlim=(0, LAYERS), ylabel=TEX["relative_mu"])
     powers_of_ten(fall)
     fall.legend(fontsize=8, loc="lower left", frameon=False)
     return figure
@@ -262,20 +256,13 @@ def _basins(basins: pl.DataFrame, shares: pl.DataFrame) -> Figure:
     number = round(math.sqrt(len(basins)))
     image = basins["apart"].to_numpy().reshape(number, number).T.astype(float)
     pole = basins["pole"].to_numpy().reshape(number, number).T
-    torus.imshow(
-        image + np.where(pole > 0, 0, 2),
-        origin="lower",
-        extent=(0, 360, 0, 360),
-        aspect="auto",
-        interpolation="nearest",
-        cmap=ListedColormap(["#d9e6f2", PALETTE[1], "#eef3f8", PALETTE[4]]),
-        vmin=0,
-        vmax=3,
-    )
+    colours = ListedColormap(["#d9e6f2", PALETTE[1], "#eef3f8", PALETTE[4]])
+    extent: dict[str, Any] = {"extent": (0, 360, 0, 360), "origin": "lower", "aspect": "auto"}
+    ends = image + np.where(pole > 0, 0, 2)
+    torus.imshow(ends, cmap=colours, vmin=0, vmax=3, interpolation="nearest", **extent)
     torus.grid(visible=False)
     in_degrees(torus, both=True)
-    torus.set(xlabel="token 1 starts at", ylabel="token 2 starts at")
-    title(torus, f"Where both end, $w$ = {W:g}")
+    title(torus, f"Where both end, $w$ = {W:g}", xlabel="token 1 starts at", ylabel="token 2 starts at")
     for colour, label in (
         (PALETTE[1], "rank 2, token 1 at (0, 1)"),
         (PALETTE[4], "rank 2, token 1 at (0, −1)"),
@@ -304,20 +291,14 @@ def _map(axes: Axes) -> None:
         axes.plot([], [], color=colour, linewidth=2, label=label)
     at_A = math.degrees(math.atan2(math.sqrt(1 - 1 / W**2), -1 / W))
     for name, at, filled in (("A", at_A, False), ("B", 360 - at_A, True), ("token 1", 90.0, True)):
-        axes.plot(
-            at, at, marker="o", markersize=7, color=INK, markerfacecolor=INK if filled else "white", zorder=4
-        )
+        face = INK if filled else "white"
+        axes.plot(at, at, marker="o", markersize=7, color=INK, markerfacecolor=face, zorder=4)
         axes.annotate(name, (at, at), xytext=(8, -12), textcoords="offset points", color=INK)
-    axes.set(xlabel="token 2 before", ylabel="token 2 after one layer")
-    title(axes, "Token 2, once token 1 rests at (0, 1)")
+    about = {"xlabel": "token 2 before", "ylabel": "token 2 after one layer"}
+    title(axes, "Token 2, once token 1 rests at (0, 1)", **about)
     axes.legend(fontsize=9, loc="upper left", frameon=False)
     in_degrees(axes, both=True)
 
 
-FIG1 = Study(
-    "wu2024",
-    "fig1",
-    "two tokens, without and with LayerNorm (Figures 1 and 5), and their basins",
-    _run,
-    seconds=12.0,
-)
+TITLE = "two tokens, without and with LayerNorm (Figures 1 and 5), and their basins"
+FIG1 = Study("wu2024", "fig1", TITLE, _run, seconds=12.0)

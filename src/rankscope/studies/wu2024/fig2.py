@@ -7,45 +7,37 @@ run as it is used, in deviation arithmetic, and as it is trained, with dropout o
 """
 
 import math
+from collections.abc import Collection
+from itertools import product
+from typing import Any
 
 import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankscope.figures import MARKERS, PALETTE, power
+from rankscope.figures import power
 from rankscope.nets import Transformer
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
-from rankscope.studies.wu2024.drawing import by_layer, geometric, grid, key, powers_of_ten, title
-from rankscope.studies.wu2024.networks import (
-    COLLAPSE,
-    MASKS,
-    MISSING,
-    VARIANTS,
-    collapse,
-    excerpts,
-    last,
-    part,
-    said_of,
-    tokens_of,
-    trained,
-)
+from rankscope.studies.wu2024 import networks
+from rankscope.studies.wu2024.drawing import TEX, by_layer, geometric, grid, key, looks, powers_of_ten, title
+from rankscope.studies.wu2024.networks import COLLAPSE, MASKS, MISSING, UNTRAINED, VARIANTS, last, powers
 
-UNTRAINED = "BERT untrained"
 EQUAL = -2.0
 """log10 of mu / ||X||_F below which tokens are said to have become the same."""
-TEX = {"mu": r"$\mu(X)$", "relative_mu": r"$\mu(X)\,/\,\|X\|_F$"}
+By = tuple[str, Collection[str]]
+"""A column of the table, and what of it is drawn, in order."""
 
 
 def _run(setup: Setup) -> Outcome:
     number = 200 if setup.full else 2
-    models = trained(setup)
+    models = networks.trained(setup)
     nets = {UNTRAINED: fresh("bert-base", device=setup.device), **models}
     found = pl.concat([curves(setup, name, net, number) for name, net in nets.items()])
-    figures = {part(name).lower(): figure_of(found.filter(network=name), name) for name in nets}
+    figures = {networks.part(name).lower(): figure_of(found.filter(network=name), name) for name in nets}
     comparisons = [each for name in nets for each in _compared(found.filter(network=name), name)]
     notes = [
-        f"{number} excerpts of 128 tokens. Lines are geometric means over them. {said_of(models)}",
+        f"{number} excerpts of 128 tokens. Lines are geometric means over them. {networks.said_of(models)}",
         MISSING,
         "Dropout off: deviation arithmetic, which resolves any mu. Dropout on: 0.1, float64, one fixed draw.",
     ]
@@ -54,58 +46,46 @@ def _run(setup: Setup) -> Outcome:
 
 def curves(setup: Setup, name: str, net: Transformer, number: int) -> pl.DataFrame:
     """Every variant under every mask, with and without dropout."""
-    X = tokens_of(net, excerpts(number))
-    tables = [
-        setup.kept(
-            part(name, variant, mask, "dropout" if dropout else ""),
-            lambda v=variant, m=mask, d=dropout: collapse(net, X, v, m, dropout=d),
-            excerpts=number,
-        )
-        for variant in VARIANTS
-        for mask in MASKS
-        for dropout in (False, True)
-    ]
-    return pl.concat(tables).select(pl.lit(name).alias("network"), pl.all())
+    X = networks.tokens_of(net, networks.excerpts(number))
+    return networks.of_network(name, networks.swept(setup, net, X, name, excerpts=number))
 
 
 def figure_of(found: pl.DataFrame, name: str, lowest: float = -math.inf) -> Figure:
-    """mu above, mu / ||X||_F below; a column for each variant, a line for each mask."""
-    figure, axes = grid(2, len(VARIANTS), width=3.0, height=2.9)
-    for row, measured in enumerate(COLLAPSE):
-        for column, variant in enumerate(VARIANTS):
-            panel = axes[row][column]
-            draw(panel, found.filter(variant=variant, metric=measured), lowest)
-            if row == 0:
-                title(panel, variant)
-            if column == 0:
-                panel.set_ylabel(TEX[measured])
-    key(figure, axes[0][0], name, {"dropout off": "-", "dropout on": "--"})
+    """A column for each variant, a line for each mask."""
+    figure, first = collapse_figure(found, ("variant", VARIANTS), ("mask", MASKS), 3.0, lowest=lowest)
+    key(figure, first, name, {"dropout off": "-", "dropout on": "--"})
     return figure
 
 
-def draw(axes: Axes, found: pl.DataFrame, lowest: float) -> None:
-    """One metric of one variant by layer, a line for each mask."""
+def collapse_figure(
+    found: pl.DataFrame,
+    panels: By,
+    lines: By,
+    width: float,
+    linewidth: float = 1.7,
+    lowest: float = -math.inf,
+) -> tuple[Figure, Axes]:
+    """mu above, mu / ||X||_F below, by layer; dashed with dropout. Also the panel that has all labels."""
     depth = int(found["layer"].max())  # type: ignore[arg-type]
-    for number, mask in enumerate(MASKS):
-        for dropout in (False, True):
-            rows = found.filter(mask=mask, dropout=dropout).sort("sample", "layer")
-            if not len(rows):
-                continue
-            logs = rows["log10"].to_numpy().reshape(-1, depth + 1)
-            axes.plot(
-                range(depth + 1),
-                geometric(logs),
-                color=PALETTE[number],
-                linewidth=1.1 if dropout else 1.7,
-                linestyle="--" if dropout else "-",
-                marker=None if dropout else MARKERS[number],
-                markersize=3.5,
-                markevery=max(1, depth // 12),
-                label=None if dropout else mask,
-                zorder=2 if dropout else 3,
-            )
-    powers_of_ten(axes, lowest)
-    by_layer(axes, depth)
+    figure, axes = grid(2, len(panels[1]), width=width, height=2.9)
+    for row, measured in enumerate(COLLAPSE):
+        for panel, shown in zip(axes[row], panels[1], strict=True):
+            part = found.filter(pl.col(panels[0]) == shown, metric=measured).sort("sample", "layer")
+            for (number, label), dropout in product(enumerate(lines[1]), (False, True)):
+                logs = part.filter(pl.col(lines[0]) == label, dropout=dropout)["log10"].to_numpy()
+                if not len(logs):
+                    continue
+                look: dict[str, Any] = looks(number, 3.5, linewidth) | {"label": label, "zorder": 3}
+                if dropout:
+                    look |= {"linestyle": "--", "linewidth": 1.1, "marker": None, "label": None, "zorder": 2}
+                mean = geometric(logs.reshape(-1, depth + 1))
+                panel.plot(range(depth + 1), mean, markevery=max(1, depth // 12), **look)
+            powers_of_ten(panel, lowest)
+            by_layer(panel, depth)
+            if row == 0:
+                title(panel, shown)
+        axes[row][0].set_ylabel(TEX[measured])
+    return figure, axes[0][0]
 
 
 def _compared(found: pl.DataFrame, name: str) -> list[Comparison]:
@@ -120,7 +100,7 @@ def _compared(found: pl.DataFrame, name: str) -> list[Comparison]:
         Comparison(
             f"{name}: SAN collapses under every mask",
             "mu falls exponentially (Thm 1)",
-            f"mu from {power(begin)} to {_each(ends)} at layer {depth}; relative: {_each(shares)}",
+            f"mu from {power(begin)} to {powers(ends)} at layer {depth}; relative: {powers(shares)}",
             fallen,
             "criterion: mu falls a hundredfold. "
             + (
@@ -140,10 +120,6 @@ def _compared(found: pl.DataFrame, name: str) -> list[Comparison]:
     ]
 
 
-def _each(logs: dict[str, float]) -> str:
-    return ", ".join(f"{mask} {power(log)}" for mask, log in logs.items())
-
-
 def _plateau(found: pl.DataFrame, name: str, depth: int) -> Comparison:
     """The published plateau of SAN + LN belongs to dropout."""
     which = {"variant": "SAN + LN", "mask": "complete"}
@@ -156,21 +132,19 @@ def _plateau(found: pl.DataFrame, name: str, depth: int) -> Comparison:
             "the plateau is dropout's: it makes tokens different in every layer. Without it LN alone does "
             "not stop the collapse under the complete mask"
         )
+    said, agrees = "with LN alone mu no longer goes to zero", off > EQUAL
     if name != UNTRAINED:
-        said = "LN prevents the collapse together with other parts"
-        return Comparison(f"{name}: SAN + LN, complete mask", said, ours, off <= EQUAL, why)
-    said = "with LN alone mu no longer goes to zero"
-    return Comparison(f"{name}: SAN + LN, complete mask", said, ours, off > EQUAL, why)
+        said, agrees = "LN prevents the collapse together with other parts", off <= EQUAL
+    return Comparison(f"{name}: SAN + LN, complete mask", said, ours, agrees, why)
 
 
 def _kept_apart(off: pl.DataFrame, name: str, depth: int) -> Comparison:
     """With skips nothing collapses at this depth."""
-    chosen = [variant for variant in VARIANTS if "skip" in variant or variant == "transformer"]
-    least = {v: min(last(off, "relative_mu", variant=v, mask=m) for m in MASKS) for v in chosen}
+    least = networks.least_with_skips(off)
     return Comparison(
         f"{name}: variants with a skip",
         "drawn, and no number given",
-        f"smallest relative mu of any mask at layer {depth}: {_each(least)}",
+        f"smallest relative mu of any mask at layer {depth}: {powers(least)}",
         None,
         "none of them collapses" if all(x > EQUAL for x in least.values()) else "",
     )

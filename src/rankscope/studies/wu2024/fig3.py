@@ -11,25 +11,15 @@ from itertools import pairwise
 import polars as pl
 from matplotlib.figure import Figure
 
-from rankscope.figures import MARKERS, PALETTE, power
+from rankscope.figures import power
 from rankscope.nets import Transformer
 from rankscope.nets.variants import named_variant
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
-from rankscope.studies.wu2024.drawing import by_layer, geometric, grid, key, powers_of_ten, title
-from rankscope.studies.wu2024.fig2 import TEX, UNTRAINED
-from rankscope.studies.wu2024.networks import (
-    COLLAPSE,
-    MASKS,
-    MISSING,
-    collapse,
-    excerpts,
-    last,
-    part,
-    said_of,
-    tokens_of,
-    trained,
-)
+from rankscope.studies.wu2024 import networks
+from rankscope.studies.wu2024.drawing import key
+from rankscope.studies.wu2024.fig2 import collapse_figure
+from rankscope.studies.wu2024.networks import MASKS, MISSING, UNTRAINED
 
 DIVISORS = {"1/64": 1 / 64, "1/8": 1 / 8, "1": 1.0, "8": 8.0, "64": 64.0}
 """sqrt(d_QK); BERT's own is 8, MiniLM's, with heads half as wide, 5.7."""
@@ -37,10 +27,10 @@ DIVISORS = {"1/64": 1 / 64, "1/8": 1 / 8, "1": 1.0, "8": 8.0, "64": 64.0}
 
 def _run(setup: Setup) -> Outcome:
     number = 50 if setup.full else 2
-    models = trained(setup)
+    models = networks.trained(setup)
     nets = {UNTRAINED: fresh("bert-base", device=setup.device), **models}
     found = pl.concat([curves(setup, name, net, number) for name, net in nets.items()])
-    figures = {part(name).lower(): figure_of(found.filter(network=name), name) for name in nets}
+    figures = {networks.part(name).lower(): figure_of(found.filter(network=name), name) for name in nets}
     sharp = pl.concat([sharpness(setup, name, net, number) for name, net in nets.items()])
     largest = {name: float(sharp.filter(network=name, divisor="1/8")["largest_weight"][0]) for name in nets}
     comparisons = [
@@ -50,7 +40,7 @@ def _run(setup: Setup) -> Outcome:
     ]
     notes = [
         f"Pure attention (SAN, no norm), {number} excerpts of 128 tokens, deviation arithmetic. "
-        f"{said_of(models)}",
+        f"{networks.said_of(models)}",
         MISSING,
     ]
     return Outcome(figures, {"divisor": found, "sharpness": sharp}, comparisons, notes)
@@ -58,24 +48,24 @@ def _run(setup: Setup) -> Outcome:
 
 def curves(setup: Setup, name: str, net: Transformer, number: int) -> pl.DataFrame:
     """Pure attention under every mask with every divisor."""
-    X = tokens_of(net, excerpts(number))
+    X = networks.tokens_of(net, networks.excerpts(number))
     tables = []
     for mask in MASKS:
         for label, divisor in DIVISORS.items():
             found = setup.kept(
-                part(name, mask, f"{divisor:g}"),
-                lambda m=mask, by=divisor: collapse(net, X, "SAN", m, divisor=by),
+                networks.part(name, mask, f"{divisor:g}"),
+                lambda m=mask, by=divisor: networks.collapse(net, X, "SAN", m, divisor=by),
                 excerpts=number,
             )
             tables.append(found.with_columns(pl.lit(label).alias("divisor")))
-    return pl.concat(tables).select(pl.lit(name).alias("network"), pl.all())
+    return networks.of_network(name, pl.concat(tables))
 
 
 def sharpness(setup: Setup, name: str, net: Transformer, number: int) -> pl.DataFrame:
     """The largest weight of a row of attention, the mean over rows, heads and layers, complete mask."""
 
     def compute() -> pl.DataFrame:
-        X = tokens_of(net, excerpts(min(number, 2)))
+        X = networks.tokens_of(net, networks.excerpts(min(number, 2)))
         rows = []
         for label, divisor in DIVISORS.items():
             pure = named_variant(net, "san").variant(mask="complete", divisor=divisor)
@@ -84,13 +74,12 @@ def sharpness(setup: Setup, name: str, net: Transformer, number: int) -> pl.Data
             rows.append({"divisor": label, "largest_weight": sum(weights) / len(weights)})
         return pl.DataFrame(rows)
 
-    found = setup.kept(part(name, "sharpness"), compute, excerpts=number)
-    return found.select(pl.lit(name).alias("network"), pl.all())
+    return networks.of_network(name, setup.kept(networks.part(name, "sharpness"), compute, excerpts=number))
 
 
 def _slower(found: pl.DataFrame, name: str, mask: str, largest: float) -> Comparison:
     """At the last layer, what is left of mu must grow as the divisor shrinks."""
-    ends = [last(found, "relative_mu", divisor=label) for label in DIVISORS]
+    ends = [networks.last(found, "relative_mu", divisor=label) for label in DIVISORS]
     falling = all(later <= earlier + 0.02 for earlier, later in pairwise(ends))
     depth = int(found["layer"].max())  # type: ignore[arg-type]
     said = ", ".join(f"{label}: {power(end)}" for label, end in zip(DIVISORS, ends, strict=True))
@@ -112,30 +101,9 @@ def _slower(found: pl.DataFrame, name: str, mask: str, largest: float) -> Compar
 
 
 def figure_of(found: pl.DataFrame, name: str) -> Figure:
-    """mu above, mu / ||X||_F below; a column for each mask, a line for each divisor."""
-    figure, axes = grid(2, len(MASKS), width=3.3, height=2.9)
-    depth = int(found["layer"].max())  # type: ignore[arg-type]
-    for row, measured in enumerate(COLLAPSE):
-        for column, mask in enumerate(MASKS):
-            panel = axes[row][column]
-            for number, label in enumerate(DIVISORS):
-                rows = found.filter(mask=mask, divisor=label, metric=measured).sort("sample", "layer")
-                panel.plot(
-                    range(depth + 1),
-                    geometric(rows["log10"].to_numpy().reshape(-1, depth + 1)),
-                    label=label,
-                    color=PALETTE[number],
-                    marker=MARKERS[number],
-                    markersize=3.5,
-                    linewidth=1.6,
-                )
-            powers_of_ten(panel)
-            by_layer(panel, depth)
-            if row == 0:
-                title(panel, mask)
-            if column == 0:
-                panel.set_ylabel(TEX[measured])
-    key(figure, axes[0][0], f"{name}, scores divided by")
+    """A column for each mask, a line for each divisor."""
+    figure, first = collapse_figure(found, ("mask", MASKS), ("divisor", DIVISORS), 3.3, linewidth=1.6)
+    key(figure, first, f"{name}, scores divided by")
     return figure
 
 

@@ -10,9 +10,9 @@ import polars as pl
 import torch
 from matplotlib.figure import Figure
 
-from rankscope.figures import MARKERS, PALETTE, panels
+from rankscope.figures import panels
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
-from rankscope.studies.wu2024.drawing import powers_of_ten, title
+from rankscope.studies.wu2024.drawing import looks, powers_of_ten, title
 from rankscope.studies.wu2024.networks import MISSING
 from rankscope.studies.wu2024.spectra import spectra
 
@@ -82,44 +82,15 @@ def _figure(found: pl.DataFrame, names: list[str]) -> Figure:
     for number, name in enumerate(names):
         part = found.filter(network=name)
         layers = range(int(part["layer"].max()) + 1)  # type: ignore[arg-type]
-        colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
-        dash = "--" if name.endswith("untrained") else "-"
-        rank.plot(
-            layers,
-            mean(part, "full_rank"),
-            color=colour,
-            linestyle=dash,
-            marker=marker,
-            markersize=5,
-            linewidth=1.4,
-        )
+        look = looks(number) | {"linestyle": "--" if name.endswith("untrained") else "-"}
         logs = part.with_columns(pl.col("sigma_min").log10().alias("log10"))
-        sigma.plot(
-            layers,
-            mean(logs, "log10"),
-            color=colour,
-            linestyle=dash,
-            marker=marker,
-            markersize=5,
-            linewidth=1.4,
-        )
-        cosine.plot(
-            layers,
-            mean(part, "mean_abs_cosine"),
-            color=colour,
-            linestyle=dash,
-            marker=marker,
-            markersize=5,
-            linewidth=1.4,
-            label=name,
-        )
-    title(rank, "Inputs of full rank")
-    rank.set(xlabel="layer", ylabel="share of inputs", ylim=(-0.03, 1.05))
-    title(sigma, "Smallest singular value")
-    sigma.set(xlabel="layer", ylabel=r"$\sigma_{\min}(X)$")
+        rank.plot(layers, mean(part, "full_rank"), **look)
+        sigma.plot(layers, mean(logs, "log10"), **look)
+        cosine.plot(layers, mean(part, "mean_abs_cosine"), label=name, **look)
+    title(rank, "Inputs of full rank", xlabel="layer", ylabel="share of inputs", ylim=(-0.03, 1.05))
+    title(sigma, "Smallest singular value", xlabel="layer", ylabel=r"$\sigma_{\min}(X)$")
     powers_of_ten(sigma)
-    title(cosine, "Angles of pairs")
-    cosine.set(xlabel="layer", ylabel=r"mean $|\cos(x_i, x_j)|$", ylim=(0, 1))
+    title(cosine, "Angles of pairs", xlabel="layer", ylabel=r"mean $|\cos(x_i, x_j)|$", ylim=(0, 1))
     cosine.legend(fontsize=8, frameon=False)
     return figure
 

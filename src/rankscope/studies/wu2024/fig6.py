@@ -17,8 +17,9 @@ from rankscope.nets import Transformer
 from rankscope.sources.fresh import untrained
 from rankscope.sources.presets import preset
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
+from rankscope.studies.wu2024 import networks
 from rankscope.studies.wu2024.fig2 import figure_of
-from rankscope.studies.wu2024.networks import MASKS, VARIANTS, collapse, excerpts, last, part, tokens_of
+from rankscope.studies.wu2024.networks import MASKS, last, powers
 
 DEPTH = 128
 EQUAL = -10.0
@@ -28,31 +29,15 @@ EQUAL = -10.0
 def _run(setup: Setup) -> Outcome:
     number, length, width = (4, 128, 768) if setup.full else (1, 64, 192)
     net = deep(width, setup.device)
-    X = tokens_of(net, excerpts(number), length)
-    found = pl.concat(
-        [
-            setup.kept(
-                part(variant, mask, "dropout" if dropout else ""),
-                lambda v=variant, m=mask, d=dropout: collapse(net, X, v, m, dropout=d),
-                excerpts=number,
-                length=length,
-                width=width,
-                depth=DEPTH,
-            )
-            for variant in VARIANTS
-            for mask in MASKS
-            for dropout in (False, True)
-        ]
-    )
+    X = networks.tokens_of(net, networks.excerpts(number), length)
+    settings = {"excerpts": number, "length": length, "width": width, "depth": DEPTH}
+    found = networks.swept(setup, net, X, **settings)
     single = pl.concat(
         [
             setup.kept(
-                part("float32", mask),
-                lambda m=mask: collapse(net, X, "SAN", m, arithmetic="float32"),
-                excerpts=number,
-                length=length,
-                width=width,
-                depth=DEPTH,
+                networks.part("float32", mask),
+                lambda m=mask: networks.collapse(net, X, "SAN", m, arithmetic="float32"),
+                **settings,
             )
             for mask in MASKS
         ]
@@ -131,9 +116,9 @@ def _with_dropout(found: pl.DataFrame) -> Comparison:
     return Comparison(
         "SAN + LN, dropout on: mu/||X||_F at layer 128",
         "with LN alone mu no longer goes to zero",
-        _each(ends),
+        powers(ends),
         all(end > -2 for end in ends.values()),
-        f"but so does SAN without LN ({_each(pure)}): dropout, not LN, holds tokens apart",
+        f"but so does SAN without LN ({powers(pure)}): dropout, not LN, holds tokens apart",
     )
 
 
@@ -168,29 +153,18 @@ def _underflow(single: pl.DataFrame) -> Comparison:
 
 def _skips(found: pl.DataFrame) -> Comparison:
     """Under the complete mask skips slow the collapse; they do not end it."""
-    chosen = [variant for variant in VARIANTS if "skip" in variant or variant == "transformer"]
-    off, on = (
-        {
-            v: min(last(found, "relative_mu", variant=v, mask=m, dropout=dropout) for m in MASKS)
-            for v in chosen
-        }
-        for dropout in (False, True)
-    )
+    off, on = (networks.least_with_skips(found, dropout=dropout) for dropout in (False, True))
     kept = all(end > -1 for end in off.values())
     return Comparison(
         f"variants with a skip: smallest mu/||X||_F of any mask at layer {DEPTH}",
         "drawn, and no number given",
-        f"dropout off: {_each(off)}; dropout on: {_each(on)}",
+        f"dropout off: {powers(off)}; dropout on: {powers(on)}",
         None,
         ""
         if kept
         else "at 12 layers they stay apart; at 128 they become equal with dropout off, slowly, and most of "
         "all under the complete mask. mu of SAN + skip does not show it, for there tokens grow",
     )
-
-
-def _each(logs: dict[str, float]) -> str:
-    return ", ".join(f"{name} {power(log)}" for name, log in logs.items())
 
 
 FIG6 = Study("wu2024", "fig6", "128 layers of untrained BERT (Figure 6)", _run, seconds=40.0)

@@ -81,20 +81,12 @@ def _figure(found: pl.DataFrame, names: list[str]) -> Figure:
         total = found.filter(network=name).group_by("cosine").agg(pl.col("pairs").sum()).sort("cosine")
         share = total["pairs"] / total["pairs"].sum()
         below = total["cosine"].to_numpy() < -1e-9
-        width = BINS[1] - BINS[0]
         for chosen, colour, label in ((below, PALETTE[1], "below 0"), (~below, PALETTE[0], "0 and above")):
-            axes.bar(
-                total["cosine"].to_numpy()[chosen],
-                share.to_numpy()[chosen],
-                width=width,
-                align="edge",
-                color=colour,
-                label=label,
-            )
+            low, high = total["cosine"].to_numpy()[chosen], share.to_numpy()[chosen]
+            axes.bar(low, high, width=BINS[1] - BINS[0], align="edge", color=colour, label=label)
         axes.set_axisbelow(True)
         axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set(xlabel=r"$\cos(x_i, x_j)$ at layer 0", xlim=(-0.5, 1))
-        title(axes, name)
+        title(axes, name, xlabel=r"$\cos(x_i, x_j)$ at layer 0", xlim=(-0.5, 1))
     rows[0][0].set_ylabel("share of pairs")
     rows[0][0].legend(fontsize=8, frameon=False)
     return figure

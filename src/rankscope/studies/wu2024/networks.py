@@ -8,6 +8,7 @@ import polars as pl
 from torch import Tensor
 
 from rankscope.errors import SourceError
+from rankscope.figures import power
 from rankscope.metrics import metric
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.nets import Transformer
@@ -36,6 +37,8 @@ DROPOUT = 0.1
 """BERT's, of attention, branches and embedding."""
 TOKENS = 128
 COLLAPSE = ("mu", "relative_mu")
+
+UNTRAINED = "BERT untrained"
 
 MISSING = (
     "Not to be had offline: the paper's 3000 Wikipedia excerpts (prose of Moby Dick instead) and its trained "
@@ -114,6 +117,27 @@ def collapse(
     )
 
 
+def swept(setup: Setup, net: Transformer, X: Tensor, *name: str, **settings: object) -> pl.DataFrame:
+    """Every variant under every mask, with and without dropout."""
+    return pl.concat(
+        [
+            setup.kept(
+                part(*name, variant, mask, "dropout" if dropout else ""),
+                lambda v=variant, m=mask, d=dropout: collapse(net, X, v, m, dropout=d),
+                **settings,
+            )
+            for variant in VARIANTS
+            for mask in MASKS
+            for dropout in (False, True)
+        ]
+    )
+
+
+def of_network(name: str, found: pl.DataFrame) -> pl.DataFrame:
+    """A table with the name of its network in the first column."""
+    return found.select(pl.lit(name).alias("network"), pl.all())
+
+
 def in_training(net: Transformer, X: Tensor) -> pl.DataFrame:
     """The same with dropout, in float64: deviation arithmetic needs rows of attention that sum to one."""
     chosen, unit = [metric(name) for name in COLLAPSE], unit_of(net.dtype)
@@ -132,3 +156,17 @@ def last(found: pl.DataFrame, name: str, **which: object) -> float:
     part = found.filter(*(pl.col(column) == value for column, value in which.items()), metric=name)
     value = part.filter(pl.col("layer") == pl.col("layer").max())["log10"].mean()
     return float(value)  # type: ignore[arg-type]
+
+
+def least_with_skips(found: pl.DataFrame, **which: object) -> dict[str, float]:
+    """Of each variant with a skip, log10 of the smallest relative mu of any mask at the last layer."""
+    return {
+        variant: min(last(found, "relative_mu", variant=variant, mask=mask, **which) for mask in MASKS)
+        for variant in VARIANTS
+        if "skip" in variant or variant == "transformer"
+    }
+
+
+def powers(logs: dict[str, float]) -> str:
+    """Each name with its number."""
+    return ", ".join(f"{name} {power(log)}" for name, log in logs.items())

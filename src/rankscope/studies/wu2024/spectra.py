@@ -8,7 +8,7 @@ from rankscope.metrics import mean_abs_cosine, singular_values
 from rankscope.nets import Transformer
 from rankscope.sources import fresh
 from rankscope.studies.study import Setup
-from rankscope.studies.wu2024.networks import excerpts, part, tokens_of, trained
+from rankscope.studies.wu2024.networks import excerpts, of_network, part, tokens_of, trained
 
 UNTRAINED = {"BERT": "bert-base", "GPT-2": "gpt2", "T5": "t5-base", "ALBERT": "albert-base"}
 """The paper's four models, as `fresh` names them."""
@@ -26,7 +26,7 @@ def spectra(setup: Setup, number: int) -> pl.DataFrame:
     for name, net in networks(setup).items():
         X = tokens_of(net, excerpts(number))
         table = setup.kept(part(name), lambda net=net, X=X: spectrum(net, X), excerpts=number)
-        found.append(table.select(pl.lit(name).alias("network"), pl.all()))
+        found.append(of_network(name, table))
     return pl.concat(found)
 
 

@@ -20,10 +20,10 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from rankscope.figures import INK, MARKERS, PALETTE, panels
+from rankscope.figures import INK, PALETTE, panels
 from rankscope.metrics import numerical_rank, stable_rank
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
-from rankscope.studies.wu2024.drawing import title
+from rankscope.studies.wu2024.drawing import looks, title
 from rankscope.theory.equilibria import anisotropy_bound, equilibrium, step
 
 SIZES = range(2, 9)
@@ -38,13 +38,9 @@ NEUTRAL = 1e-6
 def _run(setup: Setup) -> Outcome:
     starts = 20_000 if setup.full else 1000
     found = pl.concat([setup.kept(f"equilibria of {n}", lambda n=n: equilibria(n), n=n) for n in SIZES])
+    drawn = {"starts": starts, "layers": LAYERS}
     ends = pl.concat(
-        [
-            setup.kept(
-                f"starts of {n}", lambda n=n: random_starts(n, starts), n=n, starts=starts, layers=LAYERS
-            )
-            for n in SIZES
-        ]
+        [setup.kept(f"starts of {n}", lambda n=n: random_starts(n, starts), n=n, **drawn) for n in SIZES]
     )
     by_size = shares(ends)
     comparisons = [_fixed(found), _anisotropy(found), _stability(found), _positive(by_size), _where(ends)]
@@ -223,45 +219,24 @@ def _where(ends: pl.DataFrame) -> Comparison:
 def _figure(found: pl.DataFrame, by_size: pl.DataFrame) -> Figure:
     figure, (spread, stable, ends) = panels(3, width=4.4, height=3.8)
     for number, n in enumerate(SIZES):
-        part = found.filter(tokens=n)
         best = (
-            part.group_by("rank")
+            found.filter(tokens=n)
+            .group_by("rank")
             .agg(pl.col("largest_multiplier").min(), pl.col("stable_rank").max())
             .sort("rank")
         )
-        look: dict[str, Any] = {
-            "color": PALETTE[number],
-            "marker": MARKERS[number],
-            "markersize": 5,
-            "linewidth": 1.4,
-        }
-        spread.plot(best["rank"], best["largest_multiplier"], **look, label=f"$N$ = {n}")
-        stable.plot(best["rank"], best["stable_rank"], **look)
+        spread.plot(best["rank"], best["largest_multiplier"], **looks(number), label=f"$N$ = {n}")
+        stable.plot(best["rank"], best["stable_rank"], **looks(number))
     spread.axhline(1.0, color=INK, linewidth=1, linestyle="--")
-    spread.annotate(
-        "unstable above",
-        (max(SIZES), 1.0),
-        xytext=(0, 3),
-        textcoords="offset points",
-        ha="right",
-        color=INK,
-        fontsize=9,
-    )
-    title(spread, "Most stable choice of signs")
-    spread.set(xlabel="rank of the equilibrium", ylabel="largest |multiplier|, tokens 2 to $N$")
+    above: dict[str, Any] = {"xytext": (0, 3), "textcoords": "offset points", "ha": "right", "fontsize": 9}
+    spread.annotate("unstable above", (max(SIZES), 1.0), color=INK, **above)
+    rank = "rank of the equilibrium"
+    title(spread, "Most stable choice of signs", xlabel=rank, ylabel="largest |multiplier|, tokens 2 to $N$")
     spread.legend(fontsize=9, ncols=2, frameon=False)
-    title(stable, "Any rank, nearly one direction")
-    stable.set(xlabel="rank of the equilibrium", ylabel=r"stable rank $\|X\|_F^2 / \|X\|_2^2$")
-    stable.set_ylim(0.995, 1.1)
-    ends.errorbar(
-        by_size["tokens"],
-        100 * by_size["share"],
-        yerr=200 * by_size["error"],
-        color=PALETTE[1],
-        marker="o",
-        capsize=3,
-        linewidth=1.6,
-    )
+    size = r"stable rank $\|X\|_F^2 / \|X\|_2^2$"
+    title(stable, "Any rank, nearly one direction", xlabel=rank, ylabel=size, ylim=(0.995, 1.1))
+    look: dict[str, Any] = {"color": PALETTE[1], "marker": "o", "capsize": 3, "linewidth": 1.6}
+    ends.errorbar(by_size["tokens"], 100 * by_size["share"], yerr=200 * by_size["error"], **look)
     title(ends, "Random starts that end above rank one")
     ends.set(
         xlabel="tokens $N$ (width $d = N$, $w = N + 1$)", ylabel="per cent of starts (2 standard errors)"
