@@ -29,7 +29,7 @@ TEXTS = bundled_excerpts(10)[:26]
 ASKED: dict[str, Any] = {
     "metrics": ["mu", "entropy"],
     "arithmetic": ["deviation", "float32"],
-    "length": 12,
+    "tokens": 12,
     "batch": 4,
 }
 
@@ -149,7 +149,7 @@ def test_another_run_does_not_take_the_rows(tmp_path: Path) -> None:
     measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED)
     before = (tmp_path / "manifest.json").read_bytes()
     changes: list[tuple[str, Any, str]] = [
-        ("length", 9, "tokens (12, now 9)"),
+        ("tokens", 9, "tokens (12, now 9)"),
         ("batch", 5, "batch (4, now 5)"),
         ("metrics", ["mu"], "metrics (mu, entropy, now mu)"),
     ]

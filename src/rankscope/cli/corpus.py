@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rankscope.cli.exits import Stopped, complain
-from rankscope.cli.inputs import CHARACTERS, fallbacks, title_of
+from rankscope.cli.inputs import CHARACTERS, title_of
 from rankscope.cli.output import ending, with_manifest
-from rankscope.cli.show import console, curves_table, machine, progress, say, say_report
+from rankscope.cli.show import progress, show_run
 from rankscope.errors import RankscopeError, TokensError
 
 if TYPE_CHECKING:
@@ -77,15 +77,7 @@ def measure_text(
         tables, text = _pictures(net, variants, first, corpus.tokens, text, quiet or as_json)
     summary = with_manifest(summary, **about, text=text, tokens=corpus.tokens)
     written = None if store is None else write_run_directory(summary, store, title_of(net), tables)
-    if as_json:
-        machine({"manifest": summary.manifest.to_dict(), "table": summary.table.to_dicts()})
-    else:
-        console().print(curves_table(summary.views(metrics[0])))
-        say(*fallbacks(summary))
-        say("", verdict(summary))
-        if written and not quiet:
-            say("")
-            say_report(written)
+    show_run(summary, metrics[0], [verdict(summary)], written, as_json, quiet)
     if end is not None:
         again = "nothing is kept without -o" if store is None else "the same command goes on from here"
         stopped = f"after {summary.excerpts} excerpts; {again}"

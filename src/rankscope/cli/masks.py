@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankscope.cli import names
+from rankscope.cli import options as opt
 from rankscope.cli.complete import one
-from rankscope.cli.options import TEXT, Json, Quiet
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,15 +25,12 @@ def masks(
             autocompletion=one(names.MASKS),
         ),
     ] = None,
-    tokens: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, max=4096, help="Tokens that they join.", rich_help_panel=TEXT),
-    ] = 16,
+    tokens: Annotated[int, opt.option(opt.TEXT, "N", "Tokens that they join.", min=1, max=4096)] = 16,
     picture: Annotated[
         bool, typer.Option("--picture", metavar=" ", help="Draw each: rows attend to columns.")
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Masks as graphs: edges, centres, connectivity, radius and diameter.
 
