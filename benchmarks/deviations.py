@@ -1,5 +1,8 @@
 """What deviation arithmetic costs over a plain float64 forward pass."""
 
+from collections.abc import Callable, Iterable
+from functools import partial
+
 import torch
 
 from benchmarks.timing import Row, least_seconds
@@ -20,25 +23,19 @@ def rows(small: bool = False, batch: int = 4, device: str = "cpu") -> list[Row]:
     found = []
     for name in VARIANTS:
         variant = named_variant(net, name)
-
-        def plain(variant: Transformer = variant) -> None:
-            with torch.no_grad():
-                for _ in variant.steps(X):
-                    pass
-            _wait(device)
-
-        def deviation(variant: Transformer = variant) -> None:
-            with torch.no_grad():
-                for _ in propagate(variant, X):
-                    pass
-            _wait(device)
-
-        seconds = least_seconds({"plain": plain, "deviation": deviation}, rounds=1 if small else 4)
+        cases = {
+            "plain": partial(_pass, Transformer.steps, variant, X),
+            "deviation": partial(_pass, propagate, variant, X),
+        }
+        seconds = least_seconds(cases, rounds=1 if small else 4)
         ratio = seconds["deviation"] / seconds["plain"]
         found.append((f"deviation, {name}", f"float64 forward ({seconds['plain']:.3f} s)", ratio))
     return found
 
 
-def _wait(device: str) -> None:
-    if device != "cpu":
+def _pass(steps: Callable[..., Iterable[object]], net: Transformer, X: torch.Tensor) -> None:
+    with torch.no_grad():
+        for _ in steps(net, X):
+            pass
+    if X.is_cuda:
         torch.cuda.synchronize()

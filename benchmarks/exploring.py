@@ -8,17 +8,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
-import torch
 
-from benchmarks.timing import Row, least_seconds
+from benchmarks.timing import Row, forward, least_seconds
 from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.serve import bound, server_of
 from rankscope.explorer.server import app
 from rankscope.explorer.shelf import Shelf
-from rankscope.nets import Transformer
 from rankscope.sources import named_network
 
 TEXT = (
@@ -43,9 +42,7 @@ def rows(small: bool = False) -> list[Row]:
             ask = _asker(client, url, {"model": model, **turns})
             variant = net.variant(skip=0.5, mlp=turns.get("mlp", True), norm=turns.get("norm", True))
             ask()  # the norms of the weights are taken once
-            seconds = least_seconds(
-                {"forward": lambda variant=variant: _forward(variant, X)}, rounds=1 if small else 9
-            )
+            seconds = least_seconds({"forward": partial(forward, variant, X)}, rounds=1 if small else 9)
             runs = [ask() for _ in range(1 if small else SLOWEST)]
             against = f"float64 forward, {1000 * seconds['forward']:.0f} ms"
             for part in ("curve", "cloud", "paths", "bounds"):
@@ -53,11 +50,6 @@ def rows(small: bool = False) -> list[Row]:
                 what = f"{name}, {part} at {best:.2f} s (slowest {worst:.2f})"
                 found.append((what, against, best / seconds["forward"]))
     return found
-
-
-def _forward(net: Transformer, X: torch.Tensor) -> object:
-    with torch.no_grad():
-        return [step.layer for step in net.steps(X)]
 
 
 def _asker(client: httpx.Client, url: str, turns: dict[str, Any]) -> Callable[[], dict[str, float]]:

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from benchmarks.timing import Row, least_seconds
+from benchmarks.timing import Row, forward, least_seconds
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from rankscope.sources import preset
@@ -19,17 +19,13 @@ def rows(small: bool = False) -> list[Row]:
     torchs = nn.TransformerEncoder(layer, arch.layers, enable_nested_tensor=False).eval()
     X = torch.randn(4, 8 if small else 128, arch.width)
 
-    def plain() -> object:
-        with torch.no_grad():
-            return [step.layer for step in net.steps(X)]
-
     def encoder() -> object:
         with torch.no_grad():
             return torchs(X)
 
     seconds = least_seconds(
         {
-            "plain": plain,
+            "plain": lambda: forward(net, X),
             "encoder": encoder,
             "measure": lambda: measure(net, X, arithmetic="float32"),
             "float64": lambda: measure(net, X),

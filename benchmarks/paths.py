@@ -6,7 +6,7 @@ forward pass for each path, on 6 layers of 2 heads: all 729 of them.
 
 import torch
 
-from benchmarks.timing import Row, least_seconds
+from benchmarks.timing import Row, forward, least_seconds, over_plain
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import all_paths, decompose
 from rankscope.paths.frozen import freeze
@@ -31,22 +31,16 @@ def _sums(small: bool) -> list[Row]:
     }
     biased = Transformer.from_weights(arch, tensors)
     X = torch.randn(4, 8 if small else 128, arch.width, generator=generator, dtype=torch.float64)
-
-    def plain() -> object:
-        with torch.no_grad():
-            return [step.layer for step in biased.steps(X)]
-
     seconds = least_seconds(
         {
-            "plain": plain,
+            "plain": lambda: forward(biased, X),
             "by_length, biases zero": lambda: length_terms(freeze(fresh, X)),
             "by_length, biases": lambda: length_terms(freeze(biased, X)),
             "by_head": lambda: decompose(biased, X).by_head(),
         },
         rounds=1 if small else 2,
     )
-    against = f"float64 forward, {seconds['plain']:.2f} s"
-    return [(name, against, seconds[name] / seconds["plain"]) for name in seconds if name != "plain"]
+    return over_plain(seconds, "float64 forward")
 
 
 def _one_by_one(layers: int) -> list[Row]:
@@ -69,12 +63,9 @@ def _one_by_one(layers: int) -> list[Row]:
     torch.testing.assert_close(each("shared"), summed(), rtol=1e-9, atol=1e-9)
     cases = {"own": each, "prefixes": prefixes, "shared": lambda: each("shared"), "summed": summed}
     seconds = least_seconds(cases, rounds=3)
+    compared = (("own", "prefixes", "beginnings shared"), ("shared", "summed", "by_length"),
+                ("own", "summed", "by_length"))  # fmt: skip
     return [
-        (
-            f"{len(paths)} paths, own attention, each",
-            "beginnings shared",
-            seconds["own"] / seconds["prefixes"],
-        ),
-        (f"{len(paths)} paths, shared attention, each", "by_length", seconds["shared"] / seconds["summed"]),
-        (f"{len(paths)} paths, own attention, each", "by_length", seconds["own"] / seconds["summed"]),
+        (f"{len(paths)} paths, {one} attention, each", against, seconds[one] / seconds[other])
+        for one, other, against in compared
     ]

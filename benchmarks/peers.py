@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.timing import Row, least_seconds, report_rise, rise_of_memory
+from benchmarks.timing import Row, least_seconds, over_plain, report_rise, rise_of_memory
 
 
 def token_ids(small: bool = False) -> torch.Tensor:
@@ -74,8 +74,7 @@ def rows(peer: str, small: bool = False) -> list[Row]:
     """(what, against what, ratio of times)."""
     with torch.no_grad():
         seconds = least_seconds(PEERS[peer](small), rounds=1 if small else 7)
-    plain = seconds.pop("plain")
-    return [(name, f"plain forward, {plain:.2f} s", each / plain) for name, each in seconds.items()]
+    return over_plain(seconds, "plain forward")
 
 
 def main(peer: str) -> None:

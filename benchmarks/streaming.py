@@ -34,14 +34,8 @@ def rows(small: bool = False) -> list[Row]:
     """(what, against what, ratio): the peak of each size against that of the least."""
     sizes = (4,) if small else SIZES
     peaks, least = {size: peak(size) for size in sizes}, sizes[0]
-    return [
-        (
-            f"{size:,} excerpts, {peaks[size]:.0f} MiB",
-            f"{least} excerpts ({peaks[least]:.0f} MiB)",
-            peaks[size] / peaks[least],
-        )
-        for size in sizes
-    ]
+    against = f"{least} excerpts ({peaks[least]:.0f} MiB)"
+    return [(f"{size:,} excerpts, {mib:.0f} MiB", against, mib / peaks[least]) for size, mib in peaks.items()]
 
 
 def peak(excerpts: int) -> float:

@@ -9,6 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
+
+import torch
 
 Row = tuple[str, str, float]
 """(what, against what, ratio): every `rows` gives these; with `small` at sizes that take a second or so."""
@@ -25,6 +28,18 @@ def least_seconds(cases: Mapping[str, Callable[[], object]], rounds: int = 5) ->
             case()
             best[name] = min(best[name], time.perf_counter() - start)
     return best
+
+
+def over_plain(seconds: Mapping[str, float], against: str) -> list[Row]:
+    """The time of each case over that of the one called plain."""
+    plain = seconds["plain"]
+    return [(name, f"{against}, {plain:.2f} s", seconds[name] / plain) for name in seconds if name != "plain"]
+
+
+def forward(net: Any, X: torch.Tensor) -> object:
+    """A plain pass, layer by layer."""
+    with torch.no_grad():
+        return [step.layer for step in net.steps(X)]
 
 
 def rise_of_memory(module: str, *arguments: str) -> float:

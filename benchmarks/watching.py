@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from benchmarks.peers import gpt2, token_ids
-from benchmarks.timing import Row, least_seconds, report_rise, rise_of_memory
+from benchmarks.timing import Row, least_seconds, over_plain, report_rise, rise_of_memory
 
 
 def cases(small: bool = False) -> dict[str, Any]:
@@ -36,10 +36,7 @@ def rows(small: bool = False) -> list[Row]:
     """(what, against what, ratio of times)."""
     with torch.no_grad():
         seconds = least_seconds(cases(small), rounds=1 if small else 7)
-    plain = seconds["plain"]
-    return [
-        (name, f"plain forward, {plain:.2f} s", seconds[name] / plain) for name in seconds if name != "plain"
-    ]
+    return over_plain(seconds, "plain forward")
 
 
 def memory() -> list[tuple[str, float]]:

@@ -92,12 +92,7 @@ def bounds(
 
 
 def certified(
-    net: "Transformer",
-    X: "Tensor",
-    padding: "Tensor",
-    theorems: list[str] | None,
-    title: str,
-    quiet: bool,
+    net: "Transformer", X: "Tensor", padding: "Tensor", theorems: list[str] | None, title: str, quiet: bool
 ) -> "tuple[Certificates, int]":
     """The certificates sample by sample, and of how many: after Ctrl-C of those that were finished."""
     import polars as pl

@@ -11,9 +11,6 @@ from rankscope.cli.complete import one
 if TYPE_CHECKING:
     from torch import Tensor
 
-SHOWN = ["complete", "causal", "window:1", "unidirectional", "dilated:2:2", "strided", "prefix:4",
-         "longformer:1:1", "bigbird:1:1:2:0"]  # fmt: skip
-
 
 def masks(
     specs: Annotated[
@@ -42,8 +39,7 @@ def masks(
     from rankscope.cli.show import console, machine
     from rankscope.nets import graph, mask_matrix
 
-    chosen = specs or SHOWN
-    graphs = {spec: graph(spec, tokens) for spec in chosen}
+    graphs = {spec: graph(spec, tokens) for spec in specs or names.MASKS[:-1]}
     if as_json:
         machine([{"mask": spec, **found.as_dict()} for spec, found in graphs.items()])
         return

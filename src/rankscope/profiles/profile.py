@@ -29,8 +29,8 @@ SCHEMA: dict[str, type[pl.DataType]] = {
     "floor": pl.Float64,
     "below_floor": pl.Boolean,
 }
-KEYS = ["variant", "arithmetic", "sample", "layer", "head", "metric"]
-"""What a row is identified by."""
+KEYS, NUMBERS = list(SCHEMA)[:6], list(SCHEMA)[6:]
+"""What a row is identified by, and what it holds."""
 
 
 class Profile(Curves):
@@ -71,8 +71,8 @@ class Profile(Curves):
 
         `column` may be value, log10, floor or below_floor.
         """
-        if column not in ("value", "log10", "floor", "below_floor"):
-            raise MetricError(one_of("column", column, ("value", "log10", "floor", "below_floor")))
+        if column not in NUMBERS:
+            raise MetricError(one_of("column", column, NUMBERS))
         rows = self.rows(metric, variant=variant, arithmetic=arithmetic)
         heads = rows["head"].drop_nulls()
         shape = [_size(rows["sample"]), _size(rows["layer"])] + ([_size(heads)] if len(heads) else [])

@@ -19,18 +19,16 @@ from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
 from rankscope.profiles.curves import Curves
+from rankscope.profiles.profile import KEYS
+from rankscope.profiles.profile import SCHEMA as RAW
 from rankscope.profiles.statistics import QUANTILES
 from rankscope.profiles.views import CurveView, of_quantiles
 
-ROW = ["variant", "arithmetic", "layer", "head", "metric"]
+ROW = [name for name in KEYS if name != "sample"]
 STATISTICS = ["count", "mean", "sd", "least", *QUANTILES, "most"]
 LOGS = [f"log10_{name}" for name in STATISTICS]
 SCHEMA: dict[str, type[pl.DataType]] = {
-    "variant": pl.String,
-    "arithmetic": pl.String,
-    "layer": pl.Int64,
-    "head": pl.Int64,
-    "metric": pl.String,
+    **{name: RAW[name] for name in ROW},
     **{name: pl.Int64 if name.endswith("count") else pl.Float64 for name in [*STATISTICS, *LOGS]},
     "zeros": pl.Int64,
     "not_finite": pl.Int64,
