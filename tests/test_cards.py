@@ -6,11 +6,10 @@ from html.parser import HTMLParser
 
 import numpy as np
 import polars as pl
-import pytest
 import torch
 from PIL import Image
 
-from rankscope import Profile, Transformer, certify, decompose, fresh, load, measure
+from rankscope import Profile, certify, decompose, fresh, load, measure
 from rankscope.cards import ROWS, _columns, card, lines
 from rankscope.figures import panels, power, rendered
 from rankscope.nets import named_variant
@@ -21,6 +20,8 @@ from rankscope.theory.depth import depth_of
 
 EVIL = "<script>alert('x')</script>&\"quoted\""
 VOID = {"img", "br"}
+NET = fresh("bert-tiny")
+ENCODED = NET.encode(["Call me Ishmael. Some years ago", "never mind how long precisely"], 8)
 
 
 class Page(HTMLParser):
@@ -59,41 +60,21 @@ class Page(HTMLParser):
             self.rows[-1][-1] += data
 
 
-@pytest.fixture(scope="module")
-def net() -> Transformer:
-    return fresh("bert-tiny")
-
-
-@pytest.fixture(scope="module")
-def encoded(net: Transformer) -> tuple[torch.Tensor, torch.Tensor]:
-    return net.encode(["Call me Ishmael. Some years ago", "never mind how long precisely"], 8)
-
-
 def shown(thing: object) -> Page:
     html = thing._repr_html_()  # type: ignore[attr-defined]
     assert len(html) < 200_000
     page = Page(html)
-    assert page.tags <= {
-        "div",
-        "img",
-        "table",
-        "thead",
-        "tbody",
-        "tr",
-        "th",
-        "td",
-    }  # no sanitiser minds these
+    known = {"div", "img", "table", "thead", "tbody", "tr", "th", "td"}  # no sanitiser minds these
+    assert page.tags <= known
     assert page.attributes <= {"style", "src", "alt", "width", "colspan"} and "url(" not in html
     assert all(source.startswith("data:image/png;base64,") for source in page.images)
     assert "background:#fff" in html  # readable whatever the page's own colours
     return page
 
 
-def test_a_profile_shows_the_ends_of_its_curves(
-    net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]
-) -> None:
+def test_a_profile_shows_the_ends_of_its_curves() -> None:
     profile = Profile.join(
-        [measure(named_variant(net, "san"), *encoded, variant=EVIL), measure(net, *encoded, variant="whole")]
+        [measure(named_variant(NET, "san"), *ENCODED, variant=EVIL), measure(NET, *ENCODED, variant="whole")]
     )
     page = shown(profile)
     assert len(page.images) == 1 and page.rows[0][1:] == ["first", "middle", "last"]
@@ -105,8 +86,8 @@ def test_a_profile_shows_the_ends_of_its_curves(
     assert len(repr(profile).splitlines()) == 3
 
 
-def test_a_large_profile_stays_small(net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]) -> None:
-    one = measure(net, *encoded, variant="v")
+def test_a_large_profile_stays_small() -> None:
+    one = measure(NET, *ENCODED, variant="v")
     many = [pl.col("variant").replace({"v": f"variant {k}"}) for k in range(60)]
     tables = [one.table.with_columns(name) for name in many]
     profile = Profile(pl.concat(tables), one.manifest)
@@ -116,23 +97,23 @@ def test_a_large_profile_stays_small(net: Transformer, encoded: tuple[torch.Tens
     assert len(repr(profile).splitlines()) == ROWS + 2
 
 
-def test_metrics_of_attention_and_noise(net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]) -> None:
-    attention = measure(net, *encoded, ["dobrushin"])
+def test_metrics_of_attention_and_noise() -> None:
+    attention = measure(NET, *ENCODED, ["dobrushin"])
     mean = attention.curve("dobrushin", "log10")[:, 1].mean()
     assert shown(attention).rows[1][1] == power(float(mean))
-    deep = named_variant(net, "san").variant(layers=6)
-    noise = shown(measure(deep, *encoded, arithmetic="float32"))
+    deep = named_variant(NET, "san").variant(layers=6)
+    noise = shown(measure(deep, *ENCODED, arithmetic="float32"))
     assert noise.rows[0][-1] == "at floor" and noise.rows[1][-1].startswith("from layer")
 
 
-def test_a_profile_of_nothing(net: Transformer) -> None:
-    empty = measure(net, torch.zeros(0, 4, net.arch.width))
+def test_a_profile_of_nothing() -> None:
+    empty = measure(NET, torch.zeros(0, 4, NET.arch.width))
     assert repr(empty) == "Profile: no rows" and shown(empty).rows == []
 
 
-def test_a_summary_shows_its_medians(net: Transformer) -> None:
+def test_a_summary_shows_its_medians() -> None:
     texts = ["Call me Ishmael.", "Some years ago, never mind how long", "having little or no money"]
-    found = measure_corpus({EVIL: net}, texts)
+    found = measure_corpus({EVIL: NET}, texts)
     assert isinstance(found, Summary)
     page = shown(found)
     median = found.curve("relative_residual", "log10_q50")
@@ -140,10 +121,8 @@ def test_a_summary_shows_its_medians(net: Transformer) -> None:
     assert "Median of 3 excerpts" in page.text and "3 excerpts" in repr(found)
 
 
-def test_a_decomposition_shows_its_lengths(
-    net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    d = decompose(net, *encoded)
+def test_a_decomposition_shows_its_lengths() -> None:
+    d = decompose(NET, *ENCODED)
     found = d.by_length()
     counts = [str(count) for count in path_counts(2, 2)]
     for thing in (d, found):
@@ -156,10 +135,8 @@ def test_a_decomposition_shows_its_lengths(
     assert "length 2  4" in repr(found) and len(repr(found).splitlines()) == 4
 
 
-def test_certificates_show_bounds_next_to_measurements(
-    net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    found = certify(named_variant(net, "san"), *encoded)
+def test_certificates_show_bounds_next_to_measurements() -> None:
+    found = certify(named_variant(NET, "san"), *ENCODED)
     page = shown(found)
     met = found.summary().filter(pl.col("met_to") > 0)
     assert [row[0] for row in page.rows[1:]] == met["theorem"].to_list()
@@ -170,14 +147,12 @@ def test_certificates_show_bounds_next_to_measurements(
         assert any(line.split()[0] == row[0] and line.endswith(written) for line in repr(found).splitlines())
     drawn = met.filter(pl.col("quantity") != "affine_rank")["quantity"].n_unique()
     assert "Hypotheses not met: " in page.text and len(page.images) == drawn > 1
-    ranks = certify(net, *encoded, theorems="norm-rank")
+    ranks = certify(NET, *ENCODED, theorems="norm-rank")
     assert shown(ranks).images == []  # there is no figure of ranks
 
 
-def test_a_collapse_depth_shows_what_is_measured_and_proved(
-    net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    found: Certificates = certify(named_variant(net, "san").variant(layers=4), *encoded)
+def test_a_collapse_depth_shows_what_is_measured_and_proved() -> None:
+    found: Certificates = certify(named_variant(NET, "san").variant(layers=4), *ENCODED)
     depth = depth_of(found, 1e-6)
     page = shown(depth)
     layer = max(depth.measured["layer"].to_list())
@@ -185,7 +160,7 @@ def test_a_collapse_depth_shows_what_is_measured_and_proved(
     for name, _, said in page.rows[1:]:
         layers = depth.guaranteed.filter(theorem=name)["layer"].to_list()
         assert int(re.findall(r"\d+", said)[0]) in layers
-    apart = depth_of(certify(net, *encoded, theorems="dobrushin"), 1e-6)
+    apart = depth_of(certify(NET, *ENCODED, theorems="dobrushin"), 1e-6)
     assert "no sample of 2 is uniform at any layer" in repr(apart)
     assert "No theorem proves or excludes it" in shown(apart).text
 
@@ -226,27 +201,23 @@ def test_a_figure_shows_itself() -> None:
     assert size == {"width": 720, "height": 216}  # ten inches by three, of 72 pixels
 
 
-def test_nothing_fills_the_screen(net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]) -> None:
-    d = decompose(net, *encoded)
+def test_nothing_fills_the_screen() -> None:
+    d = decompose(NET, *ENCODED)
     path = d.path((0, None))
-    things = [net, net.arch, net.origin, net.weights, net.run(encoded[0]), d, d.frozen, path, d.top(3)]
+    things = [NET, NET.arch, NET.origin, NET.weights, NET.run(ENCODED[0]), d, d.frozen, path, d.top(3)]
     loaded = load("minilm")
     for thing in [*things, loaded, loaded.origin, loaded.weights]:
         assert len(repr(thing)) < 400 and "tensor(" not in repr(thing)
     assert "minilm" in repr(loaded) and "minilm" in repr(loaded.origin)
-    assert f"{sum(w.numel() for w in net.state().values()):,} numbers" in repr(net.weights)
+    assert f"{sum(w.numel() for w in NET.state().values()):,} numbers" in repr(NET.weights)
     assert repr(path) == f"PathTerm(0, None): length 1, term {tuple(d.output.shape)}"
     best = d.top(3)
-    assert [
-        f"{weight:.4g}" in line
-        for weight, line in zip(best.weights, repr(best).splitlines()[1:], strict=True)
-    ]
+    shown_lines = repr(best).splitlines()[1:]
+    assert all(f"{w:.4g}" in line for w, line in zip(best.weights, shown_lines, strict=True))
 
 
-def test_a_critical_skip_says_both_weights_and_why(
-    net: Transformer, encoded: tuple[torch.Tensor, torch.Tensor]
-) -> None:
-    found = critical_skip(net, *encoded, high=1.0)
+def test_a_critical_skip_says_both_weights_and_why() -> None:
+    found = critical_skip(NET, *ENCODED, high=1.0)
     first, second = repr(found).splitlines()[1:]
     assert first.endswith(found.why) and second.endswith(found.theory_why)
 

@@ -9,7 +9,7 @@ from rankscope import Profile, fresh, measure
 from rankscope.cli.compare import Side, unique
 from rankscope.nets import named_variant
 from rankscope.sources import bundled_excerpts
-from tests.cli.test_exits import inside, rankscope
+from tests.cli.running import inside, rankscope
 
 SHORT = ["--tokens", "8", "--samples", "2"]
 TWO = ["--metrics", "relative_residual,mu", *SHORT]

@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
@@ -12,17 +11,10 @@ import pytest
 from rankscope import fresh, read
 from rankscope.profiles import Summary
 from rankscope.sources import bundled_excerpts
+from tests.cli.running import COMMAND, answered, printed, process
 
-COMMAND = [sys.executable, "-c", "from rankscope.cli import main; main()", "measure", "bert-tiny"]
-SHORT = ["--tokens", "8", "--variants", "san,transformer", "--batch", "8"]
+SHORT = ["measure", "bert-tiny", "--tokens", "8", "--variants", "san,transformer", "--batch", "8"]
 LINES = [" ".join(text.split()[:12]) for text in bundled_excerpts(12)[:60]]
-
-
-def rankscope(*arguments: str, cwd: Path, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *SHORT, *arguments], capture_output=True, text=True, cwd=cwd, input=text, timeout=300,
-        check=False,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -33,13 +25,11 @@ def corpus(tmp_path: Path) -> Path:
 
 def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
     here = ["--text", "corpus.txt", "--split", "line", "-o", "out"]
-    done = rankscope(*here, "--limit", "20", cwd=corpus)
-    assert done.returncode == 0, done.stderr
-    assert "median of 20 excerpts" in done.stdout and done.stderr == ""
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    out = printed(*SHORT, *here, "--limit", "20", cwd=corpus)
+    assert "median of 20 excerpts" in out
     for variant in ("san", "transformer"):
-        assert f" {variant} " in done.stdout
-    assert done.stdout.splitlines()[-1] == "Report: out/report.html"
+        assert f" {variant} " in out
+    assert out.splitlines()[-1] == "Report: out/report.html"
     names = {path.name for path in (corpus / "out").iterdir()}
     assert {"summary.parquet", "manifest.json", "report.html", "rows", "mu.png"} <= names
     assert {"cloud.parquet", "spectrum.parquet"} <= names
@@ -52,16 +42,15 @@ def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
     assert "median of 20 excerpts" in html and "over excerpts, at the last layer" in html
     assert f"The first excerpt of 20: “{' '.join(LINES[0].split()[:4])}" in html
 
-    longer = rankscope(*here, "--json", cwd=corpus)
-    anew = rankscope("--text", "corpus.txt", "--split", "line", "-o", "anew", "--json", cwd=corpus)
-    assert json.loads(longer.stdout)["table"] == json.loads(anew.stdout)["table"]
-    assert json.loads(anew.stdout)["manifest"]["excerpts"] == len(LINES)
+    longer = answered(*SHORT, *here, cwd=corpus)
+    anew = answered(*SHORT, "--text", "corpus.txt", "--split", "line", "-o", "anew", cwd=corpus)
+    assert longer["table"] == anew["table"] and anew["manifest"]["excerpts"] == len(LINES)
     for name in ("cloud.parquet", "spectrum.parquet"):  # a run that goes on has read past its first excerpts
         assert pl.read_parquet(corpus / "out" / name).equals(pl.read_parquet(corpus / "anew" / name))
     words = pl.read_parquet(corpus / "anew" / "cloud.parquet").filter(variant="san", layer=0)["text"]
     assert words.to_list() == fresh("bert-tiny").words(LINES[0], 8)[0]
 
-    other = rankscope(*here, "--seed", "1", cwd=corpus)
+    other = process(*SHORT, *here, "--seed", "1", cwd=corpus)
     assert other.returncode == 2 and len(other.stderr.splitlines()) == 1
     assert "out/rows must be of this run; it is of one with other embedding, variants of san" in other.stderr
 
@@ -71,9 +60,9 @@ def test_stdin_folders_and_json_lines_give_the_same(corpus: Path) -> None:
     records = [json.dumps({"body": line}) for line in LINES[:10]]
     (corpus / "folder" / "a.jsonl").write_text("\n".join(records[:4]))
     (corpus / "folder" / "b.jsonl").write_text("\n".join(records[4:]))
-    folder = rankscope("--text", "folder", "--field", "body", "--json", cwd=corpus)
-    piped = rankscope("--text", "-", "--json", cwd=corpus, text="\n".join(LINES[:10]))
-    assert json.loads(folder.stdout)["table"] == json.loads(piped.stdout)["table"] != []
+    folder = answered(*SHORT, "--text", "folder", "--field", "body", cwd=corpus)
+    piped = answered(*SHORT, "--text", "-", cwd=corpus, text="\n".join(LINES[:10]))
+    assert folder["table"] == piped["table"] != []
 
 
 @pytest.mark.parametrize(
@@ -84,14 +73,11 @@ def test_stdin_folders_and_json_lines_give_the_same(corpus: Path) -> None:
         (["--text", "-", "--split", "jsonl"], "stdin, line 1: each line must be a JSON object"),
         (["--text", "corpus.txt", "--metrics", "mew"], "metric must be one of"),
         (["--text", "corpus.txt", "--arithmetic", "float8"], "arithmetic must be one of"),
-        (
-            ["--text", "corpus.txt", "-o", "corpus.txt"],
-            "corpus.txt must be a place that can be written",
-        ),
+        (["--text", "corpus.txt", "-o", "corpus.txt"], "corpus.txt must be a place that can be written"),
     ],
 )
 def test_bad_input_is_one_sentence(corpus: Path, arguments: list[str], sentence: str) -> None:
-    done = rankscope(*arguments, cwd=corpus, text="no json")
+    done = process(*SHORT, *arguments, cwd=corpus, text="no json")
     assert done.returncode == 2 and sentence in done.stderr, done.stderr
     assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
 
@@ -113,14 +99,14 @@ def test_ctrl_c_leaves_what_was_done_and_the_command_goes_on(corpus: Path) -> No
     assert run.returncode == 130, said
     assert "median of 16 excerpts" in out
     assert "stopped after 16 excerpts; the same command goes on from here" in said
-    again = rankscope("--text", "-", "-o", "out", "--json", cwd=corpus, text="\n".join(LINES))
-    once = rankscope("--text", "-", "--json", cwd=corpus, text="\n".join(LINES))
-    assert json.loads(again.stdout)["table"] == json.loads(once.stdout)["table"]
+    again = answered(*SHORT, "--text", "-", "-o", "out", cwd=corpus, text="\n".join(LINES))
+    once = answered(*SHORT, "--text", "-", cwd=corpus, text="\n".join(LINES))
+    assert again["table"] == once["table"]
 
 
 def test_a_bad_line_far_down_is_said_after_what_was_done(corpus: Path) -> None:
     (corpus / "bad.txt").write_bytes("\n".join(LINES[:20]).encode() + b"\n\xff\n")
-    done = rankscope("--text", "bad.txt", "--split", "line", "-o", "out", cwd=corpus)
+    done = process(*SHORT, "--text", "bad.txt", "--split", "line", "-o", "out", cwd=corpus)
     assert done.returncode == 2 and "median of 16 excerpts" in done.stdout
     assert done.stderr.splitlines() == [
         "rankscope: stopped after 16 excerpts; the same command goes on from here",

@@ -1,46 +1,17 @@
 """One voice: every command has the same options, answers in the same forms and ends in the same ways."""
 
-import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from typer.main import get_command
 
 from rankscope.cli import app, names
-
-SMALL = ["bert-tiny", "--tokens", "8", "--samples", "2"]
-COMMAND = [sys.executable, "-c", "from rankscope.cli import main; main()"]
-
-
-class Answer(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-def rankscope(*arguments: str) -> Answer:
-    """In this process, where torch is there already."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
-        app(list(arguments), prog_name="rankscope")
-    return Answer(int(end.value.code or 0), out.getvalue(), err.getvalue())
-
-
-@contextmanager
-def inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
+from tests.cli.running import COMMAND, SMALL, inside, process, rankscope
 
 
 @pytest.mark.parametrize(
@@ -59,6 +30,16 @@ def inside(folder: Path) -> Iterator[None]:
         ("reproduce wu2024 fig1 --device tpu", "device must be one that torch has"),
         ("measure bert-tiny --split line", "--split and --field must go with --text"),
         ("measure bert-tiny --metrics mew", "metric must be one of"),
+        ("measure bert-tiny --metrics ,", "--metrics must name at least one"),
+        ("measure bert-tiny --variants ,", "--variants must name at least one; got ','"),
+        ("measure bert-tiny --variants sam", "a variant must be 'transformer', or 'san' and parts"),
+        ("measure bert-tiny --arithmetic float8", "arithmetic must be one of"),
+        ("measure bert-tiny --mask windw:1", "did you mean 'window'?"),
+        ("measure bert-tiny --init zero", "init must be one of"),
+        ("measure bert-tiny --tokens 100000", "ask for fewer samples or tokens"),
+        ("measure bert-tiny -o afile", "afile must be a place that can be written"),
+        ("measure bert-bse", "fresh('bert-base') builds one with random weights"),
+        ("measure absent.json", "there is none at absent.json"),
         ("compare", "missing argument"),
         ("compare bert-tiny", "compare must be given at least two things"),
         ("compare bert-tiny bert-tiny", "things to compare must differ; bert-tiny comes twice"),
@@ -72,9 +53,13 @@ def inside(folder: Path) -> Iterator[None]:
         ("paths bert-tiny -o afile", "afile must be a place that can be written"),
         ("bounds bert-tiny --scale 0", "--scale must be a number > 0; got 0"),
         ("bounds bert-tiny --threshold inf", "threshold must be a number > 0"),
+        ("bounds bert-tiny --threshold 0", "threshold must be a number > 0"),
+        ("bounds bert-tiny --theorems dong", "theorem must be one of"),
         ("bounds bert-tiny -o afile", "afile must be a place that can be written"),
         ("reproduce wu2024 fig1 -o afile", "afile must be a place that can be written"),
+        ("reproduce dong2021 fig7", "figure of dong2021 must be one of fig2, fig3, fig4, lengths"),
         ("demo -o afile", "afile must be a place that can be written"),
+        ("masks edges:0>99", "edges must join tokens 0..15"),
         ("masks window:1 --tokens 0", "invalid value for '--tokens'"),
         ("models x", "unexpected extra argument"),
     ],
@@ -127,7 +112,7 @@ def test_every_help_is_one_line_and_fits() -> None:
 
 def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.metrics import METRICS
-    from rankscope.nets import mask_matrix
+    from rankscope.nets import mask_matrix, named_variant
     from rankscope.nets.initial import SCHEMES
     from rankscope.nets.variants import PARTS
     from rankscope.profiles import ARITHMETICS
@@ -142,8 +127,6 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     assert tuple(THEOREMS) == names.THEOREMS
     studies = [(paper, figure) for paper, figures in names.FIGURES.items() for figure in figures]
     assert studies == [(study.paper, study.figure) for study in STUDIES]
-    from rankscope.nets import named_variant
-
     net = fresh("bert-tiny")
     for variant in names.VARIANTS:
         named_variant(net, variant)
@@ -186,9 +169,8 @@ def test_bash_completes_commands_and_names_without_torch() -> None:
 
 
 def test_the_completion_script_can_be_shown() -> None:
-    asked = {**os.environ, "_RANKSCOPE_COMPLETE": "source_bash"}
-    shown = subprocess.run(COMMAND, env=asked, capture_output=True, text=True, check=False)
-    assert "complete -o default -F _rankscope_completion rankscope" in shown.stdout
+    shown = process(_RANKSCOPE_COMPLETE="source_bash").stdout
+    assert "complete -o default -F _rankscope_completion rankscope" in shown
 
 
 @pytest.mark.parametrize(
@@ -261,9 +243,8 @@ def test_paths_take_a_mask_and_a_depth() -> None:
 
 def test_a_closed_pipe_ends_quietly() -> None:
     for line in ("masks --tokens 4096 bigbird:1:1:2:0 --picture", "masks --json"):
-        run = subprocess.Popen(
-            [*COMMAND, *line.split()], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        command, pipe = [*COMMAND, *line.split()], subprocess.PIPE
+        run = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
         assert run.stdout is not None and run.stderr is not None
         run.stdout.close()
         assert run.stderr.read() == ""
@@ -274,13 +255,11 @@ def test_a_closed_pipe_ends_quietly() -> None:
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_a_sentence() -> None:
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            [*COMMAND, "masks"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
-        )
-    assert done.returncode == 2
-    assert done.stderr == "rankscope: No space left on device\n"
+        line = [*COMMAND, "masks"]
+        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2 and done.stderr == "rankscope: No space left on device\n"
 
 
 def test_asking_for_nothing_gives_the_help() -> None:
-    done = subprocess.run(COMMAND, capture_output=True, text=True, check=False)
+    done = process()
     assert done.returncode == 0 and "Usage: rankscope" in done.stdout and done.stderr == ""

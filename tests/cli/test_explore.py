@@ -4,21 +4,19 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-RUN = "from rankscope.cli import main; main()"
+from tests.cli.running import COMMAND, process
 
 
 def test_without_the_extra_it_says_the_line_that_installs_it() -> None:
-    code = f"import sys; sys.modules['fastapi'] = None; {RUN}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "explore"], capture_output=True, text=True, check=False
-    )
+    code = f"import sys; sys.modules['fastapi'] = None; {COMMAND[-1]}"
+    command = [*COMMAND[:-1], code, "explore"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.strip().endswith("pip install 'rankscope[explore]'")
 
@@ -28,17 +26,15 @@ def test_a_port_that_is_taken_and_a_model_that_is_none_are_sentences(tmp_path: P
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        command = [sys.executable, "-c", RUN, "explore", "--port", port]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = process("explore", "--port", port)
     assert done.returncode == 2 and f"{port} cannot be had" in done.stderr
-    missing = [sys.executable, "-c", RUN, "explore", str(tmp_path / "none.json")]
-    done = subprocess.run(missing, capture_output=True, text=True, check=False)
+    done = process("explore", str(tmp_path / "none.json"))
     assert done.returncode == 2 and "Traceback" not in done.stderr
 
 
 @pytest.fixture
 def explorer() -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", RUN, "explore", "bert-tiny", "--no-open", "--json"]
+    command = [*COMMAND, "explore", "bert-tiny", "--no-open", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_exits import COMMAND, SMALL, rankscope
+from tests.cli.running import COMMAND, SMALL, rankscope
 
 DEEP = "[" * 100_000
 TINY = '{"layers": %s, "width": 8, "heads": 2}'

@@ -4,12 +4,12 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 from rankscope.profiles import Profile
 from rankscope.runs import Stopped, read
 from rankscope.theory import Certificates
+from tests.cli.running import COMMAND
 
 
 def interrupted(awaited: str | None, *arguments: str, cwd: Path) -> tuple[int, str, str]:
@@ -17,7 +17,7 @@ def interrupted(awaited: str | None, *arguments: str, cwd: Path) -> tuple[int, s
     exit code, stdout, and what the terminal says at last."""
     ours, theirs = pty.openpty()
     run = subprocess.Popen(
-        [sys.executable, "-c", "from rankscope.cli import main; main()", *arguments], cwd=cwd, text=True,
+        [*COMMAND, *arguments], cwd=cwd, text=True,
         stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "COLUMNS": "200", "TERM": "xterm"},
         # As from a shell: what runs in the background may have been told to ignore Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),

@@ -2,31 +2,23 @@
 
 from pathlib import Path
 
-from tests.cli.test_commands import rankscope
+from tests.cli.running import printed, rankscope
 
 
 def test_several_runs_become_one_page(tmp_path: Path) -> None:
     small = ("bert-tiny", "--tokens", "12", "--samples", "1", "-q")
     for command in (("measure", "--variants", "san,transformer"), ("paths",), ("bounds",)):
-        done = rankscope(command[0], *small, *command[1:], "-o", command[0], cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        printed(command[0], *small, *command[1:], "-o", command[0], cwd=tmp_path)
         assert (tmp_path / command[0] / "report.html").is_file()
     assert {"cloud.parquet", "spectrum.parquet"} <= {path.name for path in (tmp_path / "measure").iterdir()}
-    done = rankscope("report", "measure", "paths", "bounds", "-o", "all.html", cwd=tmp_path)
-    assert done.stdout == "Report: all.html\n"
+    out = printed("report", "measure", "paths", "bounds", "-o", "all.html", cwd=tmp_path)
+    assert out == "Report: all.html\n"
     html = (tmp_path / "all.html").read_text()
-    for section in (
-        "run1-residual",
-        "run1-cloud",
-        "run1-spectrum",
-        "run2-paths",
-        "run2-heads",
-        "run3-bounds",
-    ):
-        assert f'id="{section}"' in html
+    for section in ("1-residual", "1-cloud", "1-spectrum", "2-paths", "2-heads", "3-bounds"):
+        assert f'id="run{section}"' in html
 
 
 def test_a_folder_that_is_no_run_is_one_sentence(tmp_path: Path) -> None:
     done = rankscope("report", str(tmp_path))
-    assert done.returncode == 2
-    assert done.stderr.startswith("rankscope: ") and "must be a run directory" in done.stderr
+    assert done.code == 2
+    assert done.err.startswith("rankscope: ") and "must be a run directory" in done.err

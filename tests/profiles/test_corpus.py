@@ -26,12 +26,8 @@ from rankscope.sources.fresh import untrained
 NET = untrained(Architecture(layers=3, width=16, heads=2), "small", seed=1, init="xavier")
 NETS = {name: named_variant(NET, name) for name in ("san", "transformer")}
 TEXTS = bundled_excerpts(10)[:26]
-ASKED: dict[str, Any] = {
-    "metrics": ["mu", "entropy"],
-    "arithmetic": ["deviation", "float32"],
-    "length": 12,
-    "batch": 4,
-}
+FLOATS = ["deviation", "float32"]
+ASKED: dict[str, Any] = {"metrics": ["mu", "entropy"], "arithmetic": FLOATS, "tokens": 12, "batch": 4}
 
 
 class StoppedError(Exception):
@@ -80,16 +76,13 @@ def test_an_interrupted_run_gives_the_same_bits(tmp_path: Path, after: int, once
 def test_only_what_is_left_is_measured_again(tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
         measure_corpus(NETS, stopping(TEXTS, 18), folder=tmp_path, **ASKED)
-    seen = steps(tmp_path)
-    assert seen == [16, 20, 24, 26]
+    assert steps(tmp_path) == [16, 20, 24, 26]
 
 
-def test_a_corpus_that_grew_goes_on(tmp_path: Path) -> None:
+def test_a_corpus_that_grew_goes_on(tmp_path: Path, once: Summary) -> None:
     measure_corpus(NETS, TEXTS[:10], folder=tmp_path, **ASKED)
-    seen = steps(tmp_path)
-    assert seen[0] == 8
-    grown = measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED)
-    assert grown.table.equals(measure_corpus(NETS, TEXTS, **ASKED).table)
+    assert steps(tmp_path)[0] == 8
+    assert measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED).table.equals(once.table)
 
 
 def test_rows_are_written_along_the_way_and_kept(tmp_path: Path, once: Summary) -> None:
@@ -129,8 +122,7 @@ def test_ctrl_c_leaves_what_was_done(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         measure_corpus(NETS, interrupted(), folder=tmp_path, **ASKED)
-    seen = steps(tmp_path)
-    assert seen[0] == 8
+    assert steps(tmp_path)[0] == 8
 
 
 @pytest.mark.usefixtures("_ctrl_c")
@@ -149,14 +141,13 @@ def test_another_run_does_not_take_the_rows(tmp_path: Path) -> None:
     measure_corpus(NETS, TEXTS, folder=tmp_path, **ASKED)
     before = (tmp_path / "manifest.json").read_bytes()
     changes: list[tuple[str, Any, str]] = [
-        ("length", 9, "tokens (12, now 9)"),
+        ("tokens", 9, "tokens (12, now 9)"),
         ("batch", 5, "batch (4, now 5)"),
         ("metrics", ["mu"], "metrics (mu, entropy, now mu)"),
     ]
     for name, value, said in changes:
-        with pytest.raises(
-            FileError, match=re.escape(f"it is of one with other {said}: give another folder")
-        ):
+        expected = re.escape(f"it is of one with other {said}: give another folder")
+        with pytest.raises(FileError, match=expected):
             measure_corpus(NETS, TEXTS, folder=tmp_path, **{**ASKED, name: value})
     other = {"san": NETS["san"], "transformer": NETS["transformer"].variant(skip=0.5)}
     with pytest.raises(FileError, match="other variants of transformer: "):

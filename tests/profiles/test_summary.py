@@ -56,6 +56,13 @@ def chunked(cuts: Sequence[int], store: Store | None = None) -> Summary:
 WHOLE = chunked([])
 
 
+def summed(*profiles: Profile) -> Summary:
+    gathered = Gathered()
+    for profile in profiles:
+        gathered.add(profile)
+    return gathered.summary()
+
+
 @given(st.lists(st.integers(0, 40), max_size=6))
 def test_statistics_are_those_of_the_whole_table_for_any_chunks(cuts: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder, Store(folder) as store:
@@ -120,23 +127,19 @@ def test_next_to_zeros_a_quantile_of_logs_is_the_log_of_that_of_the_values(value
 
 
 def test_zeros_have_no_log_and_are_said() -> None:
-    gathered = Gathered()
-    gathered.add(measure(NET, torch.cat([X[:2], ALIKE]), metrics="mu", arithmetic="deviation"))
-    row = gathered.summary().table.filter(layer=0).row(0, named=True)
+    found = summed(measure(NET, torch.cat([X[:2], ALIKE]), metrics="mu", arithmetic="deviation"))
+    row = found.table.filter(layer=0).row(0, named=True)
     logs = measure(NET, X[:2], metrics="mu").curve("mu", "log10")[:, 0]
     assert (row["zeros"], row["count"], row["log10_count"], row["least"]) == (1, 3, 2, 0.0)
-    assert math.isclose(row["log10_mean"], float(logs.mean())) and math.isclose(
-        row["log10_q05"], math.log10(row["q05"])
-    )
+    assert math.isclose(row["log10_mean"], float(logs.mean()))
+    assert math.isclose(row["log10_q05"], math.log10(row["q05"]))
     assert math.isclose(row["log10_q50"], float(logs.min()))
 
 
 def test_what_underflows_keeps_its_logs() -> None:
     deep = named_variant(NET.variant(layers=9), "san")
     profile = measure(deep, X[:5], metrics="residual")
-    gathered = Gathered()
-    gathered.add(profile)
-    summary = gathered.summary()
+    summary = summed(profile)
     logs = profile.curve("residual", "log10")
     assert float(summary.curve("residual", "q50")[-1]) == 0.0
     assert torch.allclose(summary.curve("residual", "log10_q50"), logs.median(0).values)
@@ -145,24 +148,18 @@ def test_what_underflows_keeps_its_logs() -> None:
 
 def test_what_overflows_is_counted_and_left_out() -> None:
     profile = measure(NET, torch.cat([X[:3], 1e300 * X[3:4]]), metrics="residual", arithmetic="float32")
-    gathered = Gathered()
-    gathered.add(profile)
-    summary = gathered.summary()
+    summary = summed(profile)
     assert summary.curve("residual", "not_finite")[-1] == 1 and summary.curve("residual", "count")[-1] == 3
-    assert torch.allclose(
-        summary.curve("residual", "mean")[-1], profile.curve("residual")[:3, -1].mean(), rtol=1e-12
-    )
+    expected = profile.curve("residual")[:3, -1].mean()
+    assert torch.allclose(summary.curve("residual", "mean")[-1], expected, rtol=1e-12)
     assert summary.manifest.networks[0].checks["first_layer_not_finite"] is not None
 
 
 def test_a_summary_survives_its_file(tmp_path: Path) -> None:
-    summary = WHOLE
-    again = Summary.read(summary.save(tmp_path / "new" / "summary.parquet"))
-    assert again.table.equals(summary.table) and again.manifest == summary.manifest
-    assert again.metrics == ["mu", "relative_residual", "entropy"] and again.variants == [
-        "san",
-        "transformer",
-    ]
+    again = Summary.read(WHOLE.save(tmp_path / "new" / "summary.parquet"))
+    assert again.table.equals(WHOLE.table) and again.manifest == WHOLE.manifest
+    assert again.metrics == ["mu", "relative_residual", "entropy"]
+    assert again.variants == ["san", "transformer"]
     profile = both(X[:1]).save(tmp_path / "profile.parquet")
     with pytest.raises(FileError, match="it is another kind of table"):
         Summary.read(profile)
@@ -173,27 +170,21 @@ def test_a_summary_survives_its_file(tmp_path: Path) -> None:
 def test_checks_of_all_chunks_are_joined() -> None:
     padding = torch.zeros(4, 7, dtype=torch.bool)
     padding[:, 5:] = True
-    gathered = Gathered()
-    gathered.add(measure(NET, X[:4], padding))
-    gathered.add(measure(NET, X[4:6], padding[:2]))
-    assert gathered.summary().manifest.networks[0].checks["padded_tokens"] == 12
+    found = summed(measure(NET, X[:4], padding), measure(NET, X[4:6], padding[:2]))
+    assert found.manifest.networks[0].checks["padded_tokens"] == 12
 
 
 def test_mistakes_are_sentences() -> None:
-    gathered = Gathered()
     with pytest.raises(MetricError, match="must be of at least one excerpt; none was added"):
-        gathered.summary()
-    gathered.add(both(X[:2]))
+        summed()
     with pytest.raises(MetricError, match="this one has others: measure the same networks"):
-        gathered.add(measure(NET, X[:2], metrics="mu"))
+        summed(both(X[:2]), measure(NET, X[:2], metrics="mu"))
     with pytest.raises(MetricError, match="column must be one of count"):
-        gathered.summary().curve("mu", "median", variant="san")
+        WHOLE.curve("mu", "median", variant="san")
 
 
 def test_the_figure_draws_the_median_its_bands_and_the_floor() -> None:
-    gathered = Gathered()
-    gathered.add(both(X, "float32", layers=6))
-    summary = gathered.summary()
+    summary = summed(both(X, "float32", layers=6))
     (axes,) = summary.plot("relative_residual").axes
     line = next(line for line in axes.lines if line.get_label() == "transformer")
     median = summary.curve("relative_residual", "log10_q50", variant="transformer").numpy()

@@ -3,31 +3,10 @@
 import math
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from rankscope.cli import names
-from rankscope.cli.complete import several
+from rankscope.cli import options as opt
 from rankscope.cli.inputs import described, excerpts_of, listed, network
-from rankscope.cli.options import (
-    RESULT,
-    TEXT,
-    Field,
-    Init,
-    Json,
-    Layers,
-    Mask,
-    Model,
-    Output,
-    Quiet,
-    Samples,
-    Seed,
-    Split,
-    Text,
-    Threshold,
-    Tokens,
-    Variant,
-)
-from rankscope.cli.output import opened, with_manifest
+from rankscope.cli.output import opened, with_manifest, write_folder
 from rankscope.errors import TheoremError
 
 if TYPE_CHECKING:
@@ -35,45 +14,33 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from rankscope.nets import Transformer
-    from rankscope.runs import Store
     from rankscope.theory import Certificates
     from rankscope.theory.views import BoundView
 
+SCALE = "Multiply the tokens by it: the theorems are about small residuals."
+THEOREMS = "Comma-separated, as the table has them."
+
 
 def bounds(
-    model: Model = "minilm",
-    variant: Variant = "transformer",
-    mask: Mask = None,
-    layers: Layers = None,
-    init: Init = None,
-    seed: Seed = None,
-    text: Text = None,
-    split: Split = "auto",
-    field: Field = "text",
-    samples: Samples = 2,
-    tokens: Tokens = 32,
-    scale: Annotated[
-        float,
-        typer.Option(
-            metavar="FACTOR",
-            help="Multiply the tokens by it: the theorems are about small residuals.",
-            rich_help_panel=TEXT,
-        ),
-    ] = 1.0,
+    model: opt.Model = "minilm",
+    variant: opt.Variant = "transformer",
+    mask: opt.Mask = None,
+    layers: opt.Layers = None,
+    init: opt.Init = None,
+    seed: opt.Seed = None,
+    text: opt.Text = None,
+    split: opt.Split = "auto",
+    field: opt.Field = "text",
+    samples: opt.Samples = 2,
+    tokens: opt.Tokens = 32,
+    scale: Annotated[float, opt.option(opt.TEXT, "FACTOR", SCALE)] = 1.0,
     theorems: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="Comma-separated, as the table has them.",
-            show_default="all",
-            rich_help_panel=RESULT,
-            autocompletion=several(names.THEOREMS),
-        ),
+        str | None, opt.option(opt.RESULT, "NAMES", THEOREMS, names.THEOREMS, show_default="all")
     ] = None,
-    threshold: Threshold = 1e-6,
-    output: Output = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    threshold: opt.Threshold = 1e-6,
+    output: opt.Output = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Certify a network: every theorem with its hypotheses checked on this network and this text.
 
@@ -82,7 +49,7 @@ def bounds(
     """
     from rankscope.cli.exits import Stopped
     from rankscope.cli.measure import about, kept
-    from rankscope.cli.show import console, machine, say, say_report
+    from rankscope.cli.show import console, machine, say, say_where
     from rankscope.nets import named_variant
     from rankscope.theory.catalogue import theorems_named
     from rankscope.theory.depth import depth_of
@@ -102,18 +69,13 @@ def bounds(
     )
     depth = depth_of(found, threshold)
     if store is not None:
-        write(found, store)
+        drawn = any(quantity != "affine_rank" for quantity in found.table["quantity"].unique())
+        figures = {"bounds": found.plot()} if drawn else {}
+        write_folder(store, "bounds", found.manifest, {"certificates": found}, figures)
     if as_json:
-        machine(
-            {
-                "manifest": found.manifest.to_dict(),
-                "table": found.table.to_dicts(),
-                "collapse": {
-                    "measured": depth.measured.to_dicts(),
-                    "guaranteed": depth.guaranteed.to_dicts(),
-                },
-            }
-        )
+        collapse = {name: getattr(depth, name).to_dicts() for name in ("measured", "guaranteed")}
+        manifest = found.manifest.to_dict()
+        machine({"manifest": manifest, "table": found.table.to_dicts(), "collapse": collapse})
     else:
         console().print(summary_table(found.views()))
         if not found.table["met"].all():
@@ -123,19 +85,14 @@ def bounds(
         say("", f"{depth.view().said}{wrong if len(found.broken()) else ''}")
         if output is not None and not quiet:
             say("")
-            console().print(f"Certificates and figures: {output}", markup=False, soft_wrap=True)
-            say_report(output / "report.html")
+            say_where("Certificates and figures", output)
+            say_where("Report", output / "report.html")
     if done < len(read):
         raise Stopped(f"after {done} of {len(read)} samples; {kept(output)}")
 
 
 def certified(
-    net: "Transformer",
-    X: "Tensor",
-    padding: "Tensor",
-    theorems: list[str] | None,
-    title: str,
-    quiet: bool,
+    net: "Transformer", X: "Tensor", padding: "Tensor", theorems: list[str] | None, title: str, quiet: bool
 ) -> "tuple[Certificates, int]":
     """The certificates sample by sample, and of how many: after Ctrl-C of those that were finished."""
     import polars as pl
@@ -161,17 +118,6 @@ def certified(
     checks = {**first.checks, "samples": len(parts), "tokens": counts}
     manifest = parts[0].manifest.adding(networks=(first.adding(variant=title, checks=checks),))
     return Certificates(table, manifest), len(parts)
-
-
-def write(found: "Certificates", store: "Store") -> None:
-    """The table, the figure and the report."""
-    from rankscope.figures import save
-    from rankscope.report import write_report
-
-    store.write("bounds", found.manifest, {"certificates": found})
-    if any(quantity != "affine_rank" for quantity in found.table["quantity"].unique()):
-        save(found.plot(), store.folder / "bounds")
-    write_report([store.folder], store.folder / "report.html")
 
 
 def summary_table(bounds: "list[BoundView]") -> "Table":

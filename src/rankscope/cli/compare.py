@@ -3,27 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from rankscope.cli.inputs import described, drawn, excerpts_of, fallbacks, network
-from rankscope.cli.options import (
-    DEFAULT_METRICS,
-    Arithmetic,
-    Compared,
-    Device,
-    Field,
-    Init,
-    Json,
-    Layers,
-    Mask,
-    Metrics,
-    Output,
-    Quiet,
-    Samples,
-    Seed,
-    Split,
-    Text,
-    Threshold,
-    Tokens,
-)
+from rankscope.cli import options as opt
+from rankscope.cli.inputs import described, drawn, excerpts_of, network
 from rankscope.cli.output import opened, with_manifest
 from rankscope.errors import ArchitectureError, FileError, MetricError
 
@@ -35,23 +16,23 @@ if TYPE_CHECKING:
 
 
 def compare(
-    things: Compared,
-    mask: Mask = None,
-    layers: Layers = None,
-    init: Init = None,
-    seed: Seed = None,
-    device: Device = "cpu",
-    text: Text = None,
-    split: Split = "auto",
-    field: Field = "text",
-    samples: Samples = 4,
-    tokens: Tokens = 128,
-    metrics: Metrics = DEFAULT_METRICS,
-    arithmetic: Arithmetic = "deviation",
-    threshold: Threshold = 1e-3,
-    output: Output = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    things: opt.Compared,
+    mask: opt.Mask = None,
+    layers: opt.Layers = None,
+    init: opt.Init = None,
+    seed: opt.Seed = None,
+    device: opt.Device = "cpu",
+    text: opt.Text = None,
+    split: opt.Split = "auto",
+    field: opt.Field = "text",
+    samples: opt.Samples = 4,
+    tokens: opt.Tokens = 128,
+    metrics: opt.Metrics = opt.DEFAULT_METRICS,
+    arithmetic: opt.Arithmetic = "deviation",
+    threshold: opt.Threshold = 1e-3,
+    output: opt.Output = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Set models, variants and runs side by side: who keeps tokens apart longer?
 
@@ -59,10 +40,11 @@ def compare(
     that [bold]measure -o[/bold] or [bold]compare -o[/bold] has written; it keeps the text it was measured on.
     """
     from rankscope.cli.bounds import threshold_is_a_share
-    from rankscope.cli.measure import checked, command, end_if_stopped, together, write_run
-    from rankscope.cli.show import console, curves_table, machine, say, say_report
+    from rankscope.cli.measure import checked, command, end_if_stopped, together
+    from rankscope.cli.show import show_run
     from rankscope.nets import named_variant
     from rankscope.profiles.verdict import is_share, listing
+    from rankscope.report import write_run_directory
 
     _, numbers, arithmetics = checked("transformer", metrics, arithmetic)
     threshold_is_a_share(threshold)
@@ -97,25 +79,19 @@ def compare(
     if models:
         profile = with_manifest(profile, **described(text, split, field, read, tokens))
     curves = profile.views(numbers[0])
-    said = listing(curves, threshold)
-    written = None if store is None else write_run(profile, store, " · ".join(titles), entry="compare")
-    if as_json:
-        lines = [
-            {"name": curve.name, "arithmetic": curve.arithmetic, "first_layer": curve.first,
-             "log10": curve.log10[curve.first:].tolist(), "floor_from": curve.floor_from,
-             "uniform_from": curve.uniform_from(threshold) if is_share(numbers[0]) else None}
-            for curve in curves
-        ]  # fmt: skip
-        answer = {"manifest": profile.manifest.to_dict(), "lines": lines, "verdict": said}
-        machine({**answer, "table": profile.table.to_dicts()})
-    else:
-        console().print(curves_table(curves, threshold))
-        say(*fallbacks(profile), "", said)
-        if runs and models and not quiet:
-            say("Runs keep the text that they were measured on.")
-        if written and not quiet:
-            say("")
-            say_report(written)
+    said = [listing(curves, threshold)]
+    title = " · ".join(titles)
+    written = None if store is None else write_run_directory(profile, store, title, entry="compare")
+    lines = [
+        {"name": curve.name, "arithmetic": curve.arithmetic, "first_layer": curve.first,
+         "log10": curve.log10[curve.first:].tolist(), "floor_from": curve.floor_from,
+         "uniform_from": curve.uniform_from(threshold) if is_share(numbers[0]) else None}
+        for curve in curves
+    ]  # fmt: skip
+    more = {"lines": lines, "verdict": said[0]}
+    if runs and models and not quiet:
+        said.append("Runs keep the text that they were measured on.")
+    show_run(profile, numbers[0], said, written, as_json, quiet, threshold, more)
     end_if_stopped(profile, output)
 
 

@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from rankscope.cli.exits import Stopped, complain
-from rankscope.cli.inputs import CHARACTERS, fallbacks, title_of
+from rankscope.cli.inputs import begins, stream, title_of
 from rankscope.cli.output import ending, with_manifest
-from rankscope.cli.show import console, curves_table, machine, progress, say, say_report
+from rankscope.cli.show import progress, show_run
 from rankscope.errors import RankscopeError, TokensError
 
 if TYPE_CHECKING:
@@ -54,12 +54,8 @@ def measure_text(
     from rankscope.nets import named_variant
     from rankscope.report import verdict, write_run_directory
     from rankscope.runs import Store, Text
-    from rankscope.sources import excerpts
-    from rankscope.sources.texts import LONGEST
 
-    texts = excerpts(
-        corpus.path, corpus.split, corpus.field, longest=max(LONGEST, CHARACTERS * corpus.tokens)
-    )
+    texts = stream(corpus.path, corpus.split, corpus.field, corpus.tokens)
     nets = {name: named_variant(net, name) for name in variants}
     rows = store or ending.enter_context(Store(ending.enter_context(TemporaryDirectory())))
     first: list[str] = []
@@ -77,15 +73,7 @@ def measure_text(
         tables, text = _pictures(net, variants, first, corpus.tokens, text, quiet or as_json)
     summary = with_manifest(summary, **about, text=text, tokens=corpus.tokens)
     written = None if store is None else write_run_directory(summary, store, title_of(net), tables)
-    if as_json:
-        machine({"manifest": summary.manifest.to_dict(), "table": summary.table.to_dicts()})
-    else:
-        console().print(curves_table(summary.views(metrics[0])))
-        say(*fallbacks(summary))
-        say("", verdict(summary))
-        if written and not quiet:
-            say("")
-            say_report(written)
+    show_run(summary, metrics[0], [verdict(summary)], written, as_json, quiet)
     if end is not None:
         again = "nothing is kept without -o" if store is None else "the same command goes on from here"
         stopped = f"after {summary.excerpts} excerpts; {again}"
@@ -131,17 +119,11 @@ def _keeping(texts: Iterable[str], first: list[str]) -> Iterator[str]:
 
 
 def _pictures(
-    net: "Transformer",
-    variants: list[str],
-    first: list[str],
-    tokens: int,
-    text: "Text",
-    quiet: bool,
+    net: "Transformer", variants: list[str], first: list[str], tokens: int, text: "Text", quiet: bool
 ) -> "tuple[dict[str, pl.DataFrame | Kept], Text]":
     """What the report shows of single excerpts: the cloud of the first with a token, singular values of the
     first two; and the text with how it begins. They are no part of the statistics, so Ctrl-C here takes
     nothing else away."""
-    from rankscope.cli.inputs import begins
     from rankscope.cli.pictures import Pictures
 
     try:

@@ -3,17 +3,15 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope.cli.options import Folder, Json, Quiet
+from rankscope.cli import options as opt
 from rankscope.cli.output import opened, with_manifest
 
 if TYPE_CHECKING:
     import polars as pl
-    from torch import Tensor
 
     from rankscope.nets import Transformer
     from rankscope.runs import Manifest
     from rankscope.runs.store import Kept
-    from rankscope.theory import Certificates
 
 VARIANTS = (
     "transformer",
@@ -28,14 +26,14 @@ DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 """Of which the cloud and the spectra are drawn."""
 
 
-def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet = False) -> None:
+def demo(output: opt.Folder = Path("runs/demo"), as_json: opt.Json = False, quiet: opt.Quiet = False) -> None:
     """Measure MiniLM, a trained BERT, with and without its parts, take it apart, certify it: a report."""
     from rankscope.cli.inputs import bundled, described, title_of
-    from rankscope.cli.measure import about, end_if_stopped, measured, write_run
+    from rankscope.cli.measure import about, end_if_stopped, measured
     from rankscope.cli.pictures import Pictures
-    from rankscope.cli.show import console, curves_table, machine, say, say_report
+    from rankscope.cli.show import say, show_run
     from rankscope.profiles import DEFAULT_METRICS
-    from rankscope.report import verdict
+    from rankscope.report import verdict, write_run_directory
     from rankscope.sources import load
 
     store = opened(output)
@@ -57,53 +55,31 @@ def demo(output: Folder = Path("runs/demo"), as_json: Json = False, quiet: Quiet
     if profile.manifest.stopped is None:
         more, closure = _more(net, texts, profile.manifest, quiet or as_json)
         tables, profile = {**drawn.tables(), **more}, with_manifest(profile, closure=closure)
-    report = write_run(profile, store, title_of(net), tables, "demo")
-    if as_json:
-        machine(
-            {"manifest": profile.manifest.to_dict(), "table": profile.table.to_dicts(), "report": str(report)}
-        )
-    else:
-        console().print(curves_table(profile.views("relative_residual")))
-        say("", verdict(profile))
-        if not quiet:
-            say("")
-            say_report(report)
+    report = write_run_directory(profile, store, title_of(net), tables, "demo")
+    more = {"report": str(report)}
+    show_run(profile, "relative_residual", [verdict(profile)], report, as_json, quiet, more=more)
     end_if_stopped(profile, output)
 
 
 def _more(
     net: "Transformer", texts: list[str], manifest: "Manifest", quiet: bool
 ) -> "tuple[dict[str, pl.DataFrame | Kept], float]":
-    """What the report shows beside the curves, the cloud and the spectra: paths, and certificates; and how
-    nearly the paths add up to the output."""
+    """What the report shows beside the curves, the cloud and the spectra: the sum over all paths, by length
+    and by head; what is proved of the whole, and of attention alone; and how nearly the paths add up to the
+    output."""
     from rankscope.cli.show import progress
-
-    with progress(quiet) as start:
-        start("paths, certificates")
-        found, closure = _paths(net, *net.encode(texts, 64))
-        certificates = _certify(net, *net.encode(texts[:2], 32), manifest)
-    return {**found, **certificates}, closure
-
-
-def _paths(net: "Transformer", X: "Tensor", padding: "Tensor") -> "tuple[dict[str, pl.DataFrame], float]":
-    """The exact sum over all paths, by length and by head, and how nearly it is the output."""
-    from rankscope.paths import decompose
-
-    d = decompose(net, X, padding)
-    lengths = d.by_length()
-    return {"lengths": lengths.table, "heads": d.by_head()}, lengths.closure
-
-
-def _certify(
-    net: "Transformer", X: "Tensor", padding: "Tensor", manifest: "Manifest"
-) -> "dict[str, Certificates]":
-    """What is proved of the whole, and of attention alone: a table for each."""
     from rankscope.nets import named_variant
+    from rankscope.paths import decompose
     from rankscope.theory import certify
 
     known = {name: getattr(manifest, name) for name in ("model", "origin", "command")}
-    tables = {}
-    for variant in ("san", "transformer"):
-        found = certify(named_variant(net, variant), X, padding, variant=variant)
-        tables[f"certificates_{variant}"] = with_manifest(found, **known)
-    return tables
+    with progress(quiet) as start:
+        start("paths, certificates")
+        d = decompose(net, *net.encode(texts, 64))
+        lengths = d.by_length()
+        tables: dict[str, pl.DataFrame | Kept] = {"lengths": lengths.table, "heads": d.by_head()}
+        encoded = net.encode(texts[:2], 32)
+        for variant in ("san", "transformer"):
+            found = certify(named_variant(net, variant), *encoded, variant=variant)
+            tables[f"certificates_{variant}"] = with_manifest(found, **known)
+    return tables, lengths.closure

@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from rankscope.cli import names
+from rankscope.cli import options as opt
 from rankscope.cli.complete import one
-from rankscope.cli.options import Json, Quiet
 
 INSTALL = "pip install 'rankscope[explore]'"
 
@@ -25,8 +25,8 @@ def explore(
     ] = None,
     port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any that is free.")] = 0,
     no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Open a local page: type a text, turn the parts of a network, and watch its tokens become the same.
 

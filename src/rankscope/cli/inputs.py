@@ -9,6 +9,7 @@ from rankscope.errors import ArchitectureError, FileError, RankscopeError, Sourc
 if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.profiles import Profile, Summary
+    from rankscope.sources import Excerpts
 
 CHARACTERS = 64
 """An excerpt is read up to so many characters a token: no vocabulary has words as long on the average."""
@@ -68,11 +69,15 @@ def excerpts_of(text: str | None, split: str, field: str, samples: int, tokens: 
         if split != "auto" or field != "text":
             raise FileError("--split and --field must go with --text, which says what is to be read")
         return bundled(samples, tokens)
+    return list(islice(stream(text, split, field, tokens), samples))
+
+
+def stream(text: str, split: str, field: str, tokens: int) -> "Excerpts":
+    """All excerpts of a text, one after another, each long enough for so many tokens."""
     from rankscope.sources import excerpts
     from rankscope.sources.texts import LONGEST
 
-    stream = excerpts(text, split, field, longest=max(LONGEST, CHARACTERS * tokens))
-    return list(islice(stream, samples))
+    return excerpts(text, split, field, longest=max(LONGEST, CHARACTERS * tokens))
 
 
 def described(text: str | None, split: str, field: str, read: list[str], tokens: int) -> dict[str, Any]:

@@ -5,14 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankscope.cli import names
+from rankscope.cli import options as opt
 from rankscope.cli.complete import one
-from rankscope.cli.options import TEXT, Json, Quiet
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SHOWN = ["complete", "causal", "window:1", "unidirectional", "dilated:2:2", "strided", "prefix:4",
-         "longformer:1:1", "bigbird:1:1:2:0"]  # fmt: skip
 
 
 def masks(
@@ -25,15 +22,12 @@ def masks(
             autocompletion=one(names.MASKS),
         ),
     ] = None,
-    tokens: Annotated[
-        int,
-        typer.Option(metavar="N", min=1, max=4096, help="Tokens that they join.", rich_help_panel=TEXT),
-    ] = 16,
+    tokens: Annotated[int, opt.option(opt.TEXT, "N", "Tokens that they join.", min=1, max=4096)] = 16,
     picture: Annotated[
         bool, typer.Option("--picture", metavar=" ", help="Draw each: rows attend to columns.")
     ] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Masks as graphs: edges, centres, connectivity, radius and diameter.
 
@@ -45,8 +39,7 @@ def masks(
     from rankscope.cli.show import console, machine
     from rankscope.nets import graph, mask_matrix
 
-    chosen = specs or SHOWN
-    graphs = {spec: graph(spec, tokens) for spec in chosen}
+    graphs = {spec: graph(spec, tokens) for spec in specs or names.MASKS[:-1]}
     if as_json:
         machine([{"mask": spec, **found.as_dict()} for spec, found in graphs.items()])
         return

@@ -2,77 +2,45 @@
 
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankscope.cli.inputs import bundled, described, excerpts_of, fallbacks, listed, network, title_of
-from rankscope.cli.options import (
-    DEFAULT_METRICS,
-    TEXT,
-    Arithmetic,
-    Device,
-    Field,
-    Init,
-    Json,
-    Layers,
-    Mask,
-    Metrics,
-    Model,
-    Output,
-    Quiet,
-    Seed,
-    Split,
-    Text,
-    Tokens,
-    Variants,
-)
+from rankscope.cli import options as opt
+from rankscope.cli.inputs import described, excerpts_of, listed, network, title_of
 from rankscope.cli.output import opened, with_manifest
 
 if TYPE_CHECKING:
-    import polars as pl
     from torch import Tensor
 
     from rankscope.cli.pictures import Pictures
     from rankscope.nets import Transformer
-    from rankscope.profiles import Profile, Summary
-    from rankscope.runs import Store
-    from rankscope.runs.store import Kept
+    from rankscope.profiles import Profile
 
 
 def measure(
-    model: Model = "minilm",
-    variants: Variants = "san,san+mlp,san+skip,transformer",
-    mask: Mask = None,
-    layers: Layers = None,
-    init: Init = None,
-    seed: Seed = None,
-    device: Device = "cpu",
-    text: Text = None,
-    split: Split = "auto",
-    field: Field = "text",
+    model: opt.Model = "minilm",
+    variants: opt.Variants = "san,san+mlp,san+skip,transformer",
+    mask: opt.Mask = None,
+    layers: opt.Layers = None,
+    init: opt.Init = None,
+    seed: opt.Seed = None,
+    device: opt.Device = "cpu",
+    text: opt.Text = None,
+    split: opt.Split = "auto",
+    field: opt.Field = "text",
     samples: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="So many excerpts, from the first.",
-            show_default="4, or all of --text",
-            rich_help_panel=TEXT,
-        ),
+        int | None, opt.option(opt.TEXT, "N", "samples", min=1, show_default="4, or all of --text")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, hidden=True, help="Same as --samples.")] = None,
-    tokens: Tokens = 128,
-    batch: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Excerpts run together.", rich_help_panel=TEXT)
-    ] = 16,
-    metrics: Metrics = DEFAULT_METRICS,
-    arithmetic: Arithmetic = "deviation",
-    output: Output = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    tokens: opt.Tokens = 128,
+    batch: Annotated[int, opt.option(opt.TEXT, "N", "Excerpts run together.", min=1)] = 16,
+    metrics: opt.Metrics = opt.DEFAULT_METRICS,
+    arithmetic: opt.Arithmetic = "deviation",
+    output: opt.Output = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Measure how uniform the tokens become with depth, for a network and its variants.
 
@@ -84,8 +52,8 @@ def measure(
     interrupted run goes on where it stopped.
     """
     from rankscope.cli.pictures import Pictures
-    from rankscope.cli.show import console, curves_table, machine, say, say_report
-    from rankscope.report import verdict
+    from rankscope.cli.show import show_run
+    from rankscope.report import verdict, write_run_directory
 
     names, numbers, arithmetics = checked(variants, metrics, arithmetic)
     net = network(model, mask, layers, init, seed, device)
@@ -106,15 +74,8 @@ def measure(
     written = None
     if store is not None:
         tables = {} if drawn is None or profile.manifest.stopped is not None else drawn.tables()
-        written = write_run(profile, store, title_of(net), tables)
-    if as_json:
-        machine({"manifest": profile.manifest.to_dict(), "table": profile.table.to_dicts()})
-    else:
-        console().print(curves_table(profile.views(numbers[0])))
-        say(*fallbacks(profile), "", verdict(profile))
-        if written and not quiet:
-            say("")
-            say_report(written)
+        written = write_run_directory(profile, store, title_of(net), tables)
+    show_run(profile, numbers[0], [verdict(profile)], written, as_json, quiet)
     end_if_stopped(profile, output)
 
 
@@ -144,11 +105,6 @@ def about(net: "Transformer", model: str) -> dict[str, Any]:
     origin = {} if net.origin is None else net.origin.described()
     drawn: dict[str, Any] = {key: origin[key] for key in ("seed", "init") if key in origin}
     return {"model": model, **drawn, "origin": origin, "command": command()}
-
-
-def prose(net: "Transformer", samples: int, tokens: int) -> tuple["Tensor", "Tensor"]:
-    """Excerpts of the bundled text as tokens for this network."""
-    return net.encode(bundled(samples, tokens), tokens)
 
 
 def measured(
@@ -225,16 +181,3 @@ def end_if_stopped(profile: "Profile", output: Path | None) -> None:
 def kept(output: Path | None) -> str:
     """Where the part that was done lies."""
     return "nothing is written without -o" if output is None else f"these are written to {output}"
-
-
-def write_run(
-    profile: "Profile | Summary",
-    store: "Store",
-    title: str,
-    tables: "Mapping[str, pl.DataFrame | Kept] | None" = None,
-    entry: str | None = None,
-) -> Path:
-    """The run directory: tables, manifest, figures and report. Answers with the report's path."""
-    from rankscope.report import write_run_directory
-
-    return write_run_directory(profile, store, title, tables, entry)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from rankscope.cli.options import Json, Quiet
+from rankscope.cli import options as opt
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rankscope.sources.survey import Surveyed
 
 
-def models(as_json: Json = False, quiet: Quiet = False) -> None:
+def models(as_json: opt.Json = False, quiet: opt.Quiet = False) -> None:
     """List the models: those at hand by name, and the families that can be loaded, with their parity.
 
     A small random model of every family is built, loaded and held against itself, here and now.

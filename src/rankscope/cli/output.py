@@ -1,12 +1,17 @@
 """The folder that a command writes to: its own from the first until the command ends."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from rankscope.runs import Store
+    import polars as pl
+    from matplotlib.figure import Figure
+
+    from rankscope.runs import Manifest, Store
+    from rankscope.runs.store import Kept
 
 Told = TypeVar("Told")
 
@@ -20,6 +25,23 @@ def opened(folder: Path | None) -> "Store | None":
     from rankscope.runs import Store
 
     return None if folder is None else ending.enter_context(Store(folder))
+
+
+def write_folder(
+    store: "Store",
+    entry: str,
+    manifest: "Manifest",
+    tables: "Mapping[str, pl.DataFrame | Kept]",
+    figures: "Mapping[str, Figure]",
+) -> None:
+    """Tables, figures and the report of a command."""
+    from rankscope.figures import save
+    from rankscope.report import write_report
+
+    store.write(entry, manifest, tables)
+    for name, figure in figures.items():
+        save(figure, store.folder / name)
+    write_report([store.folder], store.folder / "report.html")
 
 
 def with_manifest(found: Told, **fields: Any) -> Told:

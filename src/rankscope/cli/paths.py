@@ -2,28 +2,9 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from rankscope.cli import options as opt
 from rankscope.cli.inputs import described, excerpts_of, network
-from rankscope.cli.options import (
-    RESULT,
-    Device,
-    Field,
-    Init,
-    Json,
-    Layers,
-    Mask,
-    Model,
-    Output,
-    Quiet,
-    Samples,
-    Seed,
-    Split,
-    Text,
-    Tokens,
-    Variant,
-)
-from rankscope.cli.output import opened
+from rankscope.cli.output import opened, write_folder
 
 if TYPE_CHECKING:
     import polars as pl
@@ -36,25 +17,22 @@ if TYPE_CHECKING:
 
 
 def paths(
-    model: Model = "minilm",
-    variant: Variant = "transformer",
-    mask: Mask = None,
-    layers: Layers = None,
-    init: Init = None,
-    seed: Seed = None,
-    device: Device = "cpu",
-    text: Text = None,
-    split: Split = "auto",
-    field: Field = "text",
-    samples: Samples = 4,
-    tokens: Tokens = 64,
-    top: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="List the N heaviest single paths.", rich_help_panel=RESULT),
-    ] = 0,
-    output: Output = None,
-    as_json: Json = False,
-    quiet: Quiet = False,
+    model: opt.Model = "minilm",
+    variant: opt.Variant = "transformer",
+    mask: opt.Mask = None,
+    layers: opt.Layers = None,
+    init: opt.Init = None,
+    seed: opt.Seed = None,
+    device: opt.Device = "cpu",
+    text: opt.Text = None,
+    split: opt.Split = "auto",
+    field: opt.Field = "text",
+    samples: opt.Samples = 4,
+    tokens: opt.Tokens = 64,
+    top: Annotated[int, opt.option(opt.RESULT, "N", "List the N heaviest single paths.", min=0)] = 0,
+    output: opt.Output = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Take a network apart into paths: one head, or none, in every layer. All of them, exactly.
 
@@ -63,7 +41,7 @@ def paths(
     """
     from rankscope.cli.exits import Stopped
     from rankscope.cli.measure import about, kept
-    from rankscope.cli.show import console, machine, progress, say, say_report
+    from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.nets import named_variant
     from rankscope.paths.views import carried
     from rankscope.runs import manifest_of
@@ -102,8 +80,8 @@ def paths(
                 say(f"  {weight:10.4g}  {' '.join('·' if head is None else str(head) for head in path)}")
         if output is not None and not quiet:
             say("")
-            console().print(f"Tables and figures: {output}", markup=False, soft_wrap=True)
-            say_report(output / "report.html")
+            say_where("Tables and figures", output)
+            say_where("Report", output / "report.html")
     if stopped:
         done = "lengths" if heads is None else "lengths and heads"
         raise Stopped(f"after {done}; {kept(output)}")
@@ -140,19 +118,14 @@ def write(
     d: "Decomposition", found: "ByLength", heads: "pl.DataFrame | None", store: "Store", manifest: "Manifest"
 ) -> None:
     """Tables, figures and the report; of a run that was stopped before its heads, what there is."""
-    from rankscope.figures import save
     from rankscope.paths.plot import plot_heads, plot_single
-    from rankscope.report import write_report
 
     tables = {"lengths": found.table}
     figures = {"lengths": found.plot()}
     if heads is not None:
         tables |= {"layers": d.by_layer(), "heads": heads, "single_paths": d.residuals()}
         figures |= {"heads": plot_heads(heads), "single_paths": plot_single(tables["single_paths"])}
-    store.write("paths", manifest, tables)
-    for name, figure in figures.items():
-        save(figure, store.folder / name)
-    write_report([store.folder], store.folder / "report.html")
+    write_folder(store, "paths", manifest, tables, figures)
 
 
 def lengths_table(lengths: "list[LengthView]") -> "Table":

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.cli.options import RESULT, Json, Quiet
+from rankscope.cli import options as opt
 
 
 def report(
@@ -14,21 +14,20 @@ def report(
         typer.Argument(metavar="RUN", help="Folders that measure, paths, bounds, reproduce or demo wrote."),
     ],
     output: Annotated[
-        Path,
-        typer.Option("-o", "--output", metavar="PAGE", help="The page to write.", rich_help_panel=RESULT),
+        Path, opt.option(opt.RESULT, "PAGE", "The page to write.", (), "-o", "--output")
     ] = Path("report.html"),
-    as_json: Json = False,
-    quiet: Quiet = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Make one page of run directories, a chapter for each: figures to handle, tables, manifest.
 
     The file stands alone: it can be opened, sent and kept without anything beside it.
     """
-    from rankscope.cli.show import machine, say_report
+    from rankscope.cli.show import machine, say_where
     from rankscope.report import write_report
 
     written = write_report(runs, output)
     if as_json:
         machine({"report": str(written)})
     elif not quiet:
-        say_report(written)
+        say_where("Report", written)

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankscope.cli import names
+from rankscope.cli import options as opt
 from rankscope.cli.complete import figure as complete_figure
-from rankscope.cli.complete import one, several
-from rankscope.cli.options import NETWORK, Device, Folder, Json, Quiet
+from rankscope.cli.complete import one
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from rankscope.studies import Outcome, Study
+
+MODELS = "Comma-separated hub ids or directories of trained models, for those at hand."
 
 
 def reproduce(
@@ -30,19 +32,11 @@ def reproduce(
     full: Annotated[
         bool, typer.Option("--full/--quick", help="The papers' sizes, or minutes on two cores.")
     ] = False,
-    models: Annotated[
-        str,
-        typer.Option(
-            metavar="NAMES",
-            help="Comma-separated hub ids or directories of trained models, for those at hand.",
-            rich_help_panel=NETWORK,
-            autocompletion=several(names.MODELS[:1]),
-        ),
-    ] = "",
-    device: Device = "cpu",
-    output: Folder = Path("runs/reproduce"),
-    as_json: Json = False,
-    quiet: Quiet = False,
+    models: Annotated[str, opt.option(opt.NETWORK, "NAMES", MODELS, names.MODELS[:1])] = "",
+    device: opt.Device = "cpu",
+    output: opt.Folder = Path("runs/reproduce"),
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
 ) -> None:
     """Run the papers' figures again: figure, data, and a comparison with what was published.
 
@@ -52,7 +46,7 @@ def reproduce(
     from itertools import accumulate
 
     from rankscope.cli.exits import Stopped
-    from rankscope.cli.show import console, machine, progress, say, say_report
+    from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
     from rankscope.nets.transformer import refuse_absent
     from rankscope.report import write_report
@@ -95,9 +89,9 @@ def reproduce(
     if as_json:
         machine(answers)
     elif not quiet:
-        console().print(f"Written: {page}", markup=False, soft_wrap=True)
+        say_where("Written", page)
         if written is not None:
-            say_report(written)
+            say_where("Report", written)
 
 
 def comparison_table(study: "Study", found: "Outcome") -> "Table":

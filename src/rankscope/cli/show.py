@@ -3,7 +3,7 @@
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, TypeVar, runtime_checkable
@@ -13,7 +13,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rankscope.cli.inputs import fallbacks
+
 if TYPE_CHECKING:
+    from rankscope.profiles import Profile, Summary
     from rankscope.profiles.views import CurveView
 
 T = TypeVar("T")
@@ -39,9 +42,31 @@ def say(*lines: str) -> None:
         console().print(line, markup=False)
 
 
-def say_report(path: Path) -> None:
-    """Where the report lies, on a line of its own that no terminal breaks."""
-    console().print(f"Report: {path}", markup=False, soft_wrap=True)
+def say_where(what: str, path: Path | None) -> None:
+    """Where something lies, on a line of its own that no terminal breaks."""
+    console().print(f"{what}: {path}", markup=False, soft_wrap=True)
+
+
+def show_run(
+    found: "Profile | Summary",
+    metric: str,
+    said: Sequence[str],
+    report: Path | None,
+    as_json: bool,
+    quiet: bool,
+    threshold: float | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """What was measured: a table of one metric's curves, what is said of them, and where the report lies; or
+    all of it as JSON, with `more` beside the manifest and the table."""
+    if as_json:
+        manifest = found.manifest.to_dict()
+        return machine({"manifest": manifest, **(more or {}), "table": found.table.to_dicts()})
+    console().print(curves_table(found.views(metric), threshold))
+    say(*fallbacks(found), "", *said)
+    if report and not quiet:
+        say("")
+        say_where("Report", report)
 
 
 def machine(value: Any) -> None:

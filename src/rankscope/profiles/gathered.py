@@ -12,14 +12,13 @@ import numpy as np
 import polars as pl
 
 from rankscope.errors import MetricError
+from rankscope.profiles.profile import NUMBERS, Profile
 from rankscope.profiles.profile import SCHEMA as RAW
-from rankscope.profiles.profile import Profile
 from rankscope.profiles.statistics import Numbers, statistics_of
 from rankscope.profiles.summary import ROW, SCHEMA, Summary
 from rankscope.runs import Manifest, Network, Store
 
 ENTRY, NAME = "corpus", "rows"
-NUMBERS = ["value", "log10", "floor", "below_floor"]
 CELLS = 2**18
 """Numbers of each column in memory at once, while statistics are computed."""
 MOST = 2**18
@@ -41,10 +40,7 @@ class Gathered:
     """
 
     def __init__(
-        self,
-        store: Store | None = None,
-        before: Sequence[Manifest] = (),
-        key: dict[str, Any] | None = None,
+        self, store: Store | None = None, before: Sequence[Manifest] = (), key: dict[str, Any] | None = None
     ) -> None:
         """Without a store all rows are kept in memory. `before` are the manifests of the chunks that the
         store holds already."""

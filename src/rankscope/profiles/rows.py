@@ -16,18 +16,12 @@ from torch import Tensor
 from rankscope.metrics import Metric, Reading
 from rankscope.metrics.catalogue import Of
 from rankscope.metrics.tokens import Tokens, tokens_of
-from rankscope.profiles.profile import SCHEMA
+from rankscope.profiles.profile import NUMBERS, SCHEMA
 
 Found = list[tuple[Metric, Reading]]
 
 
-def readings(
-    of: Of,
-    x: Tensor,
-    real: Tensor,
-    chosen: Sequence[Metric],
-    unit: float,
-) -> tuple[Found, Tensor]:
+def readings(of: Of, x: Tensor, real: Tensor, chosen: Sequence[Metric], unit: float) -> tuple[Found, Tensor]:
     """Those of the chosen metrics that are read off x, and which samples of x are broken.
 
     x is tokens `[batch, token, width]`, attention `[batch, head, token, token]` or what each head adds
@@ -84,12 +78,9 @@ def table(entries: Sequence[Entry], variant: str, arithmetic: str) -> pl.DataFra
         columns["head"] += [head if heads else None for _ in range(batch) for head in range(each)]
         columns["layer"] += [layer] * (batch * each)
         columns["metric"] += [metric.name] * (batch * each)
-    whole = Reading(
-        _together([entry.reading.value for entry in entries]),
-        _together([entry.reading.log10 for entry in entries]),
-        _together([entry.reading.floor for entry in entries]),
-    )
-    numbers = {name: getattr(whole, name).numpy() for name in ("value", "log10", "floor", "below_floor")}
+    parts = ([getattr(entry.reading, name) for entry in entries] for name in ("value", "log10", "floor"))
+    whole = Reading(*map(_together, parts))
+    numbers = {name: getattr(whole, name).numpy() for name in NUMBERS}
     rows = pl.DataFrame({**columns, **numbers}, schema_overrides={"head": pl.Int64})
     names = [pl.lit(variant).alias("variant"), pl.lit(arithmetic).alias("arithmetic")]
     return rows.with_columns(names).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))

@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import polars as pl
 
@@ -24,23 +24,10 @@ from rankscope.files import write_text
 from rankscope.runs.lock import lock, unlock
 from rankscope.runs.manifest import Manifest
 from rankscope.runs.record import Record
-from rankscope.runs.tables import whole
+from rankscope.runs.tables import Kept, whole
 from rankscope.runs.tables import write as write_table
 
 MANIFEST = "manifest.json"
-
-
-@runtime_checkable
-class Kept(Protocol):
-    """A table with a manifest of its own: a profile, a summary, certificates."""
-
-    @property
-    def table(self) -> pl.DataFrame:
-        """Its rows."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """What they are of."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +153,7 @@ class Store:
         self,
         entry: str,
         manifest: Manifest,
-        tables: Mapping[str, "pl.DataFrame | Kept"],
+        tables: Mapping[str, pl.DataFrame | Kept],
         documents: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         """An entry, in place of an earlier one of that name: its tables, and documents as JSON.
@@ -189,7 +176,7 @@ class Store:
             files[f"{name}.json"] = File(sha256=checksum(self.folder / f"{name}.json"))
         self._list({**self.run.entries, entry: Entry(manifest=manifest, files={**grown, **files})})
 
-    def append(self, entry: str, name: str, table: "pl.DataFrame | Kept", manifest: Manifest) -> None:
+    def append(self, entry: str, name: str, table: pl.DataFrame | Kept, manifest: Manifest) -> None:
         """One more chunk of a table that grows."""
         file = f"{name}/{len(self.run.chunks(name)):06}.parquet"
         kept = self._table(file, table, manifest)
@@ -201,7 +188,7 @@ class Store:
         self._list(self._without([file]))
         (self.folder / file).unlink(missing_ok=True)
 
-    def _table(self, file: str, given: "pl.DataFrame | Kept", manifest: Manifest) -> File:
+    def _table(self, file: str, given: pl.DataFrame | Kept, manifest: Manifest) -> File:
         table, own = (given, manifest) if isinstance(given, pl.DataFrame) else (given.table, given.manifest)
         path = write_table(self.folder / file, table, own)
         return File(sha256=checksum(path), rows=len(table))

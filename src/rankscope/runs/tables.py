@@ -3,8 +3,9 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 import polars as pl
 
@@ -12,6 +13,7 @@ from rankscope.errors import FileError
 from rankscope.files import atomic
 from rankscope.runs.manifest import Manifest
 
+K = TypeVar("K", bound="Kept")
 KEY = "rankscope"
 """Where the manifest lies in the file's metadata."""
 
@@ -59,12 +61,27 @@ def _manifest(path: str | Path, text: str) -> Manifest:
         ) from error
 
 
-def read(path: str | Path, schema: Mapping[str, Any], kind: str) -> tuple[pl.DataFrame, Manifest]:
-    """What `write` wrote; `kind` is the class that it must be of, for the sentence if it is not."""
-    what = kind.lower()
-    if not Path(path).is_file():
-        raise FileError(f"a {what} is read from a Parquet file; there is none at {path}")
-    table, manifest = whole(path, f" written by {kind}.save")
-    if manifest is None or table.schema != pl.Schema(schema):
-        raise FileError(f"{path} must be a {what} written by {kind}.save; it is another kind of table")
-    return table, manifest
+@dataclass(frozen=True, eq=False, repr=False)
+class Kept:
+    """A table with a manifest of its own: a profile, a summary, certificates."""
+
+    schema: ClassVar[Mapping[str, Any]]
+    """Its columns and their types."""
+    table: pl.DataFrame
+    manifest: Manifest
+
+    def save(self, path: str | Path) -> Path:
+        """Write one Parquet file, manifest inside, atomically."""
+        return write(path, self.table, self.manifest)
+
+    @classmethod
+    def read(cls: type[K], path: str | Path) -> K:
+        """What `save` wrote."""
+        kind = cls.__name__
+        what = kind.lower()
+        if not Path(path).is_file():
+            raise FileError(f"a {what} is read from a Parquet file; there is none at {path}")
+        table, manifest = whole(path, f" written by {kind}.save")
+        if manifest is None or table.schema != pl.Schema(cls.schema):
+            raise FileError(f"{path} must be a {what} written by {kind}.save; it is another kind of table")
+        return cls(table, manifest)

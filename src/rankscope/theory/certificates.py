@@ -14,14 +14,12 @@
 An upper bound is vacuous when it is as large as the tokens themselves, a lower bound when it is zero.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from rankscope.errors import TheoremError, one_of
-from rankscope.runs import Manifest, tables
+from rankscope.runs.tables import Kept
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,12 +47,10 @@ ROUNDING = 1e-9
 """Decades, as a share of the logs compared, by which rounding may make a slack negative."""
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Certificates:
+class Certificates(Kept):
     """What is guaranteed of a network on an input, and what is not."""
 
-    table: pl.DataFrame
-    manifest: Manifest
+    schema = SCHEMA
 
     def __repr__(self) -> str:
         from rankscope.theory.card import certificates_repr
@@ -133,15 +129,6 @@ class Certificates:
         from rankscope.theory.plot import plot_certificates
 
         return plot_certificates(self.table, sample)
-
-    def save(self, path: str | Path) -> Path:
-        """Write one Parquet file, manifest inside, atomically."""
-        return tables.write(path, self.table, self.manifest)
-
-    @classmethod
-    def read(cls, path: str | Path) -> "Certificates":
-        """The certificates that `save` wrote."""
-        return cls(*tables.read(path, SCHEMA, "Certificates"))
 
 
 def _first_layers(met: list[bool]) -> int:

@@ -1,0 +1,67 @@
+"""The command line, run: in this process, where torch is there already, or as a process of its own."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rankscope.cli import app
+
+COMMAND = [sys.executable, "-c", "from rankscope.cli import main; main()"]
+SMALL = ["bert-tiny", "--tokens", "8", "--samples", "2"]
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+def rankscope(*arguments: str) -> Answer:
+    """In this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+        app(list(arguments), prog_name="rankscope")
+    return Answer(int(end.value.code or 0), out.getvalue(), err.getvalue())
+
+
+@contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def process(
+    *arguments: str, cwd: Path | None = None, text: str | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """As a process of its own, with `text` on stdin."""
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, cwd=cwd, input=text, timeout=300,
+        env={**os.environ, **env}, check=False,
+    )  # fmt: skip
+
+
+def printed(*arguments: str, cwd: Path | None = None) -> str:
+    """What a process that ends well prints; it fits into 80 columns."""
+    done = process(*arguments, cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    return done.stdout
+
+
+def answered(*arguments: str, cwd: Path | None = None, text: str | None = None) -> Any:
+    """What a process answers with `--json`."""
+    done = process(*arguments, "--json", cwd=cwd, text=text)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return json.loads(done.stdout)
