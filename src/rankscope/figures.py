@@ -142,10 +142,10 @@ def rendered(figure: Figure) -> Image.Image:
     return Image.open(buffer).convert("RGB")
 
 
-def png(image: Image.Image) -> bytes:
-    """The bytes of a small PNG."""
+def png(image: Image.Image, colours: int = COLOURS) -> bytes:
+    """The bytes of a small PNG, of so many colours at most."""
     buffer = io.BytesIO()
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    image.quantize(colours, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from rankscope import certify, decompose, fresh, measure
 from rankscope.nets import named_variant
+from tests.browser.waiting import Watched
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 HOSTILE = "<script>1</script><img src=x onerror=alert(1)>"
 STRICT = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -31,32 +32,26 @@ def page_of_cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def opened(browser: "Browser", path: Path, width: int) -> "tuple[Page, list[str]]":
-    page = browser.new_page(viewport={"width": width, "height": 900})
-    faults: list[str] = []
-    page.on("console", lambda message: faults.append(message.text))
-    page.on("request", lambda request: faults.append(request.url))
-    page.goto(path.as_uri())
-    return page, [fault for fault in faults if not fault.startswith(("data:", path.as_uri()))]
+def opened(browser: "Browser", path: Path, width: int) -> Watched:
+    found = Watched(browser, viewport={"width": width, "height": 900})
+    found.page.goto(path.as_uri())
+    return found
 
 
 @pytest.mark.parametrize("width", [390, 1400])
 def test_every_image_is_there_and_the_page_stays_in_its_width(
     browser: "Browser", page_of_cards: Path, width: int
 ) -> None:
-    page, faults = opened(browser, page_of_cards, width)
-    assert faults == [] and HOSTILE in page.inner_text("body")
-    images = page.evaluate("[...document.images].map(i => [i.naturalWidth, i.width])")
-    assert len(images) >= 1 + 2 + 3 and all(natural > shown > 200 for natural, shown in images)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    page.close()
+    with opened(browser, page_of_cards, width) as found:
+        assert HOSTILE in found.page.inner_text("body")
+        images = found.page.evaluate("[...document.images].map(i => [i.naturalWidth, i.width])")
+        assert len(images) >= 1 + 2 + 3 and all(natural > shown > 200 for natural, shown in images)
+        assert found.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert found.faults == [] and found.requests == [page_of_cards.as_uri()]
 
 
 def test_panels_stand_side_by_side_where_there_is_room(browser: "Browser", page_of_cards: Path) -> None:
     tops = "[...document.querySelectorAll('body > div:nth-of-type(2) img')].map(i => Math.round(i.offsetTop))"
-    wide, _ = opened(browser, page_of_cards, 1400)
-    assert len(set(wide.evaluate(tops))) == 1
-    narrow, _ = opened(browser, page_of_cards, 390)
-    assert len(set(narrow.evaluate(tops))) == 2
-    wide.close()
-    narrow.close()
+    for width, rows in ((1400, 1), (390, 2)):
+        with opened(browser, page_of_cards, width) as found:
+            assert len(set(found.page.evaluate(tops))) == rows

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.waiting import until
+from tests.browser.waiting import Watched, until
 from tests.explorer.serving import Served, serving, small_shelf
 
 if TYPE_CHECKING:
@@ -24,20 +24,10 @@ def explorer() -> Iterator[Served]:
 @pytest.fixture
 def page(browser: "Browser", explorer: Served) -> "Iterator[Page]":
     """An open page that has complained of nothing and asked nobody else, checked when the test ends."""
-    complaints: list[str] = []
-    context = browser.new_context(viewport={"width": 1366, "height": 768}, reduced_motion="reduce")
-    page = context.new_page()
-    page.on(
-        "console", lambda said: complaints.append(said.text) if said.type in ("error", "warning") else None
-    )
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: complaints.append(f"a dialog: {dialog.message}"))
-    page.on("request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(
-        (explorer.url, "data:", "blob:")) else None)  # fmt: skip
-    yield page
-    expected = [said for said in complaints if "422" not in said]  # browsers log an answer that is refused
-    context.close()
-    assert expected == []
+    with Watched(browser, viewport={"width": 1366, "height": 768}, reduced_motion="reduce") as found:
+        yield found.page
+    assert [url for url in found.requests if not url.startswith(explorer.url)] == []
+    assert [said for said in found.faults if "422" not in said] == []  # browsers log a refused answer
 
 
 def opened(page: "Page", explorer: Served, fragment: str = "", whole: bool = False) -> "Page":
@@ -190,15 +180,14 @@ def test_an_error_marks_what_is_left_of_the_setting_before(page: "Page", explore
 
 
 def test_an_answer_that_breaks_off_is_said(browser: "Browser") -> None:
-    context = browser.new_context()
-    page = context.new_page()
+    page = browser.new_page()
     with serving(small_shelf()) as explorer:
         opened(page, explorer, "#model=random&layers=24&tokens=64&shape.width=256&shape.layers=8")
         page.wait_for_selector("#bounds-card[aria-busy=true]")
     page.wait_for_selector("#error:not([hidden])")
     assert "still running?" in page.inner_text("#error")
     assert page.locator("#bounds-card.stale").count() == 1 and page.locator("#curve-card.stale").count() == 0
-    context.close()
+    page.close()
 
 
 def test_the_theory_is_one_key_away(page: "Page", explorer: Served) -> None:
@@ -239,9 +228,8 @@ def test_every_control_is_reached_by_keyboard_and_has_a_name(page: "Page", explo
 
 @pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1366, "dark")])
 def test_it_fits_a_phone_and_the_dark(browser: "Browser", explorer: Served, width: int, scheme: Any) -> None:
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    page = opened(context.new_page(), explorer)
+    page = opened(browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme), explorer)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)")
     assert (sum(ground) < 200) == (scheme == "dark")
-    context.close()
+    page.close()

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.waiting import until
+from tests.browser.waiting import Watched, until
 from tests.report.runs import whole_run
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Dialog, Page
+    from playwright.sync_api import Browser
 
 HOSTILE = "<script>alert(1)</script></script><img src=x onerror=alert(2)><b>bold</b><a href='javascript:1'>"
 
@@ -22,26 +22,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return whole_run(tmp_path_factory.mktemp("run"), HOSTILE, HOSTILE)
 
 
-class Opened:
-    """A page, and what it did that it should not."""
+class Opened(Watched):
+    """A report, drawn."""
 
-    def __init__(self, page: "Page") -> None:
-        self.page = page
-        self.faults: list[str] = []
-        self.requests: list[str] = []
-        page.on("console", lambda m: self.faults.append(m.text) if m.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: self.faults.append(str(error)))
-        page.on("dialog", self._asked)
-        page.on("request", lambda request: self.requests.append(request.url))
-
-    def _asked(self, dialog: "Dialog") -> None:
-        self.faults.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
-
-    def goto(self, path: Path) -> "Page":
+    def __init__(self, browser: "Browser", path: Path, **context: Any) -> None:
+        super().__init__(browser, **context)
         self.page.goto(path.as_uri())
         self.page.wait_for_selector("html[data-drawn]", state="attached")
-        return self.page
 
     def come_to(self, figure: str) -> None:
         """Scroll to a figure, and wait until it is drawn."""
@@ -55,16 +42,17 @@ class Opened:
 
 
 @pytest.fixture
-def opened(browser: "Browser", report: Path) -> Iterator[Opened]:
-    """The report, drawn; afterwards nothing may have gone wrong or out."""
-    context = browser.new_context(viewport={"width": 1300, "height": 900}, color_scheme="light")
-    found = Opened(context.new_page())
-    found.goto(report)
-    yield found
+def opened(browser: "Browser", report: Path, request: pytest.FixtureRequest) -> Iterator[Opened]:
+    """The report, in a context of the test's parameters; afterwards nothing may have gone wrong or out."""
+    with Opened(browser, report, **getattr(request, "param", {})) as found:
+        yield found
     assert found.faults == []
-    # Images and downloads that the page makes itself are no requests of the network.
-    assert [url for url in found.requests if not url.startswith(("data:", "blob:"))] == [report.as_uri()]
-    context.close()
+    assert found.requests == [report.as_uri()]
+
+
+def context(**given: Any) -> pytest.MarkDecorator:
+    """Of the report that a test opens."""
+    return pytest.mark.parametrize("opened", [given], indirect=True, ids=str)
 
 
 PLACE = "document.querySelector('#run1-figure-cloud .points path').getAttribute('transform')"
@@ -185,88 +173,69 @@ def test_figures_are_saved(opened: Opened, kind: str) -> None:
         assert float(last["log10"]) < -40
 
 
-@pytest.mark.parametrize(("scheme", "light"), [("light", True), ("dark", False)])
-def test_the_page_follows_the_theme(browser: "Browser", report: Path, scheme: Any, light: bool) -> None:
-    context = browser.new_context(color_scheme=scheme, viewport={"width": 1300, "height": 900})
-    found = Opened(context.new_page())
-    page = found.goto(report)
-
+@pytest.mark.parametrize(
+    ("opened", "light"), [({"color_scheme": "light"}, True), ({"color_scheme": "dark"}, False)],
+    indirect=["opened"],
+)  # fmt: skip
+def test_the_page_follows_the_theme(opened: Opened, light: bool) -> None:
+    page = opened.page
     ground = page.evaluate(brightness("getComputedStyle(document.body).backgroundColor"))
     ink = page.evaluate(brightness(INK))
     assert (ground > 0.9) == light and (ink < 0.3) == light
     page.emulate_media(color_scheme="dark" if light else "light")
     until(page, f"{brightness(INK)} {'> 0.6' if light else '< 0.3'}")
-    assert found.faults == []
-    context.close()
 
 
-def test_a_phone_shows_it_without_scrolling_aside(browser: "Browser", report: Path) -> None:
-    context = browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
-    found = Opened(context.new_page())
-    page = found.goto(report)
+@context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+def test_a_phone_shows_it_without_scrolling_aside(opened: Opened) -> None:
+    page = opened.page
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     for figure in ("cloud", "heads", "bounds-0"):
-        found.come_to(f"run1-figure-{figure}")
+        opened.come_to(f"run1-figure-{figure}")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     widths = page.evaluate(
         "[...document.querySelectorAll('.main-svg')].map(e => e.getBoundingClientRect().right)"
     )
     assert max(widths) <= 390
-    assert found.faults == []
-    context.close()
 
 
-def test_it_prints_with_all_details_open_and_in_light_colours(browser: "Browser", report: Path) -> None:
-    context = browser.new_context(color_scheme="dark", viewport={"width": 1300, "height": 900})
-    found = Opened(context.new_page())
-    page = found.goto(report)
+@context(color_scheme="dark")
+def test_it_prints_with_all_details_open_and_in_light_colours(opened: Opened) -> None:
+    page = opened.page
     assert page.locator("#run1-figure-bounds-0 .main-svg").count() == 0
-    found.print()
+    opened.print()
     until(page, "document.querySelector('#run1-figure-bounds-0').layout.font.color === '#1c1e21'")
     until(page, "document.querySelectorAll('details:not([open])').length === 0")
     until(page, "document.querySelector('#run1-figure-curves').layout.font.color === '#1c1e21'")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     until(page, "document.querySelectorAll('details:not([open])').length > 0")
     assert page.pdf().startswith(b"%PDF")
-    assert found.faults == []
-    context.close()
 
 
-def test_motion_is_left_out_where_it_is_not_wanted(browser: "Browser", report: Path) -> None:
-    context = browser.new_context(reduced_motion="reduce", viewport={"width": 1300, "height": 900})
-    found = Opened(context.new_page())
-    page = found.goto(report)
-    found.come_to("run1-figure-cloud")
-    calls = page.evaluate("""() => { let n = 0; const was = Plotly.animate;
+@context(reduced_motion="reduce")
+def test_motion_is_left_out_where_it_is_not_wanted(opened: Opened) -> None:
+    opened.come_to("run1-figure-cloud")
+    calls = opened.page.evaluate("""() => { let n = 0; const was = Plotly.animate;
         Plotly.animate = (...a) => { n += 1; return was(...a); };
         const s = document.querySelector('.rs-player input');
         s.value = 1;
         s.dispatchEvent(new Event('input'));
         return n; }""")
     assert calls == 0
-    assert found.faults == []
-    context.close()
 
 
 def test_a_long_word_does_not_widen_the_page(browser: "Browser", tmp_path: Path) -> None:
     path = whole_run(tmp_path, "t" * 400, "L" * 400)
-    context = browser.new_context(viewport={"width": 390, "height": 844})
-    found = Opened(context.new_page())
-    page = found.goto(path)
-    page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    with Opened(browser, path, viewport={"width": 390, "height": 844}) as found:
+        found.page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
+        assert found.page.evaluate("document.documentElement.scrollWidth") <= 390
     assert found.faults == []
-    context.close()
 
 
 def test_a_figure_that_cannot_be_printed_takes_no_other_with_it(browser: "Browser", report: Path) -> None:
-    context = browser.new_context(viewport={"width": 1300, "height": 900})
-    found = Opened(context.new_page())
-    page = found.goto(report)
-    page.evaluate("""() => { const was = Plotly.react; Plotly.react = (element, ...rest) => {
-        if (element.id === 'run1-figure-curves') throw new Error('on purpose');
-        return was(element, ...rest); }; }""")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    page.wait_for_selector("#run1-figure-bounds-0 [role=img]")
-    page.wait_for_selector("html[data-drawn=all]", state="attached")
-    context.close()
+    with Opened(browser, report) as found:
+        found.page.evaluate("""() => { const was = Plotly.react; Plotly.react = (element, ...rest) => {
+            if (element.id === 'run1-figure-curves') throw new Error('on purpose');
+            return was(element, ...rest); }; }""")
+        found.print()
+        found.page.wait_for_selector("#run1-figure-bounds-0 [role=img]")

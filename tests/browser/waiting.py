@@ -1,11 +1,43 @@
-"""Waiting for what a page shows, never for a time."""
+"""A page that is watched, and waiting for what it shows, never for a time."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request
+
+
+class Watched:
+    """A page in a context of its own; what it complained of, and what it asked of the network."""
+
+    def __init__(self, browser: "Browser", **context: Any) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1300, "height": 900}, **context})
+        self.page = self.context.new_page()
+        self.faults: list[str] = []
+        self.requests: list[str] = []
+        self.page.on("console", self._said)
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("dialog", self._asked)
+        self.page.on("request", self._requested)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+    def _said(self, message: "ConsoleMessage") -> None:
+        if message.type in ("error", "warning"):
+            self.faults.append(message.text)
+
+    def _asked(self, dialog: "Dialog") -> None:
+        self.faults.append(f"dialog: {dialog.message}")
+        dialog.dismiss()
+
+    def _requested(self, request: "Request") -> None:
+        if not request.url.startswith(("data:", "blob:")):  # which the page makes itself
+            self.requests.append(request.url)
 
 
 def until(page: "Page", condition: str) -> None:

@@ -14,34 +14,31 @@ from rankscope.charts import style
 from rankscope.charts.heads import COLUMNS
 from rankscope.errors import MetricError
 from rankscope.figures import power
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import named_variant
 from rankscope.paths import decompose
-from rankscope.profiles import Profile, Summary, measure
+from rankscope.profiles import Profile, measure
 from rankscope.profiles.cloud import cloud
-from rankscope.profiles.gathered import Gathered
 from rankscope.profiles.spectra import spectra
 from rankscope.theory import Certificates, certify
+from tests.report.runs import NET, X, profile_of, summary_of
 
 HOSTILE = "<b>&amp;<script>alert(1)</script>"
-NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
-X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 NETS = {name: named_variant(NET, name) for name in ("san", "transformer")}
 
 
 @pytest.fixture(scope="module")
 def profile() -> Profile:
-    return Profile.join(
-        [
-            measure(net, X, variant=v, arithmetic=a)
-            for v, net in NETS.items()
-            for a in ("deviation", "float64")
-        ]
-    )
+    return Profile.join([profile_of(tuple(NETS), arithmetic) for arithmetic in ("deviation", "float64")])
 
 
 @pytest.fixture(scope="module")
 def bare() -> Certificates:
     return certify(NETS["san"], X)
+
+
+def marks_of(figure: charts.Figure) -> dict[str, Any]:
+    """The first line's."""
+    return next(each for each in figure["data"] if each.get("mode") == "markers")
 
 
 def texts(value: Any, key: str = "") -> Iterator[str]:
@@ -81,7 +78,7 @@ def test_the_linear_view_draws_the_mean(profile: Profile) -> None:
 def test_proved_bounds_lie_on_their_side_of_the_measurement(bare: Certificates) -> None:
     small = measure(NETS["san"], X, variant="san")
     figure = charts.curves(small.views("relative_residual"), True, {"san": bare})
-    marks = next(t for t in figure["data"] if t.get("mode") == "markers")["y"]
+    marks = marks_of(figure)["y"]
     bounds = [t for t in figure["data"] if "proved" in t.get("name", "")]
     assert bounds
     for trace in bounds:
@@ -89,13 +86,9 @@ def test_proved_bounds_lie_on_their_side_of_the_measurement(bare: Certificates) 
             assert bound is None or (bound >= measured) == ("most" in trace["name"])
 
 
-def test_a_corpus_has_its_median(profile: Profile) -> None:
-    gathered = Gathered()
-    gathered.add(measure(NET, X, variant="transformer"))
-    summary = gathered.summary()
-    assert isinstance(summary, Summary)
-    figure = charts.curves(summary.views("relative_residual"))
-    marks = next(t for t in figure["data"] if t.get("mode") == "markers")
+def test_a_corpus_has_its_median() -> None:
+    summary = summary_of(profile_of(("transformer",)))
+    marks = marks_of(charts.curves(summary.views("relative_residual")))
     for k, text in zip(summary.curve("relative_residual", "log10_q50").tolist(), marks["text"], strict=True):
         assert power(k) in text
 
@@ -148,10 +141,9 @@ def test_the_cloud_shows_where_tokens_begin_however_long_they_are_one() -> None:
 def test_bounds_are_drawn_where_they_are_at_any_depth() -> None:
     net = named_variant(NET, "san").variant(layers=40)
     found = certify(net, X)
-    (measured,) = [t for t in charts.bounds(found)["data"] if t["name"] == "measured"][:1]
-    logs = found.table.filter(sample=0, quantity="residual", theorem="dong2021-2.3")[
-        "log10_measured"
-    ].to_list()
+    measured = next(t for t in charts.bounds(found)["data"] if t["name"] == "measured")
+    rows = found.table.filter(sample=0, quantity="residual", theorem="dong2021-2.3")
+    logs = rows["log10_measured"].to_list()
     assert logs[-1] < -1e12
     assert measured["text"][-1].endswith(f"<b>{power(logs[-1])}</b>")
     assert sorted(measured["y"], reverse=True) == measured["y"] and len(set(measured["y"])) == len(logs)
@@ -168,10 +160,8 @@ def test_bounds_draw_what_holds(bare: Certificates) -> None:
 def test_spectra_have_a_panel_a_variant_and_arithmetics_their_digits(profile: Profile) -> None:
     figure = charts.spectrum(spectra(NETS, X))
     assert figure["panels"] == 2 and len(figure["data"]) == 2 * 6
-    digits = charts.arithmetics(
-        [each for each in profile.views("relative_residual") if each.variant == "san"]
-    )
-    names = {trace.get("name") for trace in digits["data"]}
+    own = [each for each in profile.views("relative_residual") if each.variant == "san"]
+    names = {trace.get("name") for trace in charts.arithmetics(own)["data"]}
     assert {"deviation", "float64"} <= names
 
 
@@ -193,13 +183,13 @@ def test_nothing_from_a_model_is_markup(profile: Profile, bare: Certificates) ->
 def test_very_deep_networks_are_thinned_in_the_drawing_and_whole_in_the_data() -> None:
     deep = measure(NET.variant(layers=260), X[:1, :3], variant="deep", metrics="relative_residual")
     figure = charts.curves(deep.views("relative_residual"), True)
-    marks = next(t for t in figure["data"] if t.get("mode") == "markers")
+    marks = marks_of(figure)
     assert len(marks["x"]) <= 200 and marks["x"][0] == 0 and marks["x"][-1] == 260
     assert len(figure["table"]["layer"]) == 261
 
 
 def test_the_csv_of_a_curve_holds_what_both_views_draw() -> None:
-    profile = Profile.join([measure(net, X, variant=v) for v, net in NETS.items()])
+    profile = profile_of(tuple(NETS), "deviation")
     log, linear = (charts.curves(profile.views("relative_residual"), log) for log in (True, False))
     assert log["table"] == linear["table"]
     for variant in profile.variants:

@@ -3,13 +3,14 @@
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
 
 from rankscope.errors import BusyError, LateError
-from rankscope.explorer.jobs import Cancelled, Interruptible, Job, Jobs
+from rankscope.explorer.jobs import Cancelled, Give, Interruptible, Job, Jobs
 
 LONG = 60.0
 
@@ -32,84 +33,85 @@ class Endless:
             self.left.set()
 
 
-def ended(given: "queue.Queue[Any]") -> Any:
-    """What came last: parts before it are passed over."""
-    while True:
-        item = given.get(timeout=LONG)
-        if item is None or isinstance(item, Exception):
-            return item
+class Given(queue.Queue[Any]):
+    """What was handed out."""
+
+    def next(self) -> Any:
+        return self.get(timeout=LONG)
+
+    def last(self) -> Any:
+        """How it ended: parts before are passed over."""
+        return next(item for item in iter(self.next, ...) if item is None or isinstance(item, Exception))
 
 
-def test_parts_come_in_order_and_then_the_end() -> None:
-    given: queue.Queue[Any] = queue.Queue()
-    jobs = Jobs()
+@pytest.fixture
+def given() -> Given:
+    return Given()
+
+
+@pytest.fixture
+def jobs() -> Iterator[Jobs]:
+    with closing(Jobs(waiting=2)) as found:
+        yield found
+
+
+def endless(jobs: Jobs, give: Give = lambda _: None) -> tuple[Job, Endless]:
+    """Work of visitor a that has begun and goes on."""
+    work = Endless()
+    job = jobs.start("a", work, give)
+    assert work.begun.wait(LONG)
+    return job, work
+
+
+def test_parts_come_in_order_and_then_the_end(jobs: Jobs, given: Given) -> None:
     jobs.start("a", lambda _: iter([1, 2]), given.put)
-    assert [given.get(timeout=LONG) for _ in range(3)] == [1, 2, None]
-    jobs.close()
+    assert [given.next() for _ in range(3)] == [1, 2, None]
 
 
-def test_a_newer_request_of_the_same_visitor_stops_the_older() -> None:
-    jobs, work = Jobs(), Endless()
-    older, newer = queue.Queue[Any](), queue.Queue[Any]()
-    job = jobs.start("a", work, older.put)
-    assert work.begun.wait(LONG)
-    jobs.start("a", lambda _: iter([work.left.is_set() and job.ended.is_set()]), newer.put)
-    assert newer.get(timeout=LONG) is True  # the newer did not run before the older had stopped
-    assert job.cancelled and ended(older) is None
-    jobs.close()
+def test_a_newer_request_of_the_same_visitor_stops_the_older(jobs: Jobs, given: Given) -> None:
+    older = Given()
+    job, work = endless(jobs, older.put)
+    jobs.start("a", lambda _: iter([work.left.is_set() and job.ended.is_set()]), given.put)
+    assert given.next() is True  # the newer did not run before the older had stopped
+    assert job.cancelled and older.last() is None
 
 
-def test_another_visitor_waits_and_is_not_called_off() -> None:
-    jobs, work = Jobs(), Endless()
-    first = jobs.start("a", work, lambda _: None)
-    assert work.begun.wait(LONG)
-    given: queue.Queue[Any] = queue.Queue()
+def test_another_visitor_waits_and_is_not_called_off(jobs: Jobs, given: Given) -> None:
+    first, _ = endless(jobs)
     jobs.start("b", lambda _: iter([first.ended.is_set()]), given.put)
     assert not first.cancelled
     first.cancel()
-    assert given.get(timeout=LONG) is True
-    jobs.close()
+    assert given.next() is True
 
 
-def test_more_than_may_wait_are_sent_away_with_a_sentence() -> None:
-    jobs, work = Jobs(waiting=2), Endless()
-    jobs.start("running", work, lambda _: None)
-    assert work.begun.wait(LONG)
+def test_more_than_may_wait_are_sent_away_with_a_sentence(jobs: Jobs, given: Given) -> None:
+    endless(jobs)
     for name in ("b", "c"):
-        jobs.start(name, lambda _: iter([]), lambda _: None)
+        jobs.start(name, lambda _: iter([]), given.put)
     with pytest.raises(BusyError, match="at most 2 requests wait"):
-        jobs.start("d", lambda _: iter([]), lambda _: None)
-    jobs.start("b", lambda _: iter([]), lambda _: None)  # in its own place
-    jobs.close()
+        jobs.start("d", lambda _: iter([]), given.put)
+    jobs.start("b", lambda _: iter([]), given.put)  # in its own place
 
 
-def test_what_takes_too_long_ends_with_a_sentence() -> None:
-    jobs = Jobs(seconds=0.05)
-    given: queue.Queue[Any] = queue.Queue()
-    jobs.start("a", Endless(), given.put)
-    assert isinstance(ended(given), LateError)
-    jobs.close()
+def test_what_takes_too_long_ends_with_a_sentence(given: Given) -> None:
+    with closing(Jobs(seconds=0.05)) as jobs:
+        jobs.start("a", Endless(), given.put)
+        assert isinstance(given.last(), LateError)
 
 
-def test_an_error_is_handed_on_and_the_next_goes_on() -> None:
-    jobs = Jobs()
-    given: queue.Queue[Any] = queue.Queue()
-
+def test_an_error_is_handed_on_and_the_next_goes_on(jobs: Jobs, given: Given) -> None:
     def broken(_: Job) -> Iterator[Any]:
         yield 1
         raise ValueError("no")
 
     jobs.start("a", broken, given.put)
-    assert isinstance(ended(given), ValueError)
+    assert isinstance(given.last(), ValueError)
     jobs.start("a", lambda _: iter([2]), given.put)
-    assert given.get(timeout=LONG) == 2
-    jobs.close()
+    assert given.next() == 2
 
 
-def test_closing_stops_what_runs() -> None:
-    jobs, work = Jobs(), Endless()
-    job = jobs.start("a", work, lambda _: None)
-    assert work.begun.wait(LONG)
+def test_closing_stops_what_runs(jobs: Jobs) -> None:
+    job, _ = endless(jobs)
     jobs.close()
     assert job.ended.wait(LONG)
 

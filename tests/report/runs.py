@@ -1,6 +1,7 @@
 """Small run directories, of a tiny network, with everything in them that a report can show."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,9 @@ import torch
 
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.paths import decompose
-from rankscope.profiles import Profile, measure
+from rankscope.profiles import Profile, Summary, measure
 from rankscope.profiles.cloud import cloud_table
+from rankscope.profiles.gathered import Gathered
 from rankscope.profiles.readers import ShapeReader
 from rankscope.profiles.spectra import SpectrumReader
 from rankscope.report import write_run_directory
@@ -24,6 +26,20 @@ X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torc
 def profile_of(variants: tuple[str, ...] = ("san", "transformer"), arithmetic: str = "float64") -> Profile:
     nets = {name: named_variant(NET, name) for name in variants}
     return Profile.join([measure(net, X, variant=v, arithmetic=arithmetic) for v, net in nets.items()])
+
+
+def summary_of(profile: Profile) -> Summary:
+    """The same as a corpus."""
+    gathered = Gathered()
+    gathered.add(profile)
+    return gathered.summary()
+
+
+def links_within(html: str) -> None:
+    """Every link of a page leads to an element of it, and no two elements have one id."""
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', html)) <= set(ids)
 
 
 def whole_run(

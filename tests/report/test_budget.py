@@ -1,7 +1,6 @@
 """A page of many runs stays within its budget, and says what it leaves out for that."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from rankscope.report import read_run, render
 from rankscope.report.budget import BUDGET, LEFT_OUT, fit
 from rankscope.report.chapter import Chapter, chapter
-from tests.report.runs import study, whole_run
+from tests.report.runs import links_within, study, whole_run
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +27,10 @@ def chapters_of(folders: list[Path]) -> list[Chapter]:
 
 def weight(chapters: list[Chapter], kind: str | None = None) -> int:
     return sum(size for each in chapters for part, size in each.weights() if kind in (None, part))
+
+
+def table_titles(chapters: list[Chapter]) -> list[list[str]]:
+    return [[table.title for section in each.sections for table in section.tables] for each in chapters]
 
 
 def test_a_page_within_its_budget_is_whole(folders: list[Path]) -> None:
@@ -50,12 +53,10 @@ def test_the_cloud_of_the_last_chapter_goes_first(folders: list[Path]) -> None:
 
 def test_later_chapters_give_before_the_first_and_tables_stay(folders: list[Path]) -> None:
     chapters = chapters_of(folders)
-    tables = [[table.title for section in each.sections for table in section.tables] for each in chapters]
-    first = weight(chapters[:1])
+    tables, first = table_titles(chapters), weight(chapters[:1])
     fit(chapters, 0)
     assert weight(chapters) == weight(chapters[:1]) == first and chapters[0].left == []
-    kept = [[table.title for section in each.sections for table in section.tables] for each in chapters]
-    assert kept == tables and all(each.finding for each in chapters)
+    assert table_titles(chapters) == tables and all(each.finding for each in chapters)
     assert weight(chapters[1:]) == 0 and not chapters[1].figures
 
 
@@ -75,8 +76,7 @@ def test_a_page_of_several_runs_says_what_it_leaves_out(folders: list[Path]) -> 
     assert "Left out" not in one
     assert three.count("Left out, so that a page of so many runs still opens: the tokens layer by layer") == 2
     assert three.count("<article") == 3 and len(three) < 1.1 * len(one)
-    ids = re.findall(r'\bid="([^"]+)"', three)
-    assert all(link in ids for link in re.findall(r'href="#([^"]+)"', three))
+    links_within(three)
 
 
 def test_a_study_that_has_only_notes_stays_and_folders_are_quoted(tmp_path: Path) -> None:

@@ -4,12 +4,11 @@ from pathlib import Path
 
 from rankscope.figures import power
 from rankscope.profiles import Profile, Summary, measure
-from rankscope.profiles.gathered import Gathered
 from rankscope.report import Run, write_report, write_run_directory
 from rankscope.report.overview import side_by_side, titles
 from rankscope.runs import Manifest, Text
 from rankscope.theory import certify
-from tests.report.runs import NET, X, profile_of
+from tests.report.runs import NET, X, profile_of, summary_of
 
 
 def run_of(folder: str, profile: Profile | Summary | None = None, **more: object) -> Run:
@@ -18,11 +17,9 @@ def run_of(folder: str, profile: Profile | Summary | None = None, **more: object
 
 
 def test_headings_say_what_was_done_and_tell_runs_apart() -> None:
-    gathered = Gathered()
-    gathered.add(profile_of())
     profile = profile_of()
     runs = [
-        run_of("a", profile), run_of("b", profile), run_of("c/b", profile), run_of("d", gathered.summary()),
+        run_of("a", profile), run_of("b", profile), run_of("c/b", profile), run_of("d", summary_of(profile)),
         run_of("e", certificates={"san": certify(NET, X)}),
         run_of("f", outcomes=[(Path("g"), {"paper": "wu2024", "figure": "fig1"})]),
     ]  # fmt: skip
@@ -36,10 +33,8 @@ def test_headings_say_what_was_done_and_tell_runs_apart() -> None:
 
 
 def test_a_run_whose_title_is_blank_has_its_folder_as_heading() -> None:
-    assert titles([Run(Path("a/b"), Manifest(title=" \t ")), Run(Path("a/c"), Manifest(title=""))]) == [
-        "b",
-        "c",
-    ]
+    runs = [Run(Path("a/b"), Manifest(title=" \t ")), Run(Path("a/c"), Manifest(title=""))]
+    assert titles(runs) == ["b", "c"]
 
 
 def test_the_variants_that_several_runs_have_stand_side_by_side() -> None:

@@ -21,7 +21,7 @@ from rankscope.report.run import TABLES
 from rankscope.report.tables import curve_table
 from rankscope.runs import Stopped, read
 from rankscope.theory import Certificates, certify
-from tests.report.runs import NET, X, profile_of, study, whole_run
+from tests.report.runs import NET, X, links_within, profile_of, study, whole_run
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></title>\u2028"
 
@@ -47,6 +47,11 @@ class Scripts(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.inside is not None:
             self.found[-1] = (self.inside, self.found[-1][1] + data)
+
+    @property
+    def data(self) -> str:
+        """Of the figures."""
+        return next(text for about, text in self.found if about.get("type") == "application/json")
 
 
 def parsed(html: str) -> Scripts:
@@ -81,9 +86,8 @@ def test_the_page_stands_alone_and_runs_only_its_own_scripts(tmp_path: Path) -> 
     for tag, name, value in found.active:
         assert name in ("href", "src") and (value or "").startswith(("#", "data:")), (tag, name, value)
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
-    data = next(text for attributes, text in found.found if attributes.get("type") == "application/json")
-    assert "\u2028" not in data and "<" not in data
-    assert {key.split("-figure-")[1] for key in json.loads(data)} >= {
+    assert "\u2028" not in found.data and "<" not in found.data
+    assert {key.split("-figure-")[1] for key in json.loads(found.data)} >= {
         "curves", "cloud", "spectrum", "lengths", "heads", "bounds-0"
     }  # fmt: skip
     assert len(html) < 8e6
@@ -107,17 +111,13 @@ def test_a_section_for_each_table_and_a_chapter_for_each_run(tmp_path: Path) -> 
     html = write_report([tmp_path / "one", tmp_path / "two"], tmp_path / "both.html").read_text()
     assert html.count("<article") == 2
     assert 'id="run1-cloud"' in html and 'id="run2-residual"' in html and 'id="run2-cloud"' not in html
-    ids = re.findall(r'\bid="([^"]+)"', html)
-    assert len(ids) == len(set(ids))
-    for link in re.findall(r'href="#([^"]+)"', html):
-        assert link in ids
+    links_within(html)
     assert len(parsed(html).found) == 4  # the scripts stand in it once, whatever the number of runs
 
 
 def test_several_arithmetics_are_drawn_side_by_side(tmp_path: Path) -> None:
-    page = write_run_directory(
-        Profile.join([profile_of(), profile_of(arithmetic="deviation")]), tmp_path, "t"
-    )
+    both = Profile.join([profile_of(), profile_of(arithmetic="deviation")])
+    page = write_run_directory(both, tmp_path, "t")
     assert {"arithmetics_san.png", "arithmetics_transformer.svg"} <= {p.name for p in tmp_path.iterdir()}
     assert "run1-figure-arithmetics-1" in page.read_text()
 
@@ -134,10 +134,8 @@ def test_a_name_may_be_anything(tmp_path: Path) -> None:
     runs += [measure(NET, X, variant=v, arithmetic=a) for v in odd for a in ("float64", "float32")]
     html = write_run_directory(Profile.join(runs), run, "odd").read_text(encoding="utf-8")
     assert "\u202e" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
-    found = parsed(html)
-    data = next(text for attributes, text in found.found if attributes.get("type") == "application/json")
     ids = set(re.findall(r'\bid="([^"]+)"', html))
-    for key, views in json.loads(data).items():
+    for key, views in json.loads(parsed(html).data).items():
         assert key in ids
         for trace in (trace for view in views for trace in view["figure"]["data"]):
             assert len(trace.get("name", "")) < 400
@@ -152,9 +150,8 @@ def test_a_run_that_was_stopped_says_so(tmp_path: Path) -> None:
 
 
 def test_layers_of_networks_of_other_depths_stand_under_their_numbers() -> None:
-    both = Profile.join(
-        [measure(NET, X, variant="short"), measure(NET.variant(layers=70), X, variant="deep")]
-    )
+    deep = measure(NET.variant(layers=70), X, variant="deep")
+    both = Profile.join([measure(NET, X, variant="short"), deep])
     table = curve_table(both.views("relative_residual"))
     assert {len(row) for row in table.rows} == {len(table.headings)}
     for row in table.rows:
@@ -199,33 +196,28 @@ def test_studies_become_pictures_and_tables(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="must be a run directory"):
-        read_run(tmp_path)
-    with pytest.raises(FileError, match="there is none at"):
-        read_run(tmp_path / "nowhere")
+    def refused(said: str, folder: Path = tmp_path) -> None:
+        with pytest.raises(FileError, match=said):
+            read_run(folder)
+
+    refused("must be a run directory")
+    refused("there is none at", tmp_path / "nowhere")
     with pytest.raises(FileError, match="at least one run directory"):
         write_report([], tmp_path / "report.html")
-    (tmp_path / "heads.parquet").write_text("no table")
-    with pytest.raises(FileError, match="must be a Parquet file"):
-        read_run(tmp_path)
-    measure(NET, X).table.write_parquet(tmp_path / "heads.parquet")
-    with pytest.raises(FileError, match="must have the columns sample, layer, head"):
-        read_run(tmp_path)
-    words = {name: ["word"] for name in TABLES["heads"]}
-    pl.DataFrame(words).write_parquet(tmp_path / "heads.parquet")
-    with pytest.raises(FileError, match="must hold numbers in the column sample"):
-        read_run(tmp_path)
-    (tmp_path / "heads.parquet").unlink()
-    none = profile_of()
-    Profile(none.table.head(0), none.manifest).save(tmp_path / "profile.parquet")
-    with pytest.raises(FileError, match="must hold measurements"):
-        read_run(tmp_path)
-    none.table.write_parquet(tmp_path / "profile.parquet", metadata={"rankscope": "[1"})
-    with pytest.raises(FileError, match="must hold a manifest"):
-        read_run(tmp_path)
-    (tmp_path / "profile.parquet").unlink()
     with pytest.raises(FileError, match="it is a folder"):
         write_text(tmp_path, "page")
+    heads, profile, none = tmp_path / "heads.parquet", tmp_path / "profile.parquet", profile_of()
+    heads.write_text("no table")
+    refused("must be a Parquet file")
+    none.table.write_parquet(heads)
+    refused("must have the columns sample, layer, head")
+    pl.DataFrame({name: ["word"] for name in TABLES["heads"]}).write_parquet(heads)
+    refused("must hold numbers in the column sample")
+    heads.unlink()
+    Profile(none.table.head(0), none.manifest).save(profile)
+    refused("must hold measurements")
+    none.table.write_parquet(profile, metadata={"rankscope": "[1"})
+    refused("must hold a manifest")
+    profile.unlink()
     (tmp_path / "outcome.json").write_text("[1]")
-    with pytest.raises(FileError, match="must hold a JSON object"):
-        read_run(tmp_path)
+    refused("must hold a JSON object")

@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from rankscope.charts.escaping import Figure, escaped
-from rankscope.charts.style import HEIGHT, figure, heading, in_order, suffix
+from rankscope.charts.style import PAPER, evenly, figure, heading, in_order, suffix, trace
 from rankscope.figures import power
 
 PANELS = 4
@@ -25,9 +25,7 @@ def cloud(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -> Figu
     """
     rows = table.filter(sample=sample)
     variants = rows["variant"].unique(maintain_order=True).to_list()[:PANELS]
-    layers = sorted(rows["layer"].unique().to_list())
-    if len(layers) > FRAMES:
-        layers = [layers[round(k * (len(layers) - 1) / (FRAMES - 1))] for k in range(FRAMES)]
+    layers = evenly(sorted(rows["layer"].unique().to_list()), FRAMES)
     seen = pl.col("shown").sqrt()  # the plane shows a part of the shape: magnified, it has size one
     factor = pl.when(seen > 0).then(1 / seen).otherwise(1.0) if magnified else 10.0 ** pl.col("log10_scale")
     whole = rows.filter(pl.col("variant").is_in(variants)).with_columns(
@@ -43,20 +41,19 @@ def cloud(table: pl.DataFrame, magnified: bool = False, sample: int = 0) -> Figu
     for panel, variant in enumerate(variants):
         first = rows.filter(variant=variant, layer=layers[0]).sort("token")
         number = max(1, len(first) - 1)
-        data.append({
-            "type": "scatter", "mode": "markers", **frames[0]["data"][panel],
-            "xaxis": f"x{suffix(panel)}", "yaxis": f"y{suffix(panel)}", "showlegend": False,
-            "text": [f"<b>{escaped(text)}</b><br>token {token} · {escaped(variant)}"
-                     for token, text in first.select("token", "text").iter_rows()],
-            "hovertemplate": "%{text}<extra></extra>",
-            "marker": {"size": 8, "opacity": 0.85, "line": {"width": 0.6, "color": "@paper"},
-                       "color": [in_order(k / number) for k in range(len(first))]},
-        })  # fmt: skip
+        said = [
+            f"<b>{escaped(text)}</b><br>token {token} · {escaped(variant)}"
+            for token, text in first.select("token", "text").iter_rows()
+        ]
+        colours = [in_order(k / number) for k in range(len(first))]
+        marker = {"size": 8, "opacity": 0.85, "line": {"width": 0.6, "color": PAPER}, "color": colours}
+        marks = {**frames[0]["data"][panel], "mode": "markers", "marker": marker, "showlegend": False}
+        data.append(trace(said=said, panel=panel, **marks))
         layout[f"xaxis{suffix(panel)}"] = dict(axis)
         layout[f"yaxis{suffix(panel)}"] = {**axis, "scaleanchor": f"x{suffix(panel)}"}
     return figure(
         data,
-        {**layout, "height": HEIGHT, "margin": {"l": 48, "r": 16, "t": 76, "b": 48}},
+        {**layout, "margin": {"l": 48, "r": 16, "t": 76, "b": 48}},
         rows.drop("across", "up").to_dict(as_series=False),
         f"Tokens on two principal axes by layer, {'each at unit size' if magnified else 'as they are'}, "
         f"of {', '.join(map(str, variants))}.",
@@ -86,7 +83,7 @@ def _frame(rows: pl.DataFrame, variants: list[str], layer: int) -> dict[str, Any
         own = own.filter(layer=last).sort("token")
         data.append({name: _short(own[column].to_list()) for name, column in (("x", "across"), ("y", "up"))})
         scale = own["log10_scale"][0] if len(own) else math.nan
-        titles.append({**heading(variant, panel)})
+        titles.append(heading(variant, panel))
         ended = "" if last == layer else f" · layer {last}"
         titles[-1]["text"] += f"{ended}<br>apart by {power(math.nan if scale is None else scale)}"
     return {"name": str(layer), "data": data, "layout": {"annotations": titles}}

@@ -8,7 +8,7 @@ import polars as pl
 
 from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
-from rankscope.charts.style import FAINT, colour, dash, figure, symbol
+from rankscope.charts.style import FAINT, colour, dash, figure, symbol, trace
 from rankscope.figures import power
 from rankscope.metrics import symbol_of
 from rankscope.profiles.plot import looks
@@ -20,6 +20,9 @@ DRAWN = 200
 """Layers drawn at most; what is saved as CSV has all."""
 QUANTITIES = {"relative_residual": "residual", "relative_mu": "mu"}
 """Metrics that are a share of the tokens' size, and what theorems call their numerator."""
+SAVED = ("variant", "arithmetic", "metric", "layer", "log10", "log10_low", "log10_high", "value", "low",
+         "high", "at_floor", "log10_floor")  # fmt: skip
+"""Columns of the CSV."""
 
 
 def curves(
@@ -85,18 +88,15 @@ def _traces(curve: CurveView, log: bool, number: int, axis: Powers, among: int) 
             return axis.place(values)
         return [float(v) if np.isfinite(v) else None for v in values]
 
-    shared = {"legendgroup": f"line {number}", "x": layers, "type": "scatter", "mode": "lines"}
+    ink, group = colour(number), {"legendgroup": f"line {number}"}
+    silent = {**group, "showlegend": False}
     data: list[dict[str, Any]] = []
     for low, high in ((low[layers], high[layers]) for low, high in bands):
         there = np.isfinite(low) & np.isfinite(high)
-        around = {
-            **shared, "hoverinfo": "skip", "showlegend": False, "line": {"width": 0, "color": colour(number)}
-        }  # fmt: skip
         both = [*placed(low[there]), *reversed(placed(high[there]))]
         x = np.concatenate([layers[there], layers[there][::-1]])
-        strength = 0.16 * min(1.0, 4 / among)
-        data.append({**around, "x": x, "y": both, "fill": "toself", "opacity": strength,
-                     "fillcolor": colour(number)})  # fmt: skip
+        filled = {"fill": "toself", "opacity": 0.16 * min(1.0, 4 / among), "fillcolor": ink}
+        data.append(trace(x, both, line={"width": 0, "color": ink}, **filled, **silent))
     said = [
         f"{escaped(curve.label)}<br>layer {layer}: <b>{power(float(curve.log10[layer]))}</b>"
         + (f"<br>at {escaped(curve.arithmetic)}'s floor: rounding noise" if curve.noise[layer] else "")
@@ -104,37 +104,28 @@ def _traces(curve: CurveView, log: bool, number: int, axis: Powers, among: int) 
     ]
     tail = noise | (np.roll(noise, -1) & (layers < layers[-1]))
     main = np.where(noise, np.nan, centre)
-    silent = {**shared, "hoverinfo": "skip", "showlegend": False}
     for part, width, style in ((np.where(tail, centre, np.nan), 1, "dot"), (main, 2, dash(number))):
-        look = {"width": width, "dash": style, "color": colour(number)}
-        data.append({**silent, "y": placed(part), "line": look})
-    data.append({
-        **shared, "y": placed(centre), "mode": "markers", "name": escaped(curve.label), "text": said,
-        "hovertemplate": "%{text}<extra></extra>",
-        "marker": {"size": 8, "color": colour(number), "line": {"width": 1.5, "color": colour(number)},
-                   "symbol": [symbol(number, bool(each)) for each in noise]},
-    })  # fmt: skip
-    return data
+        look = {"width": width, "dash": style, "color": ink}
+        data.append(trace(layers, placed(part), line=look, **silent))
+    symbols = [symbol(number, bool(each)) for each in noise]
+    marker = {"size": 8, "color": ink, "line": {"width": 1.5, "color": ink}, "symbol": symbols}
+    marks = {"mode": "markers", "name": escaped(curve.label), "marker": marker}
+    return [*data, trace(layers, placed(centre), said, **marks, **group)]
 
 
 def _floors(lines: Sequence[CurveView], axis: Powers) -> list[dict[str, Any]]:
     """Each floor once: ratios have one per arithmetic, absolute values one per variant."""
-    data, drawn = [], set()
-    named: set[str] = set()
+    data, drawn = [], set[tuple[str, bytes]]()
     for line in lines:
         key = (line.arithmetic, line.floor.round(6).tobytes())
         if not np.isfinite(line.floor).any() or key in drawn:
             continue
-        drawn.add(key)
         name = escaped(f"floor of {line.arithmetic}")
-        data.append({
-            "type": "scatter", "mode": "lines", "x": np.arange(len(line.floor)), "y": axis.place(line.floor),
-            "name": name, "legendgroup": name, "showlegend": name not in named,
-            "line": {"width": 1.4, "dash": "dot", "color": FAINT},
-            "text": [f"{name}: {power(float(k))}" for k in line.floor],
-            "hovertemplate": "%{text}<extra></extra>",
-        })  # fmt: skip
-        named.add(name)
+        said = [f"{name}: {power(float(k))}" for k in line.floor]
+        known = {"name": name, "legendgroup": name, "showlegend": line.arithmetic not in dict(drawn)}
+        look = {"width": 1.4, "dash": "dot", "color": FAINT}
+        data.append(trace(np.arange(len(line.floor)), axis.place(line.floor), said, line=look, **known))
+        drawn.add(key)
     return data
 
 
@@ -145,18 +136,14 @@ def _bounds(metric: str, certificates: Mapping[str, Certificates]) -> dict[str, 
         return {}
     found: dict[str, dict[str, np.ndarray]] = {}
     for variant, each in certificates.items():
-        said = each.guarantees().filter(pl.col("quantity") == QUANTITIES[metric], pl.col("theorem") != EXACT)
+        share = (pl.col("log10_bound") - pl.col("log10_size")).alias("share")
+        proved = each.guarantees().filter(pl.col("theorem") != EXACT, quantity=QUANTITIES[metric])
+        proved = proved.with_columns(share).filter(pl.col("share").is_finite())
         depth = int(each.table["layer"].to_numpy().max(initial=0))
         samples = each.table["sample"].n_unique()
-        share = pl.col("log10_bound") - pl.col("log10_size")
         for kind, best, worst in (("upper", pl.min, pl.max), ("lower", pl.max, pl.min)):
-            rows = (
-                said.filter(kind=kind).with_columns(share.alias("share")).filter(pl.col("share").is_finite())
-            )
-            by_sample = rows.group_by("layer", "sample").agg(best("share"))
-            by_layer = (
-                by_sample.group_by("layer").agg(worst("share"), pl.len()).filter(pl.col("len") == samples)
-            )
+            by_sample = proved.filter(kind=kind).group_by("layer", "sample").agg(best("share"))
+            by_layer = by_sample.group_by("layer").agg(worst("share"), pl.len()).filter(len=samples)
             curve = np.full(depth + 1, np.nan)
             curve[by_layer["layer"].to_numpy()] = by_layer["share"].to_numpy()
             if np.isfinite(curve).any():
@@ -167,29 +154,27 @@ def _bounds(metric: str, certificates: Mapping[str, Certificates]) -> dict[str, 
 def _bound(line: CurveView, kind: str, curve: np.ndarray, number: int, axis: Powers) -> dict[str, Any]:
     side, mark = ("at most", "arrow-down-open") if kind == "upper" else ("at least", "arrow-up-open")
     name = escaped(f"{line.label}: proved {side}")
-    return {
-        "type": "scatter", "mode": "lines+markers", "x": np.arange(len(curve)), "y": axis.place(curve),
-        "name": name, "line": {"width": 1, "dash": "2px,3px", "color": colour(number)},
-        "marker": {"symbol": mark, "size": 9, "color": colour(number)},
-        "text": [f"{name} {power(float(k))}<br>at layer {layer}" for layer, k in enumerate(curve)],
-        "hovertemplate": "%{text}<extra></extra>",
-    }  # fmt: skip
+    said = [f"{name} {power(float(k))}<br>at layer {layer}" for layer, k in enumerate(curve)]
+    look = {"line": {"width": 1, "dash": "2px,3px", "color": colour(number)},
+            "marker": {"symbol": mark, "size": 9, "color": colour(number)}}  # fmt: skip
+    return trace(np.arange(len(curve)), axis.place(curve), said, mode="lines+markers", name=name, **look)
 
 
 def _table(shown: Sequence[CurveView]) -> dict[str, list[Any]]:
     """What the CSV holds: log10 at every layer, which does not underflow, the value, and the widest band."""
-    names = ("variant", "arithmetic", "metric", "layer", "log10", "log10_low", "log10_high", "value", "low",
-             "high", "at_floor", "log10_floor")  # fmt: skip
-    columns: dict[str, list[Any]] = {name: [] for name in names}
+    rows: list[tuple[Any, ...]] = []
     for each in shown:
-        number = each.depth + 1
-        same = [[part] * number for part in (each.variant, each.arithmetic, each.metric)]
-        numbers = [
+        sides = [
             side
             for centre, bands in ((each.log10, each.log10_bands), (each.value, each.value_bands))
             for side in _sides(centre, (bands or [(centre, centre)])[:1])
         ]
-        parts = (*same, range(number), *numbers, each.noise, each.floor)
-        for name, part in zip(names, parts, strict=True):
-            columns[name] += part.tolist() if isinstance(part, np.ndarray) else list(part)
-    return columns
+        numbers = zip(*sides, each.noise, each.floor, strict=True)
+        same = (each.variant, each.arithmetic, each.metric)
+        rows += [(*same, layer, *parts) for layer, parts in enumerate(numbers)]
+    return columns_of(SAVED, rows)
+
+
+def columns_of(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    """Rows of numbers as the table of a figure has them."""
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))

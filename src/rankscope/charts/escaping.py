@@ -43,10 +43,8 @@ def plain(value: Any) -> Any:
     """
     if isinstance(value, bool | str) or value is None:
         return value
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray | np.generic):
         return plain(value.tolist())
-    if isinstance(value, np.generic):
-        return plain(value.item())
     if isinstance(value, float):
         return float(f"{value:.8g}") if math.isfinite(value) else None
     if isinstance(value, Mapping):

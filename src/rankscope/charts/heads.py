@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from rankscope.charts.escaping import Figure
-from rankscope.charts.style import DIVERGING, SEQUENTIAL, figure
+from rankscope.charts.style import DIVERGING, HOVER, SEQUENTIAL, figure
 from rankscope.errors import MetricError, one_of
 from rankscope.paths.views import head_means
 
@@ -35,26 +35,28 @@ def heads(table: pl.DataFrame, column: str = "contraction") -> Figure:
     grid = [[math.nan if value is None else value for value in row[column].to_list()] for row in rows]
     seen = [abs(value) for line in grid for value in line if math.isfinite(value)]
     signed, limit = "share" in column, max(seen, default=0.0) or 1.0
-    percent = "share" in column
     trace: dict[str, Any] = {
         "type": "heatmap", "x": numbers, "y": layers, "z": grid, "xgap": 1, "ygap": 1,
         "colorscale": DIVERGING if signed else SEQUENTIAL, "zmin": -limit if signed else 0, "zmax": limit,
-        "colorbar": {"thickness": 10, "outlinewidth": 0, "tickformat": ".1%" if percent else ".2~g"},
+        "colorbar": {"thickness": 10, "outlinewidth": 0, "tickformat": ".1%" if signed else ".2~g"},
         "text": [[_said(each) for each in row.iter_rows(named=True)] for row in rows],
-        "hovertemplate": "%{text}<extra></extra>",
+        "hovertemplate": HOVER,
     }  # fmt: skip
     if len(layers) * len(numbers) <= LABELLED:
-        trace["texttemplate"] = "%{z:+.1%}" if percent else "%{z:.2f}" if limit >= 0.1 else "%{z:.0e}"
+        trace["texttemplate"] = "%{z:+.1%}" if signed else "%{z:.2f}" if limit >= 0.1 else "%{z:.0e}"
         trace["textfont"] = {"size": 10}
-    wide = {"dtick": max(1, len(numbers) // 12), "showgrid": False, "zeroline": False}
-    tall = {"dtick": max(1, len(layers) // 12), "showgrid": False, "zeroline": False}
+    axes = {
+        axis: {
+            "title": {"text": name},
+            "dtick": max(1, len(each) // 12),
+            "showgrid": False,
+            "zeroline": False,
+        }
+        for axis, name, each in (("xaxis", "head", numbers), ("yaxis", "layer", layers))
+    }
     return figure(
         [trace],
-        {
-            "height": max(240, min(720, 80 + 34 * len(layers))),
-            "xaxis": {"title": {"text": "head"}, **wide},
-            "yaxis": {"title": {"text": "layer"}, **tall},
-        },
+        {"height": max(240, min(720, 80 + 34 * len(layers))), **axes},
         means.to_dict(as_series=False),
         f"{COLUMNS[column].capitalize()}, for {len(layers)} layers of {len(numbers)} heads; from "
         f"{min(seen, default=math.nan):.3g} to {max(seen, default=math.nan):.3g}.",

@@ -8,12 +8,13 @@ import polars as pl
 
 from rankscope.charts.escaping import Figure
 from rankscope.charts.powers import Powers
-from rankscope.charts.style import HEIGHT, colour, figure, heading, symbol
+from rankscope.charts.style import HOVER, colour, figure, heading, symbol, trace
 from rankscope.figures import power
 from rankscope.paths.views import LengthView, counted_paths, length_views
 
 SAID = {"embedding": "from the embedding", "bias": "from biases"}
 COLOURS = {"embedding": 0, "bias": 4}
+PANELS = ("what the paths of a length carry", "how uniform their sum T is")
 NOISE = "<br>at the floor: rounding noise"
 
 
@@ -35,27 +36,20 @@ def lengths(table: pl.DataFrame) -> Figure:
                 "text": [f"length {each.length}, {SAID[start]}<br>{counted_paths(paths)} "
                          f"path{'s' * (paths != 1)}<br><b>{_percent(share, '+.1%')}</b> of the output"
                          for each, (share, paths, _) in zip(views, bars, strict=True)],
-                "textposition": "none", "hovertemplate": "%{text}<extra></extra>",
+                "textposition": "none", "hovertemplate": HOVER, "xaxis": "x", "yaxis": "y",
             })  # fmt: skip
     residuals, axis = _residuals(rows, views)
     last = max((each.length for each in views), default=0)
-    across = {
-        "title": {"text": "length of the path: heads in it"},
-        "dtick": max(1, last // 12),
-        "zeroline": False,
-    }
+    title = {"text": "length of the path: heads in it"}
+    across = {"title": title, "dtick": max(1, last // 12), "zeroline": False}
     return figure(
         data + residuals,
         {
-            "height": HEIGHT,
             "xaxis": across,
             "xaxis2": {**across, "range": [-0.3, last + 0.3]},
             "yaxis": {"title": {"text": "share of the output"}, "tickformat": ".0%"},
             "yaxis2": axis.axis("‖res T‖<sub>1,∞</sub> / ‖T‖<sub>1,∞</sub>"),
-            "annotations": [
-                heading("what the paths of a length carry", 0),
-                heading("how uniform their sum T is", 1),
-            ],
+            "annotations": [heading(text, panel) for panel, text in enumerate(PANELS)],
             "bargap": 0.25,
         },
         rows.to_dict(as_series=False),
@@ -76,17 +70,13 @@ def _residuals(rows: pl.DataFrame, views: Sequence[LengthView]) -> tuple[list[di
     ).with_columns(pl.col("relative_residual").log10().alias("log10"))
     axis = Powers(there["log10"].to_list())
     means = [each for each in views if math.isfinite(each.log10_residual)]
-    line = {"type": "scatter", "xaxis": "x2", "yaxis": "y2", "showlegend": False}
     said = [
         f"length {length}, sample {sample}<br><b>{power(k)}</b>{NOISE if noise else ''}"
         for length, sample, k, noise in there.select("length", "sample", "log10", "below_floor").iter_rows()
     ]
-    return [
-        {**line, "mode": "lines", "x": [each.length for each in means],
-         "y": axis.place([each.log10_residual for each in means]), "hoverinfo": "skip",
-         "line": {"color": colour(0), "width": 1.6}},
-        {**line, "mode": "markers", "x": there["length"].to_list(), "y": axis.place(there["log10"].to_list()),
-         "text": said, "hovertemplate": "%{text}<extra></extra>",
-         "marker": {"size": 7, "color": colour(0), "opacity": 0.8,
-                    "symbol": [symbol(0, noise) for noise in there["below_floor"].to_list()]}},
-    ], axis  # fmt: skip
+    places = axis.place([each.log10_residual for each in means])
+    line = trace([each.length for each in means], places, panel=1, line={"color": colour(0), "width": 1.6})
+    marks = trace(there["length"].to_list(), axis.place(there["log10"].to_list()), said, 1, mode="markers")
+    symbols = [symbol(0, noise) for noise in there["below_floor"]]
+    marks["marker"] = {"size": 7, "color": colour(0), "opacity": 0.8, "symbol": symbols}
+    return [{**each, "showlegend": False} for each in (line, marks)], axis

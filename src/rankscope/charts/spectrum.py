@@ -6,7 +6,7 @@ import polars as pl
 
 from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
-from rankscope.charts.style import figure, heading, in_order, suffix
+from rankscope.charts.style import evenly, figure, heading, in_order, suffix, trace
 from rankscope.figures import power
 
 PANELS = 6
@@ -19,7 +19,7 @@ def spectrum(table: pl.DataFrame) -> Figure:
     values of the residual as shares of the tokens' norm, geometric means over samples. `table` is that of
     `profiles.spectra`."""
     variants = table["variant"].unique(maintain_order=True).to_list()[:PANELS]
-    layers = _some(sorted(table["layer"].unique().to_list()), LINES)
+    layers = evenly(sorted(table["layer"].unique().to_list()), LINES)
     # A value that is noise in some samples is not there: the mean of the others would be of other texts.
     samples = table["sample"].n_unique()
     means = table.group_by("variant", "layer", "index", maintain_order=True).agg(
@@ -33,18 +33,14 @@ def spectrum(table: pl.DataFrame) -> Figure:
         axis = Powers(own["log10"].to_list())
         for number, layer in enumerate(layers):
             rows = own.filter(layer=layer).sort("index")
-            ink = in_order(number / max(1, len(layers) - 1))
-            logs = rows["log10"].to_list()
-            data.append({
-                "type": "scatter", "mode": "lines", "x": rows["index"].to_list(),
-                "y": axis.place(logs),
-                "xaxis": f"x{suffix(panel)}", "yaxis": f"y{suffix(panel)}", "name": f"layer {layer}",
-                "legendgroup": f"layer {layer}", "showlegend": panel == 0,
-                "line": {"width": 1.6, "color": ink},
-                "text": [f"{escaped(variant)}, layer {layer}<br>singular value {index}: <b>{power(k)}</b>"
-                         for index, k in zip(rows["index"], logs, strict=True)],
-                "hovertemplate": "%{text}<extra></extra>",
-            })  # fmt: skip
+            logs, name = rows["log10"].to_list(), f"layer {layer}"
+            said = [
+                f"{escaped(variant)}, {name}<br>singular value {index}: <b>{power(k)}</b>"
+                for index, k in zip(rows["index"], logs, strict=True)
+            ]
+            look = {"width": 1.6, "color": in_order(number / max(1, len(layers) - 1))}
+            line = trace(rows["index"].to_list(), axis.place(logs), said, panel, line=look)
+            data.append({**line, "name": name, "legendgroup": name, "showlegend": panel == 0})
         layout[f"xaxis{suffix(panel)}"] = {"title": {"text": "singular value"}, "zeroline": False}
         layout[f"yaxis{suffix(panel)}"] = axis.axis("σ / ‖X‖<sub>F</sub>" if panel % 2 == 0 else "")
         layout["annotations"].append(heading(variant, panel))
@@ -53,10 +49,3 @@ def spectrum(table: pl.DataFrame) -> Figure:
         f"Singular values of the residual by layer, of {', '.join(map(str, variants))}.",
         panels=len(variants), columns=2 if len(variants) > 1 else 1,
     )  # fmt: skip
-
-
-def _some(layers: list[int], most: int) -> list[int]:
-    """Evenly, the first and the last among them."""
-    if len(layers) <= most:
-        return layers
-    return [layers[round(k * (len(layers) - 1) / (most - 1))] for k in range(most)]

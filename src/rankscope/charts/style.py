@@ -5,7 +5,9 @@ must follow it is written `@ink`, `@faint`, `@paper`, or `@order 0.3` of a place
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from rankscope.charts.escaping import Figure, escaped, plain
 from rankscope.figures import PALETTE
@@ -18,8 +20,12 @@ SEQUENCE = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#
 """Viridis: an order that survives grey print and every kind of colour blindness."""
 SEQUENTIAL = [[k / (len(SEQUENCE) - 1), colour] for k, colour in enumerate(SEQUENCE)]
 DIVERGING = [[0.0, PALETTE[1]], [0.5, PAPER], [1.0, PALETTE[0]]]
+HOVER = "%{text}<extra></extra>"
+"""Our own words alone, without what plotly adds."""
 HEIGHT = 380
 """Pixels of one row of panels."""
+
+Item = TypeVar("Item")
 
 
 def colour(number: int) -> str:
@@ -55,6 +61,30 @@ def in_order(place: float) -> str:
 def suffix(panel: int) -> str:
     """How plotly numbers the axes of a panel: none, 2, 3, ..."""
     return "" if panel == 0 else str(panel + 1)
+
+
+def trace(
+    x: Sequence[Any] | np.ndarray,
+    y: Sequence[Any] | np.ndarray,
+    said: Sequence[str] | None = None,
+    panel: int = 0,
+    **look: Any,
+) -> dict[str, Any]:
+    """A line in a panel, or marks, by its `mode`. `said` is shown of the point that one points at."""
+    hover = {"hoverinfo": "skip"} if said is None else {"text": said, "hovertemplate": HOVER}
+    place = {"xaxis": f"x{suffix(panel)}", "yaxis": f"y{suffix(panel)}"}
+    return {"type": "scatter", "mode": "lines", "x": x, "y": y, **place, **hover, **look}
+
+
+def evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """So many of them at most, the first and the last among them.
+
+    >>> evenly("abcdefg", 4)
+    ['a', 'c', 'e', 'g']
+    """
+    if len(items) <= most:
+        return list(items)
+    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
 
 
 def heading(text: str, panel: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ kept of one that has left the shelf.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import polars as pl
@@ -18,7 +19,7 @@ from rankscope.explorer import panels
 from rankscope.explorer.jobs import Interruptible
 from rankscope.explorer.measured import Measured, measured
 from rankscope.explorer.settings import Request, Setting
-from rankscope.explorer.shelf import Shelf
+from rankscope.explorer.shelf import Shelf, sizes
 from rankscope.paths import decompose
 from rankscope.paths.lengths import ByLength
 from rankscope.paths.views import carried
@@ -70,22 +71,13 @@ class Answers:
     def lengths(self, setting: Setting, check: Check) -> ByLength:
         """All paths of a setting by length."""
         own = self.measured(setting, check)
-
-        def compute() -> ByLength:
-            with Interruptible(check):
-                return decompose(own.net, own.X).by_length()
-
-        return self._once("paths", setting, compute)
+        return self._once("paths", setting, lambda: decompose(own.net, own.X).by_length(), check)
 
     def certificates(self, setting: Setting, check: Check) -> Certificates:
         """Every theorem on a setting."""
         own = self.measured(setting, check)
-
-        def compute() -> Certificates:
-            with Interruptible(check):
-                return certify(own.net, own.X, norms=self.shelf.norms(self.shelf.network(setting)))
-
-        return self._once("bounds", setting, compute)
+        norms = self.shelf.norms(self.shelf.network(setting))
+        return self._once("bounds", setting, lambda: certify(own.net, own.X, norms=norms), check)
 
     def paths_part(self, setting: Setting, check: Check) -> dict[str, Any]:
         """Shares by length; or a sentence that says why there are none."""
@@ -121,12 +113,16 @@ class Answers:
         lines = [bound_line(each) for each in views]
         return {"figures": bound_figures(found, views), "lines": lines, "said": bounds_said(views)}
 
-    def _once(self, kind: str, setting: Setting, compute: Callable[[], Kept]) -> Kept:
+    def _once(
+        self, kind: str, setting: Setting, compute: Callable[[], Kept], check: Check | None = None
+    ) -> Kept:
+        """What is kept, or computed: with a `check` at every torch operation, where none is made within."""
         key = (kind, setting)
         for old in [old for old in self._kept if not self.shelf.holds(old[1])]:
             del self._kept[old]
         if key not in self._kept:
-            self._kept[key] = compute()
+            with nullcontext() if check is None else Interruptible(check):
+                self._kept[key] = compute()
             while len(self._kept) > 3 * KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
@@ -139,6 +135,8 @@ def curve_part(found: Mapping[str, Measured]) -> dict[str, Any]:
     curves = profile.views("relative_residual")
     now = found[NOW]
     arch = now.net.arch
+    own = {"mlp": arch.mlp != "none", "norm": arch.norm != "none"}  # which there are to take out
+    about = {"tokens": len(now.words), **sizes(arch), "arithmetic": now.arithmetic, "own": own}
     figures = {log: charts.curves(curves, log) for log in (True, False)}
     if len(found) == 1:
         for figure in figures.values():
@@ -149,18 +147,9 @@ def curve_part(found: Mapping[str, Measured]) -> dict[str, Any]:
         "verdicts": {
             each.variant: ALONE if len(found[each.variant].words) == 1 else sentence(each) for each in curves
         },
-        "about": {
-            "tokens": len(now.words), "layers": arch.layers, "width": arch.width, "heads": arch.heads,
-            "mask": arch.mask, "divisor": arch.divisor, "arithmetic": now.arithmetic,
-            "skip": arch.attention_skip, "own": own_parts(now.net),
-        },
+        "about": about,
         "numbers": {name: charts.plain(each.curve()) for name, each in found.items()},
-    }  # fmt: skip
-
-
-def own_parts(net: Any) -> dict[str, Any]:
-    """Which parts there are to take out."""
-    return {"mlp": net.arch.mlp != "none", "norm": net.arch.norm != "none"}
+    }
 
 
 def cloud_part(found: Mapping[str, Measured]) -> dict[str, Any]:
@@ -211,12 +200,9 @@ def bound_figures(found: Certificates, bounds: list[BoundView]) -> dict[str, cha
     kept = [each for each in drawn if each.state == "says"] or drawn
     counts = Counter(each.quantity for each in kept)
     names = [each.theorem for each in kept]
+    rows = found.table.filter(pl.col("theorem").is_in(names))
     return {
-        quantity: charts.bounds(
-            Certificates(
-                found.table.filter(pl.col("theorem").is_in(names), quantity=quantity), found.manifest
-            )
-        )
+        quantity: charts.bounds(Certificates(rows.filter(quantity=quantity), found.manifest))
         for quantity, _ in counts.most_common()
     }
 

@@ -6,9 +6,8 @@ are refused before anything is read. Answers carry headers that keep a page from
 elsewhere and from being framed.
 """
 
-import json
-
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -53,10 +52,7 @@ class Guard:
             await self.app(scope, receive, with_headers)
             return
         status, said = refused
-        body = json.dumps({"error": said}).encode()
-        head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-        await with_headers({"type": "http.response.start", "status": status, "headers": head})
-        await with_headers({"type": "http.response.body", "body": body})
+        await JSONResponse({"error": said}, status)(scope, receive, with_headers)
 
     def refusal(self, method: str, headers: Headers) -> tuple[int, str] | None:
         """(status, why) of a request that is not for us; None for one that is."""

@@ -1,7 +1,5 @@
 """Figures of `charts` in the little room that the page has: one panel of several, or all in one row."""
 
-from typing import Any
-
 from rankscope.charts import Figure
 from rankscope.charts.style import suffix
 
@@ -11,16 +9,15 @@ ACROSS = 150
 
 def alone(figure: Figure, panel: int) -> Figure:
     """One panel of a figure as a figure of its own, without its heading."""
-    x, y = f"x{suffix(panel)}", f"y{suffix(panel)}"
     layout = {
         key: value
         for key, value in figure["layout"].items()
         if not key.startswith(("xaxis", "yaxis")) and key not in ("grid", "annotations")
     }
-    layout["xaxis"] = figure["layout"][f"xaxis{suffix(panel)}"]
-    layout["yaxis"] = figure["layout"][f"yaxis{suffix(panel)}"]
+    layout |= {axis: figure["layout"][f"{axis}{suffix(panel)}"] for axis in ("xaxis", "yaxis")}
     layout["margin"] = {**layout["margin"], "t": 20}
-    data = [{**trace, "xaxis": "x", "yaxis": "y"} for trace in figure["data"] if _axes(trace) == (x, y)]
+    own = [trace for trace in figure["data"] if trace["xaxis"] == f"x{suffix(panel)}"]
+    data = [{**trace, "xaxis": "x", "yaxis": "y"} for trace in own]
     return {**figure, "data": data, "layout": layout, "panels": 1}
 
 
@@ -35,7 +32,3 @@ def unnamed(figure: Figure) -> None:
     """Without a legend, where there is but one line."""
     for trace in figure["data"]:
         trace["showlegend"] = False
-
-
-def _axes(trace: dict[str, Any]) -> tuple[str, str]:
-    return trace.get("xaxis", "x"), trace.get("yaxis", "y")

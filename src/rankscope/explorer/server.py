@@ -21,7 +21,6 @@ from fastapi.responses import FileResponse, JSONResponse, Response, StreamingRes
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
-from rankscope.charts import draw_script, style_sheet
 from rankscope.errors import BusyError, LateError, RankscopeError
 from rankscope.explorer import settings
 from rankscope.explorer.answer import Answers, why
@@ -35,6 +34,7 @@ MOST_BYTES = 64 * 1024
 BODY_SECONDS = 5.0
 """In which a request must have arrived."""
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+LIMITS = {"text": settings.MOST_TEXT, "tokens": settings.MOST_TOKENS, "depth": settings.MOST_DEPTH}
 VISITOR = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 
@@ -65,13 +65,9 @@ def app(shelf: Shelf, port: int, jobs: Jobs | None = None, patience: float = BOD
     async def static(name: str) -> Response:
         return _static(name)
 
-    @api.get("/charts/draw.js")
-    async def draw() -> Response:
-        return Response(draw_script(), media_type="text/javascript")
-
-    @api.get("/charts/draw.css")
-    async def style() -> Response:
-        return Response(style_sheet(), media_type="text/css")
+    @api.get("/charts/{name}")
+    async def chart(name: str) -> Response:
+        return _static(name, "rankscope.charts")
 
     @api.get("/plotly.js")
     async def plotly() -> Response:
@@ -87,11 +83,7 @@ def app(shelf: Shelf, port: int, jobs: Jobs | None = None, patience: float = BOD
     async def described() -> dict[str, Any]:
         return {
             "models": shelf.described(),
-            "limits": {
-                "text": settings.MOST_TEXT,
-                "tokens": settings.MOST_TOKENS,
-                "depth": settings.MOST_DEPTH,
-            },
+            "limits": LIMITS,
             "theorems": [
                 {"name": each.name, "source": each.source, "says": each.says} for each in THEOREMS.values()
             ],
@@ -199,10 +191,10 @@ async def _body(request: Request, patience: float) -> bytes:
     return bytes(body)
 
 
-def _static(name: str) -> Response:
+def _static(name: str, package: str = "rankscope.explorer") -> Response:
     """A file of the page, by a name without any path in it."""
     kind = KINDS.get(name[name.rfind(".") :])
-    found = files("rankscope.explorer").joinpath("static")
+    found = files(package).joinpath("static")
     if kind is None or name not in {each.name for each in found.iterdir()}:
         raise HTTPException(404, "there is no such page")
     return Response(found.joinpath(name).read_bytes(), media_type=kind)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rankscope.errors import SettingError, one_of
 from rankscope.explorer.settings import RANDOM, Setting
-from rankscope.nets import Transformer
+from rankscope.nets import Architecture, Transformer
 from rankscope.sources import named_network
 from rankscope.sources.fresh import untrained
 from rankscope.theory.observe import WeightNorms
@@ -70,15 +70,11 @@ class Shelf:
 def _about(net: Transformer | None) -> dict[str, Any]:
     if net is None:
         return {}
-    arch = net.arch
-    return {
-        "layers": arch.layers,
-        "width": arch.width,
-        "heads": arch.heads,
-        "skip": arch.attention_skip,
-        "mlp": arch.mlp,
-        "norm": arch.norm,
-        "mask": arch.mask,
-        "divisor": arch.divisor,
-        "trained": bool(net.origin) and net.origin.described().get("weights") == "trained",  # type: ignore[union-attr]
-    }
+    trained = net.origin is not None and net.origin.described().get("weights") == "trained"
+    return {**sizes(net.arch), "mlp": net.arch.mlp, "norm": net.arch.norm, "trained": trained}
+
+
+def sizes(arch: Architecture) -> dict[str, Any]:
+    """What the page shows of every network."""
+    shown = {name: getattr(arch, name) for name in ("layers", "width", "heads", "mask", "divisor")}
+    return {**shown, "skip": arch.attention_skip}

@@ -26,6 +26,12 @@ class Chapter:
     number: int
     title: str
     sections: list[Section]
+    finding: str
+    """What the run says."""
+    facts: list[str]
+    """What was run on what."""
+    checks: list[dict[str, str]]
+    """What the run found about itself."""
     figures: dict[str, str] = field(default_factory=dict)
     """By id of the element that it is drawn into: its views as JSON."""
     manifests: dict[str, str] = field(default_factory=dict)
@@ -46,24 +52,9 @@ class Chapter:
         return f"{self.id}-figure-{plot.key}"
 
     @property
-    def finding(self) -> str:
-        """What the run says."""
-        return finding(self.run)
-
-    @property
-    def facts(self) -> list[str]:
-        """What was run on what."""
-        return facts(self.run)
-
-    @property
     def notes(self) -> list[str]:
         """What a reader should know before the figures."""
         return [note for note in (stopped(self.run), *self.run.notes, self._left()) if note]
-
-    @property
-    def checks(self) -> list[dict[str, str]]:
-        """What the run found about itself."""
-        return [] if self.run.measured is None else checks(self.run.measured)
 
     @property
     def command(self) -> str:
@@ -105,7 +96,8 @@ class Chapter:
 
 def chapter(run: Run, number: int, title: str) -> Chapter:
     """The chapter of a run, with all its parts."""
-    found = Chapter(run, number, title, sections_of(run))
+    checked = [] if run.measured is None else checks(run.measured)
+    found = Chapter(run, number, title, sections_of(run), finding(run), facts(run), checked)
     for section in found.sections:
         for plot in section.plots:
             found.figures[found.plot_id(plot)] = charts.script_json(views(plot.views))

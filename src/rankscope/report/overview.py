@@ -9,7 +9,7 @@ from rankscope import charts
 from rankscope.figures import power
 from rankscope.profiles.views import CurveView
 from rankscope.report.run import Run
-from rankscope.report.sections import Plot, Section
+from rankscope.report.sections import Plot, Section, by_variant
 from rankscope.report.tables import Table
 from rankscope.report.verdict import FINEST
 
@@ -74,12 +74,9 @@ def side_by_side(runs: Sequence[Run], names: Sequence[str]) -> Section:
 
 def _finest(curves: Sequence[CurveView]) -> dict[str, CurveView]:
     """Each variant in the finest of its arithmetics: one may have fallen back where another did not."""
-    found: dict[str, list[CurveView]] = {}
-    for each in curves:
-        found.setdefault(each.variant, []).append(each)
     return {
         variant: min(those, key=lambda each: [*FINEST, each.arithmetic].index(each.arithmetic))
-        for variant, those in found.items()
+        for variant, those in by_variant(curves).items()
     }
 
 

@@ -18,6 +18,7 @@ import polars as pl
 
 from rankscope.cards import counted
 from rankscope.errors import FileError
+from rankscope.paths.views import HEAD
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.cloud import SCHEMA as CLOUD
 from rankscope.profiles.spectra import SCHEMA as SPECTRUM
@@ -29,19 +30,9 @@ from rankscope.runs.tables import whole
 from rankscope.theory import Certificates
 
 LENGTHS = ("sample", "length", "start", "paths", "norm", "relative_residual", "below_floor", "share")
-HEADS = (
-    "sample",
-    "layer",
-    "head",
-    "norm",
-    "share",
-    "residual_share",
-    "contraction",
-    "averaging",
-    "dobrushin",
-)
 TABLES: dict[str, tuple[str, ...]] = {
-    "cloud": tuple(CLOUD), "spectrum": tuple(SPECTRUM), "lengths": LENGTHS, "heads": HEADS
+    "cloud": tuple(CLOUD), "spectrum": tuple(SPECTRUM), "lengths": LENGTHS,
+    "heads": ("sample", "layer", "head", *HEAD),
 }  # fmt: skip
 """The columns that each table must have."""
 TITLE = 200
@@ -131,9 +122,8 @@ def read_run(folder: str | Path) -> Run:
     outcomes = [_outcome(path.parent) for path in sorted(folder.rglob("outcome.json"))]
     if measured is None and not tables and not certificates and not outcomes:
         raise FileError(
-            f"{folder} must be a run directory, with profile.parquet, lengths.parquet, "
-            "certificates.parquet or "
-            "the like in it; it has none of them: measure, paths, bounds and reproduce write one with -o"
+            f"{folder} must be a run directory, with profile.parquet, lengths.parquet, certificates.parquet "
+            "or the like in it; it has none of them: measure, paths, bounds and reproduce write one with -o"
         )
     main = inside[0] if inside else Manifest()
     manifests = stored.manifests or ({"": main} if inside else {})

@@ -1,5 +1,6 @@
 """The sections of a chapter: which figures and tables a run gives, each with a sentence on how to read it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,12 +61,13 @@ def sections_of(run: Run) -> list[Section]:
     """All that the run has something for, in the order of reading."""
     found: list[Section] = []
     if run.measured is not None:
-        found += [*_curves(run, run.measured), *_arithmetics(run.measured)]
-    found += [*_cloud(run), *_spectrum(run), *_paths(run), *_heads(run), *_bounds(run), *_studies(run)]
-    return found
+        found += [_curves(run, run.measured), *_arithmetics(run.measured)]
+    of = {"cloud": _cloud, "spectrum": _spectrum, "lengths": _paths, "heads": _heads}
+    there = {name: run.tables[name] for name in of if name in run.tables and run.tables[name].height}
+    return [*found, *(of[name](run, table) for name, table in there.items()), *_bounds(run), *_studies(run)]
 
 
-def _curves(run: Run, measured: Profile | Summary) -> list[Section]:
+def _curves(run: Run, measured: Profile | Summary) -> Section:
     lead, *others = measured.metrics
     about = (
         f"Lines: median of {measured.excerpts} excerpts; bands: the middle half of them, and fainter nine "
@@ -88,13 +90,11 @@ def _curves(run: Run, measured: Profile | Summary) -> list[Section]:
     tables = [curve_table(measured.views(lead))]
     if isinstance(measured, Summary):
         tables.append(spread_table(measured, lead))
-    return [
-        Section(
-            "residual", "How uniform the tokens become", plots=plots, tables=tables,
-            lead="The residual is what is left of the tokens when the one token nearest to all of them is "
-            "taken away. At 1 they share nothing, at 0 they are the same.",
-        )
-    ]  # fmt: skip
+    return Section(
+        "residual", "How uniform the tokens become", plots=plots, tables=tables,
+        lead="The residual is what is left of the tokens when the one token nearest to all of them is "
+        "taken away. At 1 they share nothing, at 0 they are the same.",
+    )  # fmt: skip
 
 
 def _both(measured: Profile | Summary, metric: str, run: Run | None) -> Views:
@@ -116,28 +116,33 @@ def _small(measured: Profile | Summary, metric: str) -> Views:
     return views
 
 
-def _arithmetics(measured: Profile | Summary) -> list[Section]:
-    if isinstance(measured, Summary) or len(measured.arithmetics) < 2:
-        return []
+def by_variant(curves: Sequence[CurveView]) -> dict[str, list[CurveView]]:
+    """The curves of each variant."""
+    found: dict[str, list[CurveView]] = {}
+    for curve in curves:
+        found.setdefault(curve.variant, []).append(curve)
+    return found
+
+
+def compared_arithmetics(measured: Profile | Summary) -> dict[str, list[CurveView]]:
+    """By variant the curves of a residual, where there are several arithmetics to compare."""
     metric = next((name for name in measured.metrics if "residual" in name or name.endswith("mu")), None)
-    if metric is None:
-        return []
-    by_variant: dict[str, list[CurveView]] = {}
-    for curve in measured.views(metric):
-        by_variant.setdefault(curve.variant, []).append(curve)
+    if isinstance(measured, Summary) or len(measured.arithmetics) < 2 or metric is None:
+        return {}
+    return by_variant(measured.views(metric))
+
+
+def _arithmetics(measured: Profile | Summary) -> list[Section]:
     plots = [
         Plot(f"arithmetics-{number}", [("", charts.arithmetics(curves))],
-             f"{variant}. Left: digits that {symbol_of(metric)} has lost. Right: the ratio of its "
+             f"{variant}. Left: digits that {symbol_of(curves[0].metric)} has lost. Right: the ratio of its "
              "logarithm from layer to layer; under the doubly exponential law it tends to 3.")
-        for number, (variant, curves) in enumerate(by_variant.items())
+        for number, (variant, curves) in enumerate(compared_arithmetics(measured).items())
     ]  # fmt: skip
-    return [Section("arithmetics", "What each arithmetic can see", plots=plots, lead=FLOORS)]
+    return [Section("arithmetics", "What each arithmetic can see", plots=plots, lead=FLOORS)] if plots else []
 
 
-def _cloud(run: Run) -> list[Section]:
-    if "cloud" not in run.tables or not run.tables["cloud"].height:
-        return []
-    table = run.tables["cloud"]
+def _cloud(run: Run, table: pl.DataFrame) -> Section:
     shown = table.filter(pl.col("shown").is_finite(), pl.col("shown") > 0)["shown"].to_numpy()
     part = (
         f" The plane shows {_percent(shown.min())} to {_percent(shown.max())} of a layer's variance."
@@ -145,19 +150,16 @@ def _cloud(run: Run) -> list[Section]:
         else ""
     )
     views = [("as it is", charts.cloud(table)), ("magnified", charts.cloud(table, magnified=True))]
-    return [
-        Section(
-            "cloud", "The tokens, layer by layer", lead=_which(run, 1),
-            plots=[Plot(
-                "cloud", views,
-                "Each mark is a token, coloured by its place in the text from dark to light; point at it to "
-                "read it. The two axes are the leading principal directions of all layers of all variants "
-                "together, the same in every panel, in units of a token's length. As it is, a cloud that "
-                "becomes uniform falls into the middle; magnified, every layer is drawn at the same size, "
-                f"and one sees what is left of its shape.{part}{_few(table, CLOUDS)}",
-            )],
-        )
-    ]  # fmt: skip
+    caption = (
+        "Each mark is a token, coloured by its place in the text from dark to light; point at it to read it. "
+        "The two axes are the leading principal directions of all layers of all variants together, the same "
+        "in every panel, in units of a token's length. As it is, a cloud that becomes uniform falls into the "
+        "middle; magnified, every layer is drawn at the same size, and one sees what is left of its shape."
+        f"{part}{_few(table, CLOUDS)}"
+    )
+    return Section(
+        "cloud", "The tokens, layer by layer", _which(run, 1), plots=[Plot("cloud", views, caption)]
+    )
 
 
 def _percent(share: float) -> str:
@@ -183,64 +185,44 @@ def _few(table: pl.DataFrame, most: int) -> str:
     return f"{few} One excerpt is shown of {samples}." if samples > 1 else few
 
 
-def _spectrum(run: Run) -> list[Section]:
-    if "spectrum" not in run.tables or not run.tables["spectrum"].height:
-        return []
-    table = run.tables["spectrum"]
-    views = [("", charts.spectrum(table))]
+def _spectrum(run: Run, table: pl.DataFrame) -> Section:
     samples = table["sample"].n_unique()
     over = f", geometric means over {samples} excerpts" if samples > 1 else ""
-    return [
-        Section(
-            "spectrum", "Singular values", lead=_which(run, samples),
-            plots=[Plot(
-                "spectrum", views,
-                f"Singular values of the residual as shares of the tokens' norm, a line a layer{over}. "
-                "Lines that fall as a whole: tokens draw together in every direction. Lines that grow steep: "
-                "they still differ, but along few directions.",
-            )],
-        )
-    ]  # fmt: skip
+    caption = (
+        f"Singular values of the residual as shares of the tokens' norm, a line a layer{over}. Lines that "
+        "fall as a whole: tokens draw together in every direction. Lines that grow steep: they still differ, "
+        "but along few directions."
+    )
+    plot = Plot("spectrum", [("", charts.spectrum(table))], caption)
+    return Section("spectrum", "Singular values", _which(run, samples), plots=[plot])
 
 
-def _paths(run: Run) -> list[Section]:
-    if "lengths" not in run.tables:
-        return []
+def _paths(run: Run, table: pl.DataFrame) -> Section:
     closure = run.closure
     adds = "" if closure is None else f" All of them add up to the output within {closure:.0e} of it."
-    return [
-        Section(
-            "paths", "Which paths carry the output",
-            lead="A path goes through one head, or past all of them, in every layer; its length is the "
-            "number of heads in it. The terms of all paths are summed exactly, with attention, norms and "
-            "activations frozen as measured.",
-            plots=[Plot(
-                "lengths", [("", charts.lengths(run.tables["lengths"]))],
-                "Left: share of the output, mean over samples; shares add up to one and may be negative. "
-                f"Right: the relative residual of each length's sum, a mark for each sample.{adds}",
-            )],
-        )
-    ]  # fmt: skip
+    lead = (
+        "A path goes through one head, or past all of them, in every layer; its length is the number of "
+        "heads in it. The terms of all paths are summed exactly, with attention, norms and activations "
+        "frozen as measured."
+    )
+    caption = (
+        "Left: share of the output, mean over samples; shares add up to one and may be negative. Right: the "
+        f"relative residual of each length's sum, a mark for each sample.{adds}"
+    )
+    plot = Plot("lengths", [("", charts.lengths(table))], caption)
+    return Section("paths", "Which paths carry the output", lead, plots=[plot])
 
 
-def _heads(run: Run) -> list[Section]:
-    if "heads" not in run.tables:
-        return []
-    table = run.tables["heads"]
-    views = [(name.replace("_", " "), charts.heads(table, name))
-             for name in ("contraction", "averaging", "share", "residual_share")]  # fmt: skip
-    return [
-        Section(
-            "heads", "What each head does",
-            plots=[Plot(
-                "heads", views,
-                "Contraction: how much what a head says varies from token to token, as a share of how much "
-                "what it reads does; averaging: the same without its weights. Share and residual share: what "
-                "passes through the head of the output, and of what tells tokens apart in it; blue adds, "
-                "orange takes away. Point at a head for all of them.",
-            )],
-        )
-    ]  # fmt: skip
+def _heads(_: Run, table: pl.DataFrame) -> Section:
+    names = ("contraction", "averaging", "share", "residual_share")
+    views = [(name.replace("_", " "), charts.heads(table, name)) for name in names]
+    caption = (
+        "Contraction: how much what a head says varies from token to token, as a share of how much what it "
+        "reads does; averaging: the same without its weights. Share and residual share: what passes through "
+        "the head of the output, and of what tells tokens apart in it; blue adds, orange takes away. Point "
+        "at a head for all of them."
+    )
+    return Section("heads", "What each head does", plots=[Plot("heads", views, caption)])
 
 
 def _bounds(run: Run) -> list[Section]:

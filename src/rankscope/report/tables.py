@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankscope.charts.style import evenly
 from rankscope.figures import power
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.views import CurveView, zeros_said
@@ -34,7 +35,7 @@ class Table:
 
 def curve_table(curves: Sequence[CurveView]) -> Table:
     """The centre of each curve by layer; noise is marked."""
-    some = _some(max((each.depth + 1 for each in curves), default=0))
+    some = evenly(range(max((each.depth + 1 for each in curves), default=0)), LAYERS)
     rows, marked = [], set()
     for number, each in enumerate(curves):
         there = [layer for layer in some if layer <= each.depth]
@@ -59,12 +60,6 @@ def spread_table(summary: Summary, metric: str) -> Table:
         rows.append([each.label, *quantiles, f"{mean:.3g}", f"{sd:.3g}", f"{noise:.0%}", f"{count:.0f}"])
     headings = ["5 %", "25 %", "median", "75 %", "95 %", "mean", "sd", "at floor", "excerpts"]
     return Table(f"{metric} over excerpts, at the last layer", ["variant", *headings], rows)
-
-
-def _some(number: int) -> list[int]:
-    if number <= LAYERS:
-        return list(range(number))
-    return [round(k * (number - 1) / (LAYERS - 1)) for k in range(LAYERS)]
 
 
 def bound_tables(found: Certificates, variant: str) -> list[Table]:
@@ -114,11 +109,7 @@ def comparison_table(outcome: dict[str, Any]) -> Table:
 def checks(measured: Profile | Summary) -> list[dict[str, str]]:
     """What the run found about itself, in words."""
     return [
-        {
-            "variant": network.variant,
-            "arithmetic": network.arithmetic,
-            "said": _checked(network),
-        }
+        {"variant": network.variant, "arithmetic": network.arithmetic, "said": _checked(network)}
         for network in measured.manifest.networks
     ]
 

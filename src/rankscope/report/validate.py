@@ -21,16 +21,20 @@ SWITCHES = {"below_floor", "met", "vacuous"}
 FURTHEST = 10**6
 """The largest place: no network is as deep, and no excerpt as long."""
 LISTS = ("comparisons", "figures", "notes")
+AGAIN, DAMAGED = "run it again", "it is damaged, run it again"
+OTHER = "it is damaged or of another version, run it again"
+
+
+def _check(path: Path, holds: bool, must: str, found: str, advice: str = AGAIN) -> None:
+    """A sentence on the file where it is not as it must be."""
+    if not holds:
+        raise FileError(f"{path} must {must}; {found}: {advice}")
 
 
 def table(path: Path, found: pl.DataFrame, columns: Mapping[str, Any] | tuple[str, ...]) -> pl.DataFrame:
     """The table with these columns, each of its kind: missing numbers are NaN, places are whole."""
-    missing = [name for name in columns if name not in found.columns]
-    if missing:
-        raise FileError(
-            f"{path} must have the columns {', '.join(columns)}; {', '.join(missing)} is missing: it is "
-            "damaged or of another version, run it again"
-        )
+    missing = ", ".join(name for name in columns if name not in found.columns)
+    _check(path, not missing, f"have the columns {', '.join(columns)}", f"{missing} is missing", OTHER)
     return found.with_columns(_column(path, found[name], name) for name in columns)
 
 
@@ -40,13 +44,10 @@ def _column(path: Path, column: pl.Series, name: str) -> pl.Series:
         expected, fits = "text", kind == pl.String
     else:
         expected, fits = "numbers", kind.is_numeric() or kind in (pl.Boolean, pl.Null)
-    if not fits:
-        raise FileError(f"{path} must hold {expected} in the column {name}; it holds {kind}: run it again")
-    if name in TEXTS | SWITCHES | PLACES and column.null_count():
-        raise FileError(
-            f"{path} must have no gap in the column {name}; {column.null_count()} of {len(column)} are "
-            "missing: it is damaged, run it again"
-        )
+    _check(path, fits, f"hold {expected} in the column {name}", f"it holds {kind}")
+    whole = not column.null_count() or name not in TEXTS | SWITCHES | PLACES
+    gaps = f"{column.null_count()} of {len(column)} are missing"
+    _check(path, whole, f"have no gap in the column {name}", gaps, DAMAGED)
     if name in SWITCHES and kind != pl.Boolean:
         return column != 0
     if name in PLACES:
@@ -60,25 +61,20 @@ def _column(path: Path, column: pl.Series, name: str) -> pl.Series:
 def _places(path: Path, column: pl.Series, name: str) -> None:
     """Whole numbers from 0 on, within reason."""
     numbers = column.cast(pl.Float64)
-    if not bool(((numbers >= 0) & (numbers <= FURTHEST) & (numbers == numbers.floor())).all()):
-        raise FileError(
-            f"{path} must hold whole numbers from 0 to {FURTHEST} in the column {name}; it holds others: it "
-            "is damaged, run it again"
-        )
+    fits = bool(((numbers >= 0) & (numbers <= FURTHEST) & (numbers == numbers.floor())).all())
+    must = f"hold whole numbers from 0 to {FURTHEST} in the column {name}"
+    _check(path, fits, must, "it holds others", DAMAGED)
 
 
 def measured(path: Path, found: Profile | Summary) -> Profile | Summary:
     """The measurements, by layer of networks that are described."""
     rows = found.table
-    if not len(rows) or not found.manifest.networks:
-        raise FileError(f"{path} must hold measurements of a network; it has none: run it again")
+    there = len(rows) > 0 and len(found.manifest.networks) > 0
+    _check(path, there, "hold measurements of a network", "it has none")
     kept = table(path, rows, tuple(name for name in rows.columns if name != "head"))
     _heads(path, kept)
-    if isinstance(found, Summary) and found.manifest.excerpts is None:
-        raise FileError(
-            f"{path} must say in its manifest of how many excerpts it is; it does not: it is damaged or of "
-            "another version, run it again"
-        )
+    counted = not isinstance(found, Summary) or found.manifest.excerpts is not None
+    _check(path, counted, "say in its manifest of how many excerpts it is", "it does not", OTHER)
     return type(found)(kept, found.manifest)
 
 
@@ -88,63 +84,50 @@ def _heads(path: Path, rows: pl.DataFrame) -> None:
     lines = rows.group_by("variant", "arithmetic", "metric").agg(
         pl.col("head").is_null().any().alias("some"), pl.col("head").is_null().all().alias("all")
     )
-    if not lines.filter(pl.col("some") & ~pl.col("all")).is_empty():
-        raise FileError(f"{path} must number all heads of a metric or none; some have none: run it again")
+    alike = lines.filter(pl.col("some") & ~pl.col("all")).is_empty()
+    _check(path, alike, "number all heads of a metric or none", "some have none")
     size = 1
     for name in {"sample", "layer", "head"} & set(rows.columns):
         size *= 1 + int(rows[name].drop_nulls().to_numpy().max(initial=0))
-    if size > FURTHEST + 20 * len(rows):
-        raise FileError(
-            f"{path} must have a row for each layer; it has {len(rows)}, and {size} places for them: it is "
-            "damaged, run it again"
-        )
+    held = f"it has {len(rows)}, and {size} places for them"
+    _check(path, size <= FURTHEST + 20 * len(rows), "have a row for each layer", held, DAMAGED)
 
 
 def certificates(path: Path, found: Certificates) -> Certificates:
     """Certificates, each an upper or a lower bound, at every layer from the first on."""
-    if not len(found.table):
-        raise FileError(f"{path} must hold certificates; it has no rows: run it again")
+    _check(path, len(found.table) > 0, "hold certificates", "it has no rows")
     given = tuple(name for name in found.table.columns if name not in ("why", "hypotheses"))
     rows = table(path, found.table, given)
-    if not rows["kind"].is_in(["upper", "lower"]).all():
-        raise FileError(
-            f"{path} must hold upper and lower bounds in the column kind; it holds others: run it again"
-        )
-    if rows.group_by("theorem").agg(pl.struct("quantity", "kind").n_unique())["quantity"].max() != 1:
-        raise FileError(f"{path} must have one quantity and kind for a theorem; it has several: run it again")
+    known = rows["kind"].is_in(["upper", "lower"]).all()
+    _check(path, known, "hold upper and lower bounds in the column kind", "it holds others")
+    one = rows.group_by("theorem").agg(pl.struct("quantity", "kind").n_unique())["quantity"].max() == 1
+    _check(path, one, "have one quantity and kind for a theorem", "it has several")
     layers = rows.group_by("theorem", "sample").agg(
         pl.col("layer").min().alias("first"), pl.col("layer").max().alias("last"), pl.len()
     )
     whole = layers.filter(pl.col("first") == 1, pl.col("last") == pl.col("len"))
-    if len(whole) < len(layers) or rows.filter(sample=0).is_empty():
-        raise FileError(
-            f"{path} must have a row for each layer of each sample; some are missing: run it again"
-        )
+    every = len(whole) == len(layers) and not rows.filter(sample=0).is_empty()
+    _check(path, every, "have a row for each layer of each sample", "some are missing")
     each = rows["hypotheses"].drop_nulls().explode(empty_as_null=False)
     parts = [each.struct.field(name).null_count() for name in ("says", "number", "limit", "met")]
-    if rows["hypotheses"].null_count() or any(parts):
-        raise FileError(
-            f"{path} must have no gap in the column hypotheses; some are missing: it is damaged, run it again"
-        )
+    full = not rows["hypotheses"].null_count() and not any(parts)
+    _check(path, full, "have no gap in the column hypotheses", "some are missing", DAMAGED)
     return Certificates(rows, found.manifest)
 
 
 def lengths(path: Path, rows: pl.DataFrame) -> pl.DataFrame:
     """Paths by length, how many of each written out in digits."""
-    if not all(text.isascii() and text.isdigit() and len(text) < 4000 for text in rows["paths"].unique()):
-        raise FileError(f"{path} must hold whole numbers in the column paths; it holds others: run it again")
+    digits = all(text.isascii() and text.isdigit() and len(text) < 4000 for text in rows["paths"].unique())
+    _check(path, digits, "hold whole numbers in the column paths", "it holds others")
     return rows
 
 
 def outcome(path: Path, found: dict[str, Any]) -> dict[str, Any]:
     """What came out of a study: lists where there must be lists, and objects in that of comparisons."""
     lists = all(isinstance(found.get(name, []), list) for name in LISTS)
-    compared = found.get("comparisons", []) if lists else []
-    if not lists or not all(
-        isinstance(each, dict) and each.get("agrees") in (True, False, None) for each in compared
-    ):
-        raise FileError(
-            f"{path} must list comparisons, figures and notes of a study; it does not: it is damaged or of "
-            "another version, run it again"
-        )
+    fits = lists and all(
+        isinstance(each, dict) and each.get("agrees") in (True, False, None)
+        for each in found.get("comparisons", [])
+    )
+    _check(path, fits, "list comparisons, figures and notes of a study", "it does not", OTHER)
     return found

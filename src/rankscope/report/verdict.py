@@ -38,16 +38,12 @@ def _attributed(profile: Profile | Summary, metric: str) -> str | None:
     if own.group in ("broken", "hidden"):
         return f"{own.said}."
     if own.group == "uniform":
-        return " ".join([f"{own.said}.", *_kept(endings, "draw tokens together")])
+        without = [
+            f"Without {said(parts)} they stay apart ({each.end}): {said(parts)} draw tokens together here."
+            for parts, each in _smallest(endings, "apart")
+        ]
+        return " ".join([f"{own.said}.", *without])
     return _apart(endings, present(whole), own)
-
-
-def _kept(endings: dict[frozenset[str], Ending], what: str) -> list[str]:
-    """Parts without which tokens would stay apart."""
-    return [
-        f"Without {said(parts)} they stay apart ({each.end}): {said(parts)} {what} here."
-        for parts, each in _smallest(endings, "apart")
-    ]
 
 
 def _apart(endings: dict[frozenset[str], Ending], every: frozenset[str], own: Ending) -> str:

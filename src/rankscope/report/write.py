@@ -12,6 +12,7 @@ from rankscope.figures import panels, save
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.plot import draw_arithmetics, draw_curves
 from rankscope.report.page import write_report
+from rankscope.report.sections import compared_arithmetics
 from rankscope.runs import Store
 from rankscope.runs.store import Kept
 
@@ -36,8 +37,7 @@ def write_run_directory(
     profile = replace(profile, manifest=profile.manifest.adding(title=profile.manifest.title or title))
     store.write(entry or usual, profile.manifest, {name: profile, **(tables or {})})
     figures = {metric: _figure(profile, metric) for metric in profile.metrics}
-    if isinstance(profile, Profile) and len(profile.arithmetics) > 1:
-        figures = {**_arithmetics(profile), **figures}
+    figures = {**_arithmetics(profile), **figures}
     for name, figure in figures.items():
         save(figure, folder / name)
     return write_report([folder], folder / "report.html")
@@ -48,20 +48,17 @@ def _figure(profile: Profile | Summary, metric: str) -> Figure:
     figure, (left, right) = panels(2, width=5.0)
     for axes, log in ((left, False), (right, True)):
         draw_curves(axes, profile.views(metric), log)
-    left.get_legend().remove()  # type: ignore[union-attr]
-    right.get_legend().remove()  # type: ignore[union-attr]
+        axes.get_legend().remove()  # type: ignore[union-attr]
     handles, labels = right.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure
 
 
-def _arithmetics(profile: Profile) -> dict[str, Figure]:
+def _arithmetics(profile: Profile | Summary) -> dict[str, Figure]:
     """How each arithmetic sees the fall of a residual, variant by variant."""
-    metric = next((name for name in profile.metrics if "residual" in name or name.endswith("mu")), None)
     figures: dict[str, Figure] = {}
-    for variant in profile.variants if metric else []:
+    for variant, curves in compared_arithmetics(profile).items():
         figure, (fall, slope) = panels(2, width=5.0)
-        curves = [each for each in profile.views(metric) if each.variant == variant]
         draw_arithmetics(fall, slope, curves)
         name = "arithmetics_" + re.sub(r"[^\w.+-]+", "_", variant)[:80]  # a hub id has a slash
         figures[name if name not in figures else f"{name}_{len(figures)}"] = figure

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.errors import TokensError
+from rankscope.errors import RankscopeError, TokensError
 from rankscope.nets import Encoded, Inputs
 from rankscope.sources.embedding import Embedding, ImageEmbedding
 from rankscope.sources.parity import Parity
