@@ -141,8 +141,8 @@ def test_padded_and_unpadded_agree(name: str, label: str) -> None:
 @pytest.mark.parametrize(("name", "label"), CASES)
 def test_deviation_and_float64_agree_on_every_family(name: str, label: str) -> None:
     """The rules of deviation arithmetic cover what loaded networks are made of."""
-    _, net, *given = case(name, label)
-    X, padding = encoded(name, net, *given)
+    _, net, inputs, hidden = case(name, label)
+    X, padding = encoded(name, net, inputs, hidden)
     curves = [measure(net, X, padding, "mu", kind).curve("mu") for kind in ("deviation", "float64")]
     torch.testing.assert_close(curves[0], curves[1], rtol=1e-9, atol=0)
 

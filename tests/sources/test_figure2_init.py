@@ -1,19 +1,14 @@
 """Dong et al. 2021, figure 2, at initialisation: the published curves, met by the reference network."""
 
-import json
-from importlib.resources import files
-from typing import Any
-
 import pytest
 import torch
 
 from rankscope.nets import PUBLISHED, named_variant
 from rankscope.profiles import measure
 from rankscope.sources import bundled_excerpts, fresh, word_tokens
+from rankscope.studies.dong2021.published import published
 
-PUBLISHED_VALUES: dict[str, Any] = json.loads(
-    files("rankscope").joinpath("data/dong2021.json").read_text(encoding="utf-8")
-)["figure2_init"]["bert"]
+PUBLISHED_VALUES = published()["figure2_init"]["bert"]
 SEEDS = range(4)
 
 
@@ -36,13 +31,13 @@ def curves() -> dict[str, torch.Tensor]:
 def test_curves_with_skips_lie_within_a_tenth_of_the_published(
     curves: dict[str, torch.Tensor], name: str
 ) -> None:
-    published = torch.tensor(PUBLISHED_VALUES[name], dtype=torch.float64)
-    assert curves[name].shape == published.shape
-    assert float((curves[name] - published).abs().max()) < 0.1
+    theirs = torch.tensor(PUBLISHED_VALUES[name], dtype=torch.float64)
+    assert curves[name].shape == theirs.shape
+    assert float((curves[name] - theirs).abs().max()) < 0.1
 
 
 @pytest.mark.parametrize("name", ["san", "san+mlp"])
 def test_without_the_attention_skip_one_layer_is_enough(curves: dict[str, torch.Tensor], name: str) -> None:
     """Published: 0.018 and 0.017 of the tokens' size after layer 1."""
-    published = PUBLISHED_VALUES[f"{name}_at_layer_1"]
-    assert published / 2 < float(curves[name][1]) < published * 2
+    theirs = PUBLISHED_VALUES[f"{name}_at_layer_1"]
+    assert theirs / 2 < float(curves[name][1]) < theirs * 2

@@ -137,21 +137,20 @@ def family_of(model_type: str | None, asked: str | Family | None = None) -> Fami
     """The family of a model type, or the one asked for: one's own, or by name."""
     if isinstance(asked, Family):
         return asked
-    if asked is not None:
-        if asked not in FAMILIES:
-            raise SourceError(one_of("family", asked, FAMILIES))
-        for family in FAMILIES.values():
-            if model_type in family.types and family.name != asked:
-                raise SourceError(
-                    "family is for a config that does not say its model type; this one says "
-                    f"{model_type!r}, of family {family.name}, and {asked!r} was asked for: leave family out"
-                )
-        return FAMILIES[asked]
-    for family in FAMILIES.values():
-        if model_type in family.types:
-            return family
-    known = [kind for family in FAMILIES.values() for kind in family.types]
-    raise SourceError(f"{one_of('model type', model_type, known)}: watch measures any model as it is")
+    own = next((family for family in FAMILIES.values() if model_type in family.types), None)
+    if asked is None:
+        if own is None:
+            known = [kind for family in FAMILIES.values() for kind in family.types]
+            raise SourceError(f"{one_of('model type', model_type, known)}: watch measures any model as it is")
+        return own
+    if asked not in FAMILIES:
+        raise SourceError(one_of("family", asked, FAMILIES))
+    if own is not None and own.name != asked:
+        raise SourceError(
+            f"family is for a config that does not say its model type; this one says {model_type!r}, of "
+            f"family {own.name}, and {asked!r} was asked for: leave family out"
+        )
+    return FAMILIES[asked]
 
 
 def _config(found: Place, family: str | Family | None) -> Any:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -57,15 +57,13 @@ class Excerpts(Iterator[str]):
         if self.path == "-" and sys.stdin is None:
             raise FileError("stdin must be open where --text is -; it is closed: name a file")
         for name in self._names():
-            try:
-                with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file:
-                    for text in self._of_file(file, name):
-                        found = True
-                        yield text
-            except RankscopeError:
-                raise
-            except OSError as error:
-                raise FileError(f"{name} must be a file that can be read; {error.strerror}") from error
+            with (
+                _readable(name, "file"),
+                nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file,
+            ):
+                for text in self._of_file(file, name):
+                    found = True
+                    yield text
         if not found:
             raise FileError(f"{_said(self.path)} must hold at least one excerpt; there is no text in it")
 
@@ -217,11 +215,8 @@ def _files(path: Path) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    try:
-        with os.scandir(path) as entries:
-            inside = sorted(entry.name for entry in entries if not entry.name.startswith("."))
-    except OSError as error:
-        raise FileError(f"{path} must be a folder that can be read; {error.strerror}") from error
+    with _readable(path, "folder"), os.scandir(path) as entries:
+        inside = sorted(entry.name for entry in entries if not entry.name.startswith("."))
     for name in inside:
         below = path / name
         if below.is_dir() and not below.is_symlink():
@@ -234,25 +229,28 @@ def _size(path: str) -> int | None:
     """Bytes in all; a corpus that is not there is found out here, before anything is read."""
     if path == "-":
         return None
-    try:
-        return _size_on_disk(path)
-    except RankscopeError:
-        raise
-    except OSError as error:
-        raise FileError(f"{path} must be a text that can be read; {error.strerror}") from error
-
-
-def _size_on_disk(path: str) -> int | None:
-    if not Path(path).exists():
-        raise FileError(f"a text is read from a file, a folder, or - for stdin; there is none at {path}")
-    if not Path(path).is_dir():
-        return Path(path).stat().st_size if Path(path).is_file() else None
-    number = total = 0
-    for file in _files(Path(path)):
-        number, total = number + 1, total + file.stat().st_size
+    with _readable(path, "text"):
+        if not Path(path).exists():
+            raise FileError(f"a text is read from a file, a folder, or - for stdin; there is none at {path}")
+        if not Path(path).is_dir():
+            return Path(path).stat().st_size if Path(path).is_file() else None
+        number = total = 0
+        for file in _files(Path(path)):
+            number, total = number + 1, total + file.stat().st_size
     if not number:
         raise FileError(f"the folder {path} must hold {', '.join(SUFFIXES)} files; it holds none")
     return total
+
+
+@contextmanager
+def _readable(path: str | Path, what: str) -> Iterator[None]:
+    """What the system says of a path that cannot be read, in a sentence."""
+    try:
+        yield
+    except RankscopeError:
+        raise
+    except OSError as error:
+        raise FileError(f"{path} must be a {what} that can be read; {error.strerror}") from error
 
 
 def _kind(value: object) -> str:

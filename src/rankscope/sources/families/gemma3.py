@@ -52,7 +52,7 @@ class Gemma3(Llama):
 
         sizes = {"head_dim": 8, "num_key_value_heads": 2, "intermediate_size": 24}
         local = {"query_pre_attn_scalar": 12, "sliding_window": 4, "sliding_window_pattern": 3}
-        return {"text": Gemma3TextConfig(**SMALL_TEXT, **sizes, **local)}
+        return {"text": Gemma3TextConfig(**SMALL_TEXT | sizes | local)}
 
 
 def _from_one(found: Tensors) -> Tensors:

@@ -191,7 +191,7 @@ def _told(counts: list[dict[str, int]]) -> str:
 
 def _medians(ends: pl.DataFrame, name: str, what: str) -> list[float]:
     """By width."""
-    return [ends.filter(network=name, width=width)[what].median() for width in WIDTHS]  # type: ignore[misc]
+    return [ends.filter(network=name, width=width)[what].median() for width in WIDTHS]
 
 
 def _median_left(ends: pl.DataFrame, name: str, width: int) -> float:

@@ -126,17 +126,14 @@ def _figure(law: pl.DataFrame, paths: pl.DataFrame) -> Figure:
                       marker=MARKERS[number + 1], label=said)  # fmt: skip
         law3 = [lost[-1] * 3.0 ** (layer - len(measured)) for layer in layers]
         axes.plot(layers, law3, color=FAINT, linestyle="--", linewidth=1, label=r"$\propto 3^l$", zorder=1)
-        axes.set_yscale("log")
-        axes.set_xlabel("layer")
-        axes.set_ylabel(r"$-\log_{10}\,\|\mathrm{res}\,X\|$")
+        axes.set(yscale="log", xlabel="layer", ylabel=r"$-\log_{10}\,\|\mathrm{res}\,X\|$")
         axes.set_title(f"tokens of {size} size", loc="left", fontsize=10)
         axes.legend(fontsize=8, frameon=False)
     seen = paths.filter(pl.col("log10").is_finite())
     right.scatter(seen["length"], seen["log10"], s=12, color=PALETTE[1], alpha=0.5)
     middles = seen.group_by("length").agg(pl.col("log10").median()).sort("length")
     right.plot(middles["length"], middles["log10"], color=PALETTE[1])
-    right.set_xlabel("heads in the path")
-    right.set_ylabel(r"$\log_{10}$ of a path's relative residual")
+    right.set(xlabel="heads in the path", ylabel=r"$\log_{10}$ of a path's relative residual")
     right.set_title("single paths", loc="left", fontsize=10)
     return figure
 

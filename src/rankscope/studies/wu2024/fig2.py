@@ -58,12 +58,7 @@ def figure_of(found: pl.DataFrame, name: str, lowest: float = -math.inf) -> Figu
 
 
 def collapse_figure(
-    found: pl.DataFrame,
-    panels: By,
-    lines: By,
-    width: float,
-    linewidth: float = 1.7,
-    lowest: float = -math.inf,
+    found: pl.DataFrame, panels: By, lines: By, width: float, lowest: float = -math.inf, **look: Any
 ) -> tuple[Figure, Axes]:
     """mu above, mu / ||X||_F below, by layer; dashed with dropout. Also the panel that has all labels."""
     depth = int(found["layer"].max())  # type: ignore[arg-type]
@@ -75,11 +70,11 @@ def collapse_figure(
                 logs = part.filter(pl.col(lines[0]) == label, dropout=dropout)["log10"].to_numpy()
                 if not len(logs):
                     continue
-                look: dict[str, Any] = looks(number, 3.5, linewidth) | {"label": label, "zorder": 3}
+                line = {**looks(number, 3.5, 1.7), "label": label, "zorder": 3, **look}
                 if dropout:
-                    look |= {"linestyle": "--", "linewidth": 1.1, "marker": None, "label": None, "zorder": 2}
+                    line |= {"linestyle": "--", "linewidth": 1.1, "marker": None, "label": None, "zorder": 2}
                 mean = geometric(logs.reshape(-1, depth + 1))
-                panel.plot(range(depth + 1), mean, markevery=max(1, depth // 12), **look)
+                panel.plot(range(depth + 1), mean, markevery=max(1, depth // 12), **line)
             powers_of_ten(panel, lowest)
             by_layer(panel, depth)
             if row == 0:

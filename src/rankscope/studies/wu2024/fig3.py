@@ -102,7 +102,9 @@ def _slower(found: pl.DataFrame, name: str, mask: str, largest: float) -> Compar
 
 def figure_of(found: pl.DataFrame, name: str) -> Figure:
     """A column for each mask, a line for each divisor."""
-    figure, first = collapse_figure(found, ("mask", MASKS), ("divisor", DIVISORS), 3.3, linewidth=1.6)
+    figure, first = collapse_figure(
+        found, ("mask", MASKS), ("divisor", DIVISORS), 3.3, linewidth=1.6, zorder=2
+    )
     key(figure, first, f"{name}, scores divided by")
     return figure
 

@@ -12,6 +12,7 @@ the other, and they are left out.
 """
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import polars as pl
@@ -72,27 +73,32 @@ def multipliers(X: Float[Tensor, "token token"], w: float) -> Float[Tensor, "tok
 def equilibria(n: int) -> pl.DataFrame:
     """Every equilibrium of the construction: whether it is one, its ranks, its largest multiplier."""
     w, rows = n + 1.0, []
+    for signs, X in construction(n, w):
+        rank = len(signs) + 1
+        # The first tokens are e_d: theirs are 1/i (a Jordan block, beyond any solver).
+        later = multipliers(X, w)[n - rank + 1 :].flatten()
+        equal = 1 / 2 if rank < n else 0.0
+        rows.append(
+            {
+                "tokens": n,
+                "rank": rank,
+                "w": w,
+                "signs": "".join("+" if sign > 0 else "-" for sign in signs),
+                "moved": float((step(X, w) - X).abs().max()),
+                "numerical_rank": int(numerical_rank(X)),
+                "stable_rank": float(stable_rank(X)),
+                "largest_multiplier": max(equal, float(later.max()) if len(later) else 0.0),
+                "unstable_directions": int((later > 1 + NEUTRAL).sum()),
+            }
+        )
+    return pl.DataFrame(rows)
+
+
+def construction(n: int, w: float) -> Iterator[tuple[tuple[int, ...], Float[Tensor, "token token"]]]:
+    """The equilibria of every rank, each with its signs, of which there is one less than the rank."""
     for rank in range(1, n + 1):
         for signs in itertools.product((1, -1), repeat=rank - 1):
-            X = equilibrium(n, rank, w, list(signs))
-            own = multipliers(X, w)
-            # The first tokens are e_d: theirs are 1/i (a Jordan block, beyond any solver).
-            later = own[n - rank + 1 :].flatten()
-            equal = 1 / 2 if rank < n else 0.0
-            rows.append(
-                {
-                    "tokens": n,
-                    "rank": rank,
-                    "w": w,
-                    "signs": "".join("+" if sign > 0 else "-" for sign in signs),
-                    "moved": float((step(X, w) - X).abs().max()),
-                    "numerical_rank": int(numerical_rank(X)),
-                    "stable_rank": float(stable_rank(X)),
-                    "largest_multiplier": max(equal, float(later.max()) if len(later) else 0.0),
-                    "unstable_directions": int((later > 1 + NEUTRAL).sum()),
-                }
-            )
-    return pl.DataFrame(rows)
+            yield signs, equilibrium(n, rank, w, list(signs))
 
 
 def random_starts(n: int, number: int) -> pl.DataFrame:
@@ -120,13 +126,10 @@ def random_starts(n: int, number: int) -> pl.DataFrame:
 
 def to_construction(X: Float[Tensor, "start token token"], w: float) -> Float[Tensor, " start"]:
     """The largest entry of the difference to the nearest equilibrium of the construction, up to sign."""
-    n = X.shape[-1]
     X = X * X[:, :1, -1:].sign()  # token 1 at e_d
     nearest = torch.full((len(X),), torch.inf, dtype=X.dtype)
-    for rank in range(1, n + 1):
-        for signs in itertools.product((1, -1), repeat=rank - 1):
-            away = (X - equilibrium(n, rank, w, list(signs))).abs().amax((1, 2))
-            nearest = torch.minimum(nearest, away)
+    for _, rest in construction(X.shape[-1], w):
+        nearest = torch.minimum(nearest, (X - rest).abs().amax((1, 2)))
     return nearest
 
 
