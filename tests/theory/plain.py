@@ -8,6 +8,7 @@ climbed.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,7 +41,8 @@ class Plain:
         g = torch.Generator().manual_seed(seed)
         inward = (layers, heads, d, k)
         shapes = ((n, d), inward, inward, inward, (layers, heads, k, d), (layers, heads, k))
-        return cls(*(0.7 * torch.randn(shape, generator=g, dtype=torch.float64) for shape in shapes))
+        drawn: list[Any] = [0.7 * torch.randn(shape, generator=g, dtype=torch.float64) for shape in shapes]
+        return cls(*drawn)
 
     @property
     def tensors(self) -> dict[str, Tensor]:

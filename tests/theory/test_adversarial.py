@@ -7,6 +7,7 @@ is then certified. The two must agree on the bound, and neither may be passed.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -125,7 +126,7 @@ def weight(plain: Plain) -> float:
 def climbed(attack: Attack, seed: int) -> tuple[Plain, float, float]:
     """(the best network that Adam found, its excess, that of the start)."""
     start = attack.start(seed)
-    free = {name: value.clone().requires_grad_() for name, value in start.tensors.items()}
+    free: dict[str, Any] = {name: value.clone().requires_grad_() for name, value in start.tensors.items()}
     adam = torch.optim.Adam(free.values(), lr=0.05)
     best, most, first = start, -math.inf, math.nan
     for step in range(STEPS):
@@ -137,7 +138,8 @@ def climbed(attack: Attack, seed: int) -> tuple[Plain, float, float]:
             break
         if float(value.detach()) > most:
             most = float(value.detach())
-            best = replace(start, **{name: each.detach().clone() for name, each in free.items()})
+            kept: dict[str, Any] = {name: each.detach().clone() for name, each in free.items()}
+            best = replace(start, **kept)
         adam.zero_grad()
         (-value).backward()
         if not all(bool(each.grad.isfinite().all()) for each in free.values() if each.grad is not None):

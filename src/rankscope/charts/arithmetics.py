@@ -21,7 +21,7 @@ def arithmetics(curves: Sequence[CurveView]) -> Figure:
     for number, curve in enumerate(curves):
         lost, ratio = digits_lost(curve)
         layers, name = list(range(len(lost))), escaped(curve.arithmetic)
-        look = {
+        look: dict[str, Any] = {
             "mode": "lines+markers", "name": name, "legendgroup": curve.arithmetic,
             "line": {"width": 2, "color": colour(number)},
             "marker": {"size": 8, "color": colour(number),

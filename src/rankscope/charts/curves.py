@@ -88,8 +88,9 @@ def _traces(curve: CurveView, log: bool, number: int, axis: Powers, among: int) 
             return axis.place(values)
         return [float(v) if np.isfinite(v) else None for v in values]
 
-    ink, group = colour(number), {"legendgroup": f"line {number}"}
-    silent = {**group, "showlegend": False}
+    ink = colour(number)
+    group: dict[str, Any] = {"legendgroup": f"line {number}"}
+    silent: dict[str, Any] = {**group, "showlegend": False}
     data: list[dict[str, Any]] = []
     for low, high in ((low[layers], high[layers]) for low, high in bands):
         there = np.isfinite(low) & np.isfinite(high)
@@ -109,7 +110,7 @@ def _traces(curve: CurveView, log: bool, number: int, axis: Powers, among: int) 
         data.append(trace(layers, placed(part), line=look, **silent))
     symbols = [symbol(number, bool(each)) for each in noise]
     marker = {"size": 8, "color": ink, "line": {"width": 1.5, "color": ink}, "symbol": symbols}
-    marks = {"mode": "markers", "name": escaped(curve.label), "marker": marker}
+    marks: dict[str, Any] = {"mode": "markers", "name": escaped(curve.label), "marker": marker}
     return [*data, trace(layers, placed(centre), said, **marks, **group)]
 
 
@@ -122,7 +123,11 @@ def _floors(lines: Sequence[CurveView], axis: Powers) -> list[dict[str, Any]]:
             continue
         name = escaped(f"floor of {line.arithmetic}")
         said = [f"{name}: {power(float(k))}" for k in line.floor]
-        known = {"name": name, "legendgroup": name, "showlegend": line.arithmetic not in dict(drawn)}
+        known: dict[str, Any] = {
+            "name": name,
+            "legendgroup": name,
+            "showlegend": line.arithmetic not in dict(drawn),
+        }
         look = {"width": 1.4, "dash": "dot", "color": FAINT}
         data.append(trace(np.arange(len(line.floor)), axis.place(line.floor), said, line=look, **known))
         drawn.add(key)
@@ -155,8 +160,10 @@ def _bound(line: CurveView, kind: str, curve: np.ndarray, number: int, axis: Pow
     side, mark = ("at most", "arrow-down-open") if kind == "upper" else ("at least", "arrow-up-open")
     name = escaped(f"{line.label}: proved {side}")
     said = [f"{name} {power(float(k))}<br>at layer {layer}" for layer, k in enumerate(curve)]
-    look = {"line": {"width": 1, "dash": "2px,3px", "color": colour(number)},
-            "marker": {"symbol": mark, "size": 9, "color": colour(number)}}  # fmt: skip
+    look: dict[str, Any] = {
+        "line": {"width": 1, "dash": "2px,3px", "color": colour(number)},
+        "marker": {"symbol": mark, "size": 9, "color": colour(number)},
+    }
     return trace(np.arange(len(curve)), axis.place(curve), said, mode="lines+markers", name=name, **look)
 
 
