@@ -96,7 +96,7 @@ def _traces(curve: CurveView, log: bool, number: int, axis: Powers, among: int) 
         there = np.isfinite(low) & np.isfinite(high)
         both = [*placed(low[there]), *reversed(placed(high[there]))]
         x = np.concatenate([layers[there], layers[there][::-1]])
-        filled = {"fill": "toself", "opacity": 0.16 * min(1.0, 4 / among), "fillcolor": ink}
+        filled: dict[str, Any] = {"fill": "toself", "opacity": 0.16 * min(1.0, 4 / among), "fillcolor": ink}
         data.append(trace(x, both, line={"width": 0, "color": ink}, **filled, **silent))
     said = [
         f"{escaped(curve.label)}<br>layer {layer}: <b>{power(float(curve.log10[layer]))}</b>"
