@@ -8,6 +8,7 @@ climbed.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,10 +41,11 @@ class Plain:
         g = torch.Generator().manual_seed(seed)
         inward = (layers, heads, d, k)
         shapes = ((n, d), inward, inward, inward, (layers, heads, k, d), (layers, heads, k))
-        return cls(*(0.7 * torch.randn(shape, generator=g, dtype=torch.float64) for shape in shapes))
+        X, Q, K, V, Out, b = (0.7 * torch.randn(shape, generator=g, dtype=torch.float64) for shape in shapes)
+        return cls(X, Q, K, V, Out, b)
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     @property
