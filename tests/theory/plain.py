@@ -45,7 +45,7 @@ class Plain:
         return cls(*drawn)
 
     @property
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
     @property
