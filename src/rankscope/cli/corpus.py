@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.profiles import Gathered
     from rankscope.runs import Store, Text
-    from rankscope.runs.store import Kept
+    from rankscope.runs.tables import Kept
     from rankscope.sources import Excerpts
 
 KEPT, SHOWN = 16, 2

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rankscope.nets import Transformer
     from rankscope.runs import Manifest
-    from rankscope.runs.store import Kept
+    from rankscope.runs.tables import Kept
 
 VARIANTS = (
     "transformer",
@@ -56,8 +56,8 @@ def demo(output: opt.Folder = Path("runs/demo"), as_json: opt.Json = False, quie
         more, closure = _more(net, texts, profile.manifest, quiet or as_json)
         tables, profile = {**drawn.tables(), **more}, with_manifest(profile, closure=closure)
     report = write_run_directory(profile, store, title_of(net), tables, "demo")
-    more = {"report": str(report)}
-    show_run(profile, "relative_residual", [verdict(profile)], report, as_json, quiet, more=more)
+    beside = {"report": str(report)}
+    show_run(profile, "relative_residual", [verdict(profile)], report, as_json, quiet, more=beside)
     end_if_stopped(profile, output)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from rankscope.runs import Manifest, Store
-    from rankscope.runs.store import Kept
+    from rankscope.runs.tables import Kept
 
 Told = TypeVar("Told")
 

@@ -13,7 +13,7 @@ from rankscope.profiles import Profile, Summary
 from rankscope.profiles.plot import draw_arithmetics, draw_curves
 from rankscope.report.page import write_report
 from rankscope.runs import Store
-from rankscope.runs.store import Kept
+from rankscope.runs.tables import Kept
 
 
 def write_run_directory(
