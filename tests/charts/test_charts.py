@@ -8,39 +8,22 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from torch import Tensor
 
 from rankscope import charts
 from rankscope.charts import style
 from rankscope.charts.heads import COLUMNS
 from rankscope.errors import MetricError
 from rankscope.figures import power
-from rankscope.nets import Transformer, named_variant
+from rankscope.nets import named_variant
 from rankscope.paths import decompose
-from rankscope.profiles import Profile, measure, one_pass
-from rankscope.profiles.cloud import cloud_table
-from rankscope.profiles.readers import ShapeReader
-from rankscope.profiles.spectra import SpectrumReader
+from rankscope.profiles import Profile, measure
+from rankscope.profiles.cloud import cloud
+from rankscope.profiles.spectra import spectra
 from rankscope.theory import Certificates, certify
 from tests.report.runs import NET, X, profile_of, summary_of
 
 HOSTILE = "<b>&amp;<script>alert(1)</script>"
 NETS = {name: named_variant(NET, name) for name in ("san", "transformer")}
-
-
-def cloud(nets: dict[str, Transformer], X: Tensor, words: list[list[str]] | None = None) -> pl.DataFrame:
-    read = {name: ShapeReader() for name in nets}
-    for name, net in nets.items():
-        one_pass(net, X[:1], readers=[read[name]])
-    found = {name: each.result() for name, each in read.items()}
-    return cloud_table(found, torch.ones(X[:1].shape[:2], dtype=torch.bool), words)
-
-
-def spectra(nets: dict[str, Transformer], X: Tensor) -> pl.DataFrame:
-    read = [SpectrumReader(name) for name in nets]
-    for each, net in zip(read, nets.values(), strict=True):
-        one_pass(net, X, readers=[each])
-    return pl.concat([each.result() for each in read])
 
 
 @pytest.fixture(scope="module")

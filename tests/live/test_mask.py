@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope.live.mask import arguments_of, goes_on, is_decoder, padding_in
+from rankscope.live.mask import arguments_of, continues_from_cache, is_decoder, padding_in
 
 REAL = torch.tensor([[1, 1, 1], [1, 0, 0]])
 
@@ -72,6 +72,8 @@ def test_a_cache_with_something_in_it_is_gone_on_from() -> None:
     from transformers import DynamicCache
 
     cache = DynamicCache()
-    assert not goes_on({"past_key_values": cache}) and not goes_on({"past_key_values": None})
+    assert not continues_from_cache({"past_key_values": cache}) and not continues_from_cache(
+        {"past_key_values": None}
+    )
     cache.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4), 0)
-    assert goes_on({"past_key_values": cache})
+    assert continues_from_cache({"past_key_values": cache})

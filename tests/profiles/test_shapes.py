@@ -6,10 +6,10 @@ from polars.testing import assert_frame_equal
 from rankscope.metrics import singular_values
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.profiles import measure, one_pass
-from rankscope.profiles.cloud import cloud_table
+from rankscope.profiles.cloud import cloud, cloud_table
 from rankscope.profiles.readers import ShapeReader
 from rankscope.profiles.shapes import Shape
-from rankscope.profiles.spectra import SpectrumReader
+from rankscope.profiles.spectra import SpectrumReader, spectra
 
 NET = Transformer.random(Architecture(layers=4, width=16, heads=2), init="xavier")
 X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -57,7 +57,7 @@ def test_a_kernel_without_a_rule_runs_in_float64() -> None:
 
 
 def test_the_cloud_is_a_projection_and_no_other_plane_shows_more() -> None:
-    table = cloud_table({"transformer": shapes(NET, X, PADDING)}, ~PADDING, [["a"] * 9, ["b"] * 6])
+    table = cloud({"transformer": NET}, X, PADDING, [["a"] * 9, ["b"] * 6], samples=2)
     assert table.filter(sample=1, layer=0)["text"].to_list() == ["b"] * 6
     found = [(each.R[0], float(each.log10[0])) for each in shapes(NET, X, PADDING)]
     whole = sum(10 ** (2 * k) * R.T @ R for R, k in found)
@@ -73,13 +73,11 @@ def test_the_cloud_is_a_projection_and_no_other_plane_shows_more() -> None:
 
 
 def test_only_so_many_tokens_are_kept() -> None:
-    assert cloud_table({"t": shapes(NET, X[:1])}, ~PADDING[:1], most=4).height == 4 * 5
+    assert cloud({"t": NET}, X, most=4).height == 4 * 5
 
 
 def test_spectra_are_singular_values_of_the_residual() -> None:
-    reader = SpectrumReader("transformer")
-    one_pass(NET, X, readers=[reader])
-    table = reader.result()
+    table = spectra({"transformer": NET}, X)
     for step in NET.steps(X):
         values = singular_values(step.state - step.state.mean(1, keepdim=True))
         sizes = torch.linalg.vector_norm(step.state, dim=(1, 2))
@@ -92,19 +90,21 @@ def test_spectra_are_singular_values_of_the_residual() -> None:
 
 def test_of_a_deep_network_some_layers_are_looked_at() -> None:
     deep = NET.variant(layers=100)
-    found = shapes(deep, X[:1])
-    layers = [each.layer for each in found]
+    layers = [each.layer for each in shapes(deep, X[:1])]
     assert layers == sorted(layers) and len(layers) == 33
     assert layers[0] == 0 and layers[-1] == 100
-    assert cloud_table({"deep": found}, ~PADDING[:1]).height == 33 * 9
+    assert cloud({"deep": deep}, X).height == 33 * 9
 
 
 def test_a_measurement_takes_the_cloud_and_the_spectra_along() -> None:
     """One pass gives what three give, whatever the batches."""
-    shape, values, alone = ShapeReader(samples=2), SpectrumReader("v", samples=2), SpectrumReader("v")
-    profile = measure(NET, X, PADDING, readers=[shape, values])
+    shape, values = ShapeReader(samples=2), SpectrumReader("transformer", samples=2)
+    profile = measure(NET, X, PADDING, batch=1, readers=[shape, values])
     torch.testing.assert_close(profile.curve("mu"), measure(NET, X, PADDING).curve("mu"))
-    clouds = [cloud_table({"v": each}, ~PADDING) for each in (shape.result(), shapes(NET, X, PADDING))]
+    clouds = (
+        cloud_table({"transformer": shape.result()}, ~PADDING),
+        cloud({"transformer": NET}, X, PADDING, samples=2),
+    )
     assert_frame_equal(*clouds, rel_tol=1e-9, abs_tol=1e-12)
-    one_pass(NET, X, PADDING, [alone], batch=1)
-    assert_frame_equal(values.result(), alone.result(), check_row_order=False, rel_tol=1e-9, abs_tol=1e-9)
+    alone = spectra({"transformer": NET}, X, PADDING)
+    assert_frame_equal(values.result(), alone, check_row_order=False, rel_tol=1e-9, abs_tol=1e-9)

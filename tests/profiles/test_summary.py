@@ -18,7 +18,7 @@ from hypothesis.extra import numpy as npst
 from rankscope.errors import FileError, MetricError
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.profiles import Gathered, Profile, Summary, measure
-from rankscope.profiles.statistics import QUANTILES, statistics_of
+from rankscope.profiles.corpus_statistics import QUANTILES, statistics_of
 from rankscope.runs import Store
 
 NET = Transformer.random(Architecture(layers=3, width=16, heads=2), init="xavier")

@@ -12,10 +12,9 @@ import torch
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.paths import decompose
 from rankscope.profiles import Profile, Summary, measure
-from rankscope.profiles.cloud import cloud_table
-from rankscope.profiles.gathered import Gathered
-from rankscope.profiles.readers import ShapeReader
-from rankscope.profiles.spectra import SpectrumReader
+from rankscope.profiles.cloud import cloud
+from rankscope.profiles.corpus_rows import Gathered
+from rankscope.profiles.spectra import spectra
 from rankscope.report import write_run_directory
 from rankscope.theory import Certificates, certify
 
@@ -53,14 +52,11 @@ def whole_run(
     nets = {name: named_variant(NET, name) for name in ("transformer", "san", "transformer-mlp")}
     if hostile:
         nets[hostile] = NET.variant(mask="causal")
-    read = {v: (ShapeReader(), SpectrumReader(v)) for v in nets}
-    profile = Profile.join([measure(net, X, variant=v, readers=read[v]) for v, net in nets.items()])
+    profile = Profile.join([measure(net, X, variant=v) for v, net in nets.items()])
     origin = {"name": hostile or "tiny", "weights": "random"}
     profile = Profile(of(profile.table), profile.manifest.adding(model=hostile or "tiny", origin=origin))
     words = [[hostile or f"word{k}" for k in range(9)]] * 2
-    shapes = {v: shape.result() for v, (shape, _) in read.items()}
-    tables: dict[str, Any] = {"cloud": cloud_table(shapes, torch.ones(1, 9, dtype=torch.bool), words)}
-    tables["spectrum"] = pl.concat([values.result() for _, values in read.values()])
+    tables: dict[str, Any] = {"cloud": cloud(nets, X, words=words), "spectrum": spectra(nets, X)}
     d = decompose(NET, X)
     tables |= {"lengths": d.by_length().table, "heads": d.by_head()}
     found = certify(nets["san"], X)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from rankscope.errors import FileError, RankscopeError
 from rankscope.profiles import Profile, Summary
-from rankscope.profiles.gathered import Gathered
+from rankscope.profiles.corpus_rows import Gathered
 from rankscope.report import read_run, write_report
 from rankscope.report.chapter import chapter
 from rankscope.report.run import TABLES as COLUMNS

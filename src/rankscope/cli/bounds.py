@@ -56,7 +56,7 @@ def bounds(
 
     named = None if theorems is None else listed("theorems", theorems)
     theorems_named(named)
-    threshold_is_a_share(threshold)
+    require_positive_threshold(threshold)
     if not (math.isfinite(scale) and scale > 0):
         raise TheoremError(f"--scale must be a number > 0; got {scale:g}")
     read = excerpts_of(text, split, field, samples, tokens)
@@ -171,7 +171,7 @@ def reasons_table(found: "Certificates") -> "Table":
     return table
 
 
-def threshold_is_a_share(threshold: float) -> None:
+def require_positive_threshold(threshold: float) -> None:
     """Refuse a threshold that is none, before anything is computed."""
     if not (math.isfinite(threshold) and threshold > 0):
         raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold:g}")

@@ -39,7 +39,7 @@ def compare(
     All read the same excerpts, each with its own tokenizer. Depths and widths may differ. A run is a folder
     that [bold]measure -o[/bold] or [bold]compare -o[/bold] has written; it keeps the text it was measured on.
     """
-    from rankscope.cli.bounds import threshold_is_a_share
+    from rankscope.cli.bounds import require_positive_threshold
     from rankscope.cli.measure import checked, command, end_if_stopped, together
     from rankscope.cli.show import show_run
     from rankscope.nets import named_variant
@@ -47,7 +47,7 @@ def compare(
     from rankscope.report import write_run_directory
 
     _, numbers, arithmetics = checked("transformer", metrics, arithmetic)
-    threshold_is_a_share(threshold)
+    require_positive_threshold(threshold)
     sides = [Side.of(thing) for thing in things]
     refuse_twice(things)
     models = list(dict.fromkeys(side.model for side in sides if side.model is not None))

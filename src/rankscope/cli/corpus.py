@@ -124,7 +124,7 @@ def _pictures(
     """What the report shows of single excerpts: the cloud of the first with a token, singular values of the
     first two; and the text with how it begins. They are no part of the statistics, so Ctrl-C here takes
     nothing else away."""
-    from rankscope.cli.pictures import Pictures
+    from rankscope.cli.extra_tables import Pictures
 
     try:
         X, padding = net.encode(first, tokens)

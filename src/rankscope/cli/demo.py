@@ -28,9 +28,9 @@ DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 
 def demo(output: opt.Folder = Path("runs/demo"), as_json: opt.Json = False, quiet: opt.Quiet = False) -> None:
     """Measure MiniLM, a trained BERT, with and without its parts, take it apart, certify it: a report."""
+    from rankscope.cli.extra_tables import Pictures
     from rankscope.cli.inputs import bundled, described, title_of
     from rankscope.cli.measure import about, end_if_stopped, measured
-    from rankscope.cli.pictures import Pictures
     from rankscope.cli.show import say, show_run
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict, write_run_directory

@@ -14,7 +14,7 @@ from rankscope.cli.output import opened, with_manifest
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rankscope.cli.pictures import Pictures
+    from rankscope.cli.extra_tables import Pictures
     from rankscope.nets import Transformer
     from rankscope.profiles import Profile
 
@@ -51,7 +51,7 @@ def measure(
     quantiles over its excerpts, one a line, a paragraph or a JSON line. With [bold]-o[/bold] an
     interrupted run goes on where it stopped.
     """
-    from rankscope.cli.pictures import Pictures
+    from rankscope.cli.extra_tables import Pictures
     from rankscope.cli.show import show_run
     from rankscope.report import verdict, write_run_directory
 

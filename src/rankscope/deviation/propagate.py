@@ -13,7 +13,7 @@ from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import Real, State
 from rankscope.errors import ArchitectureError
-from rankscope.nets.padding import Order
+from rankscope.nets.padding import TokenOrder
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import traverse
@@ -80,7 +80,7 @@ def _nothing(net: Transformer, state: State) -> Attention:
     return Attention(empty.sum(-1), Scaled.plain(empty), top, empty[:, :1].bool())
 
 
-def _restored(step: DeviationStep, order: Order | None) -> DeviationStep:
+def _restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
     """Tokens back where they stood before padding was moved to the end."""
     if order is None:
         return step

@@ -13,7 +13,7 @@ from rankscope.explorer.guard import Guard
 from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.server import app
 from rankscope.explorer.shelf import Shelf
-from rankscope.explorer.timeouts import SECONDS, prompt
+from rankscope.explorer.timeouts import SECONDS, impatient_protocol
 
 LOOPBACK = "127.0.0.1"
 
@@ -38,7 +38,7 @@ def server_of(asgi: Guard, jobs: Jobs, patience: float = SECONDS) -> uvicorn.Ser
     """The server of an app and its computations; `server.run(sockets=[bound(0)])` runs it. `patience` is how
     long it waits for a request."""
     config = uvicorn.Config(
-        asgi, http=prompt(patience), log_level="error", access_log=False, server_header=False,
+        asgi, http=impatient_protocol(patience), log_level="error", access_log=False, server_header=False,
         timeout_keep_alive=30, timeout_graceful_shutdown=1, limit_concurrency=64, ws="none",
         h11_max_incomplete_event_size=32768,
     )  # fmt: skip

@@ -15,7 +15,7 @@ SECONDS = 10.0
 ARRIVING = (h11.IDLE, h11.SEND_BODY)
 
 
-def prompt(seconds: float = SECONDS) -> type[H11Protocol]:
+def impatient_protocol(seconds: float = SECONDS) -> type[H11Protocol]:
     """The protocol of a server that waits so long for a request."""
 
     class Prompt(H11Protocol):

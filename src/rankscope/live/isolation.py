@@ -18,11 +18,11 @@ def isolated(device: torch.device) -> Iterator[None]:
             yield
 
 
-def near_device(device: torch.device) -> torch.device:
+def float64_device(device: torch.device) -> torch.device:
     """Where float64 is: on the device itself, or on the CPU for those that have none."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
-def near(x: Tensor) -> Tensor:
+def to_float64_device(x: Tensor) -> Tensor:
     """x where float64 is."""
-    return x.to(near_device(x.device))
+    return x.to(float64_device(x.device))

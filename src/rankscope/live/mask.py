@@ -61,7 +61,7 @@ def is_decoder(model: nn.Module, stack: str) -> bool:
     return both and ("decoder" in stack.split(".") or not names & {"attention_mask", "src_key_padding_mask"})
 
 
-def goes_on(arguments: Mapping[str, Any]) -> bool:
+def continues_from_cache(arguments: Mapping[str, Any]) -> bool:
     """Whether the call continues from a cache: its tokens attend to others that are not among its states."""
     cache = arguments.get("past_key_values")
     length = getattr(cache, "get_seq_length", None)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live.call import Call, Plan
 from rankscope.live.heads import CLOSURE, check_closure, contributions, weight_of
-from rankscope.live.isolation import isolated, near, near_device
-from rankscope.live.mask import arguments_of, goes_on, padding_in
+from rankscope.live.isolation import float64_device, isolated, to_float64_device
+from rankscope.live.mask import arguments_of, continues_from_cache, padding_in
 from rankscope.live.multihead import head_outputs
 from rankscope.live.states import state_in
 from rankscope.metrics.tokens import real_tokens, unit_of
@@ -63,7 +63,7 @@ class Recorder:
             return
         self.calls += 1
         arguments = arguments_of(model, args, kwargs)
-        if goes_on(arguments):
+        if continues_from_cache(arguments):
             self.left_out["it went on from a cache"] += 1
         else:
             self.call = Call(arguments)
@@ -264,7 +264,7 @@ class Recorder:
             )
         with isolated(state.device):
             found, broken = readings(
-                "tokens", near(state), self._real(call, state), self.plan.metrics, call.unit
+                "tokens", to_float64_device(state), self._real(call, state), self.plan.metrics, call.unit
             )
         call.found.append((layer, found))
         call.broken.append((layer, broken.any()))
@@ -274,13 +274,13 @@ class Recorder:
     def _read_attention(self, call: Call, layer: int, P: Tensor) -> None:
         with isolated(P.device):
             real = self._real(call, P)
-            call.defects.append(row_sum_defect(near(P), real))
+            call.defects.append(row_sum_defect(to_float64_device(P), real))
             if P.dtype == torch.float64 and bool((P.float() == P).all()):
                 call.attention_unit = unit_of(torch.float32)  # many models take softmax in float32 always
                 self.narrow = True
             if any(each.of == "attention" for each in self.plan.metrics):
                 unit = max(call.unit, call.attention_unit)
-                found, _ = readings("attention", near(P), real, self.plan.metrics, unit)
+                found, _ = readings("attention", to_float64_device(P), real, self.plan.metrics, unit)
                 call.found.append((layer, found))
         if "attention" in self.plan.keep:
             call.kept.append(("attention", layer, P.to("cpu", copy=True)))
@@ -292,7 +292,7 @@ class Recorder:
 
     def _real(self, call: Call, x: Tensor) -> Tensor:
         """Which tokens count, on the device of x."""
-        device = near_device(x.device)
+        device = float64_device(x.device)
         if device not in call.real:
             call.real[device] = next(iter(call.real.values())).to(device)
         return call.real[device]

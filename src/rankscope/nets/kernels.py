@@ -29,7 +29,7 @@ Square = Float[Tensor, "batch head token token"]
 Visible = Bool[Tensor, "#batch 1 token token"]
 
 
-class Around(NamedTuple):
+class KernelContext(NamedTuple):
     """What a kernel needs beside queries and keys."""
 
     visible: Visible
@@ -49,7 +49,7 @@ class Kernel:
     """
 
     name: str
-    weights: Callable[[Heads, Heads, Around], Square]
+    weights: Callable[[Heads, Heads, KernelContext], Square]
     averages: bool
 
 
@@ -58,9 +58,9 @@ def kernel_of(kind: str | Kernel) -> Kernel:
     return KERNELS[kind.partition(":")[0]] if isinstance(kind, str) else kind
 
 
-def scores(q: Heads, k: Heads, around: Around) -> Square:
+def scores(q: Heads, k: Heads, context: KernelContext) -> Square:
     """`q_i . k_j / divisor + b_ij`."""
-    return _with_positions(q @ k.mT, around)
+    return _with_positions(q @ k.mT, context)
 
 
 def masked_softmax(
@@ -72,42 +72,42 @@ def masked_softmax(
     return hidden.softmax(-1).masked_fill(~visible, 0.0)
 
 
-def _with_positions(products: Square, around: Around) -> Square:
-    scores = products / around.divisor
-    return scores if around.added is None else scores + around.added
+def _with_positions(products: Square, context: KernelContext) -> Square:
+    scores = products / context.divisor
+    return scores if context.added is None else scores + context.added
 
 
-def _softmax(q: Heads, k: Heads, around: Around) -> Square:
-    return masked_softmax(scores(q, k, around), around.visible)
+def _softmax(q: Heads, k: Heads, context: KernelContext) -> Square:
+    return masked_softmax(scores(q, k, context), context.visible)
 
 
-def _gaussian(q: Heads, k: Heads, around: Around) -> Square:
+def _gaussian(q: Heads, k: Heads, context: KernelContext) -> Square:
     products = q @ k.mT - k.square().sum(-1)[..., None, :] / 2  # |q_i|^2 is constant along a row
-    return masked_softmax(_with_positions(products, around), around.visible)
+    return masked_softmax(_with_positions(products, context), context.visible)
 
 
-def _sigmoid(q: Heads, k: Heads, around: Around) -> Square:
-    seen = around.visible.sum(-1, keepdim=True).clamp(min=1)
-    return torch.sigmoid(scores(q, k, around) - seen.to(q.dtype).log()) * around.visible
+def _sigmoid(q: Heads, k: Heads, context: KernelContext) -> Square:
+    seen = context.visible.sum(-1, keepdim=True).clamp(min=1)
+    return torch.sigmoid(scores(q, k, context) - seen.to(q.dtype).log()) * context.visible
 
 
-def _uniform(q: Heads, k: Heads, around: Around) -> Square:
-    seen = around.visible.sum(-1, keepdim=True).clamp(min=1)
-    return (around.visible.to(q.dtype) / seen).expand(len(q), q.shape[1], -1, -1)
+def _uniform(q: Heads, k: Heads, context: KernelContext) -> Square:
+    seen = context.visible.sum(-1, keepdim=True).clamp(min=1)
+    return (context.visible.to(q.dtype) / seen).expand(len(q), q.shape[1], -1, -1)
 
 
-def _linear(q: Heads, k: Heads, around: Around) -> Square:
-    weight = (F.elu(q) + 1) @ (F.elu(k) + 1).mT * around.visible
+def _linear(q: Heads, k: Heads, context: KernelContext) -> Square:
+    weight = (F.elu(q) + 1) @ (F.elu(k) + 1).mT * context.visible
     total = weight.sum(-1, keepdim=True)
     return weight / total.masked_fill(total == 0, 1.0)
 
 
-def _linformer(q: Heads, k: Heads, around: Around) -> Square:
-    assert around.mixing is not None
+def _linformer(q: Heads, k: Heads, context: KernelContext) -> Square:
+    assert context.mixing is not None
     n = q.shape[-2]
-    seen = around.visible.any(-2)[..., None, :].to(q.dtype)  # [batch, 1, 1, token]: padding mixes nothing
-    mix_keys, mix_values = (mixer[:, :n] * seen for mixer in around.mixing)
-    scores = q @ (mix_keys @ k).mT / around.divisor  # [batch, head, token, rank]
+    seen = context.visible.any(-2)[..., None, :].to(q.dtype)  # [batch, 1, 1, token]: padding mixes nothing
+    mix_keys, mix_values = (mixer[:, :n] * seen for mixer in context.mixing)
+    scores = q @ (mix_keys @ k).mT / context.divisor  # [batch, head, token, rank]
     return scores.softmax(-1) @ mix_values
 
 

@@ -12,14 +12,14 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Order:
+class TokenOrder:
     """A permutation of the tokens of each sample."""
 
     forth: Int[Tensor, "batch token"]
     back: Int[Tensor, "batch token"]
 
     @classmethod
-    def of(cls, real: Bool[Tensor, "batch token"]) -> "Order | None":
+    def of(cls, real: Bool[Tensor, "batch token"]) -> "TokenOrder | None":
         """Real tokens first, otherwise in the order they have; None where they already are."""
         if bool((real[:, 1:] <= real[:, :-1]).all()):
             return None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.kernels import Around, kernel_of
+from rankscope.nets.kernels import KernelContext, kernel_of
 from rankscope.nets.norms import normalise
 from rankscope.nets.order import Half
 from rankscope.nets.positions import by_offset, rotate
@@ -56,8 +56,8 @@ class Plain(Arithmetic):
         if w.content_bias is not None:
             q = q + w.content_bias[:, None]
         mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
-        around = Around(setting.visible[arch.mask_of(block.index)], added, arch.divisor, mixing)
-        return kernel_of(arch.kernel).weights(q, k, around)
+        context = KernelContext(setting.visible[arch.mask_of(block.index)], added, arch.divisor, mixing)
+        return kernel_of(arch.kernel).weights(q, k, context)
 
     def mix(self, block: Block, P: Square, V: Heads) -> Spoken:
         """`P_h V_h` of every head; zero of one that does not speak."""

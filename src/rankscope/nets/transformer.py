@@ -20,7 +20,7 @@ from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
 from rankscope.nets.norms import normalise
 from rankscope.nets.origin import Encoded, Inputs, Origin, texts_of
-from rankscope.nets.padding import Order
+from rankscope.nets.padding import TokenOrder
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, Rules, blocks, traverse
@@ -190,12 +190,12 @@ class Transformer:
 
     def prepared(
         self, X: Tensor, padding: Tensor | None
-    ) -> tuple[Float[Tensor, "batch token width"], Bool[Tensor, "batch token"], Order | None]:
+    ) -> tuple[Float[Tensor, "batch token width"], Bool[Tensor, "batch token"], TokenOrder | None]:
         """(layer 0, real, order): the tokens checked, real ones first, zero at padding, with absolute
         positions added; and how to put them back where they stood, if they moved."""
         real = self._checked(X, padding)
         X = X.masked_fill(~real[..., None], 0.0)
-        order = Order.of(real)
+        order = TokenOrder.of(real)
         if order is not None:
             X, real = order.sorted(X), real.gather(1, order.forth)
         if self.weights.positions is not None:

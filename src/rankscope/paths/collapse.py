@@ -22,13 +22,13 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer
 from rankscope.paths.counts import Path, length_of
 from rankscope.paths.frozen import Frozen
-from rankscope.paths.terms import Linear, Terms
+from rankscope.paths.terms import FrozenRules, Terms
 from rankscope.paths.walk import shared_step
 
 RELATIVE = metric("relative_residual")
 
 
-def exactly(arch: Architecture) -> bool:
+def carried_in_deviations(arch: Architecture) -> bool:
     """Whether paths of such a network can be carried in deviation arithmetic."""
     return arch.norm == "none" and arch.mlp == "none" and not arch.parts
 
@@ -39,7 +39,7 @@ def path_residuals(frozen: Frozen, paths: list[Path]) -> pl.DataFrame:
 
     path · length · sample · relative_residual · log10 · below_floor · arithmetic
     """
-    deviation = exactly(frozen.net.arch) and applies(frozen.net)
+    deviation = carried_in_deviations(frozen.net.arch) and applies(frozen.net)
     attention = _attention(frozen) if deviation else []
     frames = []
     for path in paths:
@@ -65,7 +65,7 @@ def _plain(frozen: Frozen, path: Path) -> Reading:
     step, Y = shared_step(frozen), frozen.X
     for index, head in enumerate(path):
         Y = step(index, Y, head)
-    return RELATIVE.read(tokens(Linear(frozen).end(Terms(Y[None]))[0], ~frozen.real))
+    return RELATIVE.read(tokens(FrozenRules(frozen).end(Terms(Y[None]))[0], ~frozen.real))
 
 
 def _attention(frozen: Frozen) -> list[Attention]:

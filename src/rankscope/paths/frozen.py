@@ -21,7 +21,7 @@ from rankscope.errors import PathError
 from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
-from rankscope.nets.padding import Order
+from rankscope.nets.padding import TokenOrder
 from rankscope.nets.plain import Heads, Plain, Spoken, Square, Tokens, affine
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
@@ -84,7 +84,7 @@ class Frozen:
     last: FrozenNorm | None
     output: Tokens
     """What the network itself gives."""
-    order: Order | None
+    order: TokenOrder | None
     """How tokens go back to where they stood before padding was moved to the end."""
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import DIGITS
-from rankscope.paths.terms import Fork, Linear, Terms
+from rankscope.paths.terms import Fork, FrozenRules, Terms
 from rankscope.paths.walk import shared_step
 
 Progress = Callable[[int, int], None]
@@ -118,7 +118,7 @@ def _beam(frozen: Frozen, count: int, by: str) -> tuple[dict[Path, float], int]:
 
 
 def _weight(frozen: Frozen, Y: Tensor, by: str) -> float:
-    term = Linear(frozen).end(Terms(Y[None]))[0]
+    term = FrozenRules(frozen).end(Terms(Y[None]))[0]
     sizes = mu(term, ~frozen.real) if by == "residual" else frobenius_norm(term.double())
     return float(torch.linalg.vector_norm(sizes))
 

@@ -18,8 +18,8 @@ from rankscope.files import atomic
 from rankscope.metrics.catalogue import metric
 from rankscope.metrics.residuals import frobenius_norm
 from rankscope.metrics.tokens import tokens, unit_of
-from rankscope.paths.counting import length_counts
 from rankscope.paths.frozen import Frozen
+from rankscope.paths.network_counts import length_counts
 from rankscope.paths.polynomials import Coefficients, length_terms
 from rankscope.paths.shares import cosine, share
 

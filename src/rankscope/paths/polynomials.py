@@ -21,14 +21,14 @@ from torch import Tensor
 from rankscope.nets.order import Half
 from rankscope.nets.traversal import Block
 from rankscope.paths.frozen import Frozen, with_bias
-from rankscope.paths.terms import Linear, Terms
+from rankscope.paths.terms import FrozenRules, Terms
 
 Coefficients = Float[Tensor, "length batch token width"]
 PIECE = 2**20
 """Numbers that go through a layer together on a CPU."""
 
 
-class Polynomials(Linear):
+class Polynomials(FrozenRules):
     """Rules on polynomials: the coefficients from the embedding, then those from biases, which begin at
     `start`. On a CPU a few coefficients at a time go through a part, to stay in the processor's cache."""
 

@@ -28,7 +28,7 @@ class Terms(NamedTuple):
     start: int | None = None
 
 
-class Linear(Arithmetic):
+class FrozenRules(Arithmetic):
     """Rules on terms, of a network frozen on its input: all heads that speak, or those named by layer."""
 
     name = "frozen"
@@ -119,7 +119,7 @@ class Linear(Arithmetic):
         return terms.parts if last is None else last.apply(*terms) * self.frozen.real[..., None]
 
 
-class Stream(Linear):
+class Stream(FrozenRules):
     """The whole stream as the only part, with its biases or without."""
 
     def __init__(
@@ -156,7 +156,7 @@ class OnePath(Arithmetic):
         return super().add(block, half, state, branches)
 
 
-class Along(OnePath, Linear):
+class Along(OnePath, FrozenRules):
     """One path, with attention of the full network."""
 
     def step(self, index: int, Y: Tokens, head: int | None) -> Tokens:
@@ -165,7 +165,7 @@ class Along(OnePath, Linear):
         return self.through(self.frozen.layers[index].block, Terms(Y[None])).parts[0]
 
 
-class Fork(Linear):
+class Fork(FrozenRules):
     """Every way on from one path, side by side: past the heads first where that is a way, then each head."""
 
     def ways(self, index: int, Y: Tokens) -> list[tuple[int | None, Tokens]]:

@@ -1,7 +1,7 @@
 """Measuring networks layer by layer, and what comes of it."""
 
 from rankscope.profiles.corpus import measure_corpus
-from rankscope.profiles.gathered import Gathered
+from rankscope.profiles.corpus_rows import Gathered
 from rankscope.profiles.measure import DEFAULT_METRICS, measure
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.propagation import ARITHMETICS, one_pass

@@ -19,6 +19,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from rankscope.metrics.tokens import real_tokens
+from rankscope.nets import Transformer
+from rankscope.profiles.propagation import one_pass
+from rankscope.profiles.readers import ShapeReader
 from rankscope.profiles.shapes import Shape
 
 TOKENS = 128
@@ -36,17 +40,40 @@ SCHEMA: dict[str, type[pl.DataType]] = {
 }
 
 
+def cloud(
+    nets: Mapping[str, Transformer],
+    X: Tensor,
+    padding: Tensor | None = None,
+    words: Sequence[Sequence[str]] | None = None,
+    *,
+    samples: int = 1,
+    most: int = TOKENS,
+) -> pl.DataFrame:
+    """The cloud of the first `samples` samples in each of the networks (variants by name).
+
+    `words` are the tokens of each sample as text (`net.words`); left out, their numbers.
+
+    >>> from rankscope.nets import Architecture
+    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
+    >>> cloud({"transformer": net}, torch.randn(1, 5, 8)).height
+    15
+    """
+    X, padding = X[:samples], None if padding is None else padding[:samples]
+    found = {}
+    for variant, net in nets.items():
+        reader = ShapeReader(samples)
+        one_pass(net, X, padding, [reader], batch=max(len(X), 1))
+        found[variant] = reader.result()
+    return cloud_table(found, real_tokens(X.shape[:-1], padding, X.device), words, most)
+
+
 def cloud_table(
     found: Mapping[str, Sequence[Shape]],
     real: Bool[Tensor, "sample token"],
     words: Sequence[Sequence[str]] | None = None,
     most: int = TOKENS,
 ) -> pl.DataFrame:
-    """The cloud of what a `ShapeReader` found in each of the networks (variants by name).
-
-    `real` says which tokens count, `words` what those of each sample read (`net.words`); left out, their
-    numbers.
-    """
+    """The cloud of what a `ShapeReader` found in each variant; `real` says which tokens count."""
     every = [(variant, shape) for variant, shapes in found.items() for shape in shapes]
     frames = [pl.DataFrame(schema=SCHEMA)]
     for sample in range(len(real)) if every else []:

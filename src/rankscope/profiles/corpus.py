@@ -20,7 +20,7 @@ from rankscope.errors import FileError, MetricError, TokensError
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.nets.origin import Encoded
-from rankscope.profiles.gathered import MOST, NAME, Gathered
+from rankscope.profiles.corpus_rows import MOST, NAME, Gathered
 from rankscope.profiles.measure import DEFAULT_METRICS, measure
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.summary import Summary

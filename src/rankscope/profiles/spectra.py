@@ -6,10 +6,15 @@
 Values that lie below float64's rounding of the largest are noise, and left out.
 """
 
+from collections.abc import Mapping
+
 import polars as pl
 import torch
+from torch import Tensor
 
 from rankscope.metrics.catalogue import Of
+from rankscope.nets import Transformer
+from rankscope.profiles.propagation import one_pass
 from rankscope.profiles.shapes import looked_at
 from rankscope.profiles.steps import LayerStep
 
@@ -22,6 +27,30 @@ SCHEMA: dict[str, type[pl.DataType]] = {
     "index": pl.Int64,
     "log10": pl.Float64,
 }
+
+
+def spectra(
+    nets: Mapping[str, Transformer],
+    X: Tensor,
+    padding: Tensor | None = None,
+    *,
+    samples: int = 4,
+    most: int = MOST,
+) -> pl.DataFrame:
+    """Of the first `samples` samples in each of the networks (variants by name).
+
+    >>> from rankscope.nets import Architecture
+    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
+    >>> spectra({"transformer": net}, torch.randn(1, 5, 8)).group_by("layer").len()["len"].to_list()
+    [4, 4, 4]
+    """
+    X, padding = X[:samples], None if padding is None else padding[:samples]
+    frames = []
+    for variant, net in nets.items():
+        reader = SpectrumReader(variant, samples, most)
+        one_pass(net, X, padding, [reader], batch=max(len(X), 1))
+        frames.append(reader.result())
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *frames])
 
 
 class SpectrumReader:
@@ -55,5 +84,5 @@ class SpectrumReader:
         self._found.append(pl.DataFrame(columns, schema=SCHEMA))
 
     def result(self) -> pl.DataFrame:
-        """All of them, as one table."""
+        """As `spectra` has them, of this variant."""
         return pl.concat(self._found)

@@ -18,10 +18,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
+from rankscope.profiles.corpus_statistics import QUANTILES
 from rankscope.profiles.curves import Curves
 from rankscope.profiles.profile import KEYS
 from rankscope.profiles.profile import SCHEMA as RAW
-from rankscope.profiles.statistics import QUANTILES
 from rankscope.profiles.views import CurveView, of_quantiles
 
 ROW = [name for name in KEYS if name != "sample"]

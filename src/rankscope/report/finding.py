@@ -1,8 +1,8 @@
 """What a run says, in a sentence or two: of measurements the verdict, else what its tables come to."""
 
 from rankscope.paths.views import carried, length_views
+from rankscope.report.causes import verdict
 from rankscope.report.run import Run
-from rankscope.report.verdict import verdict
 from rankscope.theory.views import bounds_said
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from rankscope import charts
 from rankscope.figures import power
 from rankscope.profiles.views import CurveView
+from rankscope.report.causes import FINEST
 from rankscope.report.run import Run
 from rankscope.report.sections import Plot, Section, by_variant
 from rankscope.report.tables import Table
-from rankscope.report.verdict import FINEST
 
 METRIC = "relative_residual"
 RUNS, VARIANTS, LABEL = 16, 8, 40

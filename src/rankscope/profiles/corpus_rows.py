@@ -12,9 +12,9 @@ import numpy as np
 import polars as pl
 
 from rankscope.errors import MetricError
+from rankscope.profiles.corpus_statistics import Numbers, statistics_of
 from rankscope.profiles.profile import NUMBERS, Profile
 from rankscope.profiles.profile import SCHEMA as RAW
-from rankscope.profiles.statistics import Numbers, statistics_of
 from rankscope.profiles.summary import ROW, SCHEMA, Summary
 from rankscope.runs import Manifest, Network, Store
 
