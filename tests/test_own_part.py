@@ -139,6 +139,35 @@ def test_its_paths_add_up(place: Any, parallel: bool) -> None:
     torch.testing.assert_close(d.output, net.run(tokens(), PADDING).output * ~PADDING[..., None])
 
 
+@dataclass(frozen=True)
+class BranchScale:
+    """What a branch adds, or the stream after a block, times a number."""
+
+    place: Any
+    by: float = 0.5
+    name: ClassVar[str] = "branch_scale"
+
+    def plain(self, X: Tensor, block: Any, rules: Any, inside: Tensor) -> Tensor:
+        return self.by * X
+
+    def frozen(self, terms: Any, block: Any, rules: Any, inside: Any) -> Any:
+        return terms._replace(parts=self.by * terms.parts)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("place", ["attention", "mlp", "stream"])
+def test_a_linear_part_elsewhere_brings_its_frozen_rule(place: str, parallel: bool) -> None:
+    net = with_part(network(norm_place="pre", parallel=parallel), BranchScale(place))
+    d = decompose(net, tokens(), PADDING)
+    found = d.by_length()
+    assert d.closure < 1e-12 and not torch.allclose(
+        d.output, network(norm_place="pre", parallel=parallel).run(tokens(), PADDING).output
+    )
+    torch.testing.assert_close((found.embedding + found.bias).sum(0), d.output, rtol=1e-10, atol=1e-12)
+    paths = [path for length in range(5) for path in d.sample(length, found.counts[length])]
+    torch.testing.assert_close(d.keep(paths=paths), found.embedding.sum(0), rtol=1e-9, atol=1e-11)
+
+
 def test_theorems_know_nothing_of_it_and_say_so() -> None:
     found = certify(with_part(network(), AttnScale(0.5)), tokens()[:1])
     assert not found.table["met"].any()
@@ -168,8 +197,16 @@ def test_one_without_a_rule_falls_back_and_is_refused_by_paths() -> None:
     mixed = run.attention[1] @ (V2 + 0.5 * V1).view(2, 6, 2, 3).transpose(1, 2)
     expected = mixed.transpose(1, 2).flatten(-2) @ second.weights.attention.output.weight.flatten(0, 1)
     torch.testing.assert_close(run.states[2], expected, rtol=1e-12, atol=1e-13)
-    with pytest.raises(PathError, match="value_residual has none"):
+    with pytest.raises(PathError, match="value_residual stands at values"):
         decompose(mine, tokens())
+
+
+def test_paths_refuse_a_part_without_a_linear_rule() -> None:
+    class Elsewhere(AttnScale):
+        place: ClassVar[Any] = "stream"
+
+    with pytest.raises(PathError, match="attn_scale has none: write one"):
+        decompose(with_part(network(), Elsewhere(0.0)), tokens())
 
 
 def test_dropout_goes_through_it_too() -> None:

@@ -14,8 +14,9 @@ traversal and brings a rule per arithmetic, a method of that arithmetic's name:
 
     plain(x, block, rules, inside)       on ordinary tensors; every part has this one
     deviation(x, block, rules, inside)   on states; without it `measure` runs in float64, and says so
-    frozen(x, block, rules, inside)      on terms of paths, linear in x; without it paths refuse the network,
-                                         but for `weights`, which is kept as measured
+    frozen(x, block, rules, inside)      on terms of paths, `x.parts` linear in x; without it paths refuse the
+                                         network, but for `weights`, which is kept as measured; parts at
+                                         `values` and `heads` they always refuse
 
 `block` is the layer (`block.index`, `block.weights`, `block.arch`), `rules` the arithmetic with its
 `setting` (masks, positions, which tokens are real) and a `memory` for what one layer leaves to later ones,

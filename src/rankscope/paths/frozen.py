@@ -145,6 +145,11 @@ class _Freezing(Plain):
 def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen:
     """Run the network once and keep what depends on the tokens."""
     for part in net.arch.parts:
+        if part.place in ("values", "heads"):
+            raise PathError(
+                "a network is taken apart where parts of one's own stand at weights, attention, mlp or "
+                f"stream; {part.name} stands at {part.place}: measure the network instead"
+            )
         if part.place != "weights" and not hasattr(part, "frozen"):
             raise PathError(
                 f"a network is taken apart where every part has a rule named 'frozen', linear in its tokens; "

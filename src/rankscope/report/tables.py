@@ -129,7 +129,7 @@ def _checked(network: Network) -> str:
         said.append(f"numbers overflow from layer {overflow}")
     asked = found.get("arithmetic_asked", network.arithmetic)
     if asked != network.arithmetic:
-        said.append(f"run instead of {asked}, which has no rule for its kernel")
+        said.append(f"run instead of {asked}, which has no rule for one of its parts")
     return "; ".join(said)
 
 
