@@ -26,8 +26,8 @@ from torch import Tensor
 
 from rankscope.deviation.mlp import affine
 from rankscope.deviation.norms import normalise
-from rankscope.deviation.scaled import LOWEST, STEEPEST, WIDEST, Logs, Scaled, saves_a_pass, spread
-from rankscope.deviation.state import Real, State, doubtful
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, saves_a_pass, spread
+from rankscope.deviation.state import Real, State
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.positions import by_offset, rotate
@@ -48,8 +48,6 @@ class Attention:
     top: Int[Tensor, "batch head 1"]
     """j*, the largest entry of p."""
     visible: Visible
-    size: Logs | None = None
-    """The log of the largest score, known where the scores are."""
     signed: bool = False
     """Whether weights may be below zero, as those that a part of one's own has changed."""
 
@@ -75,7 +73,6 @@ class Spoken:
     x: Scaled  # [batch, head, head_width]
     R: Scaled  # [batch, token, head, head_width]
     output: Float[Tensor, "head head_width width"]
-    doubt: Logs
     real: Real
 
     def contributions(self, real: Real) -> State:
@@ -87,7 +84,6 @@ class Spoken:
             Scaled(x.flatten(0, 1), self.x.log.repeat_interleave(heads)),
             Scaled(R.flatten(0, 1), self.R.log.repeat_interleave(heads)),
             Real(real.rows.repeat_interleave(heads, 0)),
-            self.doubt.repeat_interleave(heads),
         ).tidy()
 
 
@@ -97,7 +93,6 @@ class Values:
 
     x: Scaled  # [batch, head, head_width]
     R: Scaled  # [batch, head, token, head_width]
-    doubt: Logs
     real: Real
 
 
@@ -116,22 +111,7 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Atte
         speaks = torch.zeros(arch.heads, 1, dtype=x.value.dtype, device=x.value.device)
         speaks[list(speaking)] = 1.0
         x, R = x.mapped(lambda t: t * speaks), R.mapped(lambda t: t * speaks[:, None])
-    assert P.size is not None
-    noise = _noise(v.doubt, P.size, P, Scaled(about, dv.log), dv)
-    doubt = doubtful(v.doubt, noise - v.doubt, R.log_size())
-    return Spoken(x, R.mapped(lambda t: t.transpose(1, 2)), output, doubt, v.real)
-
-
-def _noise(doubt: Logs, size: Logs, P: Attention, about: Scaled, dv: Scaled) -> Logs:
-    """log of the rounding in `(P - 1 p^T) R`: of values that P - 1 p^T weighs, whether or not they differ; of
-    scores of that size, which move the weights p among values that differ; and of both at once."""
-    weight = torch.linalg.vector_norm(P.others.value, ord=1, dim=-1)
-    weight = weight.flatten(1).amax(1) if weight.numel() else torch.zeros_like(doubt)
-    of_values = Scaled(weight[:, None], P.others.log).log_size() + doubt + dv.log_size()
-    weigh = P.p.abs() if P.signed else P.p
-    moved = Scaled(weigh[:, :, None] @ about.value.abs(), about.log).log_size()
-    of_scores = (doubt + size).clamp(max=0.0) + torch.maximum(moved, doubt + dv.log_size())
-    return torch.maximum(of_values, of_scores)
+    return Spoken(x, R.mapped(lambda t: t.transpose(1, 2)), output, v.real)
 
 
 def heads(x: Scaled, linear: Linear, arch: Architecture) -> Scaled:
@@ -156,20 +136,18 @@ def _grouped(t: Tensor, count: int) -> Tensor:
 
 def scores(
     arch: Architecture, index: int, w: AttentionWeights, state: State, setting: Setting
-) -> tuple[Float[Tensor, "batch head token"], Scaled, Logs]:
-    """(ref_j, D_ij, log of the largest score) after the divisor; what is constant along a row is left out."""
+) -> tuple[Float[Tensor, "batch head token"], Scaled]:
+    """(ref_j, D_ij) after the divisor; what is constant along a row is left out."""
     n = state.real.rows.shape[1]
     zero = state.R.value.new_zeros(len(state.real.rows), arch.heads, n)
     if arch.kernel == "uniform":
         D = Scaled.plain(zero[..., None].expand(-1, -1, -1, n)).normalised()
-        return zero, D, D.log
+        return zero, D
     q, dq = heads(state.x, w.query, arch), deviations(state.R, w.query, arch)
     k, dk = heads(state.x, w.key, arch), deviations(state.R, w.key, arch)
-    unsure = torch.zeros_like(state.doubt)
     if arch.query_norm:
-        q, dq, of_queries = _normed(q, dq, w.query_norm, state, arch.norm_eps)
-        k, dk, of_keys = _normed(k, dk, w.key_norm, state, arch.norm_eps)
-        unsure = torch.maximum(of_queries, of_keys)
+        q, dq = _normed(q, dq, w.query_norm, state.real, arch.norm_eps)
+        k, dk = _normed(k, dk, w.key_norm, state.real, arch.norm_eps)
     ref = Scaled.plain(zero).normalised()  # zeros do not set the scale
     if arch.kernel == "gaussian":
         # -|k_j|^2 / 2 is the same in every row.
@@ -193,18 +171,17 @@ def scores(
     D, ref = D * (1 / arch.divisor), ref * (1 / arch.divisor)
     if setting.bias is not None:
         D = D + Scaled.plain(setting.bias.expand(len(zero), -1, -1, -1))
-    size = D.log_size()
-    D, ref = _separated(_within(D, size), ref, state.real)
+    D, ref = _separated(D.normalised(), ref, state.real)
     ref = ref.normalised()
     # Beyond e^600 only which score is largest matters: cut both alike.
     cut = (torch.maximum(ref.log, D.log) - STEEPEST).clamp(min=0.0)
-    return ref.at(cut), Scaled(D.value, D.log - cut), size + unsure
+    return ref.at(cut), Scaled(D.value, D.log - cut)
 
 
 def _normed(
-    common: Scaled, deviation: Scaled, weights: NormWeights, state: State, eps: float
-) -> tuple[Scaled, Scaled, Logs]:
-    """Queries or keys through their own norm, head by head, and by how much it adds to the doubt."""
+    common: Scaled, deviation: Scaled, weights: NormWeights, real: Real, eps: float
+) -> tuple[Scaled, Scaled]:
+    """Queries or keys through their own norm, head by head."""
     number = common.value.shape[1]
 
     def apart(part: Scaled) -> Scaled:
@@ -217,11 +194,9 @@ def _normed(
         shrink = (logs - log[:, None]).exp()
         return Scaled(value * shrink.reshape(*shrink.shape, *[1] * (value.ndim - 2)), log)
 
-    real = Real(state.real.rows.repeat_interleave(number, 0))
-    doubt = state.doubt.repeat_interleave(number)
-    done = normalise(State(apart(common), apart(deviation), real, doubt).tidy(), "rms", weights, eps)
-    unsure = (done.doubt - doubt).clamp(min=0.0).view(-1, number).amax(1)
-    return together(done.x), together(done.R), unsure
+    real = Real(real.rows.repeat_interleave(number, 0))
+    done = normalise(State(apart(common), apart(deviation), real).tidy(), "rms", weights, eps)
+    return together(done.x), together(done.R)
 
 
 def _rows(x: Scaled, n: int) -> Scaled:
@@ -244,19 +219,10 @@ def _separated(D: Scaled, ref: Scaled, real: Real) -> tuple[Scaled, Scaled]:
     return Scaled(D.value - row, D.log), ref + Scaled(row[:, :, 0], D.log)
 
 
-def _within(D: Scaled, size: Logs) -> Scaled:
-    """D with its largest entry, known to be e^size, near one."""
-    step = (size - D.log).masked_fill(size <= LOWEST, 0.0)
-    if saves_a_pass(step, lambda: (step.abs() <= WIDEST).all()):
-        return D
-    return Scaled(D.value * spread((-step).exp(), D.value), D.log + step)
-
-
 def split(
-    ref: Float[Tensor, "batch head token"], D: Scaled, visible: Visible, real: Real, largest: Logs
+    ref: Float[Tensor, "batch head token"], D: Scaled, visible: Visible, real: Real
 ) -> Attention:
-    """p and P - 1 p^T from the scores `ref_j + D_ij` over what each row sees; `largest` is the
-    log of the largest."""
+    """p and P - 1 p^T from the scores `ref_j + D_ij` over what each row sees."""
     seen, alike = _reference(visible, real)
     log_p = ref.masked_fill(~seen[:, :, 0], -torch.inf).log_softmax(-1).nan_to_num(nan=-torch.inf)
     p, top = log_p.exp(), log_p.argmax(-1, keepdim=True)
@@ -270,7 +236,7 @@ def split(
     change, reach = rule(U, size, log_p, log_others, top, visible)
     if not real.all:
         change = change.masked_fill_(~real.rows[:, None, :, None], 0.0)
-    return Attention(p, Scaled(change, level + reach), top, visible, largest)
+    return Attention(p, Scaled(change, level + reach), top, visible)
 
 
 def _gentle(

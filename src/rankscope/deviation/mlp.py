@@ -38,7 +38,7 @@ def mlp(arch: Architecture, layer: Layer, state: State) -> State:
         # act(g) u - act(g_0) u_0 = (act(g) - act(g_0)) u_0 + act(g_0) (u - u_0) + the product of both
         R = _times(A, _rows(x)) + _times(_rows(a), R) + _times(A, R)
         x = _times(a, x)
-    return State(affine(x, w.down), R.mapped(lambda v: v @ w.down.weight), state.real, state.doubt)
+    return State(affine(x, w.down), R.mapped(lambda v: v @ w.down.weight), state.real)
 
 
 def affine(x: Scaled, linear: Linear) -> Scaled:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, saves_a_pass, spread
-from rankscope.deviation.state import State, doubtful
+from rankscope.deviation.state import State
 from rankscope.nets.norms import Norm, NormWeights, norm_of
 
 LARGE = 0.05
@@ -38,7 +38,7 @@ def normalise(state: State, kind: str | Norm, weights: NormWeights, eps: float) 
         x, R = x.mapped(lambda v: v * gain), R.mapped(lambda v: v * gain)
     if weights.bias is not None:
         x = x + Scaled.plain(weights.bias.expand_as(x.value))
-    return State(x, R, state.real, result.doubt).tidy()
+    return State(x, R, state.real).tidy()
 
 
 def _normalised(state: State, norm: Norm, eps: float) -> State:
@@ -55,8 +55,7 @@ def _normalised(state: State, norm: Norm, eps: float) -> State:
     if not bool(large.any()):
         return _small(c, r, state, number, eps)
     plain, small = _plain(c, r, state, number, eps), _small(c, r, state, number, eps)
-    doubt = torch.where(large, plain.doubt, small.doubt)
-    return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.real, doubt)
+    return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.real)
 
 
 def _unit(log: Tensor, eps: float) -> Tensor:
@@ -78,9 +77,7 @@ def _small(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State
     turn = (slope * (2 + alpha) * rest - spread_w * step * shrink) / (sd * sd_0 * ((1 + alpha) * sd_0 + sd))
     deviation = torch.addcmul(w / sd[..., None], turn[..., None], c.value[:, None])
     left = Scaled(state.real.cleared(deviation), r.log - unit)
-    given = r.mapped(lambda v: v / sd[..., None])  # what a norm that removed nothing would leave
-    doubt = doubtful(state.doubt, given.log_size() - unit, left.log_size())
-    return State(Scaled(c.value / sd_0, c.log - unit), left, state.real, doubt)
+    return State(Scaled(c.value / sd_0, c.log - unit), left, state.real)
 
 
 def _positive(variance: Tensor) -> Tensor:
@@ -101,10 +98,4 @@ def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State
     )
     sd = _positive(variance).sqrt()
     left = Scaled(state.real.cleared(Y / sd), log - unit)
-    # Rounding is a share of the longest token, and the shortest is drawn out the most.
-    real = state.real
-    least = sd if real.all else sd.masked_fill(~real.rows[..., None], torch.inf)  # padding has no length
-    longest = real.cleared(Y).abs().amax(-1, keepdim=True)
-    given = Scaled(longest / least.amin(-2, keepdim=True), left.log)
-    doubt = doubtful(state.doubt, given.log_size(), left.log_size())
-    return State(Scaled(torch.zeros_like(c.value), left.log), left, state.real, doubt)
+    return State(Scaled(torch.zeros_like(c.value), left.log), left, state.real)

@@ -1,7 +1,7 @@
 """Run a network in deviation arithmetic, one layer at a time."""
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -59,17 +59,33 @@ def propagate(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Ite
             f"deviation arithmetic has no rule for {', '.join(without_rule(net))} of this network (kernels "
             f"that have one: {', '.join(KERNELS)}): use arithmetic='float64'"
         )
-    net = net.to(torch.float64)
-    X, real, order = net.prepared(X.to(dtype=torch.float64, device=net.device), padding)
-    rules = Deviation(net.arch, Setting.of(net.arch, net.weights, X, real))
-    state = State.of(X, real)
-    yield _restored(DeviationStep(0, state, None), order)
-    for block in net.blocks:
+    given = Given.of(net, X, padding)
+    rules, state = Deviation(net.arch, given.setting), given.state
+    yield restored(DeviationStep(0, state, None), given.order)
+    for block in given.net.blocks:
         if not X.shape[1]:
             yield DeviationStep(block.index + 1, state, _nothing(net, state))
             continue
         state, P, heads = traverse(block, rules, state)
-        yield _restored(DeviationStep(block.index + 1, state, P, heads), order)
+        yield restored(DeviationStep(block.index + 1, state, P, heads), given.order)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a pass starts from: the network in float64, its input as a state, and what its layers share."""
+
+    net: Transformer
+    state: State
+    setting: Setting
+    order: TokenOrder | None
+    """How real tokens were moved to the front, if they were."""
+
+    @classmethod
+    def of(cls, net: Transformer, X: Tensor, padding: Tensor | None = None) -> "Given":
+        """Of tokens `[batch, token, width]`."""
+        net = net.to(torch.float64)
+        X, real, order = net.prepared(X.to(dtype=torch.float64, device=net.device), padding)
+        return cls(net, State.of(X, real), Setting.of(net.arch, net.weights, X, real), order)
 
 
 def _nothing(net: Transformer, state: State) -> Attention:
@@ -80,7 +96,7 @@ def _nothing(net: Transformer, state: State) -> Attention:
     return Attention(empty.sum(-1), Scaled.plain(empty), top, empty[:, :1].bool())
 
 
-def _restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
+def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
     """Tokens back where they stood before padding was moved to the end."""
     if order is None:
         return step
@@ -88,7 +104,7 @@ def _restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
     real = Real(state.real.rows.gather(1, order.back))
     return DeviationStep(
         step.layer,
-        State(state.x, state.R.mapped(order.restored), real, state.doubt),
+        State(state.x, state.R.mapped(order.restored), real),
         P
         and replace(
             P,

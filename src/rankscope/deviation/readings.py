@@ -29,8 +29,6 @@ from rankscope.nets.norms import NormWeights
 
 UNIT = torch.finfo(torch.float64).eps
 SMALLEST, LARGEST = 5e-324, torch.finfo(torch.float64).max
-DOUBTFUL = 1e-3
-"""The share of rounding in R above which a residual is called noise."""
 
 
 def read(each: Metric, step: DeviationStep) -> Reading | None:
@@ -96,9 +94,9 @@ def _affine_rank(state: State) -> Reading:
 
 
 def _shape(state: State, compute: Callable[..., Tensor], bounded: bool = False) -> Reading:
-    """As uncertain as the residual is: a share of the value, or of the largest it could be, one."""
+    """As uncertain as rounding: a share of the value, or of the largest it could be, one."""
     value = compute(_unit(state.centred()[1]).value, ~state.real.rows)
-    return Reading.of(value, ROUNDING * state.doubt.exp() * (1.0 if bounded else value))
+    return Reading.of(value, ROUNDING * UNIT * (torch.ones_like(value) if bounded else value))
 
 
 def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
@@ -116,7 +114,7 @@ def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
     log = _log(square, 2 * directions.log)
     fine = _in_logs(log, state)
     # Directions are known to the rounding of what tokens differ by.
-    known_to = _residual(state, "frobenius", relative=True) + state.doubt + math.log(ROUNDING)
+    known_to = _residual(state, "frobenius", relative=True) + math.log(ROUNDING * UNIT)
     unknown = log <= 2 * known_to
     fine = Reading(fine.value, fine.log10, fine.floor.masked_fill(unknown & (log > LOWEST), SMALLEST))
     fine = Reading(fine.value, fine.log10, torch.maximum(fine.floor, fine.value * (fine.floor > 0)))
@@ -171,13 +169,12 @@ def _log(value: Tensor, log: Logs) -> Logs:
 
 
 def _in_logs(log: Logs, state: State) -> Reading:
-    """A reading from its log. Zeros have log10 -inf. The floor is 0, but where the value is noise: where
-    rounding is as large as R itself, or the log has reached its lowest."""
+    """A reading from its log. Zeros have log10 -inf. The floor is 0, but where the log has reached its
+    lowest."""
     empty = ~state.real.rows.any(-1)
     zero = state.R.largest() == 0
     value = log.exp()
-    noise = (state.doubt >= math.log(DOUBTFUL)) | (log <= LOWEST)
-    floor = torch.where(noise & ~zero, value.clamp(min=SMALLEST), torch.zeros_like(log))
+    floor = torch.where((log <= LOWEST) & ~zero, value.clamp(min=SMALLEST), torch.zeros_like(log))
     log10 = torch.where(zero, torch.full_like(log, -torch.inf), log / math.log(10))
     return Reading(*(part.masked_fill(empty, torch.nan) for part in (value, log10, floor)))
 

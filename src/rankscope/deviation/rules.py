@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from rankscope.deviation.attention import (
     Attention,
@@ -17,7 +17,8 @@ from rankscope.deviation.attention import (
 )
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normalise
-from rankscope.deviation.state import State, doubtful
+from rankscope.deviation.scaled import Scaled
+from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
 from rankscope.nets.setting import Setting
@@ -43,13 +44,17 @@ class Deviation(Arithmetic):
         """What heads mix, of the common token and of deviations from it."""
         w = block.weights.attention.value
         common, deviation = heads(state.x, w, self.arch), deviations(state.R, w, self.arch)
-        return Values(common, deviation, state.doubt, state.real)
+        return Values(common, deviation, state.real)
 
     def weights(self, block: Block, state: State) -> Attention:
         """P as what all rows share and what they do not (`attention.py`)."""
-        ref, D, size = scores(self.arch, block.index, block.weights.attention, state, self.setting)
         visible = self.setting.visible[self.arch.mask_of(block.index)]
-        return split(ref, D, visible.expand(len(state.real.rows), -1, -1, -1), state.real, size)
+        ref, D = self.scores(block, state)
+        return split(ref, D, visible.expand(len(state.real.rows), -1, -1, -1), state.real)
+
+    def scores(self, block: Block, state: State) -> tuple[Tensor, Scaled]:
+        """What all rows of scores share, and what they do not."""
+        return scores(self.arch, block.index, block.weights.attention, state, self.setting)
 
     def mix(self, block: Block, P: Attention, values: Values) -> Spoken:
         """What each head says."""
@@ -63,7 +68,6 @@ class Deviation(Arithmetic):
             affine(spoken.x.mapped(lambda t: t.flatten(1)), out),
             spoken.R.mapped(lambda t: t.flatten(-2) @ out.weight),
             spoken.real,
-            spoken.doubt,
         )
 
     def mlp(self, block: Block, state: State) -> State:
@@ -85,8 +89,5 @@ def total(branches: Iterable[State]) -> State:
 
 
 def added(weight: float, state: State, branch: State) -> State:
-    """`weight X + branch`, not yet tidy; the larger noise of the two stays."""
-    R = state.R * weight + branch.R
-    one, other = (state.R * weight).log_size(), branch.R.log_size()
-    larger, size = torch.where(one > other, state.doubt, branch.doubt), torch.maximum(one, other)
-    return State(state.x * weight + branch.x, R, state.real, doubtful(larger, size, R.log_size()))
+    """`weight X + branch`, not yet tidy."""
+    return State(state.x * weight + branch.x, state.R * weight + branch.R, state.real)

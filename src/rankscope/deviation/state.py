@@ -7,10 +7,10 @@ to keep apart and x is 0, R the tokens themselves: a token that is exactly zero 
 
 R is known to float64's relative precision of its largest entries, and most rules keep it so. Where a rule
 leaves far less of R than it was given (a norm that removes a difference in length, attention that looks at
-tokens which R cannot tell apart), the same rounding weighs more: `doubt` is the log of its share of R.
+tokens which R cannot tell apart), the same rounding weighs more: a second pass tells how much
+(`witness.py`).
 """
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,19 +20,8 @@ from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, chosen, saves_a_pass
 
-EPS = math.log(torch.finfo(torch.float64).eps)
-LOSS = math.log(1e4)
 APART = 0.5
 """Largest deviation, in lengths of the mean, up to which a mean is kept apart."""
-
-
-def doubtful(doubt: Logs, before: Logs, after: Logs) -> Logs:
-    """The doubt of what is left of size `after`, where the noise was a share of size `before`.
-
-    `before` is an upper bound, a few times too large in any network; so only a loss of over four digits in
-    one rule is counted, or estimates would pile up over layers where rounding does not."""
-    loss = before - after
-    return doubt + torch.where(loss > LOSS + 1e-12 * after.abs(), loss, torch.zeros_like(loss))
 
 
 @dataclass(frozen=True)
@@ -77,8 +66,6 @@ class State:
     x: Scaled  # [batch, width]
     R: Scaled  # [batch, token, width], zero at padded tokens
     real: Real
-    doubt: Logs
-    """log of (rounding noise / R), eps at best."""
 
     @classmethod
     def of(cls, X: Float[Tensor, "batch token width"], rows: Bool[Tensor, "batch token"]) -> "State":
@@ -86,13 +73,12 @@ class State:
         from a mean that has been rounded."""
         real = Real(rows)
         whole = Scaled.plain(real.cleared(X)).normalised()
-        doubt = torch.full_like(whole.log, EPS)
         if not X.shape[1]:
-            return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), whole, real, doubt)
+            return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), whole, real)
         x = X[torch.arange(len(X), device=X.device), real.first]
-        close = cls(Scaled.plain(x), Scaled.plain(real.cleared(X - x[:, None])), real, doubt).tidy()
+        close = cls(Scaled.plain(x), Scaled.plain(real.cleared(X - x[:, None])), real).tidy()
         # Far apart: the tokens as they came, not taken apart and put together again.
-        return cls(close.x, chosen(close.x.log <= LOWEST, whole, close.R), real, doubt)
+        return cls(close.x, chosen(close.x.log <= LOWEST, whole, close.R), real)
 
     def tidy(self) -> "State":
         """Re-centred and rescaled, as after every sub-block."""
@@ -108,7 +94,7 @@ class State:
                 whole = (whole + self.x.mapped(lambda v: v[:, None])).mapped(self.real.cleared)
             R = whole if saves_a_pass(apart, apart.all) else chosen(apart, whole, R)
             x = Scaled(x.value.masked_fill(apart[:, None], 0.0), x.log.masked_fill(apart, LOWEST))
-        return State(x, R.normalised(), self.real, doubtful(self.doubt, self.R.log_size(), R.log_size()))
+        return State(x, R.normalised(), self.real)
 
     def centred(self) -> tuple[Scaled, Scaled]:
         """(mean of R, R about it) over the real tokens: the second is the residual."""

@@ -36,6 +36,8 @@ class Reading:
     """log10 of |value|; -inf at zero."""
     floor: Float[Tensor, "*batch"]
     """0 where the arithmetic resolves any value."""
+    digits: Float[Tensor, "*batch"] | None = None
+    """How many digits of the value a second pass agreed on; None where there was none."""
 
     @classmethod
     def of(cls, value: Float[Tensor, "*batch"], floor: Float[Tensor, "*batch"]) -> "Reading":

@@ -85,7 +85,7 @@ def _carried(frozen: Frozen, attention: list[Attention], path: Path) -> Reading:
     for layer, P, head in zip(frozen.net.weights.layers, attention, path, strict=True):
         if head is None:
             weight = frozen.net.arch.attention_skip
-            state = State(state.x * weight, state.R * weight, state.real, state.doubt).tidy()
+            state = State(state.x * weight, state.R * weight, state.real).tidy()
         else:
             state = _through(frozen.net.arch, layer, P, head, state)
     found = read(RELATIVE, DeviationStep(len(path), state, None))
@@ -104,7 +104,7 @@ def _through(arch: Architecture, layer: Layer, P: Attention, head: int, state: S
     mean = Scaled((most + P.p[:, head, None] @ about)[:, 0], state.R.log)
     spoken = Scaled(P.others.value[:, head] @ about, P.others.log + state.R.log)
     x = (state.x + mean).mapped(lambda t: t @ W)
-    return State(x, spoken.mapped(lambda t: t @ W), state.real, state.doubt).tidy()
+    return State(x, spoken.mapped(lambda t: t @ W), state.real).tidy()
 
 
 def rate(table: pl.DataFrame) -> float:

@@ -29,6 +29,7 @@ def measure(
     progress: Progress | None = None,
     device: str | torch.device | None = None,
     readers: Sequence[Reader] = (),
+    estimate: bool = True,
 ) -> Profile:
     """How uniform the tokens are at every layer.
 
@@ -49,7 +50,7 @@ def measure(
     """
     reader, check = MetricReader(chosen_metrics("measure", metrics)), CheckReader()
     every: list[Reader] = [reader, check, *readers]
-    ran = one_pass(net, X, padding, every, arithmetic, batch=batch, progress=progress, device=device)
+    ran = one_pass(net, X, padding, every, arithmetic, batch=batch, progress=progress, device=device, estimate=estimate)
     checks: dict[str, Any] = {"arithmetic_asked": arithmetic, "dropout": 0.0, **check.result()}
     described = {"fingerprint": net.fingerprint, "architecture": net.arch.to_dict()}
     names = [each.name for each in reader.chosen]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import applies, propagate
+from rankscope.deviation.witness import Witness
 from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics.catalogue import Of
 from rankscope.metrics.tokens import real_tokens
@@ -42,6 +43,7 @@ def one_pass(
     batch: int = 16,
     progress: Progress | None = None,
     device: str | torch.device | None = None,
+    estimate: bool = False,
 ) -> Ran:
     """Propagate a network once, and let every reader take what it needs from each layer.
 
@@ -70,8 +72,10 @@ def one_pass(
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
             steps = propagate(net, part, ~kept) if arithmetic == "deviation" else net.steps(part, ~kept)
+            witness = Witness(net, part, ~kept) if estimate and arithmetic == "deviation" else None
             for each in steps:
-                step = LayerStep(net, start, kept, each._replace(**without))
+                seen = None if witness is None else witness.follow(each)
+                step = LayerStep(net, start, kept, each._replace(**without), seen)
                 for reader in readers:
                     reader.read(step)
                 if progress is not None:

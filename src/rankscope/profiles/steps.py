@@ -4,7 +4,7 @@ What several readers need is computed once, what none asks for never.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -13,10 +13,12 @@ from torch import Tensor
 
 from rankscope.deviation import DeviationStep
 from rankscope.deviation.readings import read
+from rankscope.deviation.witness import Seen
 from rankscope.metrics import Metric
 from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.plain import contributions
+from rankscope.profiles.agreement import checked
 from rankscope.profiles.rows import Found, read_tokens, readings, row_sum_defect
 from rankscope.profiles.shapes import Shape, shape_of
 
@@ -32,6 +34,8 @@ class LayerStep:
     real: Bool[Tensor, "batch token"]
     """Which tokens count."""
     step: Step | DeviationStep
+    seen: Seen | None = None
+    """The same layer of a second pass, rounded otherwise; None where there is none."""
 
     @property
     def layer(self) -> int:
@@ -58,8 +62,9 @@ class LayerStep:
     def readings(self, chosen: Sequence[Metric]) -> Found:
         """Those metrics that this layer has, in the order asked."""
         if isinstance(self.step, DeviationStep):
-            found = [(each, read(each, self.step)) for each in chosen]
-            return [(each, reading) for each, reading in found if reading is not None]
+            every = [(each, read(each, self.step)) for each in chosen]
+            found = [(each, reading) for each, reading in every if reading is not None]
+            return found if self.seen is None else self._witnessed(found, self.step, self.seen)
         there = read_tokens(*self._ready, chosen, self.unit)
         if self.attention is not None:
             there += readings("attention", self.attention, self.real, chosen, self.unit)[0]
@@ -68,6 +73,14 @@ class LayerStep:
             there += readings("heads", added, self.real, chosen, self.unit)[0]
         order = [each.name for each in chosen]
         return sorted(there, key=lambda pair: order.index(pair[0].name))
+
+    def _witnessed(self, found: Found, step: DeviationStep, seen: Seen) -> Found:
+        chosen = [each for each, _ in found]
+        plain = None
+        if seen.plain is not None:
+            parts = {"attention": step.attention and seen.plain.attention, "heads": step.heads and seen.plain.heads}
+            plain = replace(self, step=seen.plain._replace(**parts), seen=None).readings(chosen)
+        return checked(found, plain, step, seen)
 
     @property
     def finite(self) -> Bool[Tensor, ""]:

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from rankscope.deviation import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
-from rankscope.deviation.state import EPS, Real, State
+from rankscope.deviation.state import Real, State
 from rankscope.errors import ArchitectureError, TokensError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.masks import Mask, matrix
@@ -255,7 +255,6 @@ def _derivatives(
         Scaled(x.value.expand(2 * number, -1), x.log.expand(2 * number)),
         Scaled(R, low.expand(2 * number)),
         real,
-        torch.full((2 * number,), EPS, dtype=R.dtype, device=R.device),
     )
     after = traverse(Block.of(arch, index, layer), Deviation(arch, setting), state).state
     log = after.R.log - low

@@ -1,0 +1,94 @@
+"""Rules whose answers are shaken in their last digits, as if another machine had rounded them.
+
+Every entry of what a rule gives is moved by a few units in its last place, of x and of R each on its own. What
+two passes then agree on does not hang on rounding; what they differ by is what rounding did. Zeros stay zero,
+and the input is taken as it is.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.rules import Deviation
+from rankscope.deviation.scaled import Scaled
+from rankscope.deviation.state import State
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.order import Half
+from rankscope.nets.plain import Plain
+from rankscope.nets.setting import Setting
+from rankscope.nets.traversal import Block
+
+MOST = 4 * torch.finfo(torch.float64).eps
+"""The most that an entry is moved by, as a share of it."""
+
+
+class Noise:
+    """Numbers near one, another stretch of one long row at each call."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed, self.calls = seed, 0
+        self.row = torch.zeros(0, dtype=torch.float64)
+
+    def shaken(self, t: Tensor) -> Tensor:
+        """Every entry moved, each by its own share."""
+        number = t.numel()
+        if len(self.row) < number + 4096 or self.row.device != t.device:
+            generator = torch.Generator().manual_seed(self.seed)
+            drawn = torch.rand(2 * number + 8192, generator=generator, dtype=torch.float64)
+            self.row = (1 + MOST * (2 * drawn - 1)).to(t.device)
+        self.calls += 1
+        start = self.calls * 1009 % (len(self.row) - number)
+        return t * self.row[start : start + number].view(t.shape)
+
+    def of(self, found: Any) -> Any:
+        """Tensors, and the parts of what deviation arithmetic has in their place."""
+        if isinstance(found, Tensor):
+            return self.shaken(found)
+        return replace(found, x=found.x.mapped(self.shaken), R=found.R.mapped(self.shaken))
+
+
+class _Shaken:
+    """Asks the rules, and shakes what they say."""
+
+    noise: Noise
+
+    def norm(self, block: Block, name: str, state: Any) -> Any:
+        return self.noise.of(super().norm(block, name, state))  # type: ignore[misc]
+
+    def values(self, block: Block, state: Any) -> Any:
+        return self.noise.of(super().values(block, state))  # type: ignore[misc]
+
+    def mix(self, block: Block, weights: Any, values: Any) -> Any:
+        return self.noise.of(super().mix(block, weights, values))  # type: ignore[misc]
+
+    def output(self, block: Block, heads: Any) -> Any:
+        return self.noise.of(super().output(block, heads))  # type: ignore[misc]
+
+    def mlp(self, block: Block, state: Any) -> Any:
+        return self.noise.of(super().mlp(block, state))  # type: ignore[misc]
+
+    def add(self, block: Block, half: Half, state: Any, branches: dict[str, Any]) -> Any:
+        return self.noise.of(super().add(block, half, state, branches))  # type: ignore[misc]
+
+
+class ShakenPlain(_Shaken, Plain):
+    """The plain arithmetic, shaken."""
+
+    def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
+        super().__init__(arch, setting)
+        self.noise = Noise(seed)
+
+
+class ShakenDeviation(_Shaken, Deviation):
+    """Deviation arithmetic, shaken; scores too, since rules on them take differences."""
+
+    def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
+        super().__init__(arch, setting)
+        self.noise = Noise(seed)
+
+    def scores(self, block: Block, state: State) -> tuple[Tensor, Scaled]:
+        """What all rows share, and what they do not."""
+        ref, D = super().scores(block, state)
+        return self.noise.shaken(ref), D.mapped(self.noise.shaken)

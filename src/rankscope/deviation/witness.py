@@ -1,0 +1,116 @@
+"""A second pass beside the first, rounded otherwise: what both agree on, rounding did not decide.
+
+The witness goes through each block after the first pass has, from its own state. Where float64 can see what
+tokens differ by, it takes the plain rules, which share no formula with deviation arithmetic; below that, the
+rules of deviation arithmetic, shaken (`noise.py`). It costs a plain pass where tokens stay apart, and as much
+as the first pass where they do not.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from rankscope.deviation.noise import ShakenDeviation, ShakenPlain
+from rankscope.deviation.propagate import DeviationStep, Given, restored
+from rankscope.deviation.scaled import Logs, Scaled, chosen
+from rankscope.deviation.state import State
+from rankscope.nets import Step, Transformer
+from rankscope.nets.traversal import Block, traverse
+
+RESOLVED = 1e-4
+"""The share of the tokens' size by which they must differ for float64 to be asked."""
+WITHIN = 300.0
+"""The log of the sizes within which float64 is asked: 1e+-130."""
+
+
+class Witness:
+    """The second pass, one block at a time."""
+
+    def __init__(self, net: Transformer, X: Tensor, padding: Tensor | None = None, seed: int = 0) -> None:
+        self.given = given = Given.of(net, X, padding)
+        self.state = given.state
+        self.plain = ShakenPlain(given.net.arch, given.setting, seed)
+        self.fine = ShakenDeviation(given.net.arch, given.setting, seed)
+
+    def follow(self, step: DeviationStep) -> "Seen":
+        """What the witness saw of a layer that the first pass has gone through."""
+        if step.layer == 0 or not self.state.real.rows.shape[1]:
+            found = self.fine.noise.of(self.state)
+            return Seen(self, None, found, torch.zeros_like(_sees(found)), None)
+        block, before = self.given.net.blocks[step.layer - 1], self.state
+        sees = _sees(before) & _sees(step.state)
+        if self.given.net.arch.parts:  # what they remember of earlier layers is of one arithmetic
+            sees = torch.zeros_like(sees)
+        plain = None
+        if bool(sees.any()):
+            X, P, heads = traverse(block, self.plain, before.tokens())
+            X = before.real.cleared(X)
+            sees = sees & X.isfinite().flatten(1).all(1)
+            plain = Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, heads)
+        seen = Seen(self, block, before, sees, plain)
+        if plain is None:
+            self.state = seen.passed.state
+        else:
+            close = State.of(plain.state, before.real.rows)
+            self.state = close if bool(sees.all()) else _chosen(sees, close, seen.passed.state)
+        return seen
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One layer of the witness."""
+
+    witness: Witness
+    block: Block | None
+    before: State
+    """Its tokens before the block."""
+    sees: Bool[Tensor, " batch"]
+    """Whether float64 can see what the tokens differ by, before and after the block."""
+    inside: Step | None
+    """By plain rules, real tokens first; None where float64 sees no sample."""
+
+    @cached_property
+    def passed(self) -> DeviationStep:
+        """By shaken rules of deviation arithmetic, real tokens first."""
+        if self.block is None:
+            return DeviationStep(0, self.before, None)
+        return DeviationStep(
+            self.block.index + 1, *traverse(self.block, self.witness.fine, self.before)
+        )
+
+    @cached_property
+    def plain(self) -> Step | None:
+        """By plain rules, tokens where they stood."""
+        order = self.witness.given.order
+        if self.inside is None or order is None:
+            return self.inside
+        step = self.inside
+        parts = order.restored(step.state), order.restored_square(step.attention)  # type: ignore[arg-type]
+        return Step(step.layer, *parts, order.restored(step.heads))  # type: ignore[arg-type]
+
+    @cached_property
+    def fine(self) -> DeviationStep:
+        """By shaken rules of deviation arithmetic, tokens where they stood."""
+        return restored(self.passed, self.witness.given.order)
+
+
+def _sees(state: State) -> Bool[Tensor, " batch"]:
+    """Its numbers are within float64's range, and what they differ by is not lost beside their size."""
+    return (state.R.log_size() - state.log > math.log(RESOLVED)) & (state.log.abs() < WITHIN)
+
+
+def _chosen(pick: Bool[Tensor, " batch"], a: State, b: State) -> State:
+    return State(chosen(pick, a.x, b.x), chosen(pick, a.R, b.R), a.real)
+
+
+def distance(a: State, b: State) -> Logs:
+    """`||res a - res b||_F / ||res a||_F`: 0 where both are zero, infinite where only one is."""
+    R, S = a.centred()[1].normalised(), b.centred()[1]
+    apart = Scaled(R.value - S.at(R.log), R.log)
+    size, gap = (torch.linalg.vector_norm(part.value, dim=(1, 2)) for part in (R, apart))
+    found = (gap / size).masked_fill((gap == 0) & (size == 0), 0.0)
+    return found.nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -1,0 +1,79 @@
+"""Whether a second pass agrees with the first, reading by reading.
+
+A reading holds to as many digits as two passes that rounded otherwise agree on. The second is float64's where
+it can see (`deviation/witness.py`): what it contradicts is marked, unless the two differ by less than float64's
+own floor; then, and where float64 cannot see, deviation arithmetic is asked again, shaken.
+"""
+
+import math
+from dataclasses import replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope.deviation import DeviationStep, State
+from rankscope.deviation.readings import SMALLEST, read
+from rankscope.deviation.witness import Seen, distance
+from rankscope.metrics import Metric, Reading
+from rankscope.profiles.rows import Found
+
+AGREED = 1e-9
+"""Relative difference up to which two passes agree."""
+BLIND = 1e3
+"""Float64's floors, up to which a difference from float64 says nothing."""
+
+Errors = Float[Tensor, "*batch"]
+
+
+def checked(found: Found, plain: Found | None, step: DeviationStep, seen: Seen) -> Found:
+    """Readings with their digits, and marked where a second pass does not agree. `plain` are the witness's by
+    plain rules, where it took them."""
+    states = _states(step.state, seen)
+    others = [None] * len(found) if plain is None else [reading for _, reading in plain]
+    return [
+        (each, _marked(reading, _error(each, reading, other, states, seen)))
+        for (each, reading), other in zip(found, others, strict=True)
+    ]
+
+
+def _error(each: Metric, one: Reading, plain: Reading | None, states: Errors, seen: Seen) -> Errors:
+    """The relative error of a reading, as far as a second pass can tell."""
+    error = torch.full_like(one.value, torch.nan)
+    again = torch.ones_like(one.value, dtype=torch.bool)
+    if plain is not None:
+        error = difference(one, plain)
+        told = (one.value - plain.value).abs() > BLIND * plain.floor
+        again = ~_spread(seen.sees, error) | ~((error <= AGREED) | told)
+    if bool(again.any()):
+        fine = read(each, seen.fine)
+        assert fine is not None
+        error = torch.where(again, difference(one, fine), error)
+    return torch.maximum(error, _spread(states, error)) if each.of == "tokens" else error
+
+
+def _states(state: State, seen: Seen) -> Errors:
+    """How far the deviations of the two passes are apart."""
+    if seen.plain is None:
+        return distance(state, seen.fine.state)
+    apart = distance(state, State.of(seen.plain.state, state.real.rows))
+    return apart if bool(seen.sees.all()) else torch.where(seen.sees, apart, distance(state, seen.fine.state))
+
+
+def difference(one: Reading, other: Reading) -> Errors:
+    """`|a - b| / |a|`, at any scale; 0 where both are zero or neither is a number."""
+    logs = (one.log10 - other.log10).abs() * math.log(10)
+    same = (one.log10 == other.log10) | (one.log10.isnan() & other.log10.isnan())
+    logs = logs.masked_fill(same, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    return logs.masked_fill(one.value * other.value < 0, torch.inf)
+
+
+def _marked(reading: Reading, error: Errors) -> Reading:
+    value = reading.value.abs().clamp(min=SMALLEST)
+    floor = torch.where(error > AGREED, torch.maximum(reading.floor, value), reading.floor)
+    digits = -error.clamp(1e-16, 1.0).log10()
+    return replace(reading, floor=floor, digits=digits.masked_fill(reading.value.isnan(), torch.nan))
+
+
+def _spread(per_sample: Tensor, like: Tensor) -> Tensor:
+    return per_sample.reshape(-1, *[1] * (like.ndim - 1)).expand_as(like)
