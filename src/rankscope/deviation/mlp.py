@@ -10,16 +10,18 @@ outside floating point's range can be drawn out of it.
 """
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from rankscope.deviation.scaled import STEEPEST, Scaled, chosen
 from rankscope.deviation.series import SERIES, VALUES
 from rankscope.deviation.state import State
+from rankscope.deviation.tails import FADING, TAIL, faded, tanh_change
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer, Linear
 
 LARGE = 0.02
-TAIL = 1e3
+LINEAR = 1e3
 """From here on activations are linear on either side of 0 (tanh: constant), to all of float64's digits."""
 REACH = 250.0
 """Logs within which activations are evaluated as they are."""
@@ -59,27 +61,47 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
     Z, D = z.at(outside), d.at(outside)
     act = VALUES[name]
     common = act(Z)
+    if name == "tanh":
+        # Drawn - outside is 0 unless constant: there d goes on as large as it is.
+        change = tanh_change(Z, D, Scaled(d.value, d.log))
+        return Scaled(common, drawn), Scaled(change.value, change.log + drawn - outside)
+    if name in FADING and bool((gone := _faded(Z, D)).any()):
+        fine, rest = faded(name, Z, D, Scaled(d.value, d.log - outside)), _drawn(name, Z, D, d, outside, drawn)
+        away = [Scaled(part.value, part.log + drawn) for part in fine]
+        return chosen(gone, away[0], Scaled(common, drawn)), chosen(gone, away[1], rest)
+    return Scaled(common, drawn), _drawn(name, Z, D, d, outside, drawn)
+
+
+def _faded(Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
+    """Where nothing is left of any unit of any token."""
+    low = (Z < TAIL).all(-1) | (Z == 0).all(-1)
+    if not D.shape[1] or not bool(low.any()):
+        return torch.zeros_like(low)
+    return low & ((Z[:, None] + D).flatten(1).amax(1) < TAIL)
+
+
+def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: Tensor) -> Scaled:
+    """act(Z + D) - act(Z) within float64's range, and what was drawn out of it."""
+    size = d.largest()
     # In an activation's tail the terms of its series grow with |z|.
     reach = size * (d.log - outside).clamp(max=STEEPEST).exp() * (1 + Z.abs().amax(-1).clamp(max=50.0))
     large = reach > LARGE
     if bool(large.all()):
-        return Scaled(common, drawn), Scaled(_plain(name, Z, D), drawn)
-    # e^(d.log) d (f_1 + f_2 D + ...), D the same d in units of one; drawn - outside is 0 unless constant.
+        return Scaled(_plain(name, Z, D), drawn)
+    # e^(d.log) d (f_1 + f_2 D + ...), D the same d in units of one.
     quotient = _quotient(name, Z, D, min(float(reach.max()), LARGE) if len(reach) else 0.0)
     change = Scaled(d.value * quotient, d.log + drawn - outside)
-    if bool(large.any()):
-        change = chosen(large, Scaled(_plain(name, Z, D), drawn), change)
-    return Scaled(common, drawn), change
+    return chosen(large, Scaled(_plain(name, Z, D), drawn), change) if bool(large.any()) else change
 
 
 def _plain(name: str, Z: Tensor, D: Tensor) -> Tensor:
     """`act(Z + D) - act(Z)` for large D; far out in a tail, where D may be lost beside Z, by the slope."""
     act = VALUES[name]
     plain = act(Z[:, None] + D) - act(Z)[:, None]
-    if not bool((Z.abs() > TAIL).any()):
+    if not bool((Z.abs() > LINEAR).any()):
         return plain
     slope = SERIES[name](Z, 1)[1][:, None]
-    return torch.where(Z.abs()[:, None] > TAIL + 2 * D.abs(), slope * D, plain)
+    return torch.where(Z.abs()[:, None] > LINEAR + 2 * D.abs(), slope * D, plain)
 
 
 def _quotient(name: str, Z: Tensor, D: Tensor, reach: float) -> Tensor:

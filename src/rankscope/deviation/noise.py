@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.rules import Deviation
-from rankscope.deviation.scaled import Scaled
+from rankscope.deviation.scores import Scores
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
@@ -88,7 +88,7 @@ class ShakenDeviation(_Shaken, Deviation):
         super().__init__(arch, setting)
         self.noise = Noise(seed)
 
-    def scores(self, block: Block, state: State) -> tuple[Tensor, Scaled]:
+    def scores(self, block: Block, state: State) -> Scores:
         """What all rows share, and what they do not."""
-        ref, D = super().scores(block, state)
-        return self.noise.shaken(ref), D.mapped(self.noise.shaken)
+        ref, D, row = super().scores(block, state)
+        return Scores(self.noise.shaken(ref), D.mapped(self.noise.shaken), row)

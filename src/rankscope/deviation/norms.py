@@ -11,6 +11,8 @@ The radial part alpha, which a norm removes, drops out exactly: what is left of 
 tokens differ by more than `LARGE` of their size, the plain difference is as good and is taken.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,8 @@ from rankscope.deviation.state import State
 from rankscope.nets.norms import Norm, NormWeights, norm_of
 
 LARGE = 0.05
+SHORTEST = 1e-240
+"""The square of a token's length below which float64 loses it."""
 
 
 def has_rule(kind: str | Norm) -> bool:
@@ -45,7 +49,7 @@ def _normalised(state: State, norm: Norm, eps: float) -> State:
     """Without gain and bias."""
     c, r = state.x, state.R
     if norm.centred:
-        c, r = (part.mapped(lambda v: v - v.mean(-1, keepdim=True)) for part in (c, r))
+        c, r = (part.mapped(lambda v: v - v.mean(-1, keepdim=True)).normalised() for part in (c, r))
     number = c.value.shape[-1] if norm.averaged else 1
     length = torch.linalg.vector_norm(c.value, dim=-1)
     longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
@@ -86,16 +90,23 @@ def _positive(variance: Tensor) -> Tensor:
 
 
 def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State:
-    log = torch.maximum(c.log, r.log)
-    unit = _unit(log, eps)
+    """Each token by its own length; where tokens are 1e120 apart, in units of its own largest entry."""
+    log, real = torch.maximum(c.log, r.log), state.real
     Y = r.at(log) if saves_a_pass(log, lambda: (c.log <= LOWEST).all()) else c.at(log)[:, None] + r.at(log)
-    rest = eps * spread((-2 * unit).exp(), Y) if eps > 0 else 0.0
-    variance = (
-        torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square()
-        / number
-        * spread((2 * (log - unit)).exp(), Y)
-        + rest
-    )
-    sd = _positive(variance).sqrt()
-    left = Scaled(state.real.cleared(Y / sd), log - unit)
-    return State(Scaled(torch.zeros_like(c.value), left.log), left, state.real)
+    square = torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square() / number  # [batch, token, 1]
+    unit = spread(log, square).expand_as(square)
+    if bool(((square < SHORTEST) & real.rows[..., None]).any()):
+        size = Y.abs().amax(-1, keepdim=True)
+        size = size.masked_fill(size == 0, 1.0)
+        Y, unit = Y / size, unit + size.log()
+        square = torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square() / number
+    left, scale = Y, torch.zeros_like(log)
+    if eps > 0:
+        # What is shorter than sqrt(eps) keeps its length in units of that.
+        shrunk = (unit - 0.5 * math.log(eps)).clamp(max=0.0)
+        square = square * (2 * shrunk).exp() + (math.log(eps) - 2 * unit).clamp(max=0.0).exp()
+        if bool((shrunk < 0).any()):
+            scale = shrunk.masked_fill(~real.rows[..., None], -torch.inf).flatten(1).amax(1).clamp(min=LOWEST)
+            left = left * (shrunk - spread(scale, shrunk)).clamp(max=0.0).exp()
+    left = Scaled(real.cleared(left / _positive(square).sqrt()), scale)
+    return State(Scaled(torch.zeros_like(c.value), torch.full_like(log, LOWEST)), left.normalised(), real)

@@ -84,8 +84,10 @@ class Given:
     def of(cls, net: Transformer, X: Tensor, padding: Tensor | None = None) -> "Given":
         """Of tokens `[batch, token, width]`."""
         net = net.to(torch.float64)
-        X, real, order = net.prepared(X.to(dtype=torch.float64, device=net.device), padding)
-        return cls(net, State.of(X, real), Setting.of(net.arch, net.weights, X, real), order)
+        X, real, order = net.prepared(X.to(dtype=torch.float64, device=net.device), padding, positions=False)
+        table = net.weights.positions
+        state = State.of(X, real) if table is None else State.placed(X, table[: X.shape[1]], real)
+        return cls(net, state, Setting.of(net.arch, net.weights, X, real), order)
 
 
 def _nothing(net: Transformer, state: State) -> Attention:
@@ -93,7 +95,7 @@ def _nothing(net: Transformer, state: State) -> Attention:
     shape = (len(state.real.rows), net.arch.heads, 0, 0)
     empty = state.R.value.new_zeros(shape)
     top = torch.zeros(*shape[:2], 1, dtype=torch.long, device=empty.device)
-    return Attention(empty.sum(-1), Scaled.plain(empty), top, empty[:, :1].bool())
+    return Attention(empty.sum(-1), Scaled.plain(empty).by_head(), top, empty[:, :1].bool())
 
 
 def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
@@ -112,8 +114,12 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
             others=P.others.mapped(order.restored_square),
             top=order.forth.gather(1, P.top.flatten(1)).view_as(P.top),
             visible=order.restored_square(P.visible),
+            logits=P.logits and P.logits.restored(order),
         ),
-        step.heads and replace(step.heads, R=step.heads.R.mapped(order.restored)),
+        step.heads
+        and replace(
+            step.heads, R=step.heads.R.mapped(lambda t: order.restored(t.transpose(1, 2)).transpose(1, 2))
+        ),
     )
 
 

@@ -21,13 +21,15 @@ from rankscope.deviation.norms import normalise
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.scaled import LOWEST, Logs, Scaled
 from rankscope.deviation.state import State
-from rankscope.metrics import Metric, Reading, attention, cosine, residuals, spectrum
+from rankscope.metrics import METRICS, Metric, Reading, attention, cosine, residuals, spectrum
 from rankscope.metrics.catalogue import ROUNDING
 from rankscope.metrics.centre import Centre, Norm, centred
 from rankscope.metrics.tokens import tokens
 from rankscope.nets.norms import NormWeights
 
 UNIT = torch.finfo(torch.float64).eps
+LEAST = -1e250
+"""Logs beyond +-this are not known: scores beyond e^600 are cut."""
 SMALLEST, LARGEST = 5e-324, torch.finfo(torch.float64).max
 
 
@@ -129,9 +131,33 @@ def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
 
 def _dobrushin(P: Attention, padding: Tensor) -> Reading:
     """Rows of P differ by rows of Delta."""
-    value = attention.dobrushin(P.Delta.value, padding)
-    log = torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + P.Delta.log[:, None])
-    return Reading(log.exp(), _log10(log), torch.zeros_like(log))
+    Delta = P.by_head
+    value = attention.dobrushin(Delta.value, padding)
+    return _of_heads(torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + Delta.log))
+
+
+def _entropy(P: Attention, padding: Tensor) -> Reading:
+    """Mean over rows of `-sum_j P_ij log P_ij`, in logs. Of the largest weight of a row, `1 - s`, s the sum of
+    the others, it is `-(1 - s) log(1 - s)`."""
+    if P.logits is None or P.signed or not padding.shape[1]:
+        return METRICS["entropy"].read(P.matrix(), padding, unit=UNIT)
+    log_P = P.logits.log_softmax(P.visible)
+    small = log_P.scatter(-1, log_P.argmax(-1, keepdim=True), -torch.inf)
+    terms = (small + (-small).log()).masked_fill(small == -torch.inf, -torch.inf).logsumexp(-1)
+    log_s = small.logsumexp(-1)
+    s = log_s.exp()
+    largest = torch.where(log_s < -40, log_s, (-(1 - s) * torch.log1p(-s)).log())
+    rows = torch.logaddexp(terms, largest).masked_fill(padding[:, None], -torch.inf)
+    log = rows.logsumexp(-1) - (~padding).sum(-1, keepdim=True).double().log()
+    found = _of_heads(log.clamp(min=LOWEST))
+    empty = padding.all(-1, keepdim=True).expand_as(log)
+    return Reading(*(part.masked_fill(empty, torch.nan) for part in (found.value, found.log10, found.floor)))
+
+
+def _of_heads(log: Tensor) -> Reading:
+    """A reading of attention from its log; one out of reach is marked."""
+    marked = (log < LEAST) & (log > LOWEST)
+    return Reading(log.exp(), _log10(log), torch.where(marked, SMALLEST, torch.zeros_like(log)))
 
 
 _NORM_OF: dict[Norm, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
@@ -151,6 +177,7 @@ RULES: dict[Callable[..., Tensor], Callable[..., Reading]] = {
     cosine.mean_cosine_gap: partial(_cosine_gap, gap=cosine.mean_cosine_gap),
     cosine.max_cosine_gap: partial(_cosine_gap, gap=cosine.max_cosine_gap),
     attention.dobrushin: _dobrushin,
+    attention.entropy: _entropy,
 }
 """Of the functions that can be read at any scale; a metric of one's own brings its `rule`."""
 
@@ -169,12 +196,11 @@ def _log(value: Tensor, log: Logs) -> Logs:
 
 
 def _in_logs(log: Logs, state: State) -> Reading:
-    """A reading from its log. Zeros have log10 -inf. The floor is 0, but where the log has reached its
-    lowest."""
+    """A reading from its log. Zeros have log10 -inf. The floor is 0, but where the log is out of reach."""
     empty = ~state.real.rows.any(-1)
     zero = state.R.largest() == 0
     value = log.exp()
-    floor = torch.where((log <= LOWEST) & ~zero, value.clamp(min=SMALLEST), torch.zeros_like(log))
+    floor = torch.where((log.abs() > -LEAST) & ~zero, value.clamp(min=SMALLEST), torch.zeros_like(log))
     log10 = torch.where(zero, torch.full_like(log, -torch.inf), log / math.log(10))
     return Reading(*(part.masked_fill(empty, torch.nan) for part in (value, log10, floor)))
 

@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
-
 from rankscope.deviation.attention import (
     Attention,
     Spoken,
@@ -12,12 +10,11 @@ from rankscope.deviation.attention import (
     deviations,
     heads,
     mixed,
-    scores,
-    split,
 )
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normalise
-from rankscope.deviation.scaled import Scaled
+from rankscope.deviation.scores import Scores, scores
+from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
@@ -44,15 +41,15 @@ class Deviation(Arithmetic):
         """What heads mix, of the common token and of deviations from it."""
         w = block.weights.attention.value
         common, deviation = heads(state.x, w, self.arch), deviations(state.R, w, self.arch)
-        return Values(common, deviation, state.real)
+        return Values(common.by_head(), deviation.by_head(), state.real)
 
     def weights(self, block: Block, state: State) -> Attention:
         """P as what all rows share and what they do not (`attention.py`)."""
         visible = self.setting.visible[self.arch.mask_of(block.index)]
-        ref, D = self.scores(block, state)
-        return split(ref, D, visible.expand(len(state.real.rows), -1, -1, -1), state.real)
+        found = self.scores(block, state)
+        return split(found, visible.expand(len(state.real.rows), -1, -1, -1), state.real)
 
-    def scores(self, block: Block, state: State) -> tuple[Tensor, Scaled]:
+    def scores(self, block: Block, state: State) -> Scores:
         """What all rows of scores share, and what they do not."""
         return scores(self.arch, block.index, block.weights.attention, state, self.setting)
 
@@ -65,8 +62,8 @@ class Deviation(Arithmetic):
         w = block.weights.attention.output
         out = Linear(w.weight.flatten(0, 1), w.bias)
         return State(
-            affine(spoken.x.mapped(lambda t: t.flatten(1)), out),
-            spoken.R.mapped(lambda t: t.flatten(-2) @ out.weight),
+            affine(spoken.x.together().mapped(lambda t: t.flatten(1)), out),
+            spoken.R.together().mapped(lambda t: t.transpose(1, 2).flatten(-2) @ out.weight),
             spoken.real,
         )
 

@@ -80,6 +80,26 @@ class State:
         # Far apart: the tokens as they came, not taken apart and put together again.
         return cls(close.x, chosen(close.x.log <= LOWEST, whole, close.R), real)
 
+    @classmethod
+    def placed(
+        cls,
+        X: Float[Tensor, "batch token width"],
+        positions: Float[Tensor, "token width"],
+        rows: Bool[Tensor, "batch token"],
+    ) -> "State":
+        """Split tokens and the positions added to them, without rounding their sums: beside a token of 1e12
+        a position has four digits left."""
+        real = Real(rows)
+        total, lost = _sum(X, positions.expand_as(X))
+        whole = Scaled.plain(real.cleared(total)).normalised()
+        if not X.shape[1]:
+            return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), whole, real)
+        here = torch.arange(len(X), device=X.device), real.first
+        apart, rest = _sum(total, -total[here][:, None].expand_as(total))
+        R = apart + (rest + (lost - lost[here][:, None]))
+        close = cls(Scaled.plain(total[here]), Scaled.plain(real.cleared(R)), real).tidy()
+        return cls(close.x, chosen(close.x.log <= LOWEST, whole, close.R), real)
+
     def tidy(self) -> "State":
         """Re-centred and rescaled, as after every sub-block."""
         mean, R = self.centred()
@@ -110,3 +130,10 @@ class State:
         """Ordinary tokens in units of e^log (of one, if left out)."""
         unit = torch.zeros_like(self.x.log) if log is None else log
         return self.real.cleared(self.x.at(unit)[:, None] + self.R.at(unit))
+
+
+def _sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """a + b, and what its rounding lost (Knuth's two-sum)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)

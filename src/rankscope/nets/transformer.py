@@ -189,16 +189,17 @@ class Transformer:
         return blocks(self.arch, self.weights)
 
     def prepared(
-        self, X: Tensor, padding: Tensor | None
+        self, X: Tensor, padding: Tensor | None, positions: bool = True
     ) -> tuple[Float[Tensor, "batch token width"], Bool[Tensor, "batch token"], TokenOrder | None]:
         """(layer 0, real, order): the tokens checked, real ones first, zero at padding, with absolute
-        positions added; and how to put them back where they stood, if they moved."""
+        positions added unless they are not asked for; and how to put them back where they stood, if they
+        moved."""
         real = self._checked(X, padding)
         X = X.masked_fill(~real[..., None], 0.0)
         order = TokenOrder.of(real)
         if order is not None:
             X, real = order.sorted(X), real.gather(1, order.forth)
-        if self.weights.positions is not None:
+        if positions and self.weights.positions is not None:
             X = (X + self.weights.positions[: X.shape[1]]).masked_fill(~real[..., None], 0.0)
         return X, real, order
 

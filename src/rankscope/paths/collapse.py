@@ -102,7 +102,7 @@ def _through(arch: Architecture, layer: Layer, P: Attention, head: int, state: S
     most = state.R.value[torch.arange(len(top), device=top.device), top][:, None]  # [batch, 1, width]
     about = state.R.value - most
     mean = Scaled((most + P.p[:, head, None] @ about)[:, 0], state.R.log)
-    spoken = Scaled(P.others.value[:, head] @ about, P.others.log + state.R.log)
+    spoken = Scaled(P.others.value[:, head] @ about, P.others.log[:, head] + state.R.log)
     x = (state.x + mean).mapped(lambda t: t @ W)
     return State(x, spoken.mapped(lambda t: t @ W), state.real).tidy()
 

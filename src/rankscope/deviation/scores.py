@@ -1,0 +1,116 @@
+"""Scores of a state, split into what all rows share and what they do not.
+
+With X = 1 x^T + e^s R, query q_i = q + dq_i and key k_j = k + dk_j, a score is
+
+    q_i . k_j = [constant along the row: drops out of the softmax] + [ref_j: the same in every row] + D_ij.
+
+For plain heads `ref_j = q . dk_j` and `D_ij = dq_i . dk_j`, of order e^{2s}. Positions put terms of order one,
+and of order e^s, into D. The row of D whose entries are smallest is the **reference row**: it goes into ref
+and is zero in D, so that no row is rounded at the size of a larger one.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rankscope.deviation.attention import deviations, heads
+from rankscope.deviation.norms import normalise
+from rankscope.deviation.scaled import STEEPEST, Scaled
+from rankscope.deviation.state import Real, State
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.norms import NormWeights
+from rankscope.nets.positions import by_offset, rotate
+from rankscope.nets.setting import Setting
+from rankscope.nets.weights import Attention as AttentionWeights
+
+
+class Scores(NamedTuple):
+    """After the divisor; what is constant along a row is left out."""
+
+    ref: Float[Tensor, "batch head token"]
+    D: Scaled  # [batch, head, token, token]
+    row: Int[Tensor, "batch head"]
+    """The reference row, zero in D."""
+
+
+def scores(arch: Architecture, index: int, w: AttentionWeights, state: State, setting: Setting) -> Scores:
+    """The scores of a layer, head by head."""
+    n = state.real.rows.shape[1]
+    zero = state.R.value.new_zeros(len(state.real.rows), arch.heads, n)
+    if arch.kernel == "uniform":
+        D = Scaled.plain(zero[..., None].expand(-1, -1, -1, n)).by_head()
+        return Scores(zero, D, state.real.first[:, None].expand(-1, arch.heads))
+    q, dq = heads(state.x, w.query, arch).by_head(), deviations(state.R, w.query, arch).by_head()
+    k, dk = heads(state.x, w.key, arch).by_head(), deviations(state.R, w.key, arch).by_head()
+    if arch.query_norm:
+        q, dq = _normed(q, dq, w.query_norm, state.real, arch.norm_eps)
+        k, dk = _normed(k, dk, w.key_norm, state.real, arch.norm_eps)
+    ref = Scaled.plain(zero).by_head()  # zeros do not set the scale
+    if arch.kernel == "gaussian":
+        # -|k_j|^2 / 2 is the same in every row.
+        ref = ref + Scaled(-(dk.value @ k.value[..., None])[..., 0], dk.log + k.log)
+        ref = ref + Scaled(-dk.value.square().sum(-1) / 2, 2 * dk.log)
+    content = q if w.content_bias is None else q + Scaled.plain(w.content_bias.expand_as(q.value)).by_head()
+    if not setting.rotary:
+        ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
+        D = Scaled(dq.value @ dk.value.mT, dq.log + dk.log)
+    else:
+        turned = [
+            part.mapped(lambda t: rotate(t, setting.rotary_of(index), arch.rotary_pairs))
+            for part in (_rows(content, n), dq, _rows(k, n), dk)
+        ]
+        D = _rotary_scores(*turned)
+    if setting.sinusoids is not None:
+        assert w.position_bias is not None
+        asking = q + Scaled.plain(w.position_bias.expand_as(q.value)).by_head()
+        for part in (_rows(asking, n), dq):
+            D = D + Scaled(by_offset(part.value, w, setting.sinusoids), part.log)
+    D, ref = D * (1 / arch.divisor), ref * (1 / arch.divisor)
+    if setting.bias is not None:
+        D = D + Scaled.plain(setting.bias.expand(len(zero), -1, -1, -1)).by_head()
+    D, ref, row = _separated(D.normalised(), ref, state.real)
+    ref = ref.normalised()
+    # Beyond e^600 only which score is largest matters: cut both alike.
+    cut = (torch.maximum(ref.log, D.log) - STEEPEST).clamp(min=0.0)
+    return Scores(ref.at(cut), Scaled(D.value, D.log - cut), row)
+
+
+def _normed(
+    common: Scaled, deviation: Scaled, weights: NormWeights, real: Real, eps: float
+) -> tuple[Scaled, Scaled]:
+    """Queries or keys through their own norm, head by head."""
+    shape = common.value.shape[:2]
+
+    def apart(part: Scaled) -> Scaled:
+        return Scaled(part.value.flatten(0, 1), part.log.flatten())
+
+    def together(part: Scaled) -> Scaled:
+        return Scaled(part.value.view(*shape, *part.value.shape[1:]), part.log.view(shape))
+
+    real = Real(real.rows.repeat_interleave(shape[1], 0))
+    done = normalise(State(apart(common), apart(deviation), real).tidy(), "rms", weights, eps)
+    return together(done.x), together(done.R)
+
+
+def _rows(x: Scaled, n: int) -> Scaled:
+    return x.mapped(lambda t: t[:, :, None].expand(-1, -1, n, -1))
+
+
+def _rotary_scores(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> Scaled:
+    """All four products of common and deviating parts: under rotation none is constant along a row."""
+    pairs = [(q, k), (dq, k), (q, dk), (dq, dk)]
+    first, *others = [Scaled(a.value @ b.value.mT, a.log + b.log) for a, b in pairs]
+    for other in others:
+        first = first + other
+    return first
+
+
+def _separated(D: Scaled, ref: Scaled, real: Real) -> tuple[Scaled, Scaled, Int[Tensor, "batch head"]]:
+    """The reference row moved from D into ref, and which it is."""
+    seen = D.value if real.all else D.value.masked_fill(~real.rows[:, None, None], 0.0)
+    size = torch.maximum(seen.amax(-1), -seen.amin(-1))  # [batch, head, token]
+    row = size.masked_fill(~real.rows[:, None], torch.inf).argmin(-1)
+    moved = D.value.gather(2, row[..., None, None].expand(-1, -1, 1, D.value.shape[3]))
+    return Scaled(D.value - moved, D.log), ref + Scaled(moved[:, :, 0], D.log), row

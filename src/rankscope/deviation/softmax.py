@@ -1,0 +1,120 @@
+"""The softmax of a state's scores: what all rows of P share, and what they do not.
+
+The scores are `ref_j + D_ij`, zero in D at the reference row (`scores.py`). Let p be that row of P, j* its
+largest entry, `w_j = ref_j - log sum_{j seen} e^{ref_j}` the log of p where the reference row sees j, and
+D_ij* = 0 in every row (one more constant along rows). Then P_ij = e^{w_j + D_ij} / S_i with
+
+    S_i = sum_{j seen by i} e^{w_j + D_ij} = 1 + m_i,    P_ij - p_j = p_j expm1(D_ij - log S_i),
+
+where m_i has p_j expm1(D_ij) of what both rows see, e^{w_j + D_ij} of what row i alone sees, -p_j of what the
+reference row alone sees. When e^{2s} leaves floating point's range, expm1(D) is D and 2s goes into the scale;
+so does log p where p underflows.
+"""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope.deviation.attention import Attention, Logits, Visible
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, saves_a_pass, spread
+from rankscope.deviation.scores import Scores
+from rankscope.deviation.state import Real
+
+FAR = 30.0
+"""Scores above the reference row's by more than this are formed as sums of logs."""
+
+
+def split(scores: Scores, visible: Visible, real: Real) -> Attention:
+    """p and P - 1 p^T over what each row sees."""
+    ref, D, row = scores
+    n = visible.shape[-1]
+    seen = visible[:, 0].gather(1, row[..., None].expand(-1, -1, n))[:, :, None]  # [batch, head, 1, token]
+    alike = ((visible == seen).all(-1) | ~real.rows[:, None]).all(-1)  # [batch, head]
+    log_w = _log_weights(ref, seen[:, :, 0]).masked_fill(~visible.any(2), -torch.inf)
+    log_p = log_w.masked_fill(~seen[:, :, 0], -torch.inf)
+    p, top = log_p.exp(), log_p.argmax(-1, keepdim=True)
+    # Rows that see alike differ by D alone, at its own scale; a mask's differences are of size one.
+    level = torch.where(alike, D.log.clamp(max=0.0), torch.zeros_like(D.log))
+    size = spread(level.clamp(min=-STEEPEST).exp(), D.value)  # below, expm1(D) is D and only the log goes on
+    U = D.value - D.value.gather(3, top[:, :, None].expand(-1, -1, n, 1))
+    U = U.mul_(spread((D.log - level).clamp(max=STEEPEST).exp(), U))  # D in units of size, zero in column j*
+    logits = Logits(log_w, Scaled(U, level))
+    log_others = log_w.scatter(-1, top, -torch.inf)  # column j* follows from the others
+    given = U, size, log_w, log_others, top, visible, seen
+    change, reach = _steep(*given) if _far(*given) else _gentle(*given)
+    if not real.all:
+        change = change.masked_fill_(~real.rows[:, None, :, None], 0.0)
+    return Attention(p, Scaled(change, level + reach), top, visible, logits)
+
+
+def _log_weights(ref: Tensor, seen: Bool[Tensor, "batch head token"]) -> Float[Tensor, "batch head token"]:
+    """ref less the log of its sum over what the reference row sees."""
+    of_seen = ref.masked_fill(~seen, -torch.inf)
+    most = of_seen.amax(-1, keepdim=True).nan_to_num(neginf=0.0) if ref.shape[-1] else ref.sum(-1, keepdim=True)
+    total = (of_seen - most).exp().sum(-1, keepdim=True)
+    return (ref - most) - total.masked_fill(total == 0, 1.0).log()
+
+
+def _far(
+    U: Tensor, size: Tensor, log_w: Tensor, log_others: Tensor, top: Tensor, visible: Visible, seen: Tensor
+) -> bool:
+    """Whether some score rises far above the reference row's, or some row does not see j*."""
+    if not U.numel():
+        return False
+    if bool((U.flatten(2).amax(-1) * size.flatten(1) > 1).any()) or not bool(_seen_at(top, visible).all()):
+        return True
+    return bool((log_w.masked_fill(seen[:, :, 0], -torch.inf).amax(-1) > FAR).any())
+
+
+def _gentle(
+    U: Tensor, size: Tensor, log_w: Tensor, log_others: Tensor, top: Tensor, visible: Visible, seen: Tensor
+) -> tuple[Tensor, Logs]:
+    """`p_j (expm1(D_ij) - m_i) / (1 + m_i)` where no score rises far above the reference row's."""
+    reach = log_others.amax(-1).clamp(min=LOWEST) if log_others.shape[-1] else log_others.sum(-1)
+    weight = (log_others - reach[..., None]).exp()[:, :, None]  # e^w in units of e^reach
+    E = torch.expm1(U * size)
+    E = E if saves_a_pass(size, lambda: (size == 1).all()) else E.div_(size)
+    if bool(visible.all()):
+        m = E @ log_others.exp()[..., None]  # [batch, head, token, 1], in units of size
+        return E.sub_(m).mul_(weight).div_(1 + size * m), reach
+    alone = torch.exp(U * size) / size
+    E = torch.where(seen, torch.where(visible, E, -1 / size), torch.where(visible, alone, 0.0))
+    m = E @ log_others.exp()[..., None]
+    return E.sub_(m * seen).mul_(weight).div_(1 + size * m), reach
+
+
+def _steep(
+    U: Tensor, size: Tensor, log_w: Tensor, log_others: Tensor, top: Tensor, visible: Visible, seen: Tensor
+) -> tuple[Tensor, Logs]:
+    """`p_j expm1(D_ij - log S_i)` with products of small p and large e^D formed as sums of their logs."""
+    D = U * size
+    weigh, log_others = log_w[:, :, None], log_others[:, :, None]
+    others = log_others.masked_fill(~seen, -torch.inf).exp()  # p
+    above = (D > 1) | ~seen
+    terms = torch.where(above, (log_others + D).exp() - others, others * torch.expm1(D.clamp(max=1.0))) / size
+    terms = torch.where(visible, terms, -others / size)
+    m = terms.sum(-1, keepdim=True) * size
+    log_S = torch.log1p(m) / size
+    lost = ~_seen_at(top, visible) | ~(m < 1e300) | ~(m > -1)  # j* is not seen, or the sum left the range
+    whole = (weigh + D).masked_fill(~visible, -torch.inf).logsumexp(-1, keepdim=True)
+    whole = whole.nan_to_num(neginf=0.0, posinf=0.0)
+    log_S = torch.where(lost, whole / size, log_S)
+    # log P as a log-softmax, where the largest score cancels exactly; no weight is above one.
+    log_P = (weigh + D - torch.where(lost, whole, log_S * size)).clamp(max=0.0)
+    log_P = log_P.masked_fill(log_others == -torch.inf, -torch.inf)
+    U = U - log_S
+    D = U * size
+    log_p = log_others.masked_fill(~seen, -torch.inf)
+    reach = torch.maximum(log_P.masked_fill(~visible, -torch.inf), log_p)
+    reach = reach.flatten(2).amax(-1).clamp(min=LOWEST)
+    weight = (log_p - spread(reach, log_p)).exp()  # p in units of e^reach
+    grown = (log_P - spread(reach, D)).clamp(max=STEEPEST).exp()
+    above = (D > 1) | ~seen
+    change = torch.where(above, grown - weight, weight * torch.expm1(D.clamp(max=1.0))) / size
+    return torch.where(visible, change, -weight / size), reach
+
+
+def _seen_at(top: Tensor, visible: Visible) -> Bool[Tensor, "batch head token 1"]:
+    """Whether each row sees j*."""
+    rows = visible.expand(-1, top.shape[1], -1, -1)
+    return rows.gather(3, top[:, :, None].expand(-1, -1, rows.shape[2], 1))
