@@ -52,9 +52,9 @@ def _of_tokens(X: Rows) -> dict[str, Any]:
     R = _residual(X)
     return {
         "residual": composite(R),
-        "relative_residual": composite(R) / composite(X) if composite(X) else mp.nan,
+        "relative_residual": composite(R) / composite(X) if composite(X) else mp.mpf(0),
         "mu": _frobenius(R),
-        "relative_mu": _frobenius(R) / _frobenius(X) if _frobenius(X) else mp.nan,
+        "relative_mu": _frobenius(R) / _frobenius(X) if _frobenius(X) else mp.mpf(0),
         "mean_cosine_gap": _mean_cosine_gap(X),
         "affine_rank": _rank(R, max(abs(u) for row in X for u in row)),
     }

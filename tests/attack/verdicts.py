@@ -53,7 +53,8 @@ def judged(case: Case) -> Verdict:
         ).iter_rows()
     }
     X = case.X[0][~case.padding[0]]
-    deepest = max((-log for log, _ in ours.values() if log is not None and math.isfinite(log)), default=0.0)
+    logs = [-log for log, _ in ours.values() if log is not None and math.isfinite(log)]
+    deepest = max((log for log in logs if log < DIGITS / 2), default=0.0)
     zeros = any(log == -math.inf and not marked for log, marked in ours.values())
     digits = int(min(max(400 * zeros, 60 + 1.5 * deepest), DIGITS))
     found, before = Verdict(case.kind, case.seed), None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankscope.deviation.noise import ShakenDeviation, ShakenPlain
 from rankscope.deviation.propagate import DeviationStep, Given, restored
-from rankscope.deviation.scaled import Logs, Scaled, chosen
+from rankscope.deviation.scaled import LOWEST, Logs, chosen
 from rankscope.deviation.state import State
 from rankscope.nets import Step, Transformer
 from rankscope.nets.traversal import Block, traverse
@@ -38,7 +38,7 @@ class Witness:
 
     def follow(self, step: DeviationStep) -> "Seen":
         """What the witness saw of a layer that the first pass has gone through."""
-        if step.layer == 0 or not self.state.real.rows.shape[1]:
+        if step.layer == 0:
             found = self.fine.noise.of(self.state)
             return Seen(self, None, found, torch.zeros_like(_sees(found)), None)
         block, before = self.given.net.blocks[step.layer - 1], self.state
@@ -108,9 +108,20 @@ def _chosen(pick: Bool[Tensor, " batch"], a: State, b: State) -> State:
 
 
 def distance(a: State, b: State) -> Logs:
-    """`||res a - res b||_F / ||res a||_F`: 0 where both are zero, infinite where only one is."""
-    R, S = a.centred()[1].normalised(), b.centred()[1]
-    apart = Scaled(R.value - S.at(R.log), R.log)
-    size, gap = (torch.linalg.vector_norm(part.value, dim=(1, 2)) for part in (R, apart))
-    found = (gap / size).masked_fill((gap == 0) & (size == 0), 0.0)
+    """How far the deviations of two passes are apart: `||r - s||` of their directions, and the difference of
+    their logs, where these are beyond 1000 as a share of a thousandth of them. Infinite where one is zero."""
+    (r, of_r), (s, of_s) = (_direction(each) for each in (a, b))
+    scale = (of_r - of_s).abs() / (of_r.abs() / 1e3).clamp(min=1.0)
+    found = torch.maximum(torch.linalg.vector_norm(r - s, dim=(1, 2)), scale)
     return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _direction(state: State) -> tuple[Tensor, Logs]:
+    """The residual divided by its norm, and the log of that."""
+    R = state.centred()[1]
+    size = R.largest()
+    value = R.value / size.masked_fill(size == 0, 1.0)[:, None, None]
+    norm = torch.linalg.vector_norm(value, dim=(1, 2))
+    safe = norm.masked_fill(norm == 0, 1.0)
+    log = (R.log + size.masked_fill(size == 0, 1.0).log() + safe.log()).masked_fill(size == 0, LOWEST)
+    return value / safe[:, None, None], log

@@ -23,7 +23,7 @@ AGREED = 1e-9
 BLIND = 1e3
 """Float64's floors, up to which a difference from float64 says nothing."""
 
-Errors = Float[Tensor, "*batch"]
+Errors = Float[Tensor, "..."]
 
 
 def checked(found: Found, plain: Found | None, step: DeviationStep, seen: Seen) -> Found:
@@ -61,8 +61,9 @@ def _states(state: State, seen: Seen) -> Errors:
 
 
 def difference(one: Reading, other: Reading) -> Errors:
-    """`|a - b| / |a|`, at any scale; 0 where both are zero or neither is a number."""
-    logs = (one.log10 - other.log10).abs() * math.log(10)
+    """`|a - b| / |a|`, at any scale; 0 where both are zero or neither is a number. Of logs beyond 1000, their
+    difference as a share of a thousandth of them."""
+    logs = (one.log10 - other.log10).abs() * math.log(10) / (one.log10.abs() / 1e3).clamp(min=1.0)
     same = (one.log10 == other.log10) | (one.log10.isnan() & other.log10.isnan())
     logs = logs.masked_fill(same, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
     return logs.masked_fill(one.value * other.value < 0, torch.inf)

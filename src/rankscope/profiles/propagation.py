@@ -72,7 +72,7 @@ def one_pass(
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
             steps = propagate(net, part, ~kept) if arithmetic == "deviation" else net.steps(part, ~kept)
-            witness = Witness(net, part, ~kept) if estimate and arithmetic == "deviation" else None
+            witness = Witness(net, part, ~kept) if estimate and arithmetic == "deviation" and X.shape[1] else None
             for each in steps:
                 seen = None if witness is None else witness.follow(each)
                 step = LayerStep(net, start, kept, each._replace(**without), seen)
