@@ -73,6 +73,6 @@ def measured(base: Transformer, setting: Setting, check: Callable[[], None]) -> 
     check()
     (words,) = net.words([setting.text], setting.tokens)
     chosen, shape = MetricReader(chosen_metrics("the explorer", METRICS)), ShapeReader()
-    ran = one_pass(net, X, readers=[chosen, shape], progress=lambda *_: check())
+    ran = one_pass(net, X, readers=[chosen, shape], progress=lambda *_: check(), estimate=True)
     rows = table(chosen.result(), "", ran.arithmetic)
     return Measured(setting, net, X, words, rows, ran.arithmetic, shape.result())

@@ -38,7 +38,9 @@ def measure(
     computed in float64 from what it gives; each is a name, or a `Metric` of your own. `variant` names the
     network in the table. At most `batch` samples run together; `progress(done, total)` hears of each layer;
     `device` is where to run, where the network is if left out. `readers` take what else is wanted of the same
-    pass (`profiles/readers.py`). Layer l is the output of block l; a final norm is not applied.
+    pass (`profiles/readers.py`). Beside deviation arithmetic goes a second pass, rounded otherwise, and what the
+    two do not agree on to nine digits is marked; `estimate=False` leaves it out, and marks nothing (see
+    `docs/deviation.md`). Layer l is the output of block l; a final norm is not applied.
 
     A kernel without a rule in deviation arithmetic runs in float64, and the table says so. A sample whose
     tokens overflow has NaN from that layer on, and the manifest says from which.
@@ -50,7 +52,9 @@ def measure(
     """
     reader, check = MetricReader(chosen_metrics("measure", metrics)), CheckReader()
     every: list[Reader] = [reader, check, *readers]
-    ran = one_pass(net, X, padding, every, arithmetic, batch=batch, progress=progress, device=device, estimate=estimate)
+    ran = one_pass(
+        net, X, padding, every, arithmetic, batch=batch, progress=progress, device=device, estimate=estimate
+    )
     checks: dict[str, Any] = {"arithmetic_asked": arithmetic, "dropout": 0.0, **check.result()}
     described = {"fingerprint": net.fingerprint, "architecture": net.arch.to_dict()}
     names = [each.name for each in reader.chosen]

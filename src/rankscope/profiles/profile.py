@@ -2,10 +2,13 @@
 
 One row per variant, arithmetic, sample, layer, metric (and head, for metrics of attention):
 
-    variant · arithmetic · sample · layer · head · metric · value · log10 · floor · below_floor
+    variant · arithmetic · sample · layer · head · metric · value · log10 · floor · below_floor · digits
 
-A value at or below its floor is rounding noise: it stays in the table, marked.
+A value at or below its floor is rounding noise: it stays in the table, marked. `digits` is how many digits of
+it a second pass, rounded otherwise, agreed on (`agreement.py`); null where there was none.
 """
+
+import math
 
 import polars as pl
 import torch
@@ -28,15 +31,17 @@ SCHEMA: dict[str, type[pl.DataType]] = {
     "log10": pl.Float64,
     "floor": pl.Float64,
     "below_floor": pl.Boolean,
+    "digits": pl.Float64,
 }
-KEYS, NUMBERS = list(SCHEMA)[:6], list(SCHEMA)[6:]
-"""What a row is identified by, and what it holds."""
+KEYS, NUMBERS = list(SCHEMA)[:6], list(SCHEMA)[6:10]
+"""What a row is identified by, and what it says of that."""
 
 
 class Profile(Curves):
     """Measurements of one or more networks, layer by layer."""
 
     schema = SCHEMA
+    later = ("digits",)
 
     @property
     def _many(self) -> tuple[int, str]:
@@ -69,17 +74,17 @@ class Profile(Curves):
     ) -> Float[Tensor, "sample layer"] | Float[Tensor, "sample layer head"]:
         """`[sample, layer]`, layer 0 the input; of attention `[sample, layer, head]`, NaN at layer 0.
 
-        `column` may be value, log10, floor or below_floor.
+        `column` may be value, log10, floor, below_floor or digits.
         """
-        if column not in NUMBERS:
-            raise MetricError(one_of("column", column, NUMBERS))
+        if column not in (*NUMBERS, "digits"):
+            raise MetricError(one_of("column", column, [*NUMBERS, "digits"]))
         rows = self.rows(metric, variant=variant, arithmetic=arithmetic)
         heads = rows["head"].drop_nulls()
         shape = [_size(rows["sample"]), _size(rows["layer"])] + ([_size(heads)] if len(heads) else [])
         curve = torch.full(shape, torch.nan, dtype=torch.float64)
         places = ["sample", "layer"] + (["head"] if len(heads) else [])
         index = tuple(torch.from_numpy(rows[place].to_numpy().copy()) for place in places)
-        curve[index] = torch.from_numpy(rows[column].cast(pl.Float64).to_numpy().copy())
+        curve[index] = torch.from_numpy(rows[column].cast(pl.Float64).fill_null(math.nan).to_numpy().copy())
         return curve
 
     def _view(self, metric: str, variant: str, arithmetic: str, label: str) -> CurveView:

@@ -80,7 +80,12 @@ def table(entries: Sequence[Entry], variant: str, arithmetic: str) -> pl.DataFra
         columns["metric"] += [metric.name] * (batch * each)
     parts = ([getattr(entry.reading, name) for entry in entries] for name in ("value", "log10", "floor"))
     whole = Reading(*map(_together, parts))
-    numbers = {name: getattr(whole, name).numpy() for name in NUMBERS}
+    numbers: dict[str, Any] = {name: getattr(whole, name).numpy() for name in NUMBERS}
+    digits = [
+        torch.full_like(each.value, torch.nan) if each.digits is None else each.digits
+        for each in (entry.reading for entry in entries)
+    ]
+    numbers["digits"] = pl.Series(_together(digits).numpy()).fill_nan(None)
     rows = pl.DataFrame({**columns, **numbers}, schema_overrides={"head": pl.Int64})
     names = [pl.lit(variant).alias("variant"), pl.lit(arithmetic).alias("arithmetic")]
     return rows.with_columns(names).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))

@@ -1,7 +1,7 @@
 """A tidy table and its manifest in one Parquet file: how every table of a run is kept."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +67,8 @@ class Kept:
 
     schema: ClassVar[Mapping[str, Any]]
     """Its columns and their types."""
+    later: ClassVar[Sequence[str]] = ()
+    """Those that files of earlier versions do not have: null there."""
     table: pl.DataFrame
     manifest: Manifest
 
@@ -82,6 +84,9 @@ class Kept:
         if not Path(path).is_file():
             raise FileError(f"a {what} is read from a Parquet file; there is none at {path}")
         table, manifest = whole(path, f" written by {kind}.save")
+        missing = [name for name in cls.later if name not in table.columns]
+        if missing and set(table.columns) == set(cls.schema) - set(missing):
+            table = table.with_columns(pl.lit(None, cls.schema[name]).alias(name) for name in missing)
         if manifest is None or table.schema != pl.Schema(cls.schema):
             raise FileError(f"{path} must be a {what} written by {kind}.save; it is another kind of table")
         return cls(table, manifest)
