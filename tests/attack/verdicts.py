@@ -61,32 +61,39 @@ def judged(case: Case) -> Verdict:
     while True:
         with mp.workdps(digits):
             exact = readings(case.net, X)
-        exact = {key: -mp.inf if value < -0.8 * digits else value for key, value in exact.items()}
-        wrong = [key for key, (log, marked) in ours.items() if not marked and not _same(log, exact[key])]
+        open_ = [key for key, (log, marked) in ours.items() if not marked and not _same(log, exact[key], digits)]
+        wrong = [key for key in open_ if not _unresolved(exact[key], digits)]
         settled = before is not None and all(_close(before[key], exact[key]) for key in wrong)
-        if not wrong or settled or digits >= DIGITS:
+        deeper = [key for key in open_ if key not in wrong and abs(ours[key][0]) < DIGITS / 2]
+        if (settled or not wrong) and not deeper or digits >= DIGITS:
             break
         before, digits = exact, min(3 * digits, DIGITS)
     for key, (log, marked) in ours.items():
-        right = _same(log, exact[key])
+        right = key not in open_ and _same(log, exact[key], digits)
         if marked:
             found.counts["marked"] += 1
             found.needless[key[2]] += right
-        elif not right and not settled and digits >= DIGITS:
-            found.counts["beyond"] += 1
+        elif right:
+            found.counts["right"] += 1
+        elif key in wrong and settled:
+            found.counts["wrong"] += 1
+            found.wrong.append((*key, log, float(exact[key])))
         else:
-            found.counts["right" if right else "wrong"] += 1
-            if not right:
-                found.wrong.append((*key, log, float(exact[key])))
+            found.counts["beyond"] += 1
     return found
 
 
-def _same(log: float | None, exact: Any) -> bool:
-    """Within 1e-6, or both zero, or neither a number."""
+def _unresolved(exact: Any, digits: int) -> bool:
+    """Whether a number this small may be what is left of rounding at so many digits."""
+    return bool(exact < -0.6 * digits)
+
+
+def _same(log: float | None, exact: Any, digits: int) -> bool:
+    """Within 1e-6, of logs beyond 1000 within 1e-9 of them; or both zero, or neither a number."""
     if log is None or math.isnan(log):
         return bool(mp.isnan(exact))
     if math.isinf(log) or mp.isinf(exact):
-        return float(exact) == log
+        return float(exact) == log or (log < 0 and _unresolved(exact, digits))
     return bool(abs(exact - mp.mpf(log)) <= WITHIN * max(1, abs(exact) / 1e3))
 
 

@@ -41,7 +41,7 @@ def sigmoid(z: Any) -> Any:
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu": lambda z: z * phi(z),
-    "gelu_tanh": lambda z: z * (1 + mp.tanh(mp.sqrt(2 / mp.pi) * (z + mp.mpf("0.044715") * z**3))) / 2,
+    "gelu_tanh": lambda z: z * sigmoid(2 * mp.sqrt(2 / mp.pi) * (z + mp.mpf("0.044715") * z**3)),
     "quick_gelu": lambda z: z * sigmoid(mp.mpf("1.702") * z),
     "relu": lambda z: max(z, mp.mpf(0)),
     "silu": lambda z: z * sigmoid(z),

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from rankscope.deviation.scaled import STEEPEST, Scaled, chosen
+from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.series import SERIES, VALUES
 from rankscope.deviation.state import State
 from rankscope.deviation.tails import FADING, TAIL, faded, tanh_change
@@ -55,12 +55,11 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
     """(act(z), act(z + d) - act(z)), z `[batch, width]`, d `[batch, token, width]`."""
     size = d.largest()
     log = torch.maximum(z.normalised().log, d.log + size.clamp(min=1e-300).log())
-    outside = log - log.clamp(-REACH, REACH)
+    outside = log - log.clamp(-REACH, STEEPEST if name == "tanh" else REACH)
     # Drawn out of the activation: all of it where it is linear; nothing where it is constant.
     drawn = outside.clamp(max=0.0) if name == "tanh" else outside
     Z, D = z.at(outside), d.at(outside)
-    act = VALUES[name]
-    common = act(Z)
+    common = _act(name, Z, outside)
     if name == "tanh":
         # Drawn - outside is 0 unless constant: there d goes on as large as it is.
         change = tanh_change(Z, D, Scaled(d.value, d.log))
@@ -87,21 +86,35 @@ def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: T
     reach = size * (d.log - outside).clamp(max=STEEPEST).exp() * (1 + Z.abs().amax(-1).clamp(max=50.0))
     large = reach > LARGE
     if bool(large.all()):
-        return Scaled(_plain(name, Z, D), drawn)
+        return Scaled(_plain(name, Z, D, outside), drawn)
     # e^(d.log) d (f_1 + f_2 D + ...), D the same d in units of one.
     quotient = _quotient(name, Z, D, min(float(reach.max()), LARGE) if len(reach) else 0.0)
+    if name in FADING and bool((outside > 0).any()):
+        # A step below float64's range is small beside any Z: the slope.
+        slope = SERIES[name]((Z * spread(outside.clamp(0.0, 690.0).exp(), Z)).clamp(-LINEAR, LINEAR), 1)[1]
+        exact = torch.where(D == 0, slope[:, None], _plain(name, Z, D, outside) / D.masked_fill(D == 0, 1.0))
+        quotient = torch.where(spread(outside > 0, D), exact, quotient)
     change = Scaled(d.value * quotient, d.log + drawn - outside)
-    return chosen(large, Scaled(_plain(name, Z, D), drawn), change) if bool(large.any()) else change
+    return chosen(large, Scaled(_plain(name, Z, D, outside), drawn), change) if bool(large.any()) else change
 
 
-def _plain(name: str, Z: Tensor, D: Tensor) -> Tensor:
+def _act(name: str, z: Tensor, outside: Tensor) -> Tensor:
+    """act(e^outside z) / e^outside: what is short beside the rest of its sample need not be linear."""
+    if name not in FADING or not bool((outside > 0).any()):
+        return VALUES[name](z)
+    grow = spread(outside.clamp(0.0, 690.0).exp(), z)
+    whole = (z * grow).clamp(-2 * LINEAR, 2 * LINEAR)
+    return torch.where(whole.abs() > LINEAR, z.clamp(min=0.0), VALUES[name](whole) / grow)
+
+
+def _plain(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
     """`act(Z + D) - act(Z)` for large D; far out in a tail, where D may be lost beside Z, by the slope."""
-    act = VALUES[name]
-    plain = act(Z[:, None] + D) - act(Z)[:, None]
-    if not bool((Z.abs() > LINEAR).any()):
+    plain = _act(name, Z[:, None] + D, outside) - _act(name, Z, outside)[:, None]
+    far = LINEAR * spread((-outside.clamp(0.0, 690.0)).exp(), Z)
+    if not bool((Z.abs() > far).any()):
         return plain
-    slope = SERIES[name](Z, 1)[1][:, None]
-    return torch.where(Z.abs()[:, None] > LINEAR + 2 * D.abs(), slope * D, plain)
+    slope = SERIES[name](Z.sign() * LINEAR, 1)[1][:, None]
+    return torch.where(Z.abs()[:, None] > far[:, None] + 2 * D.abs(), slope * D, plain)
 
 
 def _quotient(name: str, Z: Tensor, D: Tensor, reach: float) -> Tensor:

@@ -1,8 +1,7 @@
 """Rules whose answers are shaken in their last digits, as if another machine had rounded them.
 
 Every entry of what a rule gives is moved by a few units in its last place, of x and of R each on its own. What
-two passes then agree on does not hang on rounding; what they differ by is what rounding did. Zeros stay zero,
-and the input is taken as it is.
+two passes then agree on does not hang on rounding; what they differ by is what rounding did. Zeros stay zero.
 """
 
 from dataclasses import replace
@@ -90,5 +89,9 @@ class ShakenDeviation(_Shaken, Deviation):
 
     def scores(self, block: Block, state: State) -> Scores:
         """What all rows share, and what they do not."""
-        ref, D, row = super().scores(block, state)
-        return Scores(self.noise.shaken(ref), D.mapped(self.noise.shaken), row)
+        ref, D = super().scores(block, state)
+        return Scores(ref.mapped(self.noise.shaken), D.mapped(self.noise.shaken))
+
+    def tidy(self, state: State) -> State:
+        """What is about to be taken from a mean is rounded before that."""
+        return self.noise.of(state).tidy()

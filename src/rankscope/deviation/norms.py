@@ -31,6 +31,11 @@ def has_rule(kind: str | Norm) -> bool:
 
 
 def normalise(state: State, kind: str | Norm, weights: NormWeights, eps: float) -> State:
+    """Each token of a state, normalised, and tidy."""
+    return normed(state, kind, weights, eps).tidy()
+
+
+def normed(state: State, kind: str | Norm, weights: NormWeights, eps: float) -> State:
     """Each token of a state, normalised."""
     norm = norm_of(kind)
     if norm is None:
@@ -41,8 +46,8 @@ def normalise(state: State, kind: str | Norm, weights: NormWeights, eps: float) 
         gain = weights.gain
         x, R = x.mapped(lambda v: v * gain), R.mapped(lambda v: v * gain)
     if weights.bias is not None:
-        x = x + Scaled.plain(weights.bias.expand_as(x.value))
-    return State(x, R, state.real).tidy()
+        x = x + Scaled.plain(weights.bias.expand_as(x.value)).normalised()  # zeros do not set the scale
+    return State(x, R, state.real)
 
 
 def _normalised(state: State, norm: Norm, eps: float) -> State:

@@ -91,8 +91,12 @@ def _of_residual(
 
 
 def _affine_rank(state: State) -> Reading:
-    value = spectrum.numerical_rank(_unit(state.centred()[1]).value, ~state.real.rows)
-    return Reading.of(value, torch.zeros_like(value))
+    """A singular value near the tolerance, or up to a thousand times above it, may be rounding: then it is
+    marked."""
+    R, padding = _unit(state.centred()[1]).value, ~state.real.rows
+    value = spectrum.numerical_rank(R, padding)
+    low, high = (spectrum.numerical_rank(R, padding, unit=UNIT * share) for share in (1 / 3, 1e3))
+    return Reading.of(value, torch.where(low == high, 0.0, value.clamp(min=1.0)))
 
 
 def _shape(state: State, compute: Callable[..., Tensor], bounded: bool = False) -> Reading:

@@ -12,7 +12,7 @@ from rankscope.deviation.attention import (
     mixed,
 )
 from rankscope.deviation.mlp import affine, mlp
-from rankscope.deviation.norms import normalise
+from rankscope.deviation.norms import normed
 from rankscope.deviation.scores import Scores, scores
 from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
@@ -34,8 +34,8 @@ class Deviation(Arithmetic):
 
     def norm(self, block: Block, name: str, state: State) -> State:
         """Each token, normalised (`norms.py`). What a branch adds is not tidy yet."""
-        state = state.tidy() if name.endswith("_after") else state
-        return normalise(state, self.arch.norm, getattr(block.weights, name), self.arch.norm_eps)
+        state = self.tidy(state) if name.endswith("_after") else state
+        return self.tidy(normed(state, self.arch.norm, getattr(block.weights, name), self.arch.norm_eps))
 
     def values(self, block: Block, state: State) -> Values:
         """What heads mix, of the common token and of deviations from it."""
@@ -74,7 +74,11 @@ class Deviation(Arithmetic):
     def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
         """`skip X + branches`, each part at the larger of its two scales."""
         branch = total(branches.values())
-        return (branch if half.skip == 0.0 else added(half.skip, state, branch)).tidy()
+        return self.tidy(branch if half.skip == 0.0 else added(half.skip, state, branch))
+
+    def tidy(self, state: State) -> State:
+        """Re-centred and rescaled."""
+        return state.tidy()
 
 
 def total(branches: Iterable[State]) -> State:

@@ -29,10 +29,8 @@ from rankscope.nets.weights import Attention as AttentionWeights
 class Scores(NamedTuple):
     """After the divisor; what is constant along a row is left out."""
 
-    ref: Float[Tensor, "batch head token"]
+    ref: Scaled  # [batch, head, token]
     D: Scaled  # [batch, head, token, token]
-    row: Int[Tensor, "batch head"]
-    """The reference row, zero in D."""
 
 
 def scores(arch: Architecture, index: int, w: AttentionWeights, state: State, setting: Setting) -> Scores:
@@ -40,8 +38,9 @@ def scores(arch: Architecture, index: int, w: AttentionWeights, state: State, se
     n = state.real.rows.shape[1]
     zero = state.R.value.new_zeros(len(state.real.rows), arch.heads, n)
     if arch.kernel == "uniform":
-        D = Scaled.plain(zero[..., None].expand(-1, -1, -1, n)).by_head()
-        return Scores(zero, D, state.real.first[:, None].expand(-1, arch.heads))
+        return Scores(
+            Scaled.plain(zero).by_head(), Scaled.plain(zero[..., None].expand(-1, -1, -1, n)).by_head()
+        )
     q, dq = heads(state.x, w.query, arch).by_head(), deviations(state.R, w.query, arch).by_head()
     k, dk = heads(state.x, w.key, arch).by_head(), deviations(state.R, w.key, arch).by_head()
     if arch.query_norm:
@@ -70,11 +69,7 @@ def scores(arch: Architecture, index: int, w: AttentionWeights, state: State, se
     D, ref = D * (1 / arch.divisor), ref * (1 / arch.divisor)
     if setting.bias is not None:
         D = D + Scaled.plain(setting.bias.expand(len(zero), -1, -1, -1)).by_head()
-    D, ref, row = _separated(D.normalised(), ref, state.real)
-    ref = ref.normalised()
-    # Beyond e^600 only which score is largest matters: cut both alike.
-    cut = (torch.maximum(ref.log, D.log) - STEEPEST).clamp(min=0.0)
-    return Scores(ref.at(cut), Scaled(D.value, D.log - cut), row)
+    return Scores(ref, D.normalised())
 
 
 def _normed(
@@ -107,10 +102,25 @@ def _rotary_scores(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> Scaled:
     return first
 
 
-def _separated(D: Scaled, ref: Scaled, real: Real) -> tuple[Scaled, Scaled, Int[Tensor, "batch head"]]:
-    """The reference row moved from D into ref, and which it is."""
+class Separated(NamedTuple):
+    """Scores about one of their rows."""
+
+    ref: Float[Tensor, "batch head token"]
+    D: Scaled  # [batch, head, token, token]
+    row: Int[Tensor, "batch head"]
+    """The reference row, zero in D."""
+
+
+def separated(scores: Scores, real: Real) -> Separated:
+    """The reference row, of the smallest scores, moved from D into ref."""
+    ref, D = scores
+    if not D.value.numel():
+        return Separated(ref.value, D, D.log.long())
     seen = D.value if real.all else D.value.masked_fill(~real.rows[:, None, None], 0.0)
     size = torch.maximum(seen.amax(-1), -seen.amin(-1))  # [batch, head, token]
     row = size.masked_fill(~real.rows[:, None], torch.inf).argmin(-1)
     moved = D.value.gather(2, row[..., None, None].expand(-1, -1, 1, D.value.shape[3]))
-    return Scaled(D.value - moved, D.log), ref + Scaled(moved[:, :, 0], D.log), row
+    D, ref = Scaled(D.value - moved, D.log), (ref + Scaled(moved[:, :, 0], D.log)).normalised()
+    # Beyond e^600 only which score is largest matters: cut both alike.
+    cut = (torch.maximum(ref.log, D.log) - STEEPEST).clamp(min=0.0)
+    return Separated(ref.at(cut), Scaled(D.value, D.log - cut), row)

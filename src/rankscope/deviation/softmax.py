@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rankscope.deviation.attention import Attention, Logits, Visible
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, saves_a_pass, spread
-from rankscope.deviation.scores import Scores
+from rankscope.deviation.scores import Scores, separated
 from rankscope.deviation.state import Real
 
 FAR = 30.0
@@ -26,7 +26,7 @@ FAR = 30.0
 
 def split(scores: Scores, visible: Visible, real: Real) -> Attention:
     """p and P - 1 p^T over what each row sees."""
-    ref, D, row = scores
+    ref, D, row = separated(scores, real)
     n = visible.shape[-1]
     seen = visible[:, 0].gather(1, row[..., None].expand(-1, -1, n))[:, :, None]  # [batch, head, 1, token]
     alike = ((visible == seen).all(-1) | ~real.rows[:, None]).all(-1)  # [batch, head]
@@ -63,7 +63,10 @@ def _far(
         return False
     if bool((U.flatten(2).amax(-1) * size.flatten(1) > 1).any()) or not bool(_seen_at(top, visible).all()):
         return True
-    return bool((log_w.masked_fill(seen[:, :, 0], -torch.inf).amax(-1) > FAR).any())
+    if bool((seen | ~visible).all()):
+        return False
+    alone = (log_w[:, :, None] + U * size).masked_fill(seen | ~visible, 0.0)  # what the reference row misses
+    return bool((alone.abs() > FAR).any())
 
 
 def _gentle(
@@ -96,14 +99,11 @@ def _steep(
     m = terms.sum(-1, keepdim=True) * size
     log_S = torch.log1p(m) / size
     lost = ~_seen_at(top, visible) | ~(m < 1e300) | ~(m > -1)  # j* is not seen, or the sum left the range
-    whole = (weigh + D).masked_fill(~visible, -torch.inf).logsumexp(-1, keepdim=True)
-    whole = whole.nan_to_num(neginf=0.0, posinf=0.0)
-    log_S = torch.where(lost, whole / size, log_S)
-    # log P as a log-softmax, where the largest score cancels exactly; no weight is above one.
-    log_P = (weigh + D - torch.where(lost, whole, log_S * size)).clamp(max=0.0)
+    # Of large scores log P is a log-softmax, where the largest cancels exactly, and so is log P - log p.
+    log_P = (weigh + D).masked_fill(~visible, -torch.inf).log_softmax(-1).nan_to_num(nan=0.0, neginf=-torch.inf)
+    large = lost | ((D.abs() > 1) & visible).any(-1, keepdim=True)
+    D = torch.where(large, (log_P - weigh).nan_to_num(nan=0.0), (U - log_S) * size)
     log_P = log_P.masked_fill(log_others == -torch.inf, -torch.inf)
-    U = U - log_S
-    D = U * size
     log_p = log_others.masked_fill(~seen, -torch.inf)
     reach = torch.maximum(log_P.masked_fill(~visible, -torch.inf), log_p)
     reach = reach.flatten(2).amax(-1).clamp(min=LOWEST)

@@ -23,6 +23,8 @@ from rankscope.nets.traversal import Block, traverse
 
 RESOLVED = 1e-4
 """The share of the tokens' size by which they must differ for float64 to be asked."""
+SHORTEST = 1e-290
+"""The size of a token, beside the largest, from which on float64 loses it."""
 WITHIN = 300.0
 """The log of the sizes within which float64 is asked: 1e+-130."""
 
@@ -32,15 +34,19 @@ class Witness:
 
     def __init__(self, net: Transformer, X: Tensor, padding: Tensor | None = None, seed: int = 0) -> None:
         self.given = given = Given.of(net, X, padding)
-        self.state = given.state
         self.plain = ShakenPlain(given.net.arch, given.setting, seed)
         self.fine = ShakenDeviation(given.net.arch, given.setting, seed)
+        self.state = self.fine.noise.of(given.state)  # as a first product of it with a matrix is rounded
+        self.before: State | None = None
+        self.lost = torch.zeros(len(given.state.real.rows), dtype=torch.bool, device=given.net.device)
 
     def follow(self, step: DeviationStep) -> "Seen":
         """What the witness saw of a layer that the first pass has gone through."""
+        if self.before is not None:
+            self.lost = self.lost | _lost(self.before, step.state)
+        self.before = step.state
         if step.layer == 0:
-            found = self.fine.noise.of(self.state)
-            return Seen(self, None, found, torch.zeros_like(_sees(found)), None)
+            return Seen(self, None, self.state, torch.zeros_like(self.lost), None, self.lost)
         block, before = self.given.net.blocks[step.layer - 1], self.state
         sees = _sees(before) & _sees(step.state)
         if self.given.net.arch.parts:  # what they remember of earlier layers is of one arithmetic
@@ -51,7 +57,7 @@ class Witness:
             X = before.real.cleared(X)
             sees = sees & X.isfinite().flatten(1).all(1)
             plain = Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, heads)
-        seen = Seen(self, block, before, sees, plain)
+        seen = Seen(self, block, before, sees, plain, self.lost)
         if plain is None:
             self.state = seen.passed.state
         else:
@@ -72,6 +78,9 @@ class Seen:
     """Whether float64 can see what the tokens differ by, before and after the block."""
     inside: Step | None
     """By plain rules, real tokens first; None where float64 sees no sample."""
+    lost: Bool[Tensor, " batch"]
+    """Whether a token became so short beside the others that one scale does not hold them, here or before:
+    nothing is known of the sample any more."""
 
     @cached_property
     def passed(self) -> DeviationStep:
@@ -101,6 +110,17 @@ class Seen:
 def _sees(state: State) -> Bool[Tensor, " batch"]:
     """Its numbers are within float64's range, and what they differ by is not lost beside their size."""
     return (state.R.log_size() - state.log > math.log(RESOLVED)) & (state.log.abs() < WITHIN)
+
+
+def _lost(before: State, after: State) -> Bool[Tensor, " batch"]:
+    """Where a token that was not zero has left float64's range beside the largest."""
+
+    def size(state: State) -> Tensor:
+        return state.R.value.abs().amax(-1) if state.R.value.shape[-1] else state.R.value.sum(-1)
+
+    was = (size(before) > 0) | (before.x.log > LOWEST)[:, None]
+    short = (size(after) < SHORTEST * after.R.largest()[:, None]) | (size(after) == 0)
+    return (was & short & after.real.rows).any(-1) & (after.x.log <= LOWEST)
 
 
 def _chosen(pick: Bool[Tensor, " batch"], a: State, b: State) -> State:

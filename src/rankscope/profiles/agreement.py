@@ -20,6 +20,8 @@ from rankscope.profiles.rows import Found
 
 AGREED = 1e-9
 """Relative difference up to which two passes agree."""
+NOISY = 10 * torch.finfo(torch.float64).eps
+"""The share of rounding, for each token or width, above which singular values are not counted."""
 BLIND = 1e3
 """Float64's floors, up to which a difference from float64 says nothing."""
 
@@ -29,27 +31,33 @@ Errors = Float[Tensor, "..."]
 def checked(found: Found, plain: Found | None, step: DeviationStep, seen: Seen) -> Found:
     """Readings with their digits, and marked where a second pass does not agree. `plain` are the witness's by
     plain rules, where it took them."""
-    states = _states(step.state, seen)
+    states, weights = _states(step.state, seen), _weights(step, seen)
     others = [None] * len(found) if plain is None else [reading for _, reading in plain]
+    apart = {"tokens": states, "attention": weights, "heads": None}
     return [
-        (each, _marked(reading, _error(each, reading, other, states, seen)))
+        (each, _marked(reading, _error(each, reading, other, apart[each.of], seen)))
         for (each, reading), other in zip(found, others, strict=True)
     ]
 
 
-def _error(each: Metric, one: Reading, plain: Reading | None, states: Errors, seen: Seen) -> Errors:
-    """The relative error of a reading, as far as a second pass can tell."""
+def _error(each: Metric, one: Reading, plain: Reading | None, apart: Errors | None, seen: Seen) -> Errors:
+    """The relative error of a reading, as far as a second pass can tell; `apart` is how far what it is read
+    off is from the second pass's."""
     error = torch.full_like(one.value, torch.nan)
     again = torch.ones_like(one.value, dtype=torch.bool)
     if plain is not None:
         error = difference(one, plain)
         told = (one.value - plain.value).abs() > BLIND * plain.floor
-        again = ~_spread(seen.sees, error) | ~((error <= AGREED) | told)
+        told = told | ((error <= AGREED) & (plain.value.abs() > plain.floor))
+        again = ~_spread(seen.sees, error) | ~told
     if bool(again.any()):
         fine = read(each, seen.fine)
         assert fine is not None
         error = torch.where(again, difference(one, fine), error)
-    return torch.maximum(error, _spread(states, error)) if each.of == "tokens" else error
+    error = error if apart is None else torch.maximum(error, _spread(apart, error))
+    if each.count and apart is not None:  # what is rounding may count where it is above the tolerance
+        error = error.masked_fill(_spread(apart > NOISY * max(seen.before.R.value.shape[1:]), error), torch.inf)
+    return error.masked_fill(_spread(seen.lost, error), torch.inf)
 
 
 def _states(state: State, seen: Seen) -> Errors:
@@ -58,6 +66,20 @@ def _states(state: State, seen: Seen) -> Errors:
         return distance(state, seen.fine.state)
     apart = distance(state, State.of(seen.plain.state, state.real.rows))
     return apart if bool(seen.sees.all()) else torch.where(seen.sees, apart, distance(state, seen.fine.state))
+
+
+def _weights(step: DeviationStep, seen: Seen) -> Errors | None:
+    """The largest difference of an attention weight, by head: of whole matrices, since what is read off two
+    that have nothing in common can be the same."""
+    if step.attention is None:
+        return None
+    P = step.attention.matrix()
+    plain = None if seen.plain is None else seen.plain.attention
+    if plain is None or not bool(seen.sees.all()):
+        assert seen.fine.attention is not None
+        fine = seen.fine.attention.matrix()
+        plain = fine if plain is None else torch.where(_spread(seen.sees, P), plain, fine)
+    return (P - plain).abs().amax((-2, -1)).nan_to_num(nan=torch.inf)
 
 
 def difference(one: Reading, other: Reading) -> Errors:
@@ -77,4 +99,4 @@ def _marked(reading: Reading, error: Errors) -> Reading:
 
 
 def _spread(per_sample: Tensor, like: Tensor) -> Tensor:
-    return per_sample.reshape(-1, *[1] * (like.ndim - 1)).expand_as(like)
+    return per_sample.reshape(*per_sample.shape, *[1] * (like.ndim - per_sample.ndim)).expand_as(like)
