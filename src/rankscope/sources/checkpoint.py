@@ -77,7 +77,7 @@ def place(source: str, options: dict[str, Any]) -> Place:
 
 
 def read(found: Place, family: str | Family | None) -> Checkpoint:
-    """The model at a place, in float64 on the CPU, with eager attention."""
+    """The model at a place, in float64 on the CPU, with the attention that transformers runs it with."""
     with quiet(), clear_errors(found):
         import transformers
 
@@ -89,6 +89,10 @@ def read(found: Place, family: str | Family | None) -> Checkpoint:
             output_loading_info=True, ignore_mismatched_sizes=True, **found.options,
         )  # fmt: skip
         _refuse_mismatched(report["mismatched_keys"], found.name)
+        # A config may name a kernel that is not installed here: the usual one is asked for afterwards.
+        core = kind.core(model)
+        if core._supports_sdpa:
+            core.set_attn_implementation("sdpa")
     _refuse_surplus(found, model, report["unexpected_keys"])
     return Checkpoint(model.eval(), kind, tuple(sorted(report["missing_keys"])))
 
