@@ -1,5 +1,5 @@
-"""Parity is taken with the model as it runs: beyond what its config names, padded on either side, with its own
-attention function."""
+"""Parity is taken with the model as it runs: beyond what its config names, padded on either side, with the
+attention function that it has."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

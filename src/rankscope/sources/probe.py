@@ -9,7 +9,7 @@ end, one padded at its beginning.
 import inspect
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,12 +36,12 @@ ROOM = 1e9
 def named_lengths(config: Any) -> list[int]:
     """Every number of tokens at which the config may mean something to change, in ascending order."""
 
-    def found(fields: Mapping[Any, Any]) -> list[int]:
-        inside = [found(value) for value in fields.values() if isinstance(value, Mapping)]
-        own = [
-            value for name, value in fields.items() if LENGTHS.search(str(name)) and type(value) is int
-        ]  # a bool is no length
-        return [each for each in own + sum(inside, []) if each > 0]
+    def found(fields: Mapping[Any, Any]) -> Iterator[int]:
+        for name, value in fields.items():
+            if isinstance(value, Mapping):
+                yield from found(value)
+            elif type(value) is int and value > 0 and LENGTHS.search(str(name)):  # a bool is no length
+                yield value
 
     return sorted(set(found(config.to_dict())))
 

@@ -64,7 +64,7 @@ def masks(config: Any, usual: str = "causal") -> str:
 
 
 def sliding(config: Any, usual: str = "causal") -> str:
-    """A causal window of w lets a token see itself and the w - 1 before it; a two-sided one, w on each side."""
+    """A causal window of w lets a token see itself and the w - 1 before; a two-sided one, w on each side."""
     window = config.sliding_window
     if window is None:
         return usual
