@@ -6,9 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope.live.mask import arguments_of, continues_from_cache, is_decoder, padding_in
+from rankscope.live.mask import arguments_of, continues_from_cache, find_padding, is_decoder
 
 REAL = torch.tensor([[1, 1, 1], [1, 0, 0]])
+
+
+def padding_in(arguments: dict[str, Any], decoder: bool = False) -> Tensor | None:
+    """What a call with these says of 2 x 3 tokens."""
+    found = find_padding([arguments], {}, (2, 3), decoder)
+    return None if found is None else found.at
 
 
 class Named(nn.Module):

@@ -8,7 +8,7 @@ is kept.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,9 @@ from rankscope.errors import WatchError
 from rankscope.live.call import Call, Plan
 from rankscope.live.heads import CLOSURE, check_closure, contributions, weight_of
 from rankscope.live.isolation import float64_device, isolated, to_float64_device
-from rankscope.live.mask import arguments_of, continues_from_cache, padding_in
+from rankscope.live.mask import arguments_of, continues_from_cache, find_padding
 from rankscope.live.multihead import head_outputs
-from rankscope.live.states import state_in
+from rankscope.live.states import states_in
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.profiles.rows import Found, readings, row_sum_defect
 
@@ -49,6 +49,12 @@ class Recorder:
         self.left_out: Counter[str] = Counter()
         self.others = 0
         self.outside = 0
+        self.between: set[int] = set()
+        """Layers whose state the next block did not take as it was."""
+        self.unsure: set[int] = set()
+        """Layers of which nothing said which of several tensors is the state."""
+        self.masks: set[str | None] = set()
+        """The arguments that said which tokens are padding."""
         self.modes: set[str] = set()
         self.dropout = 0.0
         self.arithmetic: torch.dtype | None = None
@@ -85,6 +91,11 @@ class Recorder:
             self.left_out["it was interrupted"] += 1
         self.depth, self.call = 0, None
 
+    def passing(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A part of the model around the blocks is called: a mask may be among its arguments."""
+        if self.call is not None and self.call.shape is None:
+            self.call.around.append(arguments_of(part, args, kwargs))
+
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A block is called: the first block's input is layer 0."""
         if self.call is None:
@@ -92,11 +103,15 @@ class Recorder:
             return
         call = self.call
         call.layer = max(call.layer + 1, self.position[id(block)] + 1)
-        call.inside.append(call.layer)
-        if call.shape is not None:
-            return
         given = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
-        state = state_in(given, self.plan.layout, f"what {type(block).__name__} takes")
+        states = self._states(given, f"what {type(block).__name__} takes", call.shape is None)
+        call.inside.append(call.layer)
+        call.took.append(states[0].shape if states else None)
+        if call.shape is not None:
+            if len(call.inside) == 1:
+                self._settle(call, call.chain.takes(states))
+            return
+        state = states[0]
         if not len(state) or state.shape[1] == 1:
             self.left_out["it had a single token" if len(state) else "it had no samples"] += 1
             self.call = None
@@ -109,7 +124,7 @@ class Recorder:
         if self.call is None or not self.call.inside:
             return
         call = self.call
-        layer = call.inside.pop()
+        layer, took = call.inside.pop(), call.took.pop()
         if failed:
             return
         call.fired.append(layer)
@@ -120,15 +135,46 @@ class Recorder:
                 f"{type(block).__name__} was called on the heads' outputs as they are: watch metrics of "
                 "tokens or attention"
             )
-        if self._measures(layer):
-            state = state_in(output, self.plan.layout, f"what {type(block).__name__} returns")
+        states = self._states(output, f"what {type(block).__name__} returns", self._measures(layer))
+        state = call.chain.gives(layer, states, took)
+        if state is not None:
             self._read_state(call, layer, state)
 
-    def attention(self, P: Tensor, spoken: Tensor) -> None:
+    def _states(self, found: object, where: str, needed: bool) -> list[Tensor]:
+        """What could be a state; none where that does not matter."""
+        try:
+            return states_in(found, self.plan.layout, where)
+        except WatchError:
+            if needed:
+                raise
+            return []
+
+    def padded_attention(self, mask: Tensor | None) -> None:
+        """Attention inside a block was given padding: it must be the one that was found."""
+        call = self.call
+        if mask is None or call is None or not call.inside or call.mask is not None or self.plan.decoder:
+            return
+        hidden = mask < 0 if mask.is_floating_point() else mask.bool()
+        if self.plan.own_padding and hidden.shape == call.shape and bool(hidden.any()):
+            raise WatchError(
+                "padding must be found in what the model is called with; attention inside a block was "
+                "given a key_padding_mask, and no argument that watch knows holds it: give padding= (True at "
+                "padded tokens)"
+            )
+
+    def _settle(self, call: Call, open_one: tuple[int, Tensor] | None) -> None:
+        """Read a state that waited for the next block to say which tensor it is."""
+        if open_one is not None:
+            self._read_state(call, *open_one)
+
+    def attention(self, weights: Callable[[], tuple[Tensor, Tensor]]) -> None:
         """Attention through the interface, inside a block: its weights, and its heads' outputs."""
-        call = self._attending(P.detach())
+        if not self._listens():
+            return
+        P, spoken = weights()
+        call = self._attending(P)
         if call is not None and self.plan.wants("heads"):
-            call.spoken = spoken.detach()
+            call.spoken = spoken
 
     def projected(self, projection: nn.Module, x: Tensor, y: Tensor) -> None:
         """A linear map inside a block was called; if on the heads' outputs, it is their projection."""
@@ -164,8 +210,13 @@ class Recorder:
                     "weights, or watch metrics of tokens or attention"
                 )
 
-    def multihead(self, module: nn.MultiheadAttention, P: Tensor, value: Tensor, output: Tensor) -> None:
+    def multihead(
+        self, module: nn.MultiheadAttention, weights: Callable[[], tuple[Tensor, Tensor, Tensor]]
+    ) -> None:
         """Attention of torch's own module, inside a block."""
+        if not self._listens():
+            return
+        P, value, output = weights()
         call = self._attending(P)
         if call is not None and self.plan.wants("heads"):
             with isolated(P.device):
@@ -178,15 +229,9 @@ class Recorder:
         call.shape = state.shape[:2]
         padding = self.plan.padding
         if padding is None and self.plan.own_padding:
-            padding = padding_in(call.arguments, self.plan.decoder)
-            if padding is None and not self.plan.decoder:
-                padding = padding_in({k: v for k, v in block_arguments.items() if "padding" in k})
-            if padding is not None and padding.shape != call.shape:
-                raise WatchError(
-                    f"the model's mask must have the shape of its tokens {tuple(call.shape)}; it has "
-                    f"{tuple(padding.shape)}: give padding= (True at padded tokens), padding='none', or "
-                    "layout="
-                )
+            calls = [call.arguments, *call.around]
+            found = find_padding(calls, block_arguments, call.shape, self.plan.decoder)
+            padding, call.mask = (None, None) if found is None else found
         call.real[state.device] = real_tokens(call.shape, padding, state.device)
         arithmetic = self._arithmetic(state)
         if self.arithmetic not in (None, arithmetic):
@@ -219,6 +264,11 @@ class Recorder:
                 f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came} "
                 "came through: watch metrics of tokens"
             )
+        self._settle(call, call.chain.ends())
+        call.chain.check("blocks found in it" if self.plan.found else "blocks named")
+        self.between.update(call.chain.broken)
+        self.unsure.update(call.chain.unsure)
+        self.masks.add(call.mask)
         self.found += [(layer, self.samples, found) for layer, found in call.found]
         self.broken += call.broken
         self.defects += call.defects
@@ -233,17 +283,23 @@ class Recorder:
     def _measures(self, layer: int) -> bool:
         return self.plan.layers is None or layer in self.plan.layers
 
-    def _attending(self, P: Tensor) -> Call | None:
-        """The call whose attention this is, once read; None where it is not the tokens' own, comes after
-        that, or is not asked for."""
+    def _listens(self) -> bool:
+        """Whether attention that happens now is the first of a block in a call that is measured."""
         call = self.call
         if call is None or not call.inside or call.shape is None:
-            return None
+            return False
+        if call.inside[-1] in call.attended:
+            call.others += 1
+            return False
+        return True
+
+    def _attending(self, P: Tensor) -> Call | None:
+        """The call whose attention this is, once read; None where it is not the tokens' own, or not asked
+        for."""
+        call = self.call
+        assert call is not None and call.shape is not None
         layer = call.inside[-1]
         batch, token = call.shape
-        if layer in call.attended:
-            call.others += 1
-            return None
         if P.ndim != 4 or (P.shape[0], *P.shape[2:]) != (batch, token, token):
             call.unfit.append(tuple(P.shape))
             return None
