@@ -171,9 +171,13 @@ def test_where_no_mask_is_found_it_is_said() -> None:
     with torch.no_grad(), rankscope.watch(model, "mu") as w:
         model(x)
     assert "No mask was found: every token counts as real; padding= says which are not." in w.notes
-    with pytest.raises(
-        WatchError, match="was given a key_padding_mask, and no argument that watch knows holds"
-    ), torch.no_grad(), rankscope.watch(model, "mu"):
+    with (
+        pytest.raises(
+            WatchError, match="was given a key_padding_mask, and no argument that watch knows holds"
+        ),
+        torch.no_grad(),
+        rankscope.watch(model, "mu"),
+    ):
         model(x, REAL == 0)
     with torch.no_grad(), rankscope.watch(model, "mu", padding=REAL == 0) as w:
         model(x, REAL == 0)

@@ -31,6 +31,10 @@ class Plan:
     decoder: bool
     """Whether the blocks are the decoder's of a model that has an encoder as well."""
 
+    def measures(self, layer: int) -> bool:
+        """Whether a layer is asked for."""
+        return self.layers is None or layer in self.layers
+
     def wants(self, of: str) -> bool:
         """Whether anything of this kind is asked for."""
         return of in self.keep or any(each.of == of for each in self.metrics)

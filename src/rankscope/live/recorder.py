@@ -17,15 +17,13 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live.call import Call, Plan
 from rankscope.live.heads import CLOSURE, check_closure, contributions, weight_of
-from rankscope.live.isolation import float64_device, isolated, to_float64_device
+from rankscope.live.isolation import isolated
 from rankscope.live.mask import arguments_of, continues_from_cache, find_padding
 from rankscope.live.multihead import head_outputs
+from rankscope.live.reading import arithmetic_of, dropout_of, read_attention, read_heads, read_state
 from rankscope.live.states import states_in
 from rankscope.metrics.tokens import real_tokens, unit_of
-from rankscope.profiles.rows import Found, readings, row_sum_defect
-
-ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""From the finest to the coarsest."""
+from rankscope.profiles.rows import Found
 
 
 class Recorder:
@@ -117,7 +115,7 @@ class Recorder:
             self.call = None
             return
         self._start(call, state, arguments_of(block, args, kwargs))
-        self._read_state(call, 0, state)
+        read_state(self.plan, call, 0, state)
 
     def leave(self, block: nn.Module, output: Any, failed: bool) -> None:
         """A block has returned: its output is its layer's state."""
@@ -135,10 +133,10 @@ class Recorder:
                 f"{type(block).__name__} was called on the heads' outputs as they are: watch metrics of "
                 "tokens or attention"
             )
-        states = self._states(output, f"what {type(block).__name__} returns", self._measures(layer))
+        states = self._states(output, f"what {type(block).__name__} returns", self.plan.measures(layer))
         state = call.chain.gives(layer, states, took)
         if state is not None:
-            self._read_state(call, layer, state)
+            read_state(self.plan, call, layer, state)
 
     def _states(self, found: object, where: str, needed: bool) -> list[Tensor]:
         """What could be a state; none where that does not matter."""
@@ -165,7 +163,7 @@ class Recorder:
     def _settle(self, call: Call, open_one: tuple[int, Tensor] | None) -> None:
         """Read a state that waited for the next block to say which tensor it is."""
         if open_one is not None:
-            self._read_state(call, *open_one)
+            read_state(self.plan, call, *open_one)
 
     def attention(self, weights: Callable[[], tuple[Tensor, Tensor]]) -> None:
         """Attention through the interface, inside a block: its weights, and its heads' outputs."""
@@ -191,7 +189,7 @@ class Recorder:
             call.spoken = None
             added = contributions(spoken, weight_of(projection))
             check_closure(added, projection.bias, y, type(projection).__name__)  # type: ignore[arg-type]
-            self._read_heads(call, added)
+            read_heads(self.plan, call, added)
             call.projection = (projection, x, y.clone())  # a wrapper may add to y in place
 
     def wrapped(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -222,7 +220,7 @@ class Recorder:
             with isolated(P.device):
                 added = contributions(head_outputs(module, P, value), weight_of(module.out_proj))
                 check_closure(added, module.out_proj.bias, output, type(module).__name__)
-                self._read_heads(call, added)
+                read_heads(self.plan, call, added)
 
     def _start(self, call: Call, state: Tensor, block_arguments: dict[str, Any]) -> None:
         """The first state of a call says its samples, its padding and its arithmetic."""
@@ -233,7 +231,7 @@ class Recorder:
             found = find_padding(calls, block_arguments, call.shape, self.plan.decoder)
             padding, call.mask = (None, None) if found is None else found
         call.real[state.device] = real_tokens(call.shape, padding, state.device)
-        arithmetic = self._arithmetic(state)
+        arithmetic = arithmetic_of(self.blocks, state)
         if self.arithmetic not in (None, arithmetic):
             raise WatchError(
                 f"a watch measures in one arithmetic; the model ran in {self.arithmetic} and now in "
@@ -244,15 +242,7 @@ class Recorder:
         training = any(block.training for block in self.blocks)
         self.modes.add("train" if training else "eval")
         if training:
-            self.dropout = max(self.dropout, *map(_dropout, self.blocks))
-
-    def _arithmetic(self, state: Tensor) -> torch.dtype:
-        """The coarsest of the dtypes at work: the state's, the weights', autocast's."""
-        kind = state.device.type
-        dtypes = {state.dtype} | {weight.dtype for block in self.blocks for weight in block.parameters()}
-        if torch.is_autocast_enabled(kind):
-            dtypes.add(torch.get_autocast_dtype(kind))
-        return max(dtypes & set(ARITHMETICS), key=ARITHMETICS.index)
+            self.dropout = max(self.dropout, *map(dropout_of, self.blocks))
 
     def _take(self, call: Call) -> None:
         """Count a call that ended well."""
@@ -280,9 +270,6 @@ class Recorder:
         for what, layer, x in call.kept:
             self.kept[what][layer].append(x)
 
-    def _measures(self, layer: int) -> bool:
-        return self.plan.layers is None or layer in self.plan.layers
-
     def _listens(self) -> bool:
         """Whether attention that happens now is the first of a block in a call that is measured."""
         call = self.call
@@ -304,59 +291,7 @@ class Recorder:
             call.unfit.append(tuple(P.shape))
             return None
         call.attended.add(layer)
-        if not self._measures(layer):
+        if not self.plan.measures(layer):
             return None
-        self._read_attention(call, layer, P)
+        self.narrow |= read_attention(self.plan, call, layer, P)
         return call
-
-    def _read_state(self, call: Call, layer: int, state: Tensor) -> None:
-        if not self._measures(layer):
-            return
-        if state.shape[:2] != call.shape:
-            raise WatchError(
-                f"every layer must have the tokens of the first {tuple(call.shape or ())}; layer {layer} has "
-                f"{tuple(state.shape[:2])}: watch a part of the model where tokens are neither merged nor "
-                "split"
-            )
-        with isolated(state.device):
-            found, broken = readings(
-                "tokens", to_float64_device(state), self._real(call, state), self.plan.metrics, call.unit
-            )
-        call.found.append((layer, found))
-        call.broken.append((layer, broken.any()))
-        if "states" in self.plan.keep:
-            call.kept.append(("states", layer, state.to("cpu", copy=True)))
-
-    def _read_attention(self, call: Call, layer: int, P: Tensor) -> None:
-        with isolated(P.device):
-            real = self._real(call, P)
-            call.defects.append(row_sum_defect(to_float64_device(P), real))
-            if P.dtype == torch.float64 and bool((P.float() == P).all()):
-                call.attention_unit = unit_of(torch.float32)  # many models take softmax in float32 always
-                self.narrow = True
-            if any(each.of == "attention" for each in self.plan.metrics):
-                unit = max(call.unit, call.attention_unit)
-                found, _ = readings("attention", to_float64_device(P), real, self.plan.metrics, unit)
-                call.found.append((layer, found))
-        if "attention" in self.plan.keep:
-            call.kept.append(("attention", layer, P.to("cpu", copy=True)))
-
-    def _read_heads(self, call: Call, added: Tensor) -> None:
-        unit = max(call.unit, call.attention_unit)
-        found, _ = readings("heads", added, self._real(call, added), self.plan.metrics, unit)
-        call.found.append((call.inside[-1], found))
-
-    def _real(self, call: Call, x: Tensor) -> Tensor:
-        """Which tokens count, on the device of x."""
-        device = float64_device(x.device)
-        if device not in call.real:
-            call.real[device] = next(iter(call.real.values())).to(device)
-        return call.real[device]
-
-
-def _dropout(block: nn.Module) -> float:
-    """The largest probability of dropping something, among modules in train mode."""
-    names = ("p", "dropout", "attention_dropout", "dropout_prob", "drop_prob")
-    parts = (part for part in block.modules() if part.training)
-    found = [getattr(part, name, 0.0) for part in parts for name in names]
-    return max([p for p in found if isinstance(p, float)], default=0.0)
