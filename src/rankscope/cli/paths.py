@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import described, excerpts_of, network
+from rankscope.cli.inputs import described, drawn_at_random, excerpts_of, network
 from rankscope.cli.output import opened, write_folder
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ def paths(
     else:
         lengths = found.views()
         console().print(lengths_table(lengths))
-        say(carried(lengths), f"The parts add up to the output within {found.closure:.0e} of it.")
+        say(
+            *drawn_at_random(manifest),
+            carried(lengths),
+            f"The parts add up to the output within {found.closure:.0e} of it.",
+        )
         if heads is not None:
             say("")
             console().print(heads_table(heads))

@@ -19,7 +19,7 @@ from rankscope.nets.initial import random_tensors
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
 from rankscope.nets.norms import normalise
-from rankscope.nets.origin import Encoded, Inputs, Origin, texts_of
+from rankscope.nets.origin import Encoded, Inputs, Origin, texts_of, weights_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.plain import Plain
 from rankscope.nets.room import refuse_too_large
@@ -73,7 +73,9 @@ class Transformer:
 
     def __repr__(self) -> str:
         arch = self.arch
-        name = [] if self.origin is None else [str(self.origin.described()["name"])]
+        described = {} if self.origin is None else self.origin.described()
+        drawn = [weights_of(described)] if described.get("weights") == "random" else []
+        name = [] if self.origin is None else [str(described["name"]), *drawn]
         size = [f"{arch.layers} layer{'s'[: arch.layers > 1]}", f"width {arch.width}"]
         size.append(f"{arch.heads} head{'s'[: arch.heads > 1]}")
         return f"Transformer({', '.join([*name, *size, *arch.departures()])}, {self.dtype} on {self.device})"
@@ -144,7 +146,7 @@ class Transformer:
                 "encode: load or fresh give networks that do, or pass tokens X [batch, token, width]"
             )
         if tokens is None:
-            tokens = max(1, 1, *inputs.shape[-1:]) if isinstance(inputs, Tensor) else LENGTH
+            tokens = max([1, *inputs.shape[-1:]]) if isinstance(inputs, Tensor) else LENGTH
         if not isinstance(tokens, int) or tokens < 1:
             raise TokensError(f"tokens must be a whole number, at least 1; got {tokens}")
         if not isinstance(inputs, Tensor):

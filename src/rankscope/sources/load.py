@@ -81,7 +81,8 @@ def load(
     details["model_type"] = core.config.model_type
     if tokenizer is not None:
         find = lambda: tokenizer  # noqa: E731
-    origin = Loaded(name, checkpoint.family.name, embedding, parity, find, details)
+    weights = "given" if isinstance(source, nn.Module) else "trained"
+    origin = Loaded(name, checkpoint.family.name, embedding, parity, find, weights, details)
     return replace(net, origin=origin).to(dtype, device)
 
 

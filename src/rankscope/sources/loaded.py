@@ -29,6 +29,8 @@ class Loaded:
     parity: Parity
     find_tokenizer: Callable[[], Any]
     """Reads the tokenizer; called once, when text is first encoded."""
+    weights: str
+    """"trained", as checkpoints are; of a model in memory nobody knows: "given"."""
     details: dict[str, Any]
     """Model type, revision and the like, for the manifest."""
 
@@ -83,7 +85,7 @@ class Loaded:
         """For the manifest."""
         return {
             "name": self.name,
-            "weights": "trained",
+            "weights": self.weights,
             "family": self.family,
             "parity": self.parity.described(),
             **self.details,
