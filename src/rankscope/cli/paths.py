@@ -80,8 +80,9 @@ def paths(
             console().print(heads_table(heads))
         if heaviest is not None:
             say("", _proved(heaviest.proved, len(heaviest.paths), heaviest.looked_at))
-            for path, weight in zip(heaviest.paths, heaviest.weights, strict=True):
-                say(f"  {weight:10.4g}  {' '.join('·' if head is None else str(head) for head in path)}")
+            for path, (weight, mark) in zip(heaviest.paths, heaviest.said(), strict=True):
+                heads_of = " ".join("·" if head is None else str(head) for head in path)
+                say(f"  {weight:>10}  {heads_of}{f'  ({mark})' if mark else ''}")
         if output is not None and not quiet:
             say("")
             say_where("Tables and figures", output)
