@@ -149,7 +149,8 @@ def test_the_mask_of_a_kernel_without_a_matrix(name: str) -> None:
     family = FAMILIES[name]
     model, batch = family.model("eager"), family.batch()
     taken: list[tuple[Any, Tensor, dict[str, Any]]] = []
-    usual = hf.AttentionInterface.get_interface
+    interface: Any = hf.AttentionInterface
+    usual = interface.get_interface
 
     def noting(self: Any, *names: Any) -> Any:
         function = usual(self, *names)
@@ -160,12 +161,12 @@ def test_the_mask_of_a_kernel_without_a_matrix(name: str) -> None:
 
         return attend
 
-    hf.AttentionInterface.get_interface = noting  # type: ignore[method-assign]
+    interface.get_interface = noting
     try:
         with torch.no_grad():
             model(**batch)
     finally:
-        hf.AttentionInterface.get_interface = usual  # type: ignore[method-assign]
+        interface.get_interface = usual
     real = batch["attention_mask"].bool()
     assert taken
     for module, mask, kwargs in taken:

@@ -130,7 +130,7 @@ def test_rounding_proves_nothing(layers: int, kind: str) -> None:
         net = Transformer.from_weights(net.arch, state)
     d = decompose(net, X)
     found = d.top(4, by="residual")
-    true = {path: true_residual(d, path) for path in product(range(2), repeat=layers)}
+    true: dict[Path, float] = {path: true_residual(d, path) for path in product(range(2), repeat=layers)}
     for path, weight, noise in zip(found.paths, found.weights, found.noise, strict=True):
         assert abs(weight - true[path]) <= noise
     heaviest = sorted(true.values())[::-1]

@@ -93,6 +93,24 @@ def test_the_record_says_how_far_parity_was_seen() -> None:
     assert loaded(model_of("vit", "image"))[1].tokens == 0
 
 
+def test_where_blocks_make_their_own_masks_nothing_is_claimed() -> None:
+    """T5's bias by distance is made inside its blocks; GPT-2 hands its mask over without a name."""
+    config = FAMILIES["t5"].tiny()["plain"]
+    config.relative_attention_max_distance = 5000
+    _, parity = loaded(hf.T5EncoderModel(config).double().eval())
+    assert parity.named == 5000 and parity.reach == parity.tokens < 5000
+    config = FAMILIES["gpt2"].tiny()["decoder"]
+    config.n_positions, config.sliding_window = 3000, 2500
+    assert loaded(hf.GPT2Model(config).double().eval())[1].named == 2500
+    config = FAMILIES["modernbert"].tiny()["no biases"]
+    config.local_attention = 5000
+    _, parity = loaded(hf.ModernBertModel(config).double().eval())
+    assert parity.named is None and parity.reach > 5000
+    config = FAMILIES["gpt_neox"].tiny()["parallel"]
+    config.sliding_window = 3000
+    assert loaded(hf.GPTNeoXModel(config).double().eval())[1].reach > 3000
+
+
 def test_angles_at_a_length_too_long_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Angles that are off by 1e-9 a position are the same at 24 tokens, within parity, and not at 4,000."""
     rope: Any = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,

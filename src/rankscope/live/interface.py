@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import WatchError
 from rankscope.live.isolation import without_dropout
-from rankscope.sources.parity import lifted
+from rankscope.sources.parity import is_transformers_own, lifted
 
 Weights = Callable[[], tuple[Tensor, Tensor]]
 """Gives the weights `[batch, head, token, token]` and the heads' outputs `[batch, token, head, d]`."""
@@ -107,7 +107,7 @@ def _weights(
     output, weights = found
     if isinstance(weights, Tensor) and weights.ndim == 4:
         return weights.detach(), output.detach()
-    if not str(getattr(function, "__module__", "")).startswith("transformers.integrations."):
+    if not is_transformers_own(function):
         raise WatchError(
             "attention can be watched where its function gives its weights, or is transformers' own; "
             f"{getattr(function, '__name__', function)} of {type(module).__name__} does neither: watch "

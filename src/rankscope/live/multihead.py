@@ -47,6 +47,7 @@ def _beside(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[Tens
     given = {**call.arguments, "need_weights": True, "average_attn_weights": False}
     with torch.no_grad(), without_dropout(module):
         out, P = module.forward(**given)
+    assert P is not None
     value = given["value"].detach()
     if out.ndim == 2:
         return P[None], value[None], out[None]

@@ -118,10 +118,10 @@ def heaviest(
     rest = sorted(((w, p) for p, w in found.items() if p not in known), key=lambda item: -item[0])
     done += rest[: count - first]
     paths, weights = [path for _, path in done], [weight for weight, _ in done]
-    after = rest[count - first : count - first + 1]  # the heaviest of those that are not listed
-    noise = noise_of(frozen, [*paths, *(path for _, path in after)], lambda term: _size(frozen, term, by))
-    left = max([-queue[0][0] if queue else 0.0, *(weight for weight, _ in after)])
-    left = left + max(noise, default=0.0) if queue or after else 0.0
+    unlisted = rest[count - first : count - first + 1]  # the heaviest of those that are not listed
+    noise = noise_of(frozen, [*paths, *(path for _, path in unlisted)], lambda term: _size(frozen, term, by))
+    left = max([-queue[0][0] if queue else 0.0, *(weight for weight, _ in unlisted)])
+    left = left + max(noise, default=0.0) if queue or unlisted else 0.0
     upper = [weight + off for weight, off in zip(weights, noise, strict=False)]
     lower = [weight - off for weight, off in zip(weights, noise, strict=False)]
     # The first k are proved where the least of them is above all that could come after, and above nothing.

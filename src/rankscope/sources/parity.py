@@ -156,16 +156,15 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
             f"({family.name}) is off by {parity.states:.1e} in its states and {parity.attention:.1e} in its "
             "attention: its config asks for something this family does not map; watch measures it as it is"
         )
-    most = len(embedding.positions) if getattr(embedding, "positions", None) is not None else math.inf
-    lengths = (
-        [] if family.sees else [n for n in named_lengths(core.config) if probe.tokens < beyond(n) <= most]
-    )
-    within = [beyond(n) for n in lengths if beyond(n) <= LONGEST]
-    if within:
-        with lifted():
-            check_reach(net, family, core, within[-1], theirs.wrapped, name)
-    out = [n for n in lengths if beyond(n) > LONGEST]
-    return replace(parity, reach=max([probe.tokens, *within]), named=max(out, default=None))
+    table = getattr(embedding, "positions", None)
+    most = math.inf if table is None else len(table)
+    named = [] if family.sees else named_lengths(core.config)
+    lengths = [n for n in named if probe.tokens < beyond(n) <= most]
+    reach = max((beyond(n) for n in lengths if beyond(n) <= LONGEST), default=0)
+    with lifted():
+        seen = reach > 0 and check_reach(net, family, core, reach, theirs.wrapped, name)
+    reach = max(probe.tokens, reach if seen else 0)
+    return replace(parity, reach=reach, named=max((n for n in lengths if beyond(n) > reach), default=None))
 
 
 def _own(mine: Run, real: Tensor, family: Family, core: Any, probe: Probe, name: str) -> float:
@@ -198,8 +197,12 @@ def _needs_a_device(how: str) -> bool:
     """Whether this is transformers' own flash, flex or paged attention."""
     from transformers import AttentionInterface
 
-    function = AttentionInterface._global_mapping.get(how)
-    return how != "sdpa" and str(getattr(function, "__module__", "")).startswith("transformers.")
+    return how != "sdpa" and is_transformers_own(AttentionInterface._global_mapping.get(how))
+
+
+def is_transformers_own(function: Any) -> bool:
+    """Whether an attention function comes with transformers, bound to a kernel or not."""
+    return str(getattr(getattr(function, "func", function), "__module__", "")).startswith("transformers.")
 
 
 def _states(mine: Run, theirs: Original, real: Tensor, whole: bool, name: str) -> float:

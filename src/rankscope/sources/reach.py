@@ -20,22 +20,25 @@ TOLERANCE = 1e-9
 
 
 @torch.no_grad()
-def check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: bool, name: str) -> None:
-    """Compare masks and angles on n tokens, layer by layer; `wrapped`: whether blocks return tuples."""
+def check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: bool, name: str) -> bool:
+    """Compare masks and angles on n tokens, layer by layer; `wrapped`: whether blocks return tuples. False
+    where a block makes them by itself, and nothing can be compared: with other positions than rotary ones."""
+    if net.arch.positions != "rotary":
+        return False
     tables = rotary_tables(net.arch, n, torch.zeros(1, dtype=torch.float64))
     visible: dict[Any, Tensor] = {}
-    for layer, given in enumerate(_given(family, core, n, wrapped)):
+    found = _given(family, core, n, wrapped)
+    if not all("attention_mask" in given and "position_embeddings" in given for given in found):
+        return False
+    for layer, given in enumerate(found):
         mask = net.arch.mask_of(layer)
         if mask not in visible:
             visible[mask] = masks.matrix(mask, n)
-        theirs, angles = given.get("attention_mask"), given.get("position_embeddings")
+        theirs, angles = given["attention_mask"], given["position_embeddings"]
         # Eager attention adds the mask to the scores: where there is none, every token sees every other.
         seen = torch.ones(n, n, dtype=torch.bool) if theirs is None else theirs[0, 0] == 0
-        turned = True
-        if net.arch.positions == "rotary" and angles is not None:
-            mine = tables[layer % len(tables)]
-            pairs = zip(mine, angles, strict=True)
-            turned = all(bool(((a - b[0, :, : a.shape[1]]).abs() <= TOLERANCE).all()) for a, b in pairs)
+        pairs = zip(tables[layer % len(tables)], angles, strict=True)
+        turned = all(bool(((a - b[0, :, : a.shape[1]]).abs() <= TOLERANCE).all()) for a, b in pairs)
         if not turned or not torch.equal(seen, visible[mask]):
             what = "sees other tokens" if turned else "turns positions by other angles"
             raise ParityError(
@@ -43,6 +46,7 @@ def check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: bo
                 f"layer {layer + 1} of {name} ({family.name}) {what}: its config asks for something this "
                 "family does not map; watch measures it as it is"
             )
+    return True
 
 
 def _given(family: Family, core: Any, n: int, wrapped: bool) -> list[dict[str, Any]]:
