@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import rankscope
 from rankscope.errors import WatchError
 from rankscope.live.interface import additive
+from rankscope.sources.parity import lifted
 from tests.live.families import FAMILIES, SIZES, WIDTH, WORDS, seen
 from tests.sources.test_parity import registered
 
@@ -113,6 +114,18 @@ def test_weights_beside_a_kernel_are_without_dropout_and_it_is_said() -> None:
     w = seen(model, ["entropy", "head_mu"], IDS)
     assert "Attention ran with sdpa; its weights were computed beside, undropped." in w.notes
     assert any("rows sum to one" in note for note in w.notes)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "t5", "opt"])
+def test_weights_beside_a_kernel_that_is_given_no_mask(name: str) -> None:
+    """Without padding sdpa is told nothing, or that it is causal."""
+    eager, model = (FAMILIES[name].model(how) for how in ("eager", "sdpa"))
+    with torch.no_grad(), lifted():
+        native = eager(IDS, output_attentions=True).attentions
+    with torch.no_grad(), rankscope.watch(model, "entropy", keep="attention") as w:
+        model(IDS)
+    for layer, P in enumerate(native, start=1):
+        torch.testing.assert_close(w.attention[layer][0], P, rtol=1e-5, atol=1e-6)
 
 
 def test_an_attention_function_of_ones_own_is_watched_as_it_is() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor, nn
 
 import rankscope
@@ -119,6 +120,13 @@ def test_branches_are_no_layers() -> None:
         rankscope.watch(gpt2, "mu", blocks=["h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp"]),
     ):
         gpt2(**batch)
+
+
+def test_a_stack_that_is_found_and_holds_branches() -> None:
+    """XLM keeps attention and MLPs in lists of their own."""
+    model = hf.XLMModel(hf.XLMConfig(vocab_size=40, emb_dim=16, n_layers=3, n_heads=4)).eval()
+    with pytest.raises(WatchError, match="of the 3 blocks found in it that were called none does"):
+        seen(model, "mu", torch.randint(3, 40, (2, 8)))
 
 
 class Positioned(Model):
