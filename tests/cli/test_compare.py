@@ -7,8 +7,9 @@ import torch
 
 from rankscope import Profile, fresh, measure
 from rankscope.cli.compare import Side, unique
+from rankscope.explorer.shelf import Shelf
 from rankscope.nets import named_variant
-from rankscope.sources import bundled_excerpts
+from rankscope.sources import bundled_excerpts, load
 from tests.cli.running import inside, rankscope
 
 SHORT = ["--tokens", "8", "--samples", "2"]
@@ -20,7 +21,7 @@ def test_depths_and_widths_may_differ_and_the_numbers_are_those_of_measure() -> 
         rankscope("compare", "bert-tiny", "bert-mini:san", "--metrics", "relative_mu", *SHORT, "--json").out
     )
     tiny, mini = answer["lines"]
-    assert (tiny["name"], mini["name"]) == ("bert-tiny", "bert-mini:san")
+    assert (tiny["name"], mini["name"]) == ("bert-tiny (random weights)", "bert-mini:san (random weights)")
     for found, model, variant in ((tiny, "bert-tiny", "transformer"), (mini, "bert-mini", "san")):
         net = named_variant(fresh(model), variant)
         X, padding = net.encode(bundled_excerpts(8)[:2], 8)
@@ -28,8 +29,11 @@ def test_depths_and_widths_may_differ_and_the_numbers_are_those_of_measure() -> 
         assert torch.allclose(torch.tensor(found["log10"], dtype=torch.float64), expected, atol=1e-12)
         assert len(found["log10"]) == net.arch.layers + 1
     assert tiny["uniform_from"] is None and mini["uniform_from"] is not None
-    below = f"bert-mini:san (below 0.001 from layer {mini['uniform_from']}, "
-    assert "tokens stay apart in bert-tiny (" in answer["verdict"] and below in answer["verdict"]
+    below = f"bert-mini:san (random weights) (below 0.001 from layer {mini['uniform_from']}, "
+    assert (
+        "tokens stay apart in bert-tiny (random weights) (" in answer["verdict"]
+        and below in answer["verdict"]
+    )
 
 
 def test_a_run_of_measure_and_one_of_compare_can_be_compared_again(tmp_path: Path) -> None:
@@ -39,14 +43,20 @@ def test_a_run_of_measure_and_one_of_compare_can_be_compared_again(tmp_path: Pat
         assert first.code == 0 and first.out.splitlines()[-1] == "Report: runs/b/report.html"
         assert "Runs keep the text" in first.out
         joined = Profile.read("runs/b/profile.parquet")
-        assert joined.variants == ["a:san", "a:transformer", "bert-mini"]
+        assert joined.variants == ["a:san", "a:transformer", "bert-mini (random weights)"]
         assert [network.variant for network in joined.manifest.networks] == joined.variants
-        assert joined.manifest.more["compared"] == {"a": "runs/a", "bert-mini": "bert-mini"}
+        assert joined.manifest.more["compared"] == {"a": "runs/a", "bert-mini (random weights)": "bert-mini"}
+        assert "a: random weights (seed 0, init bert)." in first.out
+        assert "bert-mini: random weights (seed 0, init bert)." in first.out
+        assert "random weights" in Path("runs/b/report.html").read_text()
+        written = Path("runs/a/report.html").read_text()
+        assert "bert-tiny, random weights (seed 0, init bert)" in written
         alone = Profile.read("runs/a/profile.parquet")
         assert torch.equal(
             joined.curve("mu", "log10", variant="a:san"), alone.curve("mu", "log10", variant="san")
         )
         again = rankscope("compare", "runs/b", "--metrics", "mu")
+        assert "bert-mini: random weights (seed 0, init bert)." in again.out
         assert again.code == 0 and "b:a:san" in again.out and "At the last layer mu is largest" in again.out
         refused = rankscope("compare", "runs/a", "bert-tiny", "--metrics", "entropy", *SHORT)
         assert refused.code == 2 and "runs/a must have been measured in entropy; it has" in refused.err
@@ -73,3 +83,18 @@ def test_a_variant_that_is_named_like_markup_is_shown_as_it_is(tmp_path: Path) -
     profile.save(tmp_path / "profile.parquet")
     answer = rankscope("compare", str(tmp_path))
     assert answer.code == 0 and "[red]<b>[/red]" in answer.out.replace("\n", "")
+
+
+def test_random_weights_are_said_wherever_a_network_is_named() -> None:
+    small = ["bert-tiny", "--tokens", "8", "--samples", "1", "--seed", "3"]
+    for command in ("measure", "bounds", "paths"):
+        said = rankscope(command, *small).out
+        assert "bert-tiny: random weights (seed 3, init bert)." in said, command
+    manifest = json.loads(rankscope("measure", *small, "--json").out)["manifest"]
+    assert manifest["origin"] == {"name": "bert-tiny", "weights": "random", "seed": 3, "init": "bert"}
+    assert "bert-tiny, random weights (seed 3, init bert)" in repr(fresh("bert-tiny", seed=3))
+    shelf = Shelf({"minilm": load("minilm")}, ["gpt2"])
+    assert {each["name"]: each["drawn"] for each in shelf.described()} == {
+        "minilm": False, "gpt2": True, "random": False
+    }  # fmt: skip
+    assert "random weights" not in rankscope("measure", "minilm", "--tokens", "8", "--samples", "1").out

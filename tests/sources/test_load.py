@@ -12,9 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rankscope.errors import FileError, MissingExtraError, RankscopeError, SourceError, TokensError
-from rankscope.nets import Transformer
-from rankscope.sources import FAMILIES, bundled_excerpts, load
+from rankscope.errors import (
+    ArchitectureError,
+    FileError,
+    MissingExtraError,
+    RankscopeError,
+    SourceError,
+    TokensError,
+)
+from rankscope.nets import Architecture, Transformer
+from rankscope.sources import FAMILIES, bundled_excerpts, fresh, load
 from rankscope.sources.checkpoint import place
 from tests.sources.models import model_of
 
@@ -270,6 +277,31 @@ def test_a_length_without_room_for_special_tokens() -> None:
     assert net.encode("the whale " * 50, tokens=2).X.shape[1] == 2
     said = "room for the special tokens that the tokenizer of minilm adds; got 1"
     refused(said, "the whale " * 50, tokens=1, by=net.encode)
+
+
+def test_a_config_that_asks_for_more_layers_than_memory_holds(copied: Path) -> None:
+    """Before a module is built for each: this once ran until memory was full."""
+    for fields in ({}, {"model_type": "albert"}, {"model_type": "qwen2"}):
+        configure(copied, num_hidden_layers=10**9, **fields)
+        refused("asks for 1000000000 layers of width 16, at least .* GB, and this machine has", copied)
+    refused(
+        "take .* GB in float64",
+        Architecture(layers=10**6, width=4096, heads=2),
+        by=fresh,
+        kind=ArchitectureError,
+    )
+
+
+def test_ids_come_whole() -> None:
+    net = load(model_of("llama", "llama"))
+    ids = torch.randint(1, 60, (1, 300))
+    assert net.encode(ids).X.shape == (1, 300, 16)
+    assert net.encode(ids, 128).X.shape == (1, 128, 16)
+    padding = torch.arange(300)[None] >= 290
+    assert net.encode(ids, padding=padding).padding.sum() == 10
+    minilm = load("minilm")
+    refused("at most 512 tokens; received 600", torch.full((1, 600), 5), by=minilm.encode)
+    assert minilm.encode("the whale " * 200).X.shape[1] == 128
 
 
 def test_texts_that_cannot_be_tokenised(saved: Path) -> None:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import names
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import described, excerpts_of, listed, network
+from rankscope.cli.inputs import described, drawn_at_random, excerpts_of, listed, network
 from rankscope.cli.output import opened, with_manifest, write_folder
 from rankscope.errors import TheoremError
 
@@ -78,6 +78,7 @@ def bounds(
         machine({"manifest": manifest, "table": found.table.to_dicts(), "collapse": collapse})
     else:
         console().print(summary_table(found.views()))
+        say(*drawn_at_random(found.manifest))
         if not found.table["met"].all():
             say("")
             console().print(reasons_table(found))

@@ -56,11 +56,16 @@ def compare(
         drawn(models[0], init, seed)  # no weights here for --init or --seed to draw
     store = opened(output)
     titles = unique([side.title for side in sides], things)
-    runs = [
-        saved(thing, title, numbers)
+    titles = [
+        f"{title} (random weights)" if side.model in random else title
+        for title, side in zip(titles, sides, strict=True)
+    ]
+    saved_runs = {
+        thing: saved(thing, title, numbers)
         for thing, side, title in zip(things, sides, titles, strict=True)
         if side.model is None
-    ]
+    }
+    runs = list(saved_runs.values())
     read = excerpts_of(text, split, field, samples, tokens) if models else []
     jobs = {}
     nets: dict[str, Transformer] = {}
@@ -75,7 +80,11 @@ def compare(
             encoded[model] = nets[model].encode(read, tokens)
         jobs[title] = (named_variant(nets[model], side.variant), *encoded[model])
     profile = together(jobs, numbers, arithmetics, quiet or as_json, beside=runs)
-    profile = with_manifest(profile, command=command(), compared=dict(zip(titles, things, strict=True)))
+    compared = dict(zip(titles, things, strict=True))
+    origins = {model: net.origin.described() for model, net in nets.items() if net.origin is not None}
+    for folder, each in saved_runs.items():
+        origins |= each.manifest.more.get("origins") or {folder: each.manifest.origin or {}}
+    profile = with_manifest(profile, command=command(), compared=compared, origins=origins)
     if models:
         profile = with_manifest(profile, **described(text, split, field, read, tokens))
     curves = profile.views(numbers[0])

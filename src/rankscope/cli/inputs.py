@@ -9,6 +9,7 @@ from rankscope.errors import ArchitectureError, FileError, RankscopeError, Sourc
 if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.profiles import Profile, Summary
+    from rankscope.runs import Manifest
     from rankscope.sources import Excerpts
 
 CHARACTERS = 64
@@ -38,9 +39,9 @@ def network(
 
 def drawn(model: str, init: str | None, seed: int | None) -> bool:
     """Whether the model's weights are random; what draws them must not be asked of a trained one."""
-    from rankscope.cli.names import MODELS
+    from rankscope.sources.named import is_drawn
 
-    random = model in MODELS[1:] or model.endswith(".json") or Path(model).is_file()
+    random = is_drawn(model)
     given = [name for name, value in (("--init", init), ("--seed", seed)) if value is not None]
     if given and not random:
         raise SourceError(
@@ -109,8 +110,21 @@ def listed(option: str, text: str) -> list[str]:
 
 def title_of(net: "Transformer") -> str:
     """The heading of a run."""
-    origin = {} if net.origin is None else net.origin.described()
-    return f"{Path(origin.get('name', 'network')).name}, {origin.get('weights', 'given')} weights"
+    from rankscope.nets.origin import titled
+
+    return titled({} if net.origin is None else net.origin.described())
+
+
+def drawn_at_random(manifest: "Manifest") -> list[str]:
+    """A line for each network whose weights are random: its numbers say nothing of a trained one."""
+    from rankscope.nets.origin import weights_of
+
+    origins = manifest.more.get("origins") or {(manifest.origin or {}).get("name"): manifest.origin or {}}
+    return [
+        f"{Path(str(name)).name}: {weights_of(origin)}."
+        for name, origin in origins.items()
+        if origin.get("weights") == "random"
+    ]
 
 
 def fallbacks(profile: "Profile | Summary") -> list[str]:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import options as opt
-from rankscope.cli.inputs import described, excerpts_of, network
+from rankscope.cli.inputs import described, drawn_at_random, excerpts_of, network
 from rankscope.cli.output import opened, write_folder
 
 if TYPE_CHECKING:
@@ -70,14 +70,19 @@ def paths(
     else:
         lengths = found.views()
         console().print(lengths_table(lengths))
-        say(carried(lengths), f"The parts add up to the output within {found.closure:.0e} of it.")
+        say(
+            *drawn_at_random(manifest),
+            carried(lengths),
+            f"The parts add up to the output within {found.closure:.0e} of it.",
+        )
         if heads is not None:
             say("")
             console().print(heads_table(heads))
         if heaviest is not None:
             say("", _proved(heaviest.proved, len(heaviest.paths), heaviest.looked_at))
-            for path, weight in zip(heaviest.paths, heaviest.weights, strict=True):
-                say(f"  {weight:10.4g}  {' '.join('·' if head is None else str(head) for head in path)}")
+            for path, (weight, mark) in zip(heaviest.paths, heaviest.said(), strict=True):
+                heads_of = " ".join("·" if head is None else str(head) for head in path)
+                say(f"  {weight:>10}  {heads_of}{f'  ({mark})' if mark else ''}")
         if output is not None and not quiet:
             say("")
             say_where("Tables and figures", output)

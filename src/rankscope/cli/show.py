@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from rankscope.cli.inputs import fallbacks
+from rankscope.cli.inputs import drawn_at_random, fallbacks
 
 if TYPE_CHECKING:
     from rankscope.profiles import Profile, Summary
@@ -63,7 +63,7 @@ def show_run(
         manifest = found.manifest.to_dict()
         return machine({"manifest": manifest, **(more or {}), "table": found.table.to_dicts()})
     console().print(curves_table(found.views(metric), threshold))
-    say(*fallbacks(found), "", *said)
+    say(*drawn_at_random(found.manifest), *fallbacks(found), "", *said)
     if report and not quiet:
         say("")
         say_where("Report", report)

@@ -12,6 +12,7 @@ from rankscope.explorer.settings import RANDOM, Setting
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources import named_network
 from rankscope.sources.fresh import untrained
+from rankscope.sources.named import is_drawn
 from rankscope.theory.observe import WeightNorms
 
 DRAWN = 3
@@ -52,7 +53,9 @@ class Shelf:
 
     def described(self) -> list[dict[str, Any]]:
         """For the page: what is known of each without loading it."""
-        return [{"name": name, **_about(self._nets.get(name))} for name in self.names]
+        return [
+            {"name": name, "drawn": is_drawn(name), **_about(self._nets.get(name))} for name in self.names
+        ]
 
     def _draw(self, setting: Setting) -> Transformer:
         shape = setting.shape
@@ -70,8 +73,8 @@ class Shelf:
 def _about(net: Transformer | None) -> dict[str, Any]:
     if net is None:
         return {}
-    trained = net.origin is not None and net.origin.described().get("weights") == "trained"
-    return {**sizes(net.arch), "mlp": net.arch.mlp, "norm": net.arch.norm, "trained": trained}
+    drawn = net.origin is not None and net.origin.described().get("weights") == "random"
+    return {**sizes(net.arch), "mlp": net.arch.mlp, "norm": net.arch.norm, "drawn": drawn}
 
 
 def sizes(arch: Architecture) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankscope.live.chain import Chain
 from rankscope.live.states import Layout
 from rankscope.metrics import Metric
 from rankscope.profiles.rows import Found
@@ -25,8 +26,14 @@ class Plan:
     """Given by the user; else the model's own."""
     own_padding: bool
     """Whether to take the padding from the model's call."""
+    found: bool
+    """Whether the blocks were found, not named."""
     decoder: bool
     """Whether the blocks are the decoder's of a model that has an encoder as well."""
+
+    def measures(self, layer: int) -> bool:
+        """Whether a layer is asked for."""
+        return self.layers is None or layer in self.layers
 
     def wants(self, of: str) -> bool:
         """Whether anything of this kind is asked for."""
@@ -40,8 +47,15 @@ class Call:
     arguments: dict[str, Any]
     layer: int = 0
     """The layer entered last."""
+    around: list[dict[str, Any]] = field(default_factory=list)
+    """Arguments of the model's parts around the blocks, from the outside in."""
+    chain: Chain = field(default_factory=Chain)
+    mask: str | None = None
+    """The argument that says which tokens are padding."""
     inside: list[int] = field(default_factory=list)
     """Layers entered and not yet left."""
+    took: list[torch.Size | None] = field(default_factory=list)
+    """The shape of the state that each of these took."""
     shape: torch.Size | None = None
     """[batch, token], once a block was entered."""
     real: dict[torch.device, Tensor] = field(default_factory=dict)

@@ -1,28 +1,32 @@
 """Attention of Hugging Face models, seen through transformers' attention interface.
 
-While such a model is watched, its configs name an attention function of ours. It looks up the
-`eager_attention_forward` of the modeling file that the attention module comes from, calls it, shows weights
-and output to the watcher and returns both unchanged. transformers keeps a second registry, of functions that
-make the mask: theirs for eager attention is registered there under the same name, or the causal and the
-padding mask would vanish without a word.
+Every attention module asks `AttentionInterface.get_interface` for the function that its config names. While a
+model is watched, what it gets is that function with a look at what it did: the model computes what it
+computes unwatched, to the last bit, and a forward pass that is computed again for gradients, inside the watch
+or after it, is the same as the first. Kernels that keep no weights (sdpa, flash, flex) have them computed
+beside, without gradients and without dropout, by `eager_attention_forward` of the modeling file that the
+module comes from.
 """
 
-import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import wraps
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
+from rankscope.live.isolation import without_dropout
+from rankscope.sources.parity import is_transformers_own, lifted
 
-Seen = Callable[[Tensor, Tensor], None]
-"""Called with the weights `[batch, head, token, token]` and the heads' outputs `[batch, token, head, d]`."""
+Weights = Callable[[], tuple[Tensor, Tensor]]
+"""Gives the weights `[batch, head, token, token]` and the heads' outputs `[batch, token, head, d]`."""
+Seen = Callable[[Weights], None]
 
-NAME = "rankscope_watch"
-_numbers = itertools.count(1)
+_watched: dict[nn.Module, Seen] = {}
+"""Attention modules, and who looks at them."""
 
 
 def owner_of(model: nn.Module, blocks: Sequence[nn.Module]) -> Any | None:
@@ -54,84 +58,102 @@ def refusal(owner: Any) -> str:
 
 
 @contextmanager
-def through_interface(model: nn.Module, seen: Seen) -> Iterator[None]:
-    """The model's attention goes through a function that calls `seen`; afterwards all is as it was."""
-    from transformers import AttentionInterface, AttentionMaskInterface
+def through_interface(blocks: Sequence[nn.Module], seen: Seen) -> Iterator[None]:
+    """Attention in these blocks is shown to `seen`; neither models nor their configs are touched."""
+    from transformers import AttentionInterface
 
-    def attend(module: nn.Module, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return _attend(seen, module, *args, **kwargs)
-
-    name = f"{NAME}_{next(_numbers)}"
-    before = [(config, config._attn_implementation_internal) for config in _configs(model)]
-    AttentionInterface.register(name, attend)
-    AttentionMaskInterface.register(name, _mask)
+    interface: Any = AttentionInterface
+    parts = {part: seen for block in blocks for part in block.modules()}
+    if not _watched:
+        interface.get_interface = _with_a_look(interface.get_interface)
+    _watched.update(parts)
     try:
-        for config, _ in before:
-            # The attribute behind the property: setting the property would reach into sub-configs as well.
-            config._attn_implementation_internal = name
         yield
     finally:
-        for config, implementation in before:
-            config._attn_implementation_internal = implementation
-        AttentionInterface._global_mapping.pop(name, None)
-        AttentionMaskInterface._global_mapping.pop(name, None)
+        for part in parts:
+            _watched.pop(part, None)
+        if not _watched:
+            interface.get_interface = interface.get_interface.__wrapped__
 
 
-def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """`eager_mask`, within float32's range: models in float64 that take softmax in float32 would see minus
-    infinity in it, and NaN where a padded token sees padding alone."""
-    from transformers.masking_utils import eager_mask
+def _with_a_look(usual: Any) -> Any:
+    @wraps(usual)
+    def get_interface(self: Any, *names: Any, **named: Any) -> Any:
+        function = usual(self, *names, **named)
 
-    mask = eager_mask(*args, **kwargs)
-    if mask is None or mask.dtype != torch.float64:
-        return mask
-    return mask.clamp(min=torch.finfo(torch.float32).min)
+        def attend(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            found = function(module, *args, **kwargs)
+            if module in _watched:
+                _watched[module](lambda: _weights(function, found, module, *args, **kwargs))
+            return found
 
+        return attend
 
-def _configs(model: nn.Module) -> list[Any]:
-    """The distinct configs of every part that goes through the interface, with their sub-configs."""
-    from transformers import PreTrainedConfig, PreTrainedModel
-
-    found: dict[int, Any] = {}
-    kept: set[int] = set()
-    for part in model.modules():
-        config = getattr(part, "config", None)
-        if isinstance(part, PreTrainedModel) and is_outside(part):
-            kept.add(id(config))
-        elif isinstance(config, PreTrainedConfig):
-            for each in _with_parts(config):
-                found[id(each)] = each
-    return [config for key, config in found.items() if key not in kept]
+    return get_interface
 
 
-def _with_parts(config: Any) -> Iterator[Any]:
-    yield config
-    for name in config.sub_configs:
-        part = getattr(config, name, None)
-        if part is not None:
-            yield from _with_parts(part)
-
-
-def _attend(
-    seen: Seen,
+def _weights(
+    function: Any,
+    found: tuple[Tensor, Any],
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Any,
     *args: Any,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The module's own eager attention, shown to the watcher."""
-    if isinstance(attention_mask, Tensor) and not attention_mask.is_floating_point():
+    """What the function gave, or what its kernel kept to itself."""
+    output, weights = found
+    if isinstance(weights, Tensor) and weights.ndim == 4:
+        return weights.detach(), output.detach()
+    if not is_transformers_own(function):
         raise WatchError(
-            f"{type(module).__name__} was given a mask of {attention_mask.dtype}, made for another attention "
-            "than eager, which would be added to the scores as it is: watch metrics of tokens"
+            "attention can be watched where its function gives its weights, or is transformers' own; "
+            f"{getattr(function, '__name__', function)} of {type(module).__name__} does neither: watch "
+            "metrics of tokens"
         )
-    output, weights = _eager(module)(module, query, key, value, attention_mask, *args, **kwargs)
-    if isinstance(weights, Tensor) and isinstance(output, Tensor):
-        seen(weights, output)
-    return output, weights
+    sizes = (query.shape[0], query.shape[2], key.shape[2])
+    mask = additive(attention_mask, sizes, query, _causal(module, kwargs), kwargs.get("sliding_window"))
+    # Many models take softmax in float32 when they run eagerly; a kernel in float64 did not.
+    wide = lifted() if query.dtype == torch.float64 else nullcontext()
+    with torch.no_grad(), without_dropout(module), wide:
+        _, weights = _eager(module)(module, query, key, value, mask, *args, **{**kwargs, "dropout": 0.0})
+    return weights, output.detach()
+
+
+def _causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:
+    """As transformers' kernels decide it where no mask of who sees whom is given."""
+    asked = kwargs.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if asked is None else asked)
+
+
+def additive(
+    mask: Any, sizes: tuple[int, int, int], like: Tensor, causal: bool, window: int | None
+) -> Tensor | None:
+    """The mask that eager attention adds to its scores, from the one that a kernel was given.
+
+    sdpa takes a matrix, or none; flash takes padding `[batch, token]` or none, with a window; flex a function
+    of places. Without a matrix the kernel is causal where the module is.
+    """
+    batch, rows, columns = sizes
+    if isinstance(mask, Tensor) and mask.ndim == 4:
+        if mask.is_floating_point():
+            return mask
+        visible = mask.bool()
+    elif hasattr(mask, "mask_mod"):
+        from torch.nn.attention.flex_attention import create_mask
+
+        visible = create_mask(mask.mask_mod, batch, 1, rows, columns, device=str(like.device))
+    else:
+        back = torch.arange(rows, device=like.device)[:, None] - torch.arange(columns, device=like.device)
+        visible = (back >= 0) | (rows == 1) if causal else torch.ones_like(back, dtype=torch.bool)
+        # sdpa is told of windows by its matrix alone.
+        visible = visible if window is None else visible & (back.abs() < window)
+        visible = visible[None, None]
+        if isinstance(mask, Tensor):
+            visible = visible & mask.bool()[:, None, None, :]
+    return torch.zeros_like(visible, dtype=like.dtype).masked_fill(~visible, torch.finfo(like.dtype).min)
 
 
 def _eager(module: nn.Module) -> Callable[..., Any]:

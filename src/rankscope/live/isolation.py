@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @contextmanager
@@ -16,6 +16,19 @@ def isolated(device: torch.device) -> Iterator[None]:
                 yield
         else:
             yield
+
+
+@contextmanager
+def without_dropout(module: nn.Module) -> Iterator[None]:
+    """The module in eval mode: nothing is dropped, and no random number is drawn."""
+    training = [part for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def float64_device(device: torch.device) -> torch.device:

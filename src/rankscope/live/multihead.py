@@ -1,7 +1,7 @@
 """Attention of torch's own `nn.MultiheadAttention`, seen through hooks.
 
-A hook before the call asks for the weights of every head; a hook after it shows them to the watcher and gives
-the caller what it had asked for. What each head adds is `P_h V_h W_O,h`, with V the projected values.
+A hook after the call makes it once more, for the weights of every head, without gradients and dropout: the
+call itself stays as it is. What each head adds is `P_h V_h W_O,h`, with V the projected values.
 """
 
 import inspect
@@ -12,9 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Seen = Callable[[nn.MultiheadAttention, Tensor, Tensor, Tensor], None]
-"""Called with the module, the weights `[batch, head, token, token]`, the values it was given and its output,
-both `[batch, token, width]`."""
+from rankscope.live.isolation import without_dropout
+
+Weights = Callable[[], tuple[Tensor, Tensor, Tensor]]
+"""Gives the weights `[batch, head, token, token]`, the values it was given and its output, both `[batch,
+token, width]`."""
+Seen = Callable[[nn.MultiheadAttention, Weights], None]
 
 
 def multiheads(blocks: Sequence[nn.Module]) -> list[nn.MultiheadAttention]:
@@ -25,37 +28,32 @@ def multiheads(blocks: Sequence[nn.Module]) -> list[nn.MultiheadAttention]:
 
 @contextmanager
 def through_hooks(modules: Sequence[nn.MultiheadAttention], seen: Seen) -> Iterator[None]:
-    """Attention of these modules is shown to `seen`; afterwards all is as it was."""
-    asked: list[tuple[bool, bool, dict[str, Any]]] = []
+    """Attention of these modules is shown to `seen`; what they compute is left as it is."""
 
-    def before(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        arguments = inspect.signature(module.forward).bind(*args, **kwargs)
-        arguments.apply_defaults()
-        call = arguments.arguments
-        asked.append((call["need_weights"], call["average_attn_weights"], call))
-        return (), {**call, "need_weights": True, "average_attn_weights": False}
-
-    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-        need, average, call = asked.pop()
-        if output is None:  # the call failed
-            return None
-        result, weights = output
+    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         assert isinstance(module, nn.MultiheadAttention)
-        value, out, P = call["value"].detach(), result.detach(), weights.detach()
-        if result.ndim == 2:
-            value, out, P = value[None], out[None], P[None]
-        elif not module.batch_first:
-            value, out = value.transpose(0, 1), out.transpose(0, 1)
-        seen(module, P, value, out)
-        if not need:
-            return result, None
-        return result, (weights.mean(dim=-3) if average else weights)
+        seen(module, lambda: _beside(module, args, kwargs))
 
     with ExitStack() as hooks:
         for module in modules:
-            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
-            hooks.callback(module.register_forward_hook(after, with_kwargs=True, always_call=True).remove)
+            hooks.callback(module.register_forward_hook(after, with_kwargs=True).remove)
         yield
+
+
+def _beside(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The same call once more, with its weights, without gradients and dropout."""
+    call = inspect.signature(module.forward).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = {**call.arguments, "need_weights": True, "average_attn_weights": False}
+    with torch.no_grad(), without_dropout(module):
+        out, P = module.forward(**given)
+    assert P is not None
+    value = given["value"].detach()
+    if out.ndim == 2:
+        return P[None], value[None], out[None]
+    if not module.batch_first:
+        value, out = value.transpose(0, 1), out.transpose(0, 1)
+    return P, value, out
 
 
 @contextmanager

@@ -47,6 +47,10 @@ def checks(seen: Recorder) -> dict[str, Any]:
         "mode": " and ".join(sorted(seen.modes)),
         "dropout": seen.dropout,
         "padded_tokens": sum(int(each) for each in seen.padded),
+        "masks_found": sorted(name for name in seen.masks if name is not None),
+        "calls_without_a_mask": None in seen.masks and seen.plan.own_padding,
+        "layers_not_taken_as_they_were": sorted(seen.between),
+        "layers_of_several_tensors": sorted(seen.unsure),
         "rows_sum_to_one": None if defect is None else defect <= ROUNDING * unit,
         "largest_row_sum_defect": defect,
         "first_layer_not_finite": min(overflown, default=None),
@@ -62,7 +66,7 @@ def notes(seen: Recorder, changes: list[str]) -> list[str]:
         *_layers(found, seen),
         *([f"The model was in {found['mode']} mode{_dropout(seen)}."] if seen.modes else []),
         *_rows(found, seen),
-        f"{found['padded_tokens']} padded tokens were left out.",
+        *_padding(found, seen),
         *_floor(seen),
         *_finite(found),
         *changes,
@@ -80,11 +84,34 @@ def _layers(found: dict[str, Any], seen: Recorder) -> list[str]:
     if found["never_fired"]:
         names = ", ".join(map(str, found["never_fired"]))
         said.append(f"Layers that never fired, and have no values: {names}.")
+    for layer in found["layers_not_taken_as_they_were"]:
+        said.append(
+            f"Something stands between layers {layer} and {layer + 1}: what the second takes is not what the "
+            "first gave."
+        )
+    if seen.unsure:
+        names = ", ".join(map(str, sorted(seen.unsure)))
+        said.append(
+            f"Layers that return several tensors like tokens: {names}; nothing says which is the state, and "
+            "the first was measured."
+        )
     if seen.outside:
         said.append(
             f"{seen.outside} calls of blocks outside a call of the model (recomputation for gradients, or a "
             "part of the model called by itself) were not measured."
         )
+    return said
+
+
+def _padding(found: dict[str, Any], seen: Recorder) -> list[str]:
+    number = f"{found['padded_tokens']} padded tokens were left out"
+    if not seen.plan.own_padding:
+        given = "as padding= said" if seen.plan.padding is not None else "padding='none'"
+        return [f"{number}, {given}."] if seen.samples else []
+    said = [f"{number}, by {' and '.join(found['masks_found'])}."] if found["masks_found"] else []
+    if found["calls_without_a_mask"]:
+        where = "In some calls no" if said else "No"
+        said.append(f"{where} mask was found: every token counts as real; padding= says which are not.")
     return said
 
 

@@ -8,7 +8,7 @@ is kept.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,15 +17,13 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live.call import Call, Plan
 from rankscope.live.heads import CLOSURE, check_closure, contributions, weight_of
-from rankscope.live.isolation import float64_device, isolated, to_float64_device
-from rankscope.live.mask import arguments_of, continues_from_cache, padding_in
+from rankscope.live.isolation import isolated
+from rankscope.live.mask import arguments_of, continues_from_cache, find_padding
 from rankscope.live.multihead import head_outputs
-from rankscope.live.states import state_in
+from rankscope.live.reading import arithmetic_of, dropout_of, read_attention, read_heads, read_state
+from rankscope.live.states import states_in
 from rankscope.metrics.tokens import real_tokens, unit_of
-from rankscope.profiles.rows import Found, readings, row_sum_defect
-
-ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-"""From the finest to the coarsest."""
+from rankscope.profiles.rows import Found
 
 
 class Recorder:
@@ -49,6 +47,12 @@ class Recorder:
         self.left_out: Counter[str] = Counter()
         self.others = 0
         self.outside = 0
+        self.between: set[int] = set()
+        """Layers whose state the next block did not take as it was."""
+        self.unsure: set[int] = set()
+        """Layers of which nothing said which of several tensors is the state."""
+        self.masks: set[str | None] = set()
+        """The arguments that said which tokens are padding."""
         self.modes: set[str] = set()
         self.dropout = 0.0
         self.arithmetic: torch.dtype | None = None
@@ -85,6 +89,11 @@ class Recorder:
             self.left_out["it was interrupted"] += 1
         self.depth, self.call = 0, None
 
+    def passing(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A part of the model around the blocks is called: a mask may be among its arguments."""
+        if self.call is not None and self.call.shape is None:
+            self.call.around.append(arguments_of(part, args, kwargs))
+
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A block is called: the first block's input is layer 0."""
         if self.call is None:
@@ -92,24 +101,28 @@ class Recorder:
             return
         call = self.call
         call.layer = max(call.layer + 1, self.position[id(block)] + 1)
-        call.inside.append(call.layer)
-        if call.shape is not None:
-            return
         given = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
-        state = state_in(given, self.plan.layout, f"what {type(block).__name__} takes")
+        states = self._states(given, f"what {type(block).__name__} takes", call.shape is None)
+        call.inside.append(call.layer)
+        call.took.append(states[0].shape if states else None)
+        if call.shape is not None:
+            if len(call.inside) == 1:
+                self._settle(call, call.chain.takes(states))
+            return
+        state = states[0]
         if not len(state) or state.shape[1] == 1:
             self.left_out["it had a single token" if len(state) else "it had no samples"] += 1
             self.call = None
             return
         self._start(call, state, arguments_of(block, args, kwargs))
-        self._read_state(call, 0, state)
+        read_state(self.plan, call, 0, state)
 
     def leave(self, block: nn.Module, output: Any, failed: bool) -> None:
         """A block has returned: its output is its layer's state."""
         if self.call is None or not self.call.inside:
             return
         call = self.call
-        layer = call.inside.pop()
+        layer, took = call.inside.pop(), call.took.pop()
         if failed:
             return
         call.fired.append(layer)
@@ -120,15 +133,46 @@ class Recorder:
                 f"{type(block).__name__} was called on the heads' outputs as they are: watch metrics of "
                 "tokens or attention"
             )
-        if self._measures(layer):
-            state = state_in(output, self.plan.layout, f"what {type(block).__name__} returns")
-            self._read_state(call, layer, state)
+        states = self._states(output, f"what {type(block).__name__} returns", self.plan.measures(layer))
+        state = call.chain.gives(layer, states, took)
+        if state is not None:
+            read_state(self.plan, call, layer, state)
 
-    def attention(self, P: Tensor, spoken: Tensor) -> None:
+    def _states(self, found: object, where: str, needed: bool) -> list[Tensor]:
+        """What could be a state; none where that does not matter."""
+        try:
+            return states_in(found, self.plan.layout, where)
+        except WatchError:
+            if needed:
+                raise
+            return []
+
+    def padded_attention(self, mask: Tensor | None) -> None:
+        """Attention inside a block was given padding: it must be the one that was found."""
+        call = self.call
+        if mask is None or call is None or not call.inside or call.mask is not None or self.plan.decoder:
+            return
+        hidden = mask < 0 if mask.is_floating_point() else mask.bool()
+        if self.plan.own_padding and hidden.shape == call.shape and bool(hidden.any()):
+            raise WatchError(
+                "padding must be found in what the model is called with; attention inside a block was "
+                "given a key_padding_mask, and no argument that watch knows holds it: give padding= (True at "
+                "padded tokens)"
+            )
+
+    def _settle(self, call: Call, open_one: tuple[int, Tensor] | None) -> None:
+        """Read a state that waited for the next block to say which tensor it is."""
+        if open_one is not None:
+            read_state(self.plan, call, *open_one)
+
+    def attention(self, weights: Callable[[], tuple[Tensor, Tensor]]) -> None:
         """Attention through the interface, inside a block: its weights, and its heads' outputs."""
-        call = self._attending(P.detach())
+        if not self._listens():
+            return
+        P, spoken = weights()
+        call = self._attending(P)
         if call is not None and self.plan.wants("heads"):
-            call.spoken = spoken.detach()
+            call.spoken = spoken
 
     def projected(self, projection: nn.Module, x: Tensor, y: Tensor) -> None:
         """A linear map inside a block was called; if on the heads' outputs, it is their projection."""
@@ -145,7 +189,7 @@ class Recorder:
             call.spoken = None
             added = contributions(spoken, weight_of(projection))
             check_closure(added, projection.bias, y, type(projection).__name__)  # type: ignore[arg-type]
-            self._read_heads(call, added)
+            read_heads(self.plan, call, added)
             call.projection = (projection, x, y.clone())  # a wrapper may add to y in place
 
     def wrapped(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
@@ -164,31 +208,30 @@ class Recorder:
                     "weights, or watch metrics of tokens or attention"
                 )
 
-    def multihead(self, module: nn.MultiheadAttention, P: Tensor, value: Tensor, output: Tensor) -> None:
+    def multihead(
+        self, module: nn.MultiheadAttention, weights: Callable[[], tuple[Tensor, Tensor, Tensor]]
+    ) -> None:
         """Attention of torch's own module, inside a block."""
+        if not self._listens():
+            return
+        P, value, output = weights()
         call = self._attending(P)
         if call is not None and self.plan.wants("heads"):
             with isolated(P.device):
                 added = contributions(head_outputs(module, P, value), weight_of(module.out_proj))
                 check_closure(added, module.out_proj.bias, output, type(module).__name__)
-                self._read_heads(call, added)
+                read_heads(self.plan, call, added)
 
     def _start(self, call: Call, state: Tensor, block_arguments: dict[str, Any]) -> None:
         """The first state of a call says its samples, its padding and its arithmetic."""
         call.shape = state.shape[:2]
         padding = self.plan.padding
         if padding is None and self.plan.own_padding:
-            padding = padding_in(call.arguments, self.plan.decoder)
-            if padding is None and not self.plan.decoder:
-                padding = padding_in({k: v for k, v in block_arguments.items() if "padding" in k})
-            if padding is not None and padding.shape != call.shape:
-                raise WatchError(
-                    f"the model's mask must have the shape of its tokens {tuple(call.shape)}; it has "
-                    f"{tuple(padding.shape)}: give padding= (True at padded tokens), padding='none', or "
-                    "layout="
-                )
+            calls = [call.arguments, *call.around]
+            found = find_padding(calls, block_arguments, call.shape, self.plan.decoder)
+            padding, call.mask = (None, None) if found is None else found
         call.real[state.device] = real_tokens(call.shape, padding, state.device)
-        arithmetic = self._arithmetic(state)
+        arithmetic = arithmetic_of(self.blocks, state)
         if self.arithmetic not in (None, arithmetic):
             raise WatchError(
                 f"a watch measures in one arithmetic; the model ran in {self.arithmetic} and now in "
@@ -199,15 +242,7 @@ class Recorder:
         training = any(block.training for block in self.blocks)
         self.modes.add("train" if training else "eval")
         if training:
-            self.dropout = max(self.dropout, *map(_dropout, self.blocks))
-
-    def _arithmetic(self, state: Tensor) -> torch.dtype:
-        """The coarsest of the dtypes at work: the state's, the weights', autocast's."""
-        kind = state.device.type
-        dtypes = {state.dtype} | {weight.dtype for block in self.blocks for weight in block.parameters()}
-        if torch.is_autocast_enabled(kind):
-            dtypes.add(torch.get_autocast_dtype(kind))
-        return max(dtypes & set(ARITHMETICS), key=ARITHMETICS.index)
+            self.dropout = max(self.dropout, *map(dropout_of, self.blocks))
 
     def _take(self, call: Call) -> None:
         """Count a call that ended well."""
@@ -219,6 +254,11 @@ class Recorder:
                 f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came} "
                 "came through: watch metrics of tokens"
             )
+        self._settle(call, call.chain.ends())
+        call.chain.check("blocks found in it" if self.plan.found else "blocks named")
+        self.between.update(call.chain.broken)
+        self.unsure.update(call.chain.unsure)
+        self.masks.add(call.mask)
         self.found += [(layer, self.samples, found) for layer, found in call.found]
         self.broken += call.broken
         self.defects += call.defects
@@ -230,77 +270,28 @@ class Recorder:
         for what, layer, x in call.kept:
             self.kept[what][layer].append(x)
 
-    def _measures(self, layer: int) -> bool:
-        return self.plan.layers is None or layer in self.plan.layers
-
-    def _attending(self, P: Tensor) -> Call | None:
-        """The call whose attention this is, once read; None where it is not the tokens' own, comes after
-        that, or is not asked for."""
+    def _listens(self) -> bool:
+        """Whether attention that happens now is the first of a block in a call that is measured."""
         call = self.call
         if call is None or not call.inside or call.shape is None:
-            return None
+            return False
+        if call.inside[-1] in call.attended:
+            call.others += 1
+            return False
+        return True
+
+    def _attending(self, P: Tensor) -> Call | None:
+        """The call whose attention this is, once read; None where it is not the tokens' own, or not asked
+        for."""
+        call = self.call
+        assert call is not None and call.shape is not None
         layer = call.inside[-1]
         batch, token = call.shape
-        if layer in call.attended:
-            call.others += 1
-            return None
         if P.ndim != 4 or (P.shape[0], *P.shape[2:]) != (batch, token, token):
             call.unfit.append(tuple(P.shape))
             return None
         call.attended.add(layer)
-        if not self._measures(layer):
+        if not self.plan.measures(layer):
             return None
-        self._read_attention(call, layer, P)
+        self.narrow |= read_attention(self.plan, call, layer, P)
         return call
-
-    def _read_state(self, call: Call, layer: int, state: Tensor) -> None:
-        if not self._measures(layer):
-            return
-        if state.shape[:2] != call.shape:
-            raise WatchError(
-                f"every layer must have the tokens of the first {tuple(call.shape or ())}; layer {layer} has "
-                f"{tuple(state.shape[:2])}: watch a part of the model where tokens are neither merged nor "
-                "split"
-            )
-        with isolated(state.device):
-            found, broken = readings(
-                "tokens", to_float64_device(state), self._real(call, state), self.plan.metrics, call.unit
-            )
-        call.found.append((layer, found))
-        call.broken.append((layer, broken.any()))
-        if "states" in self.plan.keep:
-            call.kept.append(("states", layer, state.to("cpu", copy=True)))
-
-    def _read_attention(self, call: Call, layer: int, P: Tensor) -> None:
-        with isolated(P.device):
-            real = self._real(call, P)
-            call.defects.append(row_sum_defect(to_float64_device(P), real))
-            if P.dtype == torch.float64 and bool((P.float() == P).all()):
-                call.attention_unit = unit_of(torch.float32)  # many models take softmax in float32 always
-                self.narrow = True
-            if any(each.of == "attention" for each in self.plan.metrics):
-                unit = max(call.unit, call.attention_unit)
-                found, _ = readings("attention", to_float64_device(P), real, self.plan.metrics, unit)
-                call.found.append((layer, found))
-        if "attention" in self.plan.keep:
-            call.kept.append(("attention", layer, P.to("cpu", copy=True)))
-
-    def _read_heads(self, call: Call, added: Tensor) -> None:
-        unit = max(call.unit, call.attention_unit)
-        found, _ = readings("heads", added, self._real(call, added), self.plan.metrics, unit)
-        call.found.append((call.inside[-1], found))
-
-    def _real(self, call: Call, x: Tensor) -> Tensor:
-        """Which tokens count, on the device of x."""
-        device = float64_device(x.device)
-        if device not in call.real:
-            call.real[device] = next(iter(call.real.values())).to(device)
-        return call.real[device]
-
-
-def _dropout(block: nn.Module) -> float:
-    """The largest probability of dropping something, among modules in train mode."""
-    names = ("p", "dropout", "attention_dropout", "dropout_prob", "drop_prob")
-    parts = (part for part in block.modules() if part.training)
-    found = [getattr(part, name, 0.0) for part in parts for name in names]
-    return max([p for p in found if isinstance(p, float)], default=0.0)

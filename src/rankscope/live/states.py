@@ -1,13 +1,15 @@
 """The tokens in what a block was given and in what it gave back.
 
-Blocks take and return a tensor, a tuple, a dictionary or an object like one: the first floating tensor of
-three dims is the state. Most put the batch first, `[batch, token, width]`; torch's own with
+Blocks take and return a tensor, a tuple, a dictionary or an object like one: a floating tensor of three dims
+in it is the state. Where there are several, it is the one of the shape that the block took, and of these
+the one that the next block takes. Most put the batch first, `[batch, token, width]`; torch's own with
 `batch_first=False` and XLNet put the token first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
+import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError, one_of
@@ -33,8 +35,9 @@ def layout_of(blocks: Sequence[nn.Module], asked: str | None) -> Layout:
     return "token first" if False in said else "batch first"
 
 
-def state_in(found: object, layout: Layout, where: str) -> Tensor:
-    """The state, as `[batch, token, width]`, detached; a single sequence `[token, width]` is a batch of one.
+def states_in(found: object, layout: Layout, where: str) -> list[Tensor]:
+    """What could be the state, as `[batch, token, width]`, detached; a single sequence `[token, width]` is a
+    batch of one.
 
     `found` is what a block returned, or its arguments in order.
     """
@@ -42,14 +45,36 @@ def state_in(found: object, layout: Layout, where: str) -> Tensor:
     if any(x.is_nested for x in tensors):
         raise WatchError(f"{where} holds nested tensors: watch the model with padded ones")
     for dims in (3, 2):
-        for x in tensors:
-            if x.ndim == dims:
-                x = x.detach()
-                return x[None] if dims == 2 else x if layout == "batch first" else x.transpose(0, 1)
+        fitting = [x.detach() for x in tensors if x.ndim == dims]
+        if fitting:
+            turned = layout == "token first" and dims == 3
+            return [x[None] if dims == 2 else x.transpose(0, 1) if turned else x for x in fitting]
     shapes = ", ".join(str(tuple(x.shape)) for x in tensors) or "no floating tensor"
     raise WatchError(
         f"{where} must be tokens [batch, token, width]; it holds {shapes}: name other blocks with blocks="
     )
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether two states are one: the same memory, or equal numbers."""
+    if a.shape != b.shape:
+        return False
+    if (
+        a.device == b.device
+        and a.dtype == b.dtype
+        and a.data_ptr() == b.data_ptr()
+        and a.stride() == b.stride()
+    ):
+        return True
+    return bool(((a == b.to(a.device)) | (a.isnan() & b.to(a.device).isnan())).all())
+
+
+def alike(a: Tensor, b: Tensor) -> float:
+    """The cosine of two states, each token by itself, on average; 0 where their shapes differ."""
+    if a.shape != b.shape:
+        return 0.0
+    pair = a.double(), b.to(a.device).double()
+    return float(torch.nn.functional.cosine_similarity(*pair, dim=-1).mean())
 
 
 def _tensors(found: object) -> Iterable[Tensor]:

@@ -23,7 +23,7 @@ from rankscope.live.blocks import Blocks, blocks_of
 from rankscope.live.call import Plan
 from rankscope.live.heads import projections
 from rankscope.live.interface import is_outside, owner_of, refusal, through_interface
-from rankscope.live.mask import is_decoder
+from rankscope.live.mask import arguments_of, is_decoder
 from rankscope.live.multihead import multiheads, through_hooks, unfused
 from rankscope.live.notes import checks, described, dtype_name, notes
 from rankscope.live.recorder import Recorder
@@ -57,8 +57,8 @@ def watch(
     blocks do not say. `keep` may hold "states" and "attention": whole tensors, brought to the CPU. `variant`
     names the model in the table.
 
-    Metrics of tokens leave the model's attention as it is. Those of attention and heads make it compute its
-    weights: Hugging Face models through their attention interface, others through `nn.MultiheadAttention`.
+    Metrics of tokens leave the model's attention as it is. So do those of attention and heads: weights that
+    a kernel keeps to itself are computed beside it, in Hugging Face models and in `nn.MultiheadAttention`.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, norm_first=True)
     >>> model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
@@ -96,6 +96,7 @@ def watch(
         layout=layout_of(found, layout),
         padding=padding if isinstance(padding, Tensor) else None,
         own_padding=isinstance(padding, str) and padding == "model",
+        found=blocks is None,
         decoder=is_decoder(model, name),
     )
     return Watch(model, plan, found, variant)
@@ -196,9 +197,18 @@ class Watch:
 
         # The model's own hooks are the outer ones, also where the model is itself a block.
         before(self.model, lambda module, args, kwargs: seen.begin(module, args, kwargs))
+        for part in _around(self.model, self._blocks[0]):
+            before(part, lambda module, args, kwargs: seen.passing(module, args, kwargs))
         for block in self._blocks:
             before(block, lambda module, args, kwargs: seen.enter(module, args, kwargs))
             after(block, lambda module, args, output: seen.leave(module, output, _failed(output)))
+        for part in multiheads(self._blocks):
+            before(
+                part,
+                lambda module, args, kwargs: seen.padded_attention(
+                    arguments_of(module, args, kwargs).get("key_padding_mask")
+                ),
+            )
         after(self.model, lambda module, args, output: seen.end(_failed(output)))
 
     def _watch_attention(self, stack: ExitStack) -> None:
@@ -222,10 +232,18 @@ class Watch:
         else:
             before = owner.config._attn_implementation  # type: ignore[union-attr]
             if before != "eager":
-                self._changed(f"While watched, attention ran eagerly instead of with {before}.")
-            stack.enter_context(through_interface(self.model, self._seen.attention))
+                self._changed(f"Attention ran with {before}; its weights were computed beside, undropped.")
+            stack.enter_context(through_interface(self._blocks, self._seen.attention))
             if self._plan.wants("heads"):
                 stack.enter_context(projections(self._blocks, self._seen.projected, self._seen.wrapped))
+
+
+def _around(model: nn.Module, block: nn.Module) -> list[nn.Module]:
+    """The parts of the model that hold a block, from the outside in, without the model itself."""
+    names = [name for name, part in model.named_modules(remove_duplicate=False) if part is block]
+    steps = names[0].split(".")[:-1] if names else []
+    parts = [model.get_submodule(".".join(steps[: k + 1])) for k in range(len(steps))]
+    return [part for part in parts if not isinstance(part, nn.ModuleList | nn.ModuleDict)]
 
 
 def _failed(output: Any) -> bool:

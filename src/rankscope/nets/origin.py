@@ -4,7 +4,8 @@ A network takes tokens `[batch, token, width]`. What turns text (or images) into
 comes along from where it was loaded: the tokenizer and the embedding.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float
@@ -40,6 +41,22 @@ class Origin(Protocol):
 
     def fingerprint(self) -> str:
         """A hash of all that turns inputs into tokens: where it is the same, so are they."""
+
+
+def weights_of(described: Mapping[str, Any]) -> str:
+    """What an origin says of the weights, in words: wherever a network is named, this stands beside.
+
+    >>> weights_of({"name": "gpt2", "weights": "random", "seed": 0, "init": "bert"})
+    'random weights (seed 0, init bert)'
+    """
+    weights = f"{described.get('weights', 'given')} weights"
+    drawn = ", ".join(f"{key} {described[key]}" for key in ("seed", "init") if key in described)
+    return f"{weights} ({drawn})" if drawn else weights
+
+
+def titled(described: Mapping[str, Any]) -> str:
+    """A network's name and what its weights are: the last part of a path or hub id is the name."""
+    return f"{Path(str(described.get('name') or 'network')).name}, {weights_of(described)}"
 
 
 def texts_of(inputs: object) -> list[str]:

@@ -19,12 +19,16 @@ from rankscope.nets.initial import random_tensors
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
 from rankscope.nets.norms import normalise
-from rankscope.nets.origin import Encoded, Inputs, Origin, texts_of
+from rankscope.nets.origin import Encoded, Inputs, Origin, texts_of, weights_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.plain import Plain
+from rankscope.nets.room import refuse_too_large
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, Rules, blocks, traverse
 from rankscope.nets.weights import Weights, assemble, converted, named, shapes
+
+LENGTH = 128
+"""Tokens that a text is cut to, unless told."""
 
 
 class Step(NamedTuple):
@@ -69,7 +73,9 @@ class Transformer:
 
     def __repr__(self) -> str:
         arch = self.arch
-        name = [] if self.origin is None else [str(self.origin.described()["name"])]
+        described = {} if self.origin is None else self.origin.described()
+        drawn = [weights_of(described)] if described.get("weights") == "random" else []
+        name = [] if self.origin is None else [str(described["name"]), *drawn]
         size = [f"{arch.layers} layer{'s'[: arch.layers > 1]}", f"width {arch.width}"]
         size.append(f"{arch.heads} head{'s'[: arch.heads > 1]}")
         return f"Transformer({', '.join([*name, *size, *arch.departures()])}, {self.dtype} on {self.device})"
@@ -85,6 +91,7 @@ class Transformer:
     ) -> "Transformer":
         """Random weights by a scheme of `initial.py`: bert, xavier, kaiming or orthogonal, and each with
         `/sqrt(L)`. The draw depends on the seed alone, not on dtype or device."""
+        refuse_too_large(arch)
         return cls(arch, assemble(arch, random_tensors(arch, seed, init))).to(dtype, device)
 
     @classmethod
@@ -127,16 +134,19 @@ class Transformer:
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    def encode(self, inputs: Inputs, tokens: int = 128, padding: Tensor | None = None) -> Encoded:
-        """(X, padding) of texts: tokenised as the model does, cut to so many tokens, embedded, padded.
+    def encode(self, inputs: Inputs, tokens: int | None = None, padding: Tensor | None = None) -> Encoded:
+        """(X, padding) of texts: tokenised as the model does, cut to so many tokens (128), embedded, padded.
 
         Token ids `[batch, token]` do as well, with their padding, and images where the network sees images.
+        They are taken whole unless `tokens` is given.
         """
         if self.origin is None:
             raise TokensError(
                 "a network built from an architecture alone has no tokenizer and no embedding; got a text to "
                 "encode: load or fresh give networks that do, or pass tokens X [batch, token, width]"
             )
+        if tokens is None:
+            tokens = max([1, *inputs.shape[-1:]]) if isinstance(inputs, Tensor) else LENGTH
         if not isinstance(tokens, int) or tokens < 1:
             raise TokensError(f"tokens must be a whole number, at least 1; got {tokens}")
         if not isinstance(inputs, Tensor):
@@ -150,7 +160,7 @@ class Transformer:
         X, padding = self.origin.encode(inputs, tokens, padding)
         return Encoded(X.to(dtype=self.dtype, device=self.device), padding.to(self.device))
 
-    def words(self, texts: str | Sequence[str], tokens: int = 128) -> list[list[str]]:
+    def words(self, texts: str | Sequence[str], tokens: int = LENGTH) -> list[list[str]]:
         """The tokens that `encode` makes of each text, readable; padding has none."""
         if self.origin is None:
             raise TokensError(

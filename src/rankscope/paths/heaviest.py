@@ -8,7 +8,9 @@ grows at most by the product of the layers' gains, and a layer's gain is at most
 
 times what closes it. So `||term so far|| x product of gains` bounds every way on. The search extends the path
 with the largest bound; a whole path that comes out first outweighs all others. A residual is at most the
-norm.
+norm. How far rounding may have moved a weight is measured (`rounding.py`): a path is proved to be among the
+heaviest where it outweighs all others by more than that, and a weight that rounding alone could make proves
+nothing.
 """
 
 import heapq
@@ -27,6 +29,7 @@ from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import DIGITS
+from rankscope.paths.rounding import noise_of
 from rankscope.paths.terms import Fork, FrozenRules, Terms
 from rankscope.paths.walk import shared_step
 
@@ -40,8 +43,12 @@ class Heaviest:
 
     paths: list[Path]
     weights: list[float]
+    noise: list[float]
+    """How far rounding may have moved each weight; one that is not larger is noise."""
     proved: int
-    """The first so many outweigh every other path."""
+    """The first so many outweigh every other path, by more than rounding."""
+    tied: int
+    """So many more came out of the search first, and rounding could exchange them with others."""
     next_bound: float
     """No path that is not listed weighs more than this."""
     looked_at: int
@@ -51,9 +58,18 @@ class Heaviest:
         from rankscope.cards import counted, lines
 
         number = f"{counted(len(self.paths), 'path')}, {self.proved} proved to be the heaviest"
+        number += f", {self.tied} more within rounding of others" if self.tied else ""
         heads = [f"({', '.join('–' if head is None else str(head) for head in path)})" for path in self.paths]
-        rows = [[path, f"{weight:.4g}"] for path, weight in zip(heads, self.weights, strict=True)]
+        rows = [[path, *said] for path, said in zip(heads, self.said(), strict=True)]
         return lines(f"Heaviest: {number}; no other weighs over {self.next_bound:.3g}", rows)
+
+    def said(self) -> list[list[str]]:
+        """Each weight, and what it is where it is noise."""
+        pairs = zip(self.weights, self.noise, strict=True)
+        return [
+            [f"{weight:.4g}", "" if weight > noise else "rounding can make as much"]
+            for weight, noise in pairs
+        ]
 
 
 @torch.no_grad()
@@ -97,12 +113,24 @@ def heaviest(
     while queue and len(done) < count and len(queue[0][2]) == depth:  # nothing is left to compute for these
         weight, _, path, _ = heapq.heappop(queue)
         done.append((-weight, path))
-    proved = len(done)
-    proven = {path for _, path in done}
-    rest = sorted(((w, p) for p, w in found.items() if p not in proven), key=lambda item: -item[0])
-    done += rest[: count - proved]
-    left = -queue[0][0] if queue else 0.0
-    return Heaviest([path for _, path in done], [weight for weight, _ in done], proved, left, looked)
+    first = len(done)
+    known = {path for _, path in done}
+    rest = sorted(((w, p) for p, w in found.items() if p not in known), key=lambda item: -item[0])
+    done += rest[: count - first]
+    paths, weights = [path for _, path in done], [weight for weight, _ in done]
+    unlisted = rest[count - first : count - first + 1]  # the heaviest of those that are not listed
+    noise = noise_of(frozen, [*paths, *(path for _, path in unlisted)], lambda term: _size(frozen, term, by))
+    left = max([-queue[0][0] if queue else 0.0, *(weight for weight, _ in unlisted)])
+    left = left + max(noise, default=0.0) if queue or unlisted else 0.0
+    upper = [weight + off for weight, off in zip(weights, noise, strict=False)]
+    lower = [weight - off for weight, off in zip(weights, noise, strict=False)]
+    # The first k are proved where the least of them is above all that could come after, and above nothing.
+    proved = max(
+        k
+        for k in range(first + 1)
+        if k == 0 or (min(lower[:k]) > 0 and min(lower[:k]) >= max([left, *upper[k:]]))
+    )
+    return Heaviest(paths, weights, noise[: len(paths)], proved, first - proved, left, looked)
 
 
 def _beam(frozen: Frozen, count: int, by: str) -> tuple[dict[Path, float], int]:
@@ -118,7 +146,10 @@ def _beam(frozen: Frozen, count: int, by: str) -> tuple[dict[Path, float], int]:
 
 
 def _weight(frozen: Frozen, Y: Tensor, by: str) -> float:
-    term = FrozenRules(frozen).end(Terms(Y[None]))[0]
+    return _size(frozen, FrozenRules(frozen).end(Terms(Y[None]))[0], by)
+
+
+def _size(frozen: Frozen, term: Tensor, by: str) -> float:
     sizes = mu(term, ~frozen.real) if by == "residual" else frobenius_norm(term.double())
     return float(torch.linalg.vector_norm(sizes))
 

@@ -18,6 +18,7 @@ import polars as pl
 
 from rankscope.cards import counted
 from rankscope.errors import FileError
+from rankscope.nets.origin import titled
 from rankscope.paths.views import HEAD
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.cloud import SCHEMA as CLOUD
@@ -69,8 +70,7 @@ class Run:
             return self._studied()
         origin = self.manifest.origin or {}
         name = Path(str(origin.get("name") or self.manifest.model or self.folder.resolve().name)).name
-        weights = origin.get("weights")
-        given = self.manifest.title or (f"{name}, {weights} weights" if weights else name)
+        given = self.manifest.title or (titled(origin) if origin.get("weights") else name)
         return self._kind(str(given)[:TITLE].strip() or self.folder.resolve().name)
 
     def _studied(self) -> str:

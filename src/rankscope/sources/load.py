@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rankscope.errors import RankscopeError, SourceError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.architecture import BIASES
-from rankscope.sources.checkpoint import Checkpoint, family_of, first_line, place, quiet, read
+from rankscope.sources.checkpoint import Checkpoint, family_of, first_line, place, read
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
@@ -81,7 +81,8 @@ def load(
     details["model_type"] = core.config.model_type
     if tokenizer is not None:
         find = lambda: tokenizer  # noqa: E731
-    origin = Loaded(name, checkpoint.family.name, embedding, parity, find, details)
+    weights = "given" if isinstance(source, nn.Module) else "trained"
+    origin = Loaded(name, checkpoint.family.name, embedding, parity, find, weights, details)
     return replace(net, origin=origin).to(dtype, device)
 
 
@@ -106,10 +107,7 @@ def _in_memory(model: nn.Module, family: str | Family | None) -> Checkpoint:
             "holds no numbers: load the model from its files"
         )
     kind = family_of(config.model_type, family)
-    core = copy.deepcopy(kind.core(model)).to("cpu", torch.float64).eval()
-    with quiet():
-        core.set_attn_implementation("eager")
-    return Checkpoint(core, kind, ())
+    return Checkpoint(copy.deepcopy(kind.core(model)).to("cpu", torch.float64).eval(), kind, ())
 
 
 @contextmanager

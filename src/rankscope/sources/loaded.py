@@ -29,13 +29,18 @@ class Loaded:
     parity: Parity
     find_tokenizer: Callable[[], Any]
     """Reads the tokenizer; called once, when text is first encoded."""
+    weights: str
+    """"trained", as checkpoints are; of a model in memory nobody knows: "given"."""
     details: dict[str, Any]
     """Model type, revision and the like, for the manifest."""
 
     def __repr__(self) -> str:
+        seen = self.parity
+        upto = f" on up to {seen.tokens} tokens" if seen.tokens else ""
+        unseen = "" if seen.named is None else f"; its config names {seen.named}, which was not reached"
         return (
-            f"Loaded({self.name}, family {self.family}, within {self.parity.states:.0e} of the original in "
-            f"states and {self.parity.attention:.0e} in attention)"
+            f"Loaded({self.name}, family {self.family}, within {seen.states:.0e} of the original in states "
+            f"and {seen.attention:.0e} in attention{upto}{unseen})"
         )
 
     @cached_property
@@ -80,7 +85,7 @@ class Loaded:
         """For the manifest."""
         return {
             "name": self.name,
-            "weights": "trained",
+            "weights": self.weights,
             "family": self.family,
             "parity": self.parity.described(),
             **self.details,

@@ -8,11 +8,16 @@ from rankscope.sources.load import load
 from rankscope.sources.presets import PRESETS
 
 
+def is_drawn(model: str) -> bool:
+    """Whether a network of this name is drawn at random."""
+    return model in PRESETS or model.endswith(".json") or Path(model).is_file()
+
+
 def named_network(model: str, seed: int = 0, init: str = "bert") -> Transformer:
     """A usual size (`bert-base`: random weights), a JSON file of an architecture (random weights), or what
     `load` takes: `minilm`, a directory, an id on the hub."""
     if model in PRESETS:
         return fresh(model, seed=seed, init=init)
-    if model.endswith(".json") or Path(model).is_file():
+    if is_drawn(model):
         return untrained(Architecture.read(model), Path(model).stem, seed, init)
     return load(model)

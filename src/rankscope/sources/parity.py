@@ -1,7 +1,9 @@
 """Does the canonical network compute what the original does? Checked at every load, before anything is said.
 
-The original runs in float64 on a probe with padding; every hidden state, the output and every attention
-matrix are compared with the canonical network's. Above `TOLERANCE` the load is refused.
+The original runs in float64 on a probe with padding on either side, longer than what its config names
+(`probe.py`); every hidden state, the output and every attention matrix are compared with the canonical
+network's. It runs twice: with its own attention implementation, whose states count, and with eager attention,
+which gives its weights. Above `TOLERANCE` the load is refused.
 
 Many models compute a part in float32 whatever their dtype: a softmax, an RMSNorm, tables of angles. Two
 float64 networks that agree to 1e-15 disagree there by 1e-7, wherever an entry rounds the other way. So the
@@ -12,7 +14,7 @@ far the original's own float32 parts take it from itself is measured and said (`
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -20,14 +22,16 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import ParityError
-from rankscope.nets import Encoded, Transformer
+from rankscope.nets import Transformer
+from rankscope.nets.transformer import Run
+from rankscope.sources.checkpoint import first_line, quiet
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
+from rankscope.sources.probe import Probe, beyond, named_lengths, relative
+from rankscope.sources.reach import LONGEST, check_reach
 
 TOLERANCE = 1e-9
 """Largest difference, relative to the largest entry of a state; of an attention weight, absolute."""
-PROBE = (24, 17, 9)
-"""Tokens of the probe's samples."""
 
 
 @dataclass(frozen=True)
@@ -41,44 +45,16 @@ class Parity:
     float32_parts: float | None
     """How far the original is from itself with its float32 parts lifted; None where it has none."""
 
-    def described(self) -> dict[str, float | None]:
+    tokens: int = 0
+    """Length of the longest sample on which all was compared; 0 for images, which have one size."""
+    reach: int = 0
+    """Up to so many tokens masks and rotary angles were compared as well."""
+    named: int | None = None
+    """The longest window, bucket or the like that the config names, where `reach` does not go beyond it."""
+
+    def described(self) -> dict[str, Any]:
         """For the manifest."""
-        return {"states": self.states, "attention": self.attention, "float32_parts": self.float32_parts}
-
-
-@dataclass(frozen=True)
-class Probe:
-    """What the original is given."""
-
-    inputs: Tensor
-    """Token ids, or images."""
-    padding: Tensor | None
-
-    @classmethod
-    def of(cls, family: Family, config: Any, embedding: Embedding) -> "Probe":
-        """Random inputs, padded at the end, from a fixed seed."""
-        generator = torch.Generator().manual_seed(0)
-        if family.sees:
-            kernel: Any = embedding
-            shape = (2, kernel.kernel.shape[1], *kernel.size)
-            return cls(torch.randn(shape, generator=generator, dtype=torch.float64), None)
-        words: Any = embedding
-        most = max(PROBE) if words.positions is None else min(max(PROBE), len(words.positions))
-        lengths = torch.tensor([min(length, most) for length in PROBE])
-        padding = torch.arange(most)[None] >= lengths[:, None]
-        ids = torch.randint(0, len(words.words), padding.shape, generator=generator)
-        pad = getattr(config, "pad_token_id", None)
-        pad = 0 if pad is None else int(pad)
-        # RoBERTa tells padding by the id itself.
-        ids = torch.where(ids == pad, (pad + 1) % len(words.words), ids)
-        return cls(ids.masked_fill(padding, pad), padding)
-
-    def arguments(self, family: Family) -> dict[str, Tensor]:
-        """As the original takes them."""
-        if family.sees:
-            return {"pixel_values": self.inputs}
-        assert self.padding is not None
-        return {"input_ids": self.inputs, "attention_mask": (~self.padding).long()}
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -89,13 +65,16 @@ class Original:
     """The input of the first block, then the output of every block."""
     output: Tensor
     attention: list[Tensor]
+    wrapped: bool
+    """Whether its blocks return tuples."""
 
 
 @torch.no_grad()
-def original(family: Family, core: Any, probe: Probe) -> Original:
+def original(family: Family, core: Any, probe: Probe, attention: bool = True) -> Original:
     """Run the original and keep what its blocks give."""
     blocks = family.blocks(core)
     states: list[Tensor] = []
+    wrapped: list[bool] = []
 
     def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not states:
@@ -103,19 +82,21 @@ def original(family: Family, core: Any, probe: Probe) -> Original:
             states.append(args[0] if args else given)
 
     def after(module: Any, args: Any, output: Any) -> None:
-        states.append(output[0] if isinstance(output, tuple) else output)
+        wrapped.append(isinstance(output, tuple))
+        states.append(output[0] if wrapped[-1] else output)
 
     handles = [blocks[0].register_forward_pre_hook(before, with_kwargs=True)]
     handles += [block.register_forward_hook(after) for block in dict.fromkeys(blocks)]
     try:
         cached = {} if family.sees or not hasattr(core.config, "use_cache") else {"use_cache": False}
-        found = core(**probe.arguments(family), **cached, output_attentions=True, return_dict=True)
+        found = core(**probe.arguments(family), **cached, output_attentions=attention, return_dict=True)
     finally:
         for handle in handles:
             handle.remove()
     if family.tokens_first:
         states = [state.transpose(0, 1) for state in states]
-    return Original(states, found.last_hidden_state, list(found.attentions))
+    weights = list(found.attentions) if attention else []
+    return Original(states, found.last_hidden_state, weights, any(wrapped))
 
 
 @contextmanager
@@ -152,15 +133,21 @@ class _Lift(TorchFunctionMode):
 
 
 def check(net: Transformer, family: Family, core: Any, embedding: Embedding, name: str) -> Parity:
-    """Compare, and refuse the network if it is not the original. `core` must be in float64, on the CPU."""
-    probe = Probe.of(family, core.config, embedding)
+    """Compare, and refuse the network if it is not the original. `core` must be in float64, on the CPU, and a
+    copy of our own: it is left with eager attention."""
+    probe = Probe.of(family, core, embedding, net.arch)
+    X, padding = embedding.embed(probe.inputs, probe.padding)
+    mine, real = net.run(X, padding, attention=True), ~padding
+    own = _own(mine, real, family, core, probe, name)
+    with quiet():
+        core.set_attn_implementation("eager")
     with lifted() as lift:
         theirs = original(family, core, probe)
-    mine = embedding.embed(probe.inputs, probe.padding)
     parity = Parity(
-        states=_states(net, theirs, mine, family.output(core), name),
-        attention=_attention(net, theirs, mine),
+        states=max(own, _states(mine, theirs, real, family.output(core), name)),
+        attention=_attention(mine, theirs, real),
         float32_parts=_distance(original(family, core, probe), theirs) if lift.calls else None,
+        tokens=probe.tokens,
     )
     worst = max(parity.states, parity.attention)
     if not worst <= TOLERANCE:
@@ -169,28 +156,72 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
             f"({family.name}) is off by {parity.states:.1e} in its states and {parity.attention:.1e} in its "
             "attention: its config asks for something this family does not map; watch measures it as it is"
         )
-    return parity
+    table = getattr(embedding, "positions", None)
+    most = math.inf if table is None else len(table)
+    named = [] if family.sees else named_lengths(core.config)
+    lengths = [n for n in named if probe.tokens < beyond(n) <= most]
+    reach = max((beyond(n) for n in lengths if beyond(n) <= LONGEST), default=0)
+    with lifted():
+        seen = reach > 0 and check_reach(net, family, core, reach, theirs.wrapped, name)
+    reach = max(probe.tokens, reach if seen else 0)
+    return replace(parity, reach=reach, named=max((n for n in lengths if beyond(n) > reach), default=None))
 
 
-def _states(net: Transformer, theirs: Original, mine: Encoded, whole: bool, name: str) -> float:
-    if len(theirs.states) != net.arch.layers + 1:
+def _own(mine: Run, real: Tensor, family: Family, core: Any, probe: Probe, name: str) -> float:
+    """How far the states are from the original's as it runs; 0 where that is eager attention, or one of
+    transformers' own that needs another device or dtype and computes the same."""
+    how = core.config._attn_implementation
+    if how in (None, "eager") or _needs_a_device(how):
+        return 0.0
+    said = (
+        f"load takes a model whose attention the canonical network computes; {name} runs with {how!r}, a "
+        "function that was registered for it, and"
+    )
+    try:
+        with lifted():
+            theirs = original(family, core, probe, attention=False)
+    except Exception as error:
+        if how == "sdpa":
+            raise
         raise ParityError(
-            f"every block must run once per layer; {name} has {net.arch.layers} layers and its blocks ran "
-            f"{len(theirs.states) - 1} times"
+            f"{said} cannot be run in float64 on the CPU to compare ({first_line(error)}): set 'eager' if it "
+            "computes the same, or watch the model as it is"
+        ) from error
+    found = _states(mine, theirs, real, family.output(core), name)
+    if not found <= TOLERANCE and how != "sdpa":
+        raise ParityError(f"{said} is off by {found:.1e} in its states: watch measures it as it is")
+    return found
+
+
+def _needs_a_device(how: str) -> bool:
+    """Whether this is transformers' own flash, flex or paged attention."""
+    from transformers import AttentionInterface
+
+    return how != "sdpa" and is_transformers_own(AttentionInterface._global_mapping.get(how))
+
+
+def is_transformers_own(function: Any) -> bool:
+    """Whether an attention function comes with transformers, bound to a kernel or not."""
+    return str(getattr(getattr(function, "func", function), "__module__", "")).startswith("transformers.")
+
+
+def _states(mine: Run, theirs: Original, real: Tensor, whole: bool, name: str) -> float:
+    if len(theirs.states) != len(mine.states):
+        raise ParityError(
+            f"every block must run once per layer; {name} has {len(mine.states) - 1} layers and its blocks "
+            f"ran {len(theirs.states) - 1} times"
         )
-    run = net.run(mine.X, mine.padding)
-    pairs = list(zip(run.states, theirs.states, strict=True))
-    pairs += [(run.output, theirs.output)] if whole else []
-    return max(_relative(a, b, ~mine.padding) for a, b in pairs)
+    pairs = list(zip(mine.states, theirs.states, strict=True))
+    pairs += [(mine.output, theirs.output)] if whole else []
+    return max(relative(a, b, real) for a, b in pairs)
 
 
-def _attention(net: Transformer, theirs: Original, mine: Encoded) -> float:
+def _attention(mine: Run, theirs: Original, real: Tensor) -> float:
     """Of real rows; a padded column has weight zero in both."""
-    steps = (step.attention for step in net.steps(mine.X, mine.padding) if step.attention is not None)
-    rows = ~mine.padding[:, None, :, None]
+    rows = ~real[:, None, :, None]
     found = [
-        float((a - b).masked_fill(~rows, 0.0).abs().max())
-        for a, b in zip(steps, theirs.attention, strict=True)
+        float((a - b).masked_fill_(rows, 0.0).abs().max())
+        for a, b in zip(mine.attention, theirs.attention, strict=True)
     ]
     return math.inf if any(map(math.isnan, found)) else max(found)
 
@@ -199,10 +230,4 @@ def _distance(one: Original, other: Original) -> float:
     """Of the first sample, which has no padding: in float64, a window beyond which all is padding overflows
     transformers' softmax in float32, and the whole sample becomes NaN."""
     pairs = [*zip(one.states, other.states, strict=True), (one.output, other.output)]
-    return max(_relative(a[:1], b[:1], torch.ones(a[:1].shape[:2], dtype=torch.bool)) for a, b in pairs)
-
-
-def _relative(a: Tensor, b: Tensor, real: Tensor) -> float:
-    """The largest difference at real tokens, relative to the largest entry there; NaN is infinitely far."""
-    found = float((a - b)[real].abs().max() / b[real].abs().max().clamp(min=1e-300))
-    return math.inf if math.isnan(found) else found
+    return max(relative(a[:1], b[:1], torch.ones(a[:1].shape[:2], dtype=torch.bool)) for a, b in pairs)

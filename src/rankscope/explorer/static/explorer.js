@@ -383,7 +383,8 @@ async function begin() {
     const option = document.createElement("option");
     option.value = each.name;
     const size = each.layers ? `, ${each.layers} layers` : "";
-    option.textContent = each.name === "random" ? "random, of any shape" : each.name + size;
+    const weights = each.drawn ? ", random weights" : "";
+    option.textContent = each.name === "random" ? "random, of any shape" : each.name + size + weights;
     $("model").append(option);
   }
   $("text").maxLength = shelf.limits.text;

@@ -24,10 +24,11 @@ class GPTNeoX(Family):
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
+        share = config.rope_parameters.get("partial_rotary_factor", 1.0)
         return described(
             config, mask="causal", norm_place="pre", norm_eps=config.layer_norm_eps, final_norm=True,
-            positions="rotary", rotary_share=config.rope_parameters.get("partial_rotary_factor", 1.0),
-            rotary_frequencies=angles(config), parallel=config.use_parallel_residual,
+            positions="rotary", rotary_share=share, rotary_frequencies=angles(config, share),
+            parallel=config.use_parallel_residual,
         )  # fmt: skip
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:

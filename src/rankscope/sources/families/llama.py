@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.families.family import SMALL_TEXT, Family, Places, Tensors, described, read
-from rankscope.sources.families.rotary import angles, masks
+from rankscope.sources.families.rotary import angles, masks, sliding
 
 QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 
@@ -37,9 +37,15 @@ class Llama(Family):
         return described(
             config, key_heads=config.num_key_value_heads,
             head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            mask=masks(config), positions="rotary", rotary_frequencies=angles(config), mlp="gated",
+            mask=self.mask(config), positions="rotary", rotary_frequencies=angles(config), mlp="gated",
             norm="rms", norm_eps=config.rms_norm_eps, final_norm=True, **fields,
         )  # fmt: skip
+
+    def mask(self, config: Any) -> str:
+        """Llama's code reads no window and Mistral's no kinds of layers, whatever their configs say."""
+        if config.model_type == "llama":
+            return "causal"
+        return sliding(config) if config.model_type == "mistral" else masks(config)
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """With norms on queries and keys, where there are any."""

@@ -1,0 +1,83 @@
+"""Reading a running model: states, attention and heads reduced to numbers on the device where they are."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.errors import WatchError
+from rankscope.live.call import Call, Plan
+from rankscope.live.isolation import float64_device, isolated, to_float64_device
+from rankscope.metrics.tokens import unit_of
+from rankscope.profiles.rows import readings, row_sum_defect
+
+ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+"""From the finest to the coarsest."""
+
+
+def read_state(plan: Plan, call: Call, layer: int, state: Tensor) -> None:
+    """Metrics of a layer's tokens, where they are asked for."""
+    if not plan.measures(layer):
+        return
+    if state.shape[:2] != call.shape:
+        raise WatchError(
+            f"every layer must have the tokens of the first {tuple(call.shape or ())}; layer {layer} has "
+            f"{tuple(state.shape[:2])}: watch a part of the model where tokens are neither merged nor split"
+        )
+    with isolated(state.device):
+        found, broken = readings(
+            "tokens", to_float64_device(state), _real(call, state), plan.metrics, call.unit
+        )
+    call.found.append((layer, found))
+    call.broken.append((layer, broken.any()))
+    if "states" in plan.keep:
+        call.kept.append(("states", layer, state.to("cpu", copy=True)))
+
+
+def read_attention(plan: Plan, call: Call, layer: int, P: Tensor) -> bool:
+    """Metrics of a layer's attention; whether a model in float64 computed it in float32."""
+    with isolated(P.device):
+        real = _real(call, P)
+        call.defects.append(row_sum_defect(to_float64_device(P), real))
+        narrow = P.dtype == torch.float64 and bool((P.float() == P).all())
+        if narrow:
+            call.attention_unit = unit_of(torch.float32)  # many models take softmax in float32 always
+        if any(each.of == "attention" for each in plan.metrics):
+            unit = max(call.unit, call.attention_unit)
+            found, _ = readings("attention", to_float64_device(P), real, plan.metrics, unit)
+            call.found.append((layer, found))
+    if "attention" in plan.keep:
+        call.kept.append(("attention", layer, P.to("cpu", copy=True)))
+    return narrow
+
+
+def read_heads(plan: Plan, call: Call, added: Tensor) -> None:
+    """Metrics of what each head of the layer entered last adds."""
+    unit = max(call.unit, call.attention_unit)
+    found, _ = readings("heads", added, _real(call, added), plan.metrics, unit)
+    call.found.append((call.inside[-1], found))
+
+
+def _real(call: Call, x: Tensor) -> Tensor:
+    """Which tokens count, on the device of x."""
+    device = float64_device(x.device)
+    if device not in call.real:
+        call.real[device] = next(iter(call.real.values())).to(device)
+    return call.real[device]
+
+
+def arithmetic_of(blocks: Sequence[nn.Module], state: Tensor) -> torch.dtype:
+    """The coarsest of the dtypes at work: the state's, the weights', autocast's."""
+    kind = state.device.type
+    dtypes = {state.dtype} | {weight.dtype for block in blocks for weight in block.parameters()}
+    if torch.is_autocast_enabled(kind):
+        dtypes.add(torch.get_autocast_dtype(kind))
+    return max(dtypes & set(ARITHMETICS), key=ARITHMETICS.index)
+
+
+def dropout_of(block: nn.Module) -> float:
+    """The largest probability of dropping something, among modules in train mode."""
+    names = ("p", "dropout", "attention_dropout", "dropout_prob", "drop_prob")
+    parts = (part for part in block.modules() if part.training)
+    found = [getattr(part, name, 0.0) for part in parts for name in names]
+    return max([p for p in found if isinstance(p, float)], default=0.0)

@@ -1,0 +1,120 @@
+"""What the original and the canonical network are both given, and how long that must be.
+
+Two networks that agree on 24 tokens may differ on 60: behind a window, in a far bucket of relative positions.
+So the probe is longer than every such length that the config names, where that can be afforded; where not,
+`reach.py` holds the masks and angles alone against each other. The samples: one whole, one padded at its
+end, one padded at its beginning.
+"""
+
+import inspect
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope.nets import Architecture
+from rankscope.sources.embedding import Embedding
+from rankscope.sources.families import Family
+
+SHORTEST = 24
+"""Tokens of a probe where the config names no length."""
+PADDING = (0, 7, 15)
+"""Padded tokens of the samples: none, at the end, at the beginning."""
+LENGTHS = re.compile("window|chunk|distance|buckets|local_attention|original_max_position")
+"""What configs call a number of tokens at which something changes."""
+WORK = 1e11
+"""Most weights x tokens of a probe longer than `ALWAYS`: a few seconds in float64."""
+ALWAYS = 192
+ROOM = 1e9
+"""Most bytes of all its attention matrices."""
+
+
+def named_lengths(config: Any) -> list[int]:
+    """Every number of tokens at which the config may mean something to change, in ascending order."""
+
+    def found(fields: Mapping[Any, Any]) -> Iterator[int]:
+        for name, value in fields.items():
+            if isinstance(value, Mapping):
+                yield from found(value)
+            elif type(value) is int and value > 0 and LENGTHS.search(str(name)):  # a bool is no length
+                yield value
+
+    return sorted(set(found(config.to_dict())))
+
+
+def beyond(length: int) -> int:
+    """The tokens of a probe of which every sample is longer than that."""
+    return length + max(PADDING) + 9
+
+
+def affordable(n: int, arch: Architecture, weights: int) -> bool:
+    """Whether both networks can run on a probe of n tokens."""
+    samples = len(PADDING)
+    works = n <= ALWAYS or samples * n * weights <= WORK
+    return works and 8 * samples * n * n * arch.heads * arch.layers <= ROOM
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the original is given."""
+
+    inputs: Tensor
+    """Token ids, or images."""
+    padding: Tensor | None
+    places: Tensor | None = None
+    """Which real token each is, for a model that would otherwise count padding as tokens."""
+
+    @classmethod
+    def of(cls, family: Family, core: Any, embedding: Embedding, arch: Architecture) -> "Probe":
+        """Random inputs from a fixed seed, as long as the config asks for and can be afforded."""
+        weights = sum(weight.numel() for weight in core.parameters())
+        lengths = [SHORTEST, *map(beyond, named_lengths(core.config))]
+        longest = max(n for n in lengths if n == SHORTEST or affordable(n, arch, weights))
+        return cls.long(family, core, embedding, max(longest, SHORTEST))
+
+    @classmethod
+    def long(cls, family: Family, core: Any, embedding: Embedding, n: int) -> "Probe":
+        """Of n tokens, or of as many as the model has positions for."""
+        generator = torch.Generator().manual_seed(0)
+        if family.sees:
+            kernel: Any = embedding
+            shape = (2, kernel.kernel.shape[1], *kernel.size)
+            return cls(torch.randn(shape, generator=generator, dtype=torch.float64), None)
+        words: Any = embedding
+        n = n if words.positions is None else min(n, len(words.positions))
+        padding = torch.zeros(len(PADDING), n, dtype=torch.bool)
+        padding[1, max(n - PADDING[1], 1) :] = True
+        padding[2, : min(PADDING[2], n - 1)] = True
+        ids = torch.randint(0, len(words.words), padding.shape, generator=generator)
+        pad = getattr(core.config, "pad_token_id", None)
+        pad = 0 if pad is None else int(pad)
+        # RoBERTa tells padding by the id itself.
+        ids = torch.where(ids == pad, (pad + 1) % len(words.words), ids)
+        # A table whose first rows are spare is read by a count of real tokens; else the count is given.
+        counts = words.positions is not None and family.first_position(core) == 0
+        takes = "position_ids" in inspect.signature(core.forward).parameters
+        places = ((~padding).cumsum(1) - 1).clamp(min=0) if counts and takes else None
+        return cls(ids.masked_fill(padding, pad), padding, places)
+
+    @property
+    def tokens(self) -> int:
+        """How long it is; 0 for images, which have one size."""
+        return 0 if self.padding is None else self.padding.shape[1]
+
+    def arguments(self, family: Family) -> dict[str, Tensor]:
+        """As the original takes them."""
+        if family.sees:
+            return {"pixel_values": self.inputs}
+        assert self.padding is not None
+        places = {} if self.places is None else {"position_ids": self.places}
+        return {"input_ids": self.inputs, "attention_mask": (~self.padding).long(), **places}
+
+
+def relative(a: Tensor, b: Tensor, real: Tensor) -> float:
+    """The largest difference at real tokens, relative to the largest entry there; NaN is infinitely far."""
+    found = float((a - b)[real].abs().max() / b[real].abs().max().clamp(min=1e-300))
+    return math.inf if math.isnan(found) else found

@@ -1,0 +1,68 @@
+"""Who sees whom, and by which angles positions turn, at lengths too long to run the whole network on.
+
+The original's own code prepares both before its first block, from its config. So the original is called with
+blocks that only note what they are given: at 4,000 tokens that costs a mask of 4,000 x 4,000, no weights.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope.errors import ParityError
+from rankscope.nets import Transformer, masks
+from rankscope.nets.positions import rotary_tables
+from rankscope.sources.families import Family
+
+LONGEST = 8300
+"""Tokens: a mask of that size in float64 takes half a gigabyte."""
+TOLERANCE = 1e-9
+
+
+@torch.no_grad()
+def check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: bool, name: str) -> bool:
+    """Compare masks and angles on n tokens, layer by layer; `wrapped`: whether blocks return tuples. False
+    where a block makes them by itself, and nothing can be compared: with other positions than rotary ones."""
+    if net.arch.positions != "rotary":
+        return False
+    tables = rotary_tables(net.arch, n, torch.zeros(1, dtype=torch.float64))
+    visible: dict[Any, Tensor] = {}
+    found = _given(family, core, n, wrapped)
+    if not all("attention_mask" in given and "position_embeddings" in given for given in found):
+        return False
+    for layer, given in enumerate(found):
+        mask = net.arch.mask_of(layer)
+        if mask not in visible:
+            visible[mask] = masks.matrix(mask, n)
+        theirs, angles = given["attention_mask"], given["position_embeddings"]
+        # Eager attention adds the mask to the scores: where there is none, every token sees every other.
+        seen = torch.ones(n, n, dtype=torch.bool) if theirs is None else theirs[0, 0] == 0
+        pairs = zip(tables[layer % len(tables)], angles, strict=True)
+        turned = all(bool(((a - b[0, :, : a.shape[1]]).abs() <= TOLERANCE).all()) for a, b in pairs)
+        if not turned or not torch.equal(seen, visible[mask]):
+            what = "sees other tokens" if turned else "turns positions by other angles"
+            raise ParityError(
+                f"the canonical network must be the original at every length its config names; at {n} tokens "
+                f"layer {layer + 1} of {name} ({family.name}) {what}: its config asks for something this "
+                "family does not map; watch measures it as it is"
+            )
+    return True
+
+
+def _given(family: Family, core: Any, n: int, wrapped: bool) -> list[dict[str, Any]]:
+    """What each block is given by name on n tokens; the core is our own copy."""
+    blocks, noted = family.blocks(core), []
+
+    def note(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        noted.append(kwargs)
+        return (hidden_states,) if wrapped else hidden_states
+
+    for block in blocks:
+        block.forward = note
+    try:
+        ids = torch.ones(1, n, dtype=torch.long)
+        core(input_ids=ids, attention_mask=ids, use_cache=False, return_dict=True)
+    finally:
+        for block in dict.fromkeys(blocks):
+            del block.forward
+    return noted
