@@ -1,5 +1,5 @@
 """Doubled precision: torch tensors of about 32 digits."""
 
-from rankscope.doubled.tensor import Doubled, constant, precision, quotient, rounded
+from rankscope.doubled.tensor import Doubled, constant, nearest, precision, quotient
 
-__all__ = ["Doubled", "constant", "precision", "quotient", "rounded"]
+__all__ = ["Doubled", "constant", "nearest", "precision", "quotient"]

@@ -42,7 +42,7 @@ def product(A: Pair, B: Pair) -> Pair:
             part, place = _product(left, right), (*of_batch, tall, wide)
             if deep.start:
                 part = add(Pair(hi[place], lo[place]), part)
-            hi[place], lo[place] = part
+            hi[place], lo[place] = part.hi, part.low
     return Pair(hi, lo)
 
 

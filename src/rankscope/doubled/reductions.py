@@ -83,7 +83,7 @@ def norm(x: Pair, order: float = 2, dim: Axes = None, keepdim: bool = False) -> 
         return sqrt(total(multiply(x, x), dim, keepdim))
     if order == torch.inf:
         return largest(sizes, dim, keepdim)
-    raise TypeError(f"a norm of doubled precision must be of order 1, 2 or inf; got {order}")
+    raise NotImplementedError(f"a norm of doubled precision must be of order 1, 2 or inf; got {order}")
 
 
 def absolute(x: Pair) -> Pair:

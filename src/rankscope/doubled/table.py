@@ -101,7 +101,7 @@ def moved_to(x: Pair, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     if dtype is torch.bool:
         return x.hi != 0
     if dtype not in (None, torch.float64):
-        raise TypeError(f"doubled precision is not rounded to {dtype} by the way: use to_float64() first")
+        raise NotImplementedError(f"doubled precision is not rounded to {dtype} by the way: use to_float64() first")
     return x.mapped(lambda t: aten._to_copy.default(t, **kwargs))
 
 
@@ -212,7 +212,7 @@ def power(x: Pair, exponent: float) -> Pair:
     if exponent == 0.5:
         return sqrt(x)
     if exponent != int(exponent) or abs(exponent) > 64:
-        raise TypeError(f"doubled precision has whole powers up to 64 and the root; got the power {exponent}")
+        raise NotImplementedError(f"doubled precision has whole powers up to 64 and the root; got the power {exponent}")
     if exponent == 0:
         return paired(torch.ones_like(x.hi))
     raised = reduce(multiply, [x] * abs(int(exponent)))

@@ -70,7 +70,7 @@ class Doubled(Tensor):
             args[0]._write(WRITTEN[operation](*operands, **options), operation)
             return args[0]
         if operation not in TABLE:
-            raise TypeError(
+            raise NotImplementedError(
                 f"doubled precision has no rule for {operation}: add one to rankscope/doubled/table.py, or "
                 "round with to_float64() first"
             )
@@ -80,7 +80,7 @@ class Doubled(Tensor):
         hi, lo = self.pair
         if lo is None:
             if hi._is_view():
-                raise TypeError(f"{operation} writes into a view of exact float64 numbers: clone() it first")
+                raise NotImplementedError(f"{operation} writes into a view of exact float64 numbers: clone() it first")
             lo = torch.zeros_like(hi)
             self.pair = Pair(hi, lo)
         hi.copy_(result.hi)
@@ -99,7 +99,7 @@ def _wrapped(value: Any) -> Any:
     return [_wrapped(each) for each in value] if isinstance(value, list) else value
 
 
-def rounded(tensor: Tensor) -> Tensor:
+def nearest(tensor: Tensor) -> Tensor:
     """An ordinary float64 tensor of a doubled one; others as they are."""
     return tensor.to_float64() if isinstance(tensor, Doubled) else tensor
 
