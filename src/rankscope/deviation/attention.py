@@ -28,6 +28,7 @@ from rankscope.deviation.mlp import affine
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import LOWEST, STEEPEST, WIDEST, Logs, Scaled, saves_a_pass, spread
 from rankscope.deviation.state import Real, State, doubtful
+from rankscope.doubled import quotient
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.positions import by_offset, rotate
@@ -190,7 +191,8 @@ def scores(
         asking = q + Scaled.plain(w.position_bias.expand_as(q.value))
         for part in (_rows(asking, n), dq):
             D = D + Scaled(by_offset(part.value, w, setting.sinusoids), part.log)
-    D, ref = D * (1 / arch.divisor), ref * (1 / arch.divisor)
+    share = quotient(1.0, arch.divisor, zero)
+    D, ref = D * share, ref * share
     if setting.bias is not None:
         D = D + Scaled.plain(setting.bias.expand(len(zero), -1, -1, -1))
     size = D.log_size()

@@ -15,6 +15,7 @@ from torch import Tensor
 from rankscope.deviation.scaled import STEEPEST, Scaled, chosen
 from rankscope.deviation.series import SERIES, VALUES
 from rankscope.deviation.state import State
+from rankscope.doubled import precision
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer, Linear
 
@@ -90,7 +91,8 @@ def _quotient(name: str, Z: Tensor, D: Tensor, reach: float) -> Tensor:
         crosses = (Z[:, None] > 0) != (Z[:, None] + D > 0)
         exact = (torch.relu(Z[:, None] + D) - torch.relu(Z)[:, None]) / D.masked_fill(D == 0, 1.0)
         return torch.where(crosses & (D != 0), exact, slope)
-    order = next(k for k in range(1, 9) if reach**k < 1e-13 or k == 8)
+    enough = 500 * precision(D)
+    order = next(k for k in range(1, 20) if reach**k < enough or k == 19)
     f = SERIES[name](Z, order)
     result = f[order][:, None].expand_as(D)
     for k in range(order - 1, 0, -1):

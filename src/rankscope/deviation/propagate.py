@@ -12,11 +12,13 @@ from rankscope.deviation.norms import has_rule, normalise
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import Real, State
+from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import traverse
+from rankscope.nets.weights import converted
 
 KERNELS = ("softmax", "gaussian", "uniform")
 """Kernels whose rows sum to one and come from a softmax: the rule of `attention.py` is theirs."""
@@ -45,8 +47,13 @@ def without_rule(net: Transformer) -> list[str]:
     return found + [part.name for part in arch.parts if not hasattr(part, Deviation.name)]
 
 
-def propagate(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Iterator[DeviationStep]:
+def propagate(
+    net: Transformer, X: Tensor, padding: Tensor | None = None, *, doubled: bool = False
+) -> Iterator[DeviationStep]:
     """The forward pass as `X = 1 x^T + e^s R`, in float64 whatever the network's dtype.
+
+    `doubled`: by the same rules in doubled precision (about 32 digits), weights and tokens taken as they are;
+    `rounded` makes an ordinary step of what comes.
 
     >>> from rankscope.nets import Architecture, named_variant
     >>> san = named_variant(Transformer.random(Architecture(layers=8, width=64, heads=4)), "san")
@@ -60,7 +67,8 @@ def propagate(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Ite
             f"that have one: {', '.join(KERNELS)}): use arithmetic='float64'"
         )
     net = net.to(torch.float64)
-    X, real, order = net.prepared(X.to(dtype=torch.float64, device=net.device), padding)
+    X = X.to(dtype=torch.float64, device=net.device)
+    X, real, order = net.prepared(Doubled.of(X) if doubled else X, padding)
     rules = Deviation(net.arch, Setting.of(net.arch, net.weights, X, real))
     state = State.of(X, real)
     yield _restored(DeviationStep(0, state, None), order)
@@ -68,8 +76,15 @@ def propagate(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Ite
         if not X.shape[1]:
             yield DeviationStep(block.index + 1, state, _nothing(net, state))
             continue
+        if doubled:
+            block = replace(block, weights=converted(block.weights, Doubled.of))
         state, P, heads = traverse(block, rules, state)
         yield _restored(DeviationStep(block.index + 1, state, P, heads), order)
+
+
+def rounded(step: DeviationStep) -> DeviationStep:
+    """A step of doubled precision as an ordinary one, every number the nearest float64."""
+    return DeviationStep(*(converted(part, nearest) for part in step))
 
 
 def _nothing(net: Transformer, state: State) -> Attention:

@@ -67,7 +67,7 @@ class Scaled:
         value = self.at(log)
         return Scaled(torch.addcmul(value, other.value, spread((other.log - log).exp(), other.value)), log)
 
-    def __mul__(self, factor: float) -> "Scaled":
+    def __mul__(self, factor: float | Tensor) -> "Scaled":
         return self if factor == 1.0 else Scaled(self.value * factor, self.log)
 
     def at(self, log: Logs) -> Float[Tensor, "batch ..."]:

@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, chosen, saves_a_pass
+from rankscope.doubled import precision
 
-EPS = math.log(torch.finfo(torch.float64).eps)
 LOSS = math.log(1e4)
 APART = 0.5
 """Largest deviation, in lengths of the mean, up to which a mean is kept apart."""
@@ -86,7 +86,7 @@ class State:
         from a mean that has been rounded."""
         real = Real(rows)
         whole = Scaled.plain(real.cleared(X)).normalised()
-        doubt = torch.full_like(whole.log, EPS)
+        doubt = torch.full_like(whole.log, math.log(precision(X)))
         if not X.shape[1]:
             return cls(Scaled.plain(X.new_zeros(len(X), X.shape[2])), whole, real, doubt)
         x = X[torch.arange(len(X), device=X.device), real.first]
