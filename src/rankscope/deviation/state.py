@@ -21,6 +21,7 @@ from torch import Tensor
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, chosen, saves_a_pass
 from rankscope.doubled import precision
 
+EPS = math.log(torch.finfo(torch.float64).eps)
 LOSS = math.log(1e4)
 APART = 0.5
 """Largest deviation, in lengths of the mean, up to which a mean is kept apart."""

@@ -95,7 +95,7 @@ def _reduced(x: Pair) -> tuple[Tensor, Pair]:
         w = times(w, s)
     at, less = _exponentials(h.device)
     index = (j + FINE).long()
-    return k, plus(less.mapped(lambda t: t.take(index)), times(w, at.mapped(lambda t: t.take(index))))
+    return k, larger_plus(less.mapped(lambda t: t.take(index)), times(w, at.mapped(lambda t: t.take(index))))
 
 
 @cache
@@ -210,7 +210,7 @@ def erfc(x: Pair) -> Pair:
         high = high.mul_(t.hi).add_(table[0, n].take(index))
     y = Pair(high)
     for n in range(IN_PAIRS - 1, -1, -1):
-        y = plus(Pair(table[0, n].take(index), table[1, n].take(index)), times(t, y))
+        y = larger_plus(Pair(table[0, n].take(index), table[1, n].take(index)), times(t, y))
     found = times(y, _gauss(a))
     beyond = minus(_point(2, a.hi), found)
     left = x.hi < 0

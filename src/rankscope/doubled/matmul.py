@@ -18,7 +18,7 @@ from itertools import product as combinations
 import torch
 from torch import Tensor
 
-from rankscope.doubled.pairs import Pair, add, plus, power_of_two, two_sum
+from rankscope.doubled.pairs import Pair, add, power_of_two, two_sum
 
 DEEPEST, WIDEST, TALLEST = 1024, 4096, 256
 """Most inner entries, columns and rows that are taken at a time."""
@@ -87,7 +87,7 @@ def _product(A: _Slices, B: _Slices) -> Pair:
     first, second, third, last = (_summed(level) for level in levels)
     total = Pair(torch.zeros_like(A.scale * B.scale) if first is None else first)
     for part in (second, third, last):
-        total = total if part is None else plus(total, Pair(part))
+        total = total if part is None else add(total, Pair(part))
     return total.mapped(lambda t: t * A.scale * B.scale)
 
 

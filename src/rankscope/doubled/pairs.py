@@ -8,7 +8,7 @@ float64, and with it sums, products, quotients and roots of pairs come out to a 
 import math
 from collections.abc import Callable, Iterator
 from functools import wraps
-from itertools import product
+from itertools import product, zip_longest
 from typing import NamedTuple
 
 import torch
@@ -78,7 +78,7 @@ def plus(a: Pair, b: Pair) -> Pair:
 
 
 def larger_plus(a: Pair, b: Pair) -> Pair:
-    """a + b where |a| is twice |b| or more: no digits cancel."""
+    """a + b where |a| is twice |b| or more, or zero: few digits cancel."""
     s, e = quick_two_sum(a.hi, b.hi)
     assert e is not None
     for lo in (a.lo, b.lo):
@@ -151,7 +151,7 @@ def elementwise(plain: Callable[..., Tensor]) -> Callable[[Kernel], Kernel]:
     def of(kernel: Kernel) -> Kernel:
         @wraps(kernel)
         def whole(*operands: Pair) -> Pair:
-            shape = torch.broadcast_shapes(*(a.hi.shape for a in operands))
+            shape = _common([a.hi.shape for a in operands])
             if math.prod(shape) <= BLOCK or operands[0].hi.device.type != "cpu":
                 return _finite(kernel(*operands), operands, plain)
             hi, lo = operands[0].hi.new_empty(shape), operands[0].hi.new_empty(shape)
@@ -165,6 +165,12 @@ def elementwise(plain: Callable[..., Tensor]) -> Callable[[Kernel], Kernel]:
     return of
 
 
+def _common(shapes: list[torch.Size]) -> tuple[int, ...]:
+    """The shape that all are broadcast to (torch's own function for it loads sympy)."""
+    axes = zip_longest(*(reversed(shape) for shape in shapes), fillvalue=1)
+    return tuple(next((size for size in sizes if size != 1), 1) for sizes in axes)[::-1]
+
+
 def _finite(result: Pair, operands: tuple[Pair, ...], plain: Callable[..., Tensor]) -> Pair:
     hi, lo = result.hi, result.low
     if math.isfinite(lo.sum()):  # one pass; an infinite hi leaves nan in lo
@@ -173,7 +179,7 @@ def _finite(result: Pair, operands: tuple[Pair, ...], plain: Callable[..., Tenso
     return Pair(torch.where(bad, plain(*(a.hi for a in operands)), hi), lo.masked_fill(bad, 0.0))
 
 
-def _blocks(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
+def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
     """Places that cover a tensor, of at most BLOCK entries each."""
     inner, axis = 1, len(shape) - 1
     while axis > 0 and inner * shape[axis] <= BLOCK:
@@ -181,7 +187,7 @@ def _blocks(shape: torch.Size) -> Iterator[tuple[slice, ...]]:
     step = max(1, BLOCK // inner)
     outer = [[slice(i, i + 1) for i in range(size)] for size in shape[:axis]]
     runs = [slice(i, i + step) for i in range(0, shape[axis], step)]
-    yield from product(*outer, runs)
+    yield from product(*outer, runs, *[[slice(None)]] * (len(shape) - 1 - axis))
 
 
 def _cut(t: Tensor, index: tuple[slice, ...]) -> Tensor:
