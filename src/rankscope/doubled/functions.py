@@ -83,7 +83,9 @@ def _reduced(x: Pair) -> tuple[Tensor, Pair]:
     k = (h / parts("ln 2")[0]).round()
     first, second, third = _ln2_parts()
     r = two_sum(h - k * first, k * -second)  # the first difference is exact
-    r = plus(r if x.lo is None else plus(r, Pair(x.lo)), Pair(k * -third))
+    if x.lo is not None:
+        r = plus(r, Pair(x.lo.clamp(-1e-9, 1e-9)))  # larger only where hi was cut off
+    r = plus(r, Pair(k * -third))
     j = (r.hi * FINE).round()
     s = plus(r, Pair(j / -FINE))
     tail = torch.zeros_like(h)
