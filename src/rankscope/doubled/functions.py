@@ -43,7 +43,7 @@ def number(name: str, like: Tensor) -> Pair:
 
 
 def _point(value: float, like: Tensor) -> Pair:
-    return Pair(like.new_tensor(float(value)))
+    return Pair(like.new_tensor(value))
 
 
 @cache
@@ -59,8 +59,7 @@ def _ln2_parts() -> tuple[float, float, float]:
 @cache
 def _exponentials(device: torch.device) -> tuple[Pair, Pair]:
     tables = [
-        torch.tensor(table, dtype=torch.float64, device=device).T.contiguous()
-        for table in exponentials(FINE)
+        torch.tensor(table, dtype=torch.float64, device=device).T.contiguous() for table in exponentials(FINE)
     ]
     return Pair(*tables[0]), Pair(*tables[1])
 
@@ -123,14 +122,14 @@ def _marked(result: Pair, x: Tensor) -> Pair:
 def exp(x: Pair) -> Pair:
     """e^x."""
     k, m = _reduced(x)
-    return _marked(scaled(larger_plus(_point(1, m.hi), m), k.long()), x.hi)
+    return _marked(scaled(larger_plus(_point(1.0, m.hi), m), k.long()), x.hi)
 
 
 @elementwise(torch.expm1)
 def expm1(x: Pair) -> Pair:
     """e^x - 1, also relative to itself near zero."""
     k, m = _reduced(x)
-    one = _point(1, m.hi)
+    one = _point(1.0, m.hi)
     far = minus(scaled(larger_plus(one, m), k.long()), one)
     here = k == 0
     return _marked(Pair(torch.where(here, m.hi, far.hi), torch.where(here, m.low, far.low)), x.hi)
@@ -165,7 +164,7 @@ def log1p(x: Pair) -> Pair:
     """log(1 + x), also relative to itself near zero."""
     near = x.hi.abs() < 0.4
     inside = x.mapped(lambda t: t.masked_fill(~near, 0.0))
-    close, far = _log1p_near(inside), _log(plus(_point(1, x.hi), x))
+    close, far = _log1p_near(inside), _log(plus(_point(1.0, x.hi), x))
     return _marked(
         Pair(torch.where(near, close.hi, far.hi), torch.where(near, close.low, far.low)), x.hi.log1p()
     )
@@ -180,7 +179,7 @@ def _below_zero(x: Pair) -> Pair:
 def sigmoid(x: Pair) -> Pair:
     """1 / (1 + e^-x), small on the left to full relative precision."""
     k, m = _reduced(_below_zero(x))
-    one = _point(1, m.hi)
+    one = _point(1.0, m.hi)
     e = scaled(larger_plus(one, m), k.long())
     above = Pair(torch.where(x.hi > 0, 1.0, e.hi), e.low.masked_fill(x.hi > 0, 0.0))
     return _marked(over(above, plus(one, e)), x.hi)
@@ -190,11 +189,11 @@ def sigmoid(x: Pair) -> Pair:
 def tanh(x: Pair) -> Pair:
     """`-m / (2 + m)` with m = e^(-2|x|) - 1, and the sign of x."""
     k, m = _reduced(_below_zero(x).mapped(lambda t: 2 * t))
-    one = _point(1, m.hi)
+    one = _point(1.0, m.hi)
     far = minus(scaled(larger_plus(one, m), k.long()), one)
     here = k == 0
     m = Pair(torch.where(here, m.hi, far.hi), torch.where(here, m.low, far.low))
-    t = over(m, plus(_point(2, m.hi), m))
+    t = over(m, plus(_point(2.0, m.hi), m))
     return _marked(t.mapped(lambda part: torch.where(x.hi > 0, -part, part)), x.hi)
 
 
@@ -214,7 +213,7 @@ def erfc(x: Pair) -> Pair:
     for n in range(IN_PAIRS - 1, -1, -1):
         y = larger_plus(Pair(table[0, n].take(index), table[1, n].take(index)), times(t, y))
     found = times(y, _gauss(a))
-    beyond = minus(_point(2, a.hi), found)
+    beyond = minus(_point(2.0, a.hi), found)
     left = x.hi < 0
     return _marked(
         Pair(torch.where(left, beyond.hi, found.hi), torch.where(left, beyond.low, found.low)), x.hi
@@ -233,5 +232,5 @@ def _gauss(x: Pair) -> Pair:
     else:
         last = torch.zeros_like(square)
     k, m = _reduced(Pair(-square, -e))
-    found = scaled(larger_plus(_point(1, m.hi), m), k.long())
+    found = scaled(larger_plus(_point(1.0, m.hi), m), k.long())
     return Pair(found.hi, found.low.addcmul(found.hi, last, value=-1))

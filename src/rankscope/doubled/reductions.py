@@ -74,7 +74,7 @@ def place_of_largest(x: Pair, dim: int | None = None, keepdim: bool = False) -> 
     return found.to(torch.int8).argmax(dim, keepdim=keepdim)
 
 
-def norm(x: Pair, order: float = 2, dim: Axes = None, keepdim: bool = False) -> Pair:
+def norm(x: Pair, order: int | float = 2, dim: Axes = None, keepdim: bool = False) -> Pair:
     """The 1-, 2- or largest-entry norm."""
     sizes = absolute(x)
     if order == 1:

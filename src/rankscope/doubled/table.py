@@ -14,6 +14,7 @@ from rankscope.doubled.pairs import Pair, add, divide, multiply, negative, sqrt,
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
+Number = int | float
 TABLE: dict[Any, Rule] = {}
 
 
@@ -33,7 +34,9 @@ def paired(value: Any, like: Pair | None = None) -> Pair:
         return value
     if isinstance(value, Tensor):
         return Pair(value.to(torch.float64))
-    return Pair(torch.tensor(float(value), dtype=torch.float64, device=None if like is None else like.hi.device))
+    return Pair(
+        torch.tensor(float(value), dtype=torch.float64, device=None if like is None else like.hi.device)
+    )
 
 
 def together(a: Any, b: Any) -> tuple[Pair, Pair]:
@@ -77,8 +80,8 @@ def moving(operation: Callable[..., Any]) -> Rule:
 
 for moved in (
     aten.alias.default, aten.cat.default, aten.detach.default, aten.diagonal.default, aten.expand.default,
-    aten.flip.default, aten.gather.default, aten.index.Tensor, aten.index_select.default, aten.permute.default,
-    aten.repeat.default, aten.roll.default, aten.scatter.src, aten.select.int, aten.slice.Tensor,
+    aten.flip.default, aten.gather.default, aten.index.Tensor, aten.index_select.default,
+    aten.permute.default, aten.repeat.default, aten.roll.default, aten.scatter.src, aten.select.int, aten.slice.Tensor,
     aten.split.Tensor, aten.split_with_sizes.default, aten.squeeze.default, aten.squeeze.dim,
     aten.squeeze.dims, aten.stack.default, aten.t.default, aten.transpose.int, aten.tril.default,
     aten.triu.default, aten.unbind.int, aten.unfold.default, aten.unsqueeze.default, aten.where.self,
@@ -101,7 +104,9 @@ def moved_to(x: Pair, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     if dtype is torch.bool:
         return x.hi != 0
     if dtype not in (None, torch.float64):
-        raise NotImplementedError(f"doubled precision is not rounded to {dtype} by the way: use to_float64() first")
+        raise NotImplementedError(
+            f"doubled precision is not rounded to {dtype} by the way: use to_float64() first"
+        )
     return x.mapped(lambda t: aten._to_copy.default(t, **kwargs))
 
 
@@ -124,7 +129,7 @@ for made in (
 
 
 @rule(aten.masked_fill.Scalar)
-def masked_fill(x: Pair, mask: Tensor, value: float) -> Pair:
+def masked_fill(x: Pair, mask: Tensor, value: Number) -> Pair:
     """A number where the mask is."""
     return Pair(x.hi.masked_fill(mask, value), None if x.lo is None else x.lo.masked_fill(mask, 0.0))
 
@@ -143,13 +148,13 @@ def choose(pick: Tensor, a: Any, b: Any) -> Pair:
 
 
 @rule(aten.scatter.value)
-def scatter(x: Pair, dim: int, index: Tensor, value: float) -> Pair:
+def scatter(x: Pair, dim: int, index: Tensor, value: Number) -> Pair:
     """A number at places of an axis."""
     return Pair(x.hi.scatter(dim, index, value), None if x.lo is None else x.lo.scatter(dim, index, 0.0))
 
 
 @rule(aten.fill.Scalar)
-def fill(x: Pair, value: float) -> Pair:
+def fill(x: Pair, value: Number) -> Pair:
     """A number everywhere."""
     return Pair(torch.full_like(x.hi, value), torch.zeros_like(x.hi))
 
@@ -164,20 +169,20 @@ def copied(x: Pair, source: Any, non_blocking: bool = False) -> Pair:
 
 
 @rule(aten.add.Tensor, aten.add.Scalar)
-def plus(a: Any, b: Any, *, alpha: float = 1) -> Pair:
+def plus(a: Any, b: Any, *, alpha: Number = 1) -> Pair:
     """a + alpha b."""
     one, other = together(a, b)
     return add(one, other if alpha == 1 else multiply(other, paired(alpha, other)))
 
 
 @rule(aten.sub.Tensor, aten.sub.Scalar)
-def minus(a: Any, b: Any, *, alpha: float = 1) -> Pair:
+def minus(a: Any, b: Any, *, alpha: Number = 1) -> Pair:
     """a - alpha b."""
     return plus(a, b, alpha=-1) if alpha != 1 else subtract(*together(a, b))
 
 
 @rule(aten.rsub.Scalar, aten.rsub.Tensor)
-def minus_reversed(a: Any, b: Any, alpha: float = 1) -> Pair:
+def minus_reversed(a: Any, b: Any, alpha: Number = 1) -> Pair:
     """b - alpha a."""
     return minus(b, a, alpha=alpha)
 
@@ -195,7 +200,7 @@ def over(a: Any, b: Any) -> Pair:
 
 
 @rule(aten.addcmul.default)
-def plus_product(x: Any, a: Any, b: Any, *, value: float = 1) -> Pair:
+def plus_product(x: Any, a: Any, b: Any, *, value: Number = 1) -> Pair:
     """x + value a b."""
     return plus(x, times(a, b), alpha=value)
 
@@ -207,12 +212,14 @@ def reciprocal(x: Pair) -> Pair:
 
 
 @rule(aten.pow.Tensor_Scalar)
-def power(x: Pair, exponent: float) -> Pair:
+def power(x: Pair, exponent: Number) -> Pair:
     """Whole powers by products, and the root."""
     if exponent == 0.5:
         return sqrt(x)
     if exponent != int(exponent) or abs(exponent) > 64:
-        raise NotImplementedError(f"doubled precision has whole powers up to 64 and the root; got the power {exponent}")
+        raise NotImplementedError(
+            f"doubled precision has whole powers up to 64 and the root; got the power {exponent}"
+        )
     if exponent == 0:
         return paired(torch.ones_like(x.hi))
     raised = reduce(multiply, [x] * abs(int(exponent)))
@@ -239,7 +246,7 @@ def dot(u: Any, v: Any) -> Pair:
 
 
 @rule(aten.addmm.default, aten.baddbmm.default)
-def plus_matrix_product(x: Any, A: Any, B: Any, *, beta: float = 1, alpha: float = 1) -> Pair:
+def plus_matrix_product(x: Any, A: Any, B: Any, *, beta: Number = 1, alpha: Number = 1) -> Pair:
     """beta x + alpha A B."""
     x = x if beta == 1 else times(paired(x), beta)
     return plus(x, matrix_product(A, B), alpha=alpha)
@@ -342,6 +349,7 @@ WRITTEN = {
     aten.addcmul_.default: plus_product,
     aten.masked_fill_.Scalar: masked_fill,
     aten.fill_.Scalar: fill,
+    aten.fill_.Tensor: copied,
     aten.copy_.default: copied,
     aten.zero_.default: lambda x: fill(x, 0.0),
     aten.neg_.default: negative,
