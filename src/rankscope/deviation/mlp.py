@@ -15,7 +15,7 @@ from torch import Tensor
 from rankscope.deviation.scaled import STEEPEST, Scaled, chosen
 from rankscope.deviation.series import SERIES, VALUES
 from rankscope.deviation.state import State
-from rankscope.doubled import precision
+from rankscope.doubled import near_log, precision
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer, Linear
 
@@ -53,7 +53,7 @@ def affine(x: Scaled, linear: Linear) -> Scaled:
 def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
     """(act(z), act(z + d) - act(z)), z `[batch, width]`, d `[batch, token, width]`."""
     size = d.largest()
-    log = torch.maximum(z.normalised().log, d.log + size.clamp(min=1e-300).log())
+    log = torch.maximum(z.normalised().log, d.log + near_log(size.clamp(min=1e-300)))
     outside = log - log.clamp(-REACH, REACH)
     # Drawn out of the activation: all of it where it is linear; nothing where it is constant.
     drawn = outside.clamp(max=0.0) if name == "tanh" else outside

@@ -14,6 +14,7 @@ from rankscope.doubled.constants import exponentials, parts, scaled_erfc_series
 from rankscope.doubled.pairs import (
     Pair,
     elementwise,
+    halves,
     larger_plus,
     minus,
     negative,
@@ -90,10 +91,9 @@ def _reduced(x: Pair) -> tuple[Tensor, Pair]:
     tail = torch.zeros_like(h)
     for n in range(11, 5, -1):
         tail = tail.mul_(s.hi).add_(1 / math.factorial(n))
-    w = Pair(tail * s.hi)
+    w, split = Pair(tail * s.hi), halves(s.hi)
     for n in range(5, 0, -1):
-        w = larger_plus(_fraction(n, h), w)
-        w = times(w, s)
+        w = times(larger_plus(_fraction(n, h), w), s, split)
     at, less = _exponentials(h.device)
     index = (j + FINE).long()
     return k, larger_plus(less.mapped(lambda t: t.take(index)), times(w, at.mapped(lambda t: t.take(index))))
@@ -209,9 +209,9 @@ def erfc(x: Pair) -> Pair:
     high = torch.zeros_like(a.hi)
     for n in range(ORDER, IN_PAIRS - 1, -1):
         high = high.mul_(t.hi).add_(table[0, n].take(index))
-    y = Pair(high)
+    y, split = Pair(high), halves(t.hi)
     for n in range(IN_PAIRS - 1, -1, -1):
-        y = larger_plus(Pair(table[0, n].take(index), table[1, n].take(index)), times(t, y))
+        y = larger_plus(Pair(table[0, n].take(index), table[1, n].take(index)), times(y, t, split))
     found = times(y, _gauss(a))
     beyond = minus(_point(2.0, a.hi), found)
     left = x.hi < 0

@@ -55,11 +55,12 @@ def halves(a: Tensor) -> tuple[Tensor, Tensor]:
     return high, a - high
 
 
-def two_prod(a: Tensor, b: Tensor) -> Pair:
+def two_prod(a: Tensor, b: Tensor, halves_of_b: tuple[Tensor, Tensor] | None = None) -> Pair:
     """a * b exactly (unless its last bits are below 1e-308). The four products are exact, so that it does not
     matter whether `addcmul` fuses."""
     p = a * b
-    (ah, al), (bh, bl) = halves(a), halves(b)
+    ah, al = halves(a)
+    bh, bl = halves_of_b or halves(b)
     e = torch.addcmul(p.neg(), ah, bh)
     return Pair(p, e.addcmul_(ah, bl).addcmul_(al, bh).addcmul_(al, bl))
 
@@ -96,9 +97,9 @@ def negative(a: Pair) -> Pair:
     return a.mapped(torch.neg)
 
 
-def times(a: Pair, b: Pair) -> Pair:
-    """a * b."""
-    p, e = two_prod(a.hi, b.hi)
+def times(a: Pair, b: Pair, halves_of_b: tuple[Tensor, Tensor] | None = None) -> Pair:
+    """a * b; halves of b's hi that are known need not be taken again."""
+    p, e = two_prod(a.hi, b.hi, halves_of_b)
     assert e is not None
     if a.lo is not None:
         e.addcmul_(a.lo, b.hi)

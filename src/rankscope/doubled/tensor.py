@@ -122,6 +122,12 @@ def quotient(above: int | float, below: int | float, like: Tensor) -> Any:
     return Doubled(Pair(like.hi.new_tensor(float(above)))) / below
 
 
+def near_log(tensor: Tensor) -> Tensor:
+    """Some number near the log, to 16 digits and taken as it is: enough for the log of a scale that one may
+    choose."""
+    return Doubled.of(tensor.hi.log()) if isinstance(tensor, Doubled) else tensor.log()
+
+
 def precision(like: Tensor) -> float:
     """The relative rounding of one operation on such a tensor: 2^-52, or 2^-104 of a doubled one."""
     return 2.0**-104 if isinstance(like, Doubled) else torch.finfo(torch.float64).eps
