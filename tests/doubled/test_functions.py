@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankscope.doubled import Doubled, constant
+from rankscope.doubled import Doubled, constant, nearest
 from tests.doubled.numbers import drawn, numbers, off
 
 FUNCTIONS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Any]]] = {
@@ -86,7 +86,7 @@ def test_ends_of_the_range_are_those_of_float64(function: Any) -> None:
 
 def test_an_exponent_far_beyond_the_range_has_a_low_part() -> None:
     x = Doubled.of(torch.tensor([-1e300, 1e300], dtype=torch.float64)) / 3
-    assert x.exp().hi.tolist() == [0.0, math.inf]
+    assert nearest(x.exp()).tolist() == [0.0, math.inf]
 
 
 @pytest.mark.parametrize("order", [1, 2, torch.inf])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import State, finish, propagate, rounded
-from rankscope.doubled import Doubled
+from rankscope.doubled import Doubled, nearest
 from rankscope.nets import Architecture, Transformer
 from tests.builders import awake, normal
 from tests.deviation.reference import Network, Rows
@@ -62,7 +62,7 @@ CHOICES: dict[str, list[Any]] = {
 rule takes rotations to keep lengths, which rounded cosines and sines do to 16 digits.)"""
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(7))
 def test_states_to_thirty_digits(number: int) -> None:
     fields = {name: values[number % len(values)] for name, values in CHOICES.items()}
     net = awake(Architecture(**SMALL, **fields), number)
@@ -74,9 +74,7 @@ def test_states_to_thirty_digits(number: int) -> None:
 @pytest.mark.parametrize("activation", CHOICES["activation"])
 @pytest.mark.parametrize("positions", CHOICES["positions"])
 def test_every_activation_and_position_with_every_norm(positions: Any, activation: Any) -> None:
-    others = itertools.product(
-        CHOICES["norm"], CHOICES["norm_place"], ["plain", "gated"], ["complete", "causal"]
-    )
+    others = itertools.product(CHOICES["norm"], CHOICES["norm_place"], CHOICES["mlp"], ["complete", "causal"])
     for seed, (norm, place, mlp, mask) in enumerate(others):
         arch = Architecture(**SMALL, positions=positions, activation=activation, norm=norm, norm_place=place,
                             mlp=mlp, mask=mask)  # fmt: skip
@@ -95,7 +93,7 @@ def test_pure_attention_far_below_floating_point(norm: Any) -> None:
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"])
-@pytest.mark.parametrize("apart", [1e-2, 1e-7, 1e-25])
+@pytest.mark.parametrize("apart", [1e-2, 1e-20])
 def test_tokens_that_hardly_differ(activation: str, apart: float) -> None:
     """Where a series takes the place of a difference."""
     arch = Architecture(**{**SMALL, "layers": 1}, norm="rms", activation=activation)
@@ -127,12 +125,12 @@ def test_padding_and_rounding() -> None:
         assert float(other.state.doubt.amax()) < math.log(1e-25)
     done = finish(net, other.state)
     assert isinstance(done.R.value, Doubled)
-    assert torch.allclose(done.tokens().hi, finish(net, one.state).tokens(), rtol=1e-12, atol=1e-13)
+    assert torch.allclose(nearest(done.tokens()), finish(net, one.state).tokens(), rtol=1e-12, atol=1e-13)
 
 
 def test_equal_tokens_and_no_tokens() -> None:
     net = awake(Architecture(**SMALL), 4)
     *_, last = propagate(net, normal(1, 1, 4).expand(1, 5, 4), doubled=True)
-    assert not bool(last.state.R.value.hi.any())
+    assert not bool(nearest(last.state.R.value).any())
     *_, none = propagate(net, normal(1, 0, 4), doubled=True)
     assert none.state.R.value.shape == (1, 0, 4)

@@ -87,12 +87,12 @@ def test_an_operation_without_a_rule_is_named() -> None:
 def test_nan_and_infinity() -> None:
     x = Doubled.of(torch.tensor([math.nan, math.inf, -math.inf, 1.0], dtype=torch.float64))
     assert torch.equal(x.isnan(), x.hi.isnan()) and torch.equal(x.isfinite(), x.hi.isfinite())
-    assert x.nan_to_num(nan=2.0, posinf=3.0, neginf=-3.0).hi.tolist() == [2.0, 3.0, -3.0, 1.0]
+    assert nearest(x.nan_to_num(nan=2.0, posinf=3.0, neginf=-3.0)).tolist() == [2.0, 3.0, -3.0, 1.0]
     assert torch.equal((x - 1).logsumexp(0).isnan(), torch.tensor(True))
     shut = torch.full((2, 3), -math.inf, dtype=torch.float64)
     assert bool(Doubled.of(shut).log_softmax(-1).isnan().all())
     shut[0, 1] = 0.5
-    assert Doubled.of(shut)[0].log_softmax(-1).hi.tolist() == [-math.inf, 0.0, -math.inf]
+    assert nearest(Doubled.of(shut)[0].log_softmax(-1)).tolist() == [-math.inf, 0.0, -math.inf]
 
 
 def test_rounding_and_precision() -> None:

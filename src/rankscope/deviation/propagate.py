@@ -84,7 +84,12 @@ def propagate(
 
 def rounded(step: DeviationStep) -> DeviationStep:
     """A step of doubled precision as an ordinary one, every number the nearest float64."""
-    return DeviationStep(*(converted(part, nearest) for part in step))
+    return DeviationStep(
+        step.layer,
+        converted(step.state, nearest),
+        converted(step.attention, nearest),
+        converted(step.heads, nearest),
+    )
 
 
 def _nothing(net: Transformer, state: State) -> Attention:

@@ -97,7 +97,6 @@ def _summed(pairs: list[tuple[Tensor | None, Tensor | None]]) -> Tensor | None:
         if a is None or b is None:
             continue
         if found is None:
-            found = a @ b
-        else:
-            found = found.addmm_(a, b) if found.ndim == 2 else found.baddbmm_(a, b)
+            found = a.new_zeros(*a.shape[:-1], b.shape[-1])
+        found = found.addmm_(a, b) if a.ndim == 2 else found.baddbmm_(a, b)
     return found

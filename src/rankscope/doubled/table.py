@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope.doubled import functions, reductions
 from rankscope.doubled.matmul import product
-from rankscope.doubled.pairs import Pair, add, divide, multiply, negative, sqrt, subtract
+from rankscope.doubled.pairs import Pair, add, divide, multiply, negative, no_type_check, sqrt, subtract
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -28,6 +28,7 @@ def rule(*operations: Any) -> Callable[[Rule], Rule]:
     return register
 
 
+@no_type_check
 def paired(value: Any, like: Pair | None = None) -> Pair:
     """A float64 tensor or a Python number, as it is."""
     if isinstance(value, Pair):
@@ -39,6 +40,7 @@ def paired(value: Any, like: Pair | None = None) -> Pair:
     )
 
 
+@no_type_check
 def together(a: Any, b: Any) -> tuple[Pair, Pair]:
     """Two operands, either of which may be no pair."""
     like = a if isinstance(a, Pair) else b
@@ -48,6 +50,7 @@ def together(a: Any, b: Any) -> tuple[Pair, Pair]:
 # Entries moved, chosen or repeated: the same for hi and for lo.
 
 
+@no_type_check
 def _part(value: Any, low: bool) -> Any:
     if isinstance(value, Pair):
         return value.low if low else value.hi
@@ -58,6 +61,7 @@ def _part(value: Any, low: bool) -> Any:
     return value
 
 
+@no_type_check
 def _exact(value: Any) -> bool:
     """No lo anywhere in it."""
     if isinstance(value, Pair):
@@ -68,6 +72,7 @@ def _exact(value: Any) -> bool:
 def moving(operation: Callable[..., Any]) -> Rule:
     """An operation that moves entries and computes nothing."""
 
+    @no_type_check
     def function(*args: Any, **kwargs: Any) -> Any:
         hi = operation(*_part(args, False), **kwargs)
         lo = None if _exact(args) else operation(*_part(args, True), **kwargs)
@@ -81,7 +86,8 @@ def moving(operation: Callable[..., Any]) -> Rule:
 for moved in (
     aten.alias.default, aten.cat.default, aten.detach.default, aten.diagonal.default, aten.expand.default,
     aten.flip.default, aten.gather.default, aten.index.Tensor, aten.index_select.default,
-    aten.permute.default, aten.repeat.default, aten.roll.default, aten.scatter.src, aten.select.int, aten.slice.Tensor,
+    aten.permute.default, aten.repeat.default, aten.roll.default, aten.scatter.src, aten.select.int,
+    aten.slice.Tensor,
     aten.split.Tensor, aten.split_with_sizes.default, aten.squeeze.default, aten.squeeze.dim,
     aten.squeeze.dims, aten.stack.default, aten.t.default, aten.transpose.int, aten.tril.default,
     aten.triu.default, aten.unbind.int, aten.unfold.default, aten.unsqueeze.default, aten.where.self,
@@ -114,6 +120,7 @@ def moved_to(x: Pair, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
 
 
 def _made(operation: Any) -> Rule:
+    @no_type_check
     def function(x: Pair, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
         hi = operation(x.hi, *args, dtype=dtype, **kwargs)
         return Pair(hi, torch.zeros_like(hi)) if hi.dtype is torch.float64 else hi
@@ -301,6 +308,7 @@ TABLE |= {
 
 
 def _compared(strict: Callable[[Any, Any], Tensor], last: Callable[[Any, Any], Tensor]) -> Rule:
+    @no_type_check
     def function(a: Any, b: Any) -> Tensor:
         one, other = together(a, b)
         return strict(one.hi, other.hi) | ((one.hi == other.hi) & last(one.low, other.low))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rankscope.doubled.constants import parts
-from rankscope.doubled.pairs import Pair
+from rankscope.doubled.pairs import Pair, no_type_check
 from rankscope.doubled.table import TABLE, WRITTEN
 
 
@@ -28,6 +28,7 @@ class Doubled(Tensor):
     pair: Pair
 
     @staticmethod
+    @no_type_check
     def __new__(cls, pair: Pair) -> "Doubled":
         """A tensor that torch takes for a float64 one of the shape of hi."""
         hi = pair.hi
@@ -37,6 +38,7 @@ class Doubled(Tensor):
         made.pair = pair
         return made
 
+    @no_type_check
     def __init__(self, pair: Pair) -> None:
         super().__init__()
 
@@ -59,13 +61,16 @@ class Doubled(Tensor):
         """Rounded, as an ordinary tensor."""
         return self.pair.hi
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Doubled(hi={self.pair.hi}, lo={self.pair.lo})"
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    @no_type_check
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         operands, options = [_opened(each) for each in args], kwargs or {}
         if operation in WRITTEN:
             args[0]._write(WRITTEN[operation](*operands, **options), operation)
@@ -85,12 +90,14 @@ class Doubled(Tensor):
         lo.copy_(result.low)
 
 
+@no_type_check
 def _opened(value: Any) -> Any:
     if isinstance(value, Doubled):
         return value.pair
     return [_opened(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
+@no_type_check
 def _wrapped(value: Any) -> Any:
     if isinstance(value, Pair):
         return Doubled(value)
