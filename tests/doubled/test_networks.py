@@ -82,18 +82,26 @@ def test_every_activation_and_position_with_every_norm(positions: Any, activatio
             assert error < 1e-29, arch
 
 
-@pytest.mark.parametrize("norm", ["none", "layer"])
-def test_pure_attention_far_below_floating_point(norm: Any) -> None:
+def test_pure_attention_far_below_floating_point() -> None:
     """Each layer cubes the residual, and with it triples its relative error."""
-    arch = Architecture(**{**SMALL, "layers": 6}, norm=norm, mlp="none", attention_skip=0.0, biases=False)
+    arch = Architecture(**{**SMALL, "layers": 6}, norm="layer", mlp="none", attention_skip=0.0, biases=False)
     found = compare(awake(arch, 1), normal(1, 4, 4, seed=2), digits=600)
     for layer, (error, _) in enumerate(found):
         assert error < 1e-30 * 3**layer
     assert found[-1][1] < -330
 
 
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "quick_gelu", "silu", "tanh"])
-@pytest.mark.parametrize("apart", [1e-2, 1e-20])
+@pytest.mark.parametrize(
+    ("activation", "apart"),
+    [
+        ("gelu", 1e-3),
+        ("gelu", 1e-20),
+        ("gelu_tanh", 1e-3),
+        ("quick_gelu", 1e-3),
+        ("silu", 1e-3),
+        ("tanh", 1e-3),
+    ],
+)
 def test_tokens_that_hardly_differ(activation: str, apart: float) -> None:
     """Where a series takes the place of a difference."""
     arch = Architecture(**{**SMALL, "layers": 1}, norm="rms", activation=activation)
@@ -110,7 +118,9 @@ def test_tokens_that_hardly_differ(activation: str, apart: float) -> None:
 
 def test_padding_and_rounding() -> None:
     """Padding stands anywhere; a rounded step is what float64 gives, to its own rounding."""
-    arch = Architecture(layers=3, width=8, heads=2, positions="rotary", mask="causal", norm_place="pre")
+    arch = Architecture(
+        layers=2, width=8, heads=2, positions="rotary", mask="causal", norm_place="pre", final_norm=True
+    )
     net, X = awake(arch, 2), normal(2, 5, 8, seed=3)
     padding = torch.tensor([[0, 0, 0, 0, 0], [1, 0, 0, 1, 0]]).bool()
     for one, other in zip(propagate(net, X, padding), propagate(net, X, padding, doubled=True), strict=True):

@@ -49,8 +49,15 @@ def test_comparisons_see_the_low_part() -> None:
         and not bool(more == one)
     )
     assert bool(torch.maximum(one, more) == more) and bool(torch.minimum(one, more) == one)
-    assert int(torch.cat([one, more, one]).argmax()) == 1
+    assert int(torch.cat([one, more, one]).argmax()) == 1 and int(torch.cat([more, one]).argmin()) == 1
     assert bool(torch.cat([one, more]).amax() == more)
+
+
+def test_mantissas_and_exponents() -> None:
+    x = drawn(50, seed=9, scale=1e-40)
+    mantissa, exponent = torch.frexp(x)
+    assert exactly(torch.ldexp(mantissa, exponent)) == exactly(x)
+    assert bool((mantissa.abs() >= 0.5).all()) and bool((mantissa.abs() <= 1).all())
 
 
 def test_other_operands_are_taken_as_they_are() -> None:
@@ -73,6 +80,13 @@ def test_writing_in_place_reaches_what_shares_memory() -> None:
     assert exactly(x.clone().masked_fill_(x.hi > -99, 0.0)) == [0] * 12
     with pytest.raises(NotImplementedError, match="clone"):
         Doubled.of(torch.ones(3, dtype=torch.float64)).add_(1.0)
+
+
+def test_operations_made_of_others_in_inference_mode() -> None:
+    x = drawn(2, 3, 4, seed=11)
+    with torch.inference_mode():
+        found = x.flatten(1) @ x.flatten(1).mT
+    assert exactly(found) == exactly(x.flatten(1) @ x.flatten(1).mT)
 
 
 def test_an_operation_without_a_rule_is_named() -> None:

@@ -23,7 +23,17 @@ from rankscope.doubled.entries import (
     together,
 )
 from rankscope.doubled.matmul import product
-from rankscope.doubled.pairs import Pair, add, divide, multiply, negative, no_type_check, sqrt, subtract
+from rankscope.doubled.pairs import (
+    Pair,
+    add,
+    divide,
+    multiply,
+    negative,
+    no_type_check,
+    scaled,
+    sqrt,
+    subtract,
+)
 
 
 @rule(aten.add.Tensor, aten.add.Scalar)
@@ -133,6 +143,9 @@ TABLE |= {
     aten.max.default: reductions.largest,
     aten.min.default: reductions.smallest,
     aten.argmax.default: reductions.place_of_largest,
+    aten.argmin.default: lambda x, *axes: reductions.place_of_largest(negative(x), *axes),
+    aten.ldexp.Tensor: lambda x, exponent: scaled(x, exponent.long()),
+    aten.frexp.Tensor: lambda x: [scaled(x, -torch.frexp(x.hi)[1].long()), torch.frexp(x.hi)[1]],
     aten.sum.default: lambda x, dtype=None: reductions.total(x),
     aten.sum.dim_IntList: lambda x, dim=None, keepdim=False, dtype=None: reductions.total(x, dim, keepdim),
     aten.mean.default: lambda x, dtype=None: reductions.mean(x),

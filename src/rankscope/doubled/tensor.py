@@ -76,6 +76,9 @@ class Doubled(Tensor):
             args[0]._write(WRITTEN[operation](*operands, **options), operation)
             return args[0]
         if operation not in TABLE:
+            found = operation.decompose(*args, **options)  # into others (in inference mode they come whole)
+            if found is not NotImplemented:
+                return found
             raise NotImplementedError(
                 f"doubled precision has no rule for {operation}: add one to rankscope/doubled/table.py, or "
                 "round with to_float64() first"
