@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from rankscope.doubled.constants import parts
+from rankscope.doubled.entries import TABLE
 from rankscope.doubled.pairs import Pair, no_type_check
-from rankscope.doubled.table import TABLE, WRITTEN
+from rankscope.doubled.table import WRITTEN
 
 
 class Doubled(Tensor):
