@@ -1,5 +1,6 @@
-"""What deviation arithmetic costs over a plain float64 forward pass."""
+"""What deviation arithmetic costs over a plain float64 forward pass, in float64 and in doubled precision."""
 
+import time
 from collections.abc import Iterable
 
 import torch
@@ -12,6 +13,8 @@ from rankscope.sources.words import bundled_excerpts, word_tokens
 
 VARIANTS = ("transformer", "san+norm+skip", "san+mlp", "san")
 """From tokens that stay apart to tokens that fall together."""
+DOUBLED = ("transformer", "san")
+"""Those that are also run in doubled precision, once."""
 
 
 def rows(small: bool = False, batch: int = 4, device: str = "cpu") -> list[Row]:
@@ -29,6 +32,13 @@ def rows(small: bool = False, batch: int = 4, device: str = "cpu") -> list[Row]:
         seconds = least_seconds(cases, rounds=1 if small else 4)
         ratio = seconds["deviation"] / seconds["plain"]
         found.append((f"deviation, {name}", f"float64 forward ({seconds['plain']:.3f} s)", ratio))
+        if name in DOUBLED:
+            start = time.perf_counter()
+            _walk(propagate(variant, X, doubled=True), device)
+            taken = time.perf_counter() - start
+            found.append(
+                (f"doubled precision, {name}", f"the same ({taken:.0f} s)", taken / seconds["plain"])
+            )
     return found
 
 

@@ -12,6 +12,7 @@ FLOORS = [
     "files",
     "figures",
     "cards",
+    "doubled",
     "metrics",
     "nets",
     "runs",

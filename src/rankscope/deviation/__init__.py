@@ -7,6 +7,7 @@ from rankscope.deviation.propagate import (
     applies,
     finish,
     propagate,
+    rounded,
     without_rule,
 )
 from rankscope.deviation.rules import Deviation
@@ -25,5 +26,6 @@ __all__ = [
     "dissect",
     "finish",
     "propagate",
+    "rounded",
     "without_rule",
 ]

@@ -17,6 +17,7 @@ from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.series import SERIES, VALUES
 from rankscope.deviation.state import State
 from rankscope.deviation.tails import FADING, TAIL, faded, tanh_change
+from rankscope.doubled import near_log, precision
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer, Linear
 
@@ -54,7 +55,7 @@ def affine(x: Scaled, linear: Linear) -> Scaled:
 def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
     """(act(z), act(z + d) - act(z)), z `[batch, width]`, d `[batch, token, width]`."""
     size = d.largest()
-    log = torch.maximum(z.normalised().log, d.log + size.clamp(min=1e-300).log())
+    log = torch.maximum(z.normalised().log, d.log + near_log(size.clamp(min=1e-300)))
     outside = log - log.clamp(-REACH, STEEPEST if name == "tanh" else REACH)
     # Drawn out of the activation: all of it where it is linear; nothing where it is constant.
     drawn = outside.clamp(max=0.0) if name == "tanh" else outside
@@ -125,7 +126,8 @@ def _quotient(name: str, Z: Tensor, D: Tensor, reach: float) -> Tensor:
         crosses = (Z[:, None] > 0) != (Z[:, None] + D > 0)
         exact = (torch.relu(Z[:, None] + D) - torch.relu(Z)[:, None]) / D.masked_fill(D == 0, 1.0)
         return torch.where(crosses & (D != 0), exact, slope)
-    order = next(k for k in range(1, 9) if reach**k < 1e-13 or k == 8)
+    enough = 500 * precision(D)
+    order = next(k for k in range(1, 20) if reach**k < enough or k == 19)
     f = SERIES[name](Z, order)
     result = f[order][:, None].expand_as(D)
     for k in range(order - 1, 0, -1):

@@ -109,7 +109,7 @@ def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State
     if eps > 0:
         # What is shorter than sqrt(eps) keeps its length in units of that.
         shrunk = (unit - 0.5 * math.log(eps)).clamp(max=0.0)
-        square = square * (2 * shrunk).exp() + (math.log(eps) - 2 * unit).clamp(max=0.0).exp()
+        square = square * (2 * shrunk).exp() + eps * (2 * (shrunk - unit)).exp()
         if bool((shrunk < 0).any()):
             scale = shrunk.masked_fill(~real.rows[..., None], -torch.inf).flatten(1).amax(1).clamp(min=LOWEST)
             left = left * (shrunk - spread(scale, shrunk)).clamp(max=0.0).exp()

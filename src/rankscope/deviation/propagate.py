@@ -12,11 +12,13 @@ from rankscope.deviation.norms import has_rule, normalise
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import Real, State
+from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
-from rankscope.nets.traversal import traverse
+from rankscope.nets.traversal import Block, traverse
+from rankscope.nets.weights import converted
 
 KERNELS = ("softmax", "gaussian", "uniform")
 """Kernels whose rows sum to one and come from a softmax: the rule of `attention.py` is theirs."""
@@ -45,8 +47,13 @@ def without_rule(net: Transformer) -> list[str]:
     return found + [part.name for part in arch.parts if not hasattr(part, Deviation.name)]
 
 
-def propagate(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Iterator[DeviationStep]:
+def propagate(
+    net: Transformer, X: Tensor, padding: Tensor | None = None, *, doubled: bool = False
+) -> Iterator[DeviationStep]:
     """The forward pass as `X = 1 x^T + e^s R`, in float64 whatever the network's dtype.
+
+    `doubled`: by the same rules in doubled precision (about 32 digits), weights and tokens taken as they are;
+    `rounded` makes an ordinary step of what comes.
 
     >>> from rankscope.nets import Architecture, named_variant
     >>> san = named_variant(Transformer.random(Architecture(layers=8, width=64, heads=4)), "san")
@@ -59,15 +66,25 @@ def propagate(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Ite
             f"deviation arithmetic has no rule for {', '.join(without_rule(net))} of this network (kernels "
             f"that have one: {', '.join(KERNELS)}): use arithmetic='float64'"
         )
-    given = Given.of(net, X, padding)
+    given = Given.of(net, X, padding, doubled=doubled)
     rules, state = Deviation(net.arch, given.setting), given.state
     yield restored(DeviationStep(0, state, None), given.order)
     for block in given.net.blocks:
         if not X.shape[1]:
             yield DeviationStep(block.index + 1, state, _nothing(net, state))
             continue
-        state, P, heads = traverse(block, rules, state)
+        state, P, heads = traverse(given.block(block.index), rules, state)
         yield restored(DeviationStep(block.index + 1, state, P, heads), given.order)
+
+
+def rounded(step: DeviationStep) -> DeviationStep:
+    """A step of doubled precision as an ordinary one, every number the nearest float64."""
+    return DeviationStep(
+        step.layer,
+        converted(step.state, nearest),
+        converted(step.attention, nearest),
+        converted(step.heads, nearest),
+    )
 
 
 @dataclass(frozen=True)
@@ -79,15 +96,27 @@ class Given:
     setting: Setting
     order: TokenOrder | None
     """How real tokens were moved to the front, if they were."""
+    doubled: bool = False
 
     @classmethod
-    def of(cls, net: Transformer, X: Tensor, padding: Tensor | None = None) -> "Given":
+    def of(
+        cls, net: Transformer, X: Tensor, padding: Tensor | None = None, *, doubled: bool = False
+    ) -> "Given":
         """Of tokens `[batch, token, width]`."""
         net = net.to(torch.float64)
-        X, real, order = net.prepared(X.to(dtype=torch.float64, device=net.device), padding, positions=False)
+        X = X.to(dtype=torch.float64, device=net.device)
+        if doubled:
+            X, real, order = net.prepared(Doubled.of(X), padding)
+            return cls(net, State.of(X, real), Setting.of(net.arch, net.weights, X, real), order, doubled)
+        X, real, order = net.prepared(X, padding, positions=False)
         table = net.weights.positions
         state = State.of(X, real) if table is None else State.placed(X, table[: X.shape[1]], real)
         return cls(net, state, Setting.of(net.arch, net.weights, X, real), order)
+
+    def block(self, index: int) -> Block:
+        """Layer `index` (0-based), its weights as the pass has them."""
+        block = self.net.blocks[index]
+        return replace(block, weights=converted(block.weights, Doubled.of)) if self.doubled else block
 
 
 def _nothing(net: Transformer, state: State) -> Attention:

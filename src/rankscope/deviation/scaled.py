@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rankscope.doubled import near_log
+
 LOWEST = -1e300
 """Logs end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well."""
 STEEPEST = 600.0
@@ -45,14 +47,14 @@ class Scaled:
     def log_size(self) -> Logs:
         """The log of the largest entry, scale and all; the lowest of all where everything is zero."""
         size = self.largest()
-        found = self.log + size.masked_fill(size == 0, 1.0).log()
+        found = self.log + near_log(size.masked_fill(size == 0, 1.0))
         return found.masked_fill(size == 0, LOWEST).clamp(LOWEST, -LOWEST)
 
     def normalised(self) -> "Scaled":
         """The same number with entries of about size one; zero at the lowest scale."""
         size = self.largest()
         zero = size == 0
-        step = size.masked_fill(zero, 1.0).log()
+        step = near_log(size.masked_fill(zero, 1.0))
         if saves_a_pass(step, lambda: (step.abs() <= WIDEST).all()):
             return Scaled(self.value, self.log.masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
         half = spread((-step / 2).exp(), self.value)  # e^-step itself overflows at subnormal sizes
@@ -67,7 +69,7 @@ class Scaled:
         value = self.at(log)
         return Scaled(torch.addcmul(value, other.value, spread((other.log - log).exp(), other.value)), log)
 
-    def __mul__(self, factor: float) -> "Scaled":
+    def __mul__(self, factor: float | Tensor) -> "Scaled":
         return self if factor == 1.0 else Scaled(self.value * factor, self.log)
 
     def at(self, log: Logs) -> Float[Tensor, "..."]:

@@ -19,6 +19,7 @@ from rankscope.deviation.attention import deviations, heads
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import STEEPEST, Scaled
 from rankscope.deviation.state import Real, State
+from rankscope.doubled import quotient
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.positions import by_offset, rotate
@@ -66,7 +67,8 @@ def scores(arch: Architecture, index: int, w: AttentionWeights, state: State, se
         asking = q + Scaled.plain(w.position_bias.expand_as(q.value)).by_head()
         for part in (_rows(asking, n), dq):
             D = D + Scaled(by_offset(part.value, w, setting.sinusoids), part.log)
-    D, ref = D * (1 / arch.divisor), ref * (1 / arch.divisor)
+    share = quotient(1.0, arch.divisor, zero)
+    D, ref = D * share, ref * share
     if setting.bias is not None:
         D = D + Scaled.plain(setting.bias.expand(len(zero), -1, -1, -1)).by_head()
     return Scores(ref, D.normalised())

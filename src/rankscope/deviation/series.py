@@ -5,18 +5,16 @@ the k-th derivative over k!. They are taken at the common token alone, once per 
 of every token costs a polynomial and no transcendental function.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankscope.doubled import constant
 from rankscope.nets.activations import ACTIVATIONS
 
 Series = list[Tensor]
-_A, _B = math.sqrt(2 / math.pi), 0.044715
-"""Of gelu_tanh."""
 
 
 def _product(u: Series, v: Series, k: int) -> Tensor:
@@ -31,12 +29,12 @@ def _times_z(z: Tensor, u: Series) -> Series:
 
 def _normal_cdf(z: Tensor) -> Tensor:
     """Phi(z), accurate in its lower tail (torch's ndtr is 1 + erf, which cancels there)."""
-    return torch.special.erfc(z * -math.sqrt(0.5)) / 2
+    return torch.special.erfc(z * -constant("sqrt(1/2)", z)) / 2
 
 
 def _gelu(z: Tensor, order: int) -> Series:
     """z Phi(z), with Phi' = phi and phi' = -z phi."""
-    phi = [torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)]
+    phi = [torch.exp(-z.square() / 2) * constant("1/sqrt(2 pi)", z)]
     for k in range(order):
         before = phi[k - 1] if k else torch.zeros_like(z)
         phi.append(-(z * phi[k] + before) / (k + 1))
@@ -59,8 +57,9 @@ def _silu(z: Tensor, order: int) -> Series:
 
 
 def _quick_gelu(z: Tensor, order: int) -> Series:
-    s = _sigmoid(1.702 * z, order)
-    return _times_z(z, [coefficient * 1.702**k for k, coefficient in enumerate(s)])
+    c = constant("1.702", z)
+    s = _sigmoid(c * z, order)
+    return _times_z(z, [coefficient * c**k for k, coefficient in enumerate(s)])
 
 
 def _tanh(z: Tensor, order: int) -> Series:
@@ -69,12 +68,18 @@ def _tanh(z: Tensor, order: int) -> Series:
     return [torch.tanh(z), *(2.0 ** (k + 1) * s[k] for k in range(1, order + 1))]
 
 
+def _gate(z: Tensor) -> Tensor:
+    """(1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))) / 2, which gelu_tanh multiplies z with."""
+    return torch.sigmoid(2 * constant("sqrt(2/pi)", z) * (z + constant("0.044715", z) * z**3))
+
+
 def _gelu_tanh(z: Tensor, order: int) -> Series:
     """z (1 + tanh u) / 2 = z s(2u), s the sigmoid, u = sqrt(2/pi) (z + 0.044715 z^3): s' = s (1 - s) 2u'."""
     zero = torch.zeros_like(z)
-    slope = [_A * (1 + 3 * _B * z.square()), _A * 6 * _B * z, torch.full_like(z, _A * 3 * _B)]
+    a, b = constant("sqrt(2/pi)", z), constant("0.044715", z)
+    slope = [a * (1 + 3 * b * z.square()), a * 6 * b * z, zero + a * 3 * b]
     inner = [2 * coefficient for coefficient in (slope + [zero] * order)[:order]]
-    s = [torch.sigmoid(2 * _A * (z + _B * z**3))]
+    s = [_gate(z)]
     less: Series = []
     for k in range(order):
         less.append(s[k] - _product(s, s, k))
@@ -103,6 +108,7 @@ SERIES: dict[str, Callable[[Tensor, int], Series]] = {
 VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     **ACTIVATIONS,
     "gelu": lambda z: z * _normal_cdf(z),
-    "gelu_tanh": lambda z: z * torch.sigmoid(2 * _A * (z + _B * z**3)),
+    "gelu_tanh": lambda z: z * _gate(z),
+    "quick_gelu": lambda z: z * torch.sigmoid(constant("1.702", z) * z),
 }
 """The activations themselves, accurate in their tails."""

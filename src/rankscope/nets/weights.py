@@ -6,7 +6,7 @@ output keep the head as an axis of its own, so `W_h = value.weight[:, h] @ outpu
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from jaxtyping import Float
 from torch import Tensor
@@ -17,6 +17,7 @@ from rankscope.nets.norms import UNWEIGHTED, NormWeights, norm_of
 from rankscope.nets.order import norms
 
 Shape = tuple[int, ...]
+Structure = TypeVar("Structure")
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ def named(weights: object, prefix: str = "") -> dict[str, Tensor]:
     return found
 
 
-def converted(weights: Weights, move: Callable[[Tensor], Tensor]) -> Weights:
+def converted(weights: Structure, move: Callable[[Tensor], Tensor]) -> Structure:
     """The same structure with every tensor moved; a tensor met twice is moved once."""
     seen: dict[int, Any] = {}
 
@@ -241,7 +242,7 @@ def converted(weights: Weights, move: Callable[[Tensor], Tensor]) -> Weights:
                 return value
         return seen[id(value)]
 
-    return cast(Weights, walk(weights))
+    return cast(Structure, walk(weights))
 
 
 def _members(value: object) -> list[tuple[str, Any]]:

@@ -1,0 +1,71 @@
+"""Numbers that float64 does not hold, as pairs: by Python's decimals, to far more digits than are kept."""
+
+from collections.abc import Callable
+from decimal import Decimal, localcontext
+from functools import cache
+
+DIGITS = 60
+
+
+def _pi() -> Decimal:
+    """By the arithmetic-geometric mean (Gauss, Legendre), to the digits of the context."""
+    a, b, t, weight = Decimal(1), Decimal("0.5").sqrt(), Decimal("0.25"), Decimal(1)
+    for _ in range(10):  # each round doubles the digits
+        a, b, before = (a + b) / 2, (a * b).sqrt(), a
+        t, weight = t - weight * (before - a) ** 2, 2 * weight
+    return (a + b) ** 2 / (4 * t)
+
+
+NAMED: dict[str, Callable[[], Decimal]] = {
+    "ln 2": lambda: Decimal(2).ln(),
+    "sqrt(1/2)": lambda: Decimal("0.5").sqrt(),
+    "sqrt(2/pi)": lambda: (2 / _pi()).sqrt(),
+    "1/sqrt(2 pi)": lambda: 1 / (2 * _pi()).sqrt(),
+}
+
+
+@cache
+def parts(name: str, number: int = 2) -> tuple[float, ...]:
+    """A named constant, or a number written in decimals, as a sum of float64."""
+    with localcontext(prec=DIGITS):
+        return in_parts(NAMED[name]() if name in NAMED else Decimal(name), number)
+
+
+def in_parts(value: Decimal, number: int = 2) -> tuple[float, ...]:
+    """The nearest float64, then the nearest to what it leaves, and so on."""
+    found = []
+    for _ in range(number):
+        found.append(float(value))
+        value -= Decimal(found[-1])
+    return tuple(found)
+
+
+@cache
+def exponentials(steps: int) -> tuple[tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]:
+    """(e^(j/steps), e^(j/steps) - 1) for j = -steps .. steps, in two parts each."""
+    with localcontext(prec=DIGITS):
+        values = [(Decimal(j) / steps).exp() for j in range(-steps, steps + 1)]
+        return tuple(map(in_parts, values)), tuple(in_parts(value - 1) for value in values)
+
+
+@cache
+def scaled_erfc_series(steps: int, last: int, order: int) -> tuple[tuple[tuple[float, ...], ...], ...]:
+    """Taylor coefficients 0 .. order of `y(x) = e^(x^2) erfc(x)` at x = 0, 1/steps, ..., last, in two parts.
+
+    From `y' = 2 x y - 2 / sqrt(pi)`. The last y follows from the asymptotic series; errors of y shrink on the
+    way down. Those of high coefficients grow, at x = 28 by 10^43: hence the digits."""
+    with localcontext(prec=150):
+        c, h = 2 / _pi().sqrt(), Decimal(1) / steps
+        term = y = c / (2 * last)
+        for n in range(1, 150):
+            term *= -Decimal(2 * n - 1) / (2 * last * last)
+            y += term
+        table = []
+        for i in range(last * steps, -1, -1):
+            x = i * h
+            a = [y, 2 * x * y - c]
+            for k in range(1, 60):
+                a.append((2 * x * a[k] + 2 * a[k - 1]) / (k + 1))
+            table.append(tuple(in_parts(each) for each in a[: order + 1]))
+            y = sum((each * (-h) ** k for k, each in enumerate(a)), Decimal(0))
+        return tuple(reversed(table))

@@ -1,0 +1,168 @@
+"""What torch's operations that move, choose or make entries do to pairs, and the table they stand in."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope.doubled.pairs import Pair, no_type_check
+
+aten = torch.ops.aten
+Rule = Callable[..., Any]
+Number = int | float
+TABLE: dict[Any, Rule] = {}
+
+
+def rule(*operations: Any) -> Callable[[Rule], Rule]:
+    """What operations do."""
+
+    def register(function: Rule) -> Rule:
+        TABLE.update(dict.fromkeys(operations, function))
+        return function
+
+    return register
+
+
+@no_type_check
+def paired(value: Any, like: Pair | None = None) -> Pair:
+    """A float64 tensor or a Python number, as it is."""
+    if isinstance(value, Pair):
+        return value
+    if isinstance(value, Tensor):
+        return Pair(value.to(torch.float64))
+    return Pair(
+        torch.tensor(float(value), dtype=torch.float64, device=None if like is None else like.hi.device)
+    )
+
+
+@no_type_check
+def together(a: Any, b: Any) -> tuple[Pair, Pair]:
+    """Two operands, either of which may be no pair."""
+    like = a if isinstance(a, Pair) else b
+    return paired(a, like), paired(b, like)
+
+
+# Entries moved, chosen or repeated: the same for hi and for lo.
+
+
+@no_type_check
+def _part(value: Any, low: bool) -> Any:
+    if isinstance(value, Pair):
+        return value.low if low else value.hi
+    if low and isinstance(value, Tensor) and value.is_floating_point():
+        return value.new_zeros(()).expand(value.shape)
+    if isinstance(value, (list, tuple)):
+        return [_part(each, low) for each in value]
+    return value
+
+
+@no_type_check
+def _exact(value: Any) -> bool:
+    """No lo anywhere in it."""
+    if isinstance(value, Pair):
+        return value.lo is None
+    return not isinstance(value, (list, tuple)) or all(map(_exact, value))
+
+
+def moving(operation: Callable[..., Any]) -> Rule:
+    """An operation that moves entries and computes nothing."""
+
+    @no_type_check
+    def function(*args: Any, **kwargs: Any) -> Any:
+        hi = operation(*_part(args, False), **kwargs)
+        lo = None if _exact(args) else operation(*_part(args, True), **kwargs)
+        if isinstance(hi, Tensor):
+            return Pair(hi, lo)
+        return [Pair(*each) for each in zip(hi, lo or [None] * len(hi), strict=True)]
+
+    return function
+
+
+for moved in (
+    aten.alias.default, aten.cat.default, aten.detach.default, aten.diagonal.default, aten.expand.default,
+    aten.flip.default, aten.gather.default, aten.index.Tensor, aten.index_select.default,
+    aten.permute.default, aten.repeat.default, aten.roll.default, aten.scatter.src, aten.select.int,
+    aten.slice.Tensor,
+    aten.split.Tensor, aten.split_with_sizes.default, aten.squeeze.default, aten.squeeze.dim,
+    aten.squeeze.dims, aten.stack.default, aten.t.default, aten.transpose.int, aten.tril.default,
+    aten.triu.default, aten.unbind.int, aten.unfold.default, aten.unsqueeze.default, aten.where.self,
+    aten.masked_select.default, aten.take_along_dim.default, aten.repeat_interleave.self_int,
+):  # fmt: skip
+    TABLE[moved] = moving(moved)
+for viewed in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
+    TABLE[viewed] = moving(torch.reshape)  # hi and lo need not lie in memory alike
+
+
+@rule(aten.clone.default)
+def clone(x: Pair, **kwargs: Any) -> Pair:
+    """A copy to write into."""
+    return Pair(aten.clone.default(x.hi, **kwargs), aten.clone.default(x.low, **kwargs))
+
+
+@rule(aten._to_copy.default)
+def moved_to(x: Pair, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+    """To another device; to bool; not to fewer digits."""
+    if dtype is torch.bool:
+        return x.hi != 0
+    if dtype not in (None, torch.float64):
+        raise NotImplementedError(
+            f"doubled precision is not rounded to {dtype} by the way: use to_float64() first"
+        )
+    return x.mapped(lambda t: aten._to_copy.default(t, **kwargs))
+
+
+# New tensors and constants in places.
+
+
+def _made(operation: Any) -> Rule:
+    @no_type_check
+    def function(x: Pair, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+        hi = operation(x.hi, *args, dtype=dtype, **kwargs)
+        return Pair(hi, torch.zeros_like(hi)) if hi.dtype is torch.float64 else hi
+
+    return function
+
+
+for made in (
+    aten.zeros_like.default, aten.ones_like.default, aten.full_like.default, aten.empty_like.default,
+    aten.new_zeros.default, aten.new_ones.default, aten.new_full.default, aten.new_empty.default,
+):  # fmt: skip
+    TABLE[made] = _made(made)
+
+
+@rule(aten.masked_fill.Scalar)
+def masked_fill(x: Pair, mask: Tensor, value: Number) -> Pair:
+    """A number where the mask is."""
+    return Pair(x.hi.masked_fill(mask, value), None if x.lo is None else x.lo.masked_fill(mask, 0.0))
+
+
+@rule(aten.masked_fill.Tensor)
+def masked_fill_by(x: Pair, mask: Tensor, value: Any) -> Pair:
+    """A tensor's only entry where the mask is."""
+    return choose(mask, paired(value, x), x)
+
+
+@rule(aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+def choose(pick: Tensor, a: Any, b: Any) -> Pair:
+    """a where picked, else b."""
+    one, other = together(a, b)
+    return Pair(torch.where(pick, one.hi, other.hi), torch.where(pick, one.low, other.low))
+
+
+@rule(aten.scatter.value)
+def scatter(x: Pair, dim: int, index: Tensor, value: Number) -> Pair:
+    """A number at places of an axis."""
+    return Pair(x.hi.scatter(dim, index, value), None if x.lo is None else x.lo.scatter(dim, index, 0.0))
+
+
+@rule(aten.fill.Scalar)
+def fill(x: Pair, value: Number) -> Pair:
+    """A number everywhere."""
+    return Pair(torch.full_like(x.hi, value), torch.zeros_like(x.hi))
+
+
+@rule(aten.copy.default)
+def copied(x: Pair, source: Any, non_blocking: bool = False) -> Pair:
+    """Another's entries."""
+    return paired(source, x)

@@ -1,0 +1,236 @@
+"""Elementary functions of pairs, each to a relative 1e-30 wherever float64's range lets it.
+
+Arguments are brought near a point of a table and a short series does the rest: its large terms in pairs, and
+those that weigh less than 2^-53 of the sum in float64 alone.
+"""
+
+import math
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from rankscope.doubled.constants import exponentials, parts, scaled_erfc_series
+from rankscope.doubled.pairs import (
+    Pair,
+    elementwise,
+    halves,
+    larger_plus,
+    minus,
+    negative,
+    over,
+    plus,
+    power_of_two,
+    quick_two_sum,
+    scaled,
+    times,
+    two_prod,
+    two_sum,
+)
+
+STEEP = 800.0
+"""e^-800 is zero and e^800 infinite in float64."""
+FINE = 256
+"""Points of the table of exponentials in a unit."""
+LAST, STEPS, ORDER, IN_PAIRS = 28, 16, 19, 10
+"""Of erfc's table: its end, where erfc is 0 in float64, points in a unit, order of the series, and how many
+of its coefficients need two parts."""
+
+
+def number(name: str, like: Tensor) -> Pair:
+    """A constant of `constants.py` beside a tensor."""
+    hi, lo = parts(name)
+    return Pair(like.new_tensor(hi), like.new_tensor(lo))
+
+
+def _point(value: float, like: Tensor) -> Pair:
+    return Pair(like.new_tensor(value))
+
+
+@cache
+def _ln2_parts() -> tuple[float, float, float]:
+    """ln 2 as a sum whose first two have 42 bits: an exponent times these is exact."""
+    whole = parts("ln 2", 4)
+    first = math.floor(whole[0] * 2.0**42) / 2.0**42
+    rest = math.fsum([whole[0] - first, *whole[1:]])
+    second = math.floor(rest * 2.0**84) / 2.0**84
+    return first, second, math.fsum([whole[0] - first, *whole[1:], -second])
+
+
+@cache
+def _exponentials(device: torch.device) -> tuple[Pair, Pair]:
+    tables = [
+        torch.tensor(table, dtype=torch.float64, device=device).T.contiguous() for table in exponentials(FINE)
+    ]
+    return Pair(*tables[0]), Pair(*tables[1])
+
+
+@cache
+def _erfc_table(device: torch.device) -> Tensor:
+    """[part, coefficient, point]."""
+    table = torch.tensor(scaled_erfc_series(STEPS, LAST, ORDER), dtype=torch.float64, device=device)
+    return table.permute(2, 1, 0).contiguous()
+
+
+def _near(h: Tensor) -> Tensor:
+    """An argument within the reach of tables; nan as 0, to be put back."""
+    return h.clamp(-STEEP, STEEP).nan_to_num(nan=0.0)
+
+
+def _reduced(x: Pair) -> tuple[Tensor, Pair]:
+    """(k, e^r - 1) with x = k ln 2 + r, |r| <= ln 2 / 2; the second to full relative precision."""
+    h = _near(x.hi)
+    k = (h / parts("ln 2")[0]).round()
+    first, second, third = _ln2_parts()
+    r = two_sum(h - k * first, k * -second)  # the first difference is exact
+    if x.lo is not None:
+        r = plus(r, Pair(x.lo.clamp(-1e-9, 1e-9)))  # larger only where hi was cut off
+    r = plus(r, Pair(k * -third))
+    j = (r.hi * FINE).round()
+    s = plus(r, Pair(j / -FINE))
+    tail = torch.zeros_like(h)
+    for n in range(11, 5, -1):
+        tail = tail.mul_(s.hi).add_(1 / math.factorial(n))
+    w, split = Pair(tail * s.hi), halves(s.hi)
+    for n in range(5, 0, -1):
+        w = times(larger_plus(_fraction(n, h), w), s, split)
+    at, less = _exponentials(h.device)
+    index = (j + FINE).long()
+    return k, larger_plus(less.mapped(lambda t: t.take(index)), times(w, at.mapped(lambda t: t.take(index))))
+
+
+@cache
+def _over_factorial(n: int) -> tuple[float, float]:
+    """1 / n! in two parts."""
+    hi = 1 / math.factorial(n)
+    above, below = hi.as_integer_ratio()
+    return hi, (below - above * math.factorial(n)) / (below * math.factorial(n))
+
+
+def _fraction(n: int, like: Tensor) -> Pair:
+    hi, lo = _over_factorial(n)
+    return Pair(like.new_tensor(hi), like.new_tensor(lo))
+
+
+def _marked(result: Pair, x: Tensor) -> Pair:
+    """nan in lo where x is nan or the result not finite: there float64's own function answers."""
+    x = x.clamp(-STEEP, STEEP)
+    return Pair(result.hi, result.low + (x - x) + (result.hi - result.hi))
+
+
+@elementwise(torch.exp)
+def exp(x: Pair) -> Pair:
+    """e^x."""
+    k, m = _reduced(x)
+    return _marked(scaled(larger_plus(_point(1.0, m.hi), m), k.long()), x.hi)
+
+
+@elementwise(torch.expm1)
+def expm1(x: Pair) -> Pair:
+    """e^x - 1, also relative to itself near zero."""
+    k, m = _reduced(x)
+    one = _point(1.0, m.hi)
+    far = minus(scaled(larger_plus(one, m), k.long()), one)
+    here = k == 0
+    return _marked(Pair(torch.where(here, m.hi, far.hi), torch.where(here, m.low, far.low)), x.hi)
+
+
+def _log1p_near(w: Pair) -> Pair:
+    """log(1 + w) for w from -0.5 to 1: float64's, then one step of Halley on e^y - 1 = w."""
+    y = w.hi.log1p()
+    k, m = _reduced(Pair(y))
+    m = plus(scaled(m, k.long()), Pair(power_of_two(k.long()) - 1))  # |k| <= 1: e^y - 1
+    return quick_two_sum(y, 2 * minus(w, m).hi / (2 + w.hi + m.hi))
+
+
+def _log(x: Pair) -> Pair:
+    mantissa, e = torch.frexp(x.hi.masked_fill(~x.hi.isfinite(), 1.0))
+    low = mantissa < math.sqrt(0.5)
+    e = e.long() - low.long()
+    f = scaled(x, -e)
+    s = f.hi - 1  # exact
+    w = Pair(s) if f.lo is None else two_sum(s, f.lo)
+    return plus(times(number("ln 2", s), Pair(e.double())), _log1p_near(w))
+
+
+@elementwise(torch.log)
+def log(x: Pair) -> Pair:
+    """log x, also relative to itself near one."""
+    return _marked(_log(x), x.hi.log())
+
+
+@elementwise(torch.log1p)
+def log1p(x: Pair) -> Pair:
+    """log(1 + x), also relative to itself near zero."""
+    near = x.hi.abs() < 0.4
+    inside = x.mapped(lambda t: t.masked_fill(~near, 0.0))
+    close, far = _log1p_near(inside), _log(plus(_point(1.0, x.hi), x))
+    return _marked(
+        Pair(torch.where(near, close.hi, far.hi), torch.where(near, close.low, far.low)), x.hi.log1p()
+    )
+
+
+def _below_zero(x: Pair) -> Pair:
+    """-|x|."""
+    return x.mapped(lambda t: torch.where(x.hi > 0, -t, t))
+
+
+@elementwise(torch.sigmoid)
+def sigmoid(x: Pair) -> Pair:
+    """1 / (1 + e^-x), small on the left to full relative precision."""
+    k, m = _reduced(_below_zero(x))
+    one = _point(1.0, m.hi)
+    e = scaled(larger_plus(one, m), k.long())
+    above = Pair(torch.where(x.hi > 0, 1.0, e.hi), e.low.masked_fill(x.hi > 0, 0.0))
+    return _marked(over(above, plus(one, e)), x.hi)
+
+
+@elementwise(torch.tanh)
+def tanh(x: Pair) -> Pair:
+    """`-m / (2 + m)` with m = e^(-2|x|) - 1, and the sign of x."""
+    k, m = _reduced(_below_zero(x).mapped(lambda t: 2 * t))
+    one = _point(1.0, m.hi)
+    far = minus(scaled(larger_plus(one, m), k.long()), one)
+    here = k == 0
+    m = Pair(torch.where(here, m.hi, far.hi), torch.where(here, m.low, far.low))
+    t = over(m, plus(_point(2.0, m.hi), m))
+    return _marked(t.mapped(lambda part: torch.where(x.hi > 0, -part, part)), x.hi)
+
+
+@elementwise(torch.special.erfc)
+def erfc(x: Pair) -> Pair:
+    """The complementary error function, to full relative precision in its upper tail:
+    `e^(-x^2) y(x)` with y from a table of Taylor series."""
+    a = negative(_below_zero(x))
+    a = Pair(_near(a.hi).clamp(max=LAST), None if a.lo is None else a.lo.masked_fill(a.hi > LAST, 0.0))
+    i = (a.hi * STEPS).round()
+    t = plus(a, Pair(i / -STEPS))
+    table, index = _erfc_table(a.hi.device), i.long()
+    high = torch.zeros_like(a.hi)
+    for n in range(ORDER, IN_PAIRS - 1, -1):
+        high = high.mul_(t.hi).add_(table[0, n].take(index))
+    y, split = Pair(high), halves(t.hi)
+    for n in range(IN_PAIRS - 1, -1, -1):
+        y = larger_plus(Pair(table[0, n].take(index), table[1, n].take(index)), times(y, t, split))
+    found = times(y, _gauss(a))
+    beyond = minus(_point(2.0, a.hi), found)
+    left = x.hi < 0
+    return _marked(
+        Pair(torch.where(left, beyond.hi, found.hi), torch.where(left, beyond.low, found.low)), x.hi
+    )
+
+
+def _gauss(x: Pair) -> Pair:
+    """e^(-x^2), the square in three parts: an error of it is a relative one of the result."""
+    square, e = two_prod(x.hi, x.hi)
+    assert e is not None
+    if x.lo is not None:
+        u, v = two_prod(2 * x.hi, x.lo)
+        e, w = two_sum(e, u)
+        assert v is not None and w is not None
+        last = v + w + x.lo * x.lo
+    else:
+        last = torch.zeros_like(square)
+    k, m = _reduced(Pair(-square, -e))
+    found = scaled(larger_plus(_point(1.0, m.hi), m), k.long())
+    return Pair(found.hi, found.low.addcmul(found.hi, last, value=-1))
