@@ -79,6 +79,10 @@ class Attention:
 
     def matrix(self) -> Float[Tensor, "batch head token token"]:
         """P as an ordinary tensor."""
+        return self._matrix
+
+    @cached_property
+    def _matrix(self) -> Float[Tensor, "batch head token token"]:
         if self.logits is not None and not self.signed:
             return self.logits.softmax(self.visible)
         P = self.p[:, :, None] + self.Delta.explicit()

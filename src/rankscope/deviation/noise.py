@@ -13,21 +13,23 @@ from torch import Tensor
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scores import Scores
 from rankscope.deviation.state import State
+from rankscope.doubled import precision
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block
 
-MOST = 4 * torch.finfo(torch.float64).eps
-"""The most that an entry is moved by, as a share of it."""
+UNITS = 4
+"""The most that an entry is moved by, in units of its last place."""
 
 
 class Noise:
-    """Numbers near one, another stretch of one long row at each call."""
+    """Small shares, another stretch of one long row at each call."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self.seed, self.calls = seed, 0
+    def __init__(self, seed: int = 0, most: float | None = None) -> None:
+        """`most` is the largest share that an entry is moved by; a few units in the last place, if left out."""
+        self.seed, self.most, self.calls = seed, most, 0
         self.row = torch.zeros(0, dtype=torch.float64)
 
     def shaken(self, t: Tensor) -> Tensor:
@@ -36,10 +38,12 @@ class Noise:
         if len(self.row) < number + 4096 or self.row.device != t.device:
             generator = torch.Generator().manual_seed(self.seed)
             drawn = torch.rand(2 * number + 8192, generator=generator, dtype=torch.float64)
-            self.row = (1 + MOST * (2 * drawn - 1)).to(t.device)
+            self.row = (2 * drawn - 1).to(t.device)
         self.calls += 1
         start = self.calls * 1009 % (len(self.row) - number)
-        return t * self.row[start : start + number].view(t.shape)
+        share = self.row[start : start + number].view(t.shape)
+        share = share * (UNITS * precision(t) if self.most is None else self.most)
+        return torch.addcmul(t, t, share)
 
     def of(self, found: Any) -> Any:
         """Tensors, and the parts of what deviation arithmetic has in their place."""

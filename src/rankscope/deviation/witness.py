@@ -43,7 +43,7 @@ class Witness:
     def follow(self, step: DeviationStep) -> "Seen":
         """What the witness saw of a layer that the first pass has gone through."""
         if self.before is not None:
-            self.lost = self.lost | _lost(self.before, step.state)
+            self.lost = self.lost | lost(self.before, step.state)
         self.before = step.state
         if step.layer == 0:
             return Seen(self, None, self.state, torch.zeros_like(self.lost), None, self.lost)
@@ -112,7 +112,7 @@ def _sees(state: State) -> Bool[Tensor, " batch"]:
     return (state.R.log_size() - state.log > math.log(RESOLVED)) & (state.log.abs() < WITHIN)
 
 
-def _lost(before: State, after: State) -> Bool[Tensor, " batch"]:
+def lost(before: State, after: State) -> Bool[Tensor, " batch"]:
     """Where a token that was not zero has left float64's range beside the largest."""
 
     def size(state: State) -> Tensor:

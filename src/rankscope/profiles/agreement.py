@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep, State
+from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import SMALLEST, read
 from rankscope.deviation.witness import Seen, distance
 from rankscope.metrics import Metric, Reading
@@ -31,13 +32,34 @@ Errors = Float[Tensor, "..."]
 def checked(found: Found, plain: Found | None, step: DeviationStep, seen: Seen) -> Found:
     """Readings with their digits, and marked where a second pass does not agree. `plain` are the witness's by
     plain rules, where it took them."""
-    states, weights = _states(step.state, seen), _weights(step, seen)
+    states = _states(step.state, seen)
+    weights = _weights(step, seen) if any(each.of == "attention" for each, _ in found) else None
     others = [None] * len(found) if plain is None else [reading for _, reading in plain]
     apart = {"tokens": states, "attention": weights, "heads": None}
     return [
         (each, _marked(reading, _error(each, reading, other, apart[each.of], seen)))
         for (each, reading), other in zip(found, others, strict=True)
     ]
+
+
+def confirmed(found: Found, single: Found, here: Confirmation) -> Found:
+    """Readings of doubled precision, with the digits that float64's have of them; marked where neither
+    float64 nor a second doubled pass agrees."""
+    states = distance(here.doubled.state, here.single.state)
+    if bool((states > AGREED).any()):
+        states = torch.where(states > AGREED, distance(here.doubled.state, here.again.state), states)
+    done = []
+    for (each, reading), (_, other) in zip(found, single, strict=True):
+        agreed = difference(reading, other)
+        error = agreed
+        if bool((error > AGREED).any()):
+            again = read(each, here.again)
+            assert again is not None
+            error = torch.where(error > AGREED, difference(reading, again), error)
+        error = torch.maximum(error, _spread(states, error)) if each.of == "tokens" else error
+        error = error.masked_fill(_spread(here.lost, error), torch.inf)
+        done.append((each, replace(_marked(reading, error), digits=_digits(reading, agreed))))
+    return done
 
 
 def _error(each: Metric, one: Reading, plain: Reading | None, apart: Errors | None, seen: Seen) -> Errors:
@@ -94,8 +116,11 @@ def difference(one: Reading, other: Reading) -> Errors:
 def _marked(reading: Reading, error: Errors) -> Reading:
     value = reading.value.abs().clamp(min=SMALLEST)
     floor = torch.where(error > AGREED, torch.maximum(reading.floor, value), reading.floor)
-    digits = -error.clamp(1e-16, 1.0).log10()
-    return replace(reading, floor=floor, digits=digits.masked_fill(reading.value.isnan(), torch.nan))
+    return replace(reading, floor=floor, digits=_digits(reading, error))
+
+
+def _digits(reading: Reading, error: Errors) -> Errors:
+    return -error.clamp(1e-16, 1.0).log10().masked_fill(reading.value.isnan(), torch.nan)
 
 
 def _spread(per_sample: Tensor, like: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ def measure(
     device: str | torch.device | None = None,
     readers: Sequence[Reader] = (),
     estimate: bool = True,
+    confirm: bool = False,
 ) -> Profile:
     """How uniform the tokens are at every layer.
 
@@ -40,7 +41,8 @@ def measure(
     `device` is where to run, where the network is if left out. `readers` take what else is wanted of the same
     pass (`profiles/readers.py`). Beside deviation arithmetic goes a second pass, rounded otherwise, and what the
     two do not agree on to nine digits is marked; `estimate=False` leaves it out, and marks nothing (see
-    `docs/deviation.md`). Layer l is the output of block l; a final norm is not applied.
+    `docs/deviation.md`). `confirm=True` runs it in doubled precision beside (about 32 digits, some thirty times
+    the time): its readings are shown, and `digits` says how many of them float64 has. Layer l is the output of block l; a final norm is not applied.
 
     A kernel without a rule in deviation arithmetic runs in float64, and the table says so. A sample whose
     tokens overflow has NaN from that layer on, and the manifest says from which.
@@ -53,8 +55,9 @@ def measure(
     reader, check = MetricReader(chosen_metrics("measure", metrics)), CheckReader()
     every: list[Reader] = [reader, check, *readers]
     ran = one_pass(
-        net, X, padding, every, arithmetic, batch=batch, progress=progress, device=device, estimate=estimate
-    )
+        net, X, padding, every, arithmetic, batch=batch, progress=progress, device=device, estimate=estimate,
+        confirm=confirm,
+    )  # fmt: skip
     checks: dict[str, Any] = {"arithmetic_asked": arithmetic, "dropout": 0.0, **check.result()}
     described = {"fingerprint": net.fingerprint, "architecture": net.arch.to_dict()}
     names = [each.name for each in reader.chosen]

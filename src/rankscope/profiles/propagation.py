@@ -1,12 +1,14 @@
 """One pass of a network over tokens, for all readers at once: batches, arithmetic, padding, progress."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from rankscope.deviation import applies, propagate
+from rankscope.deviation.confirm import confirmations
 from rankscope.deviation.witness import Witness
 from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics.catalogue import Of
@@ -44,6 +46,7 @@ def one_pass(
     progress: Progress | None = None,
     device: str | torch.device | None = None,
     estimate: bool = False,
+    confirm: bool = False,
 ) -> Ran:
     """Propagate a network once, and let every reader take what it needs from each layer.
 
@@ -71,13 +74,25 @@ def one_pass(
     with torch.no_grad():
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
-            steps = propagate(net, part, ~kept) if arithmetic == "deviation" else net.steps(part, ~kept)
-            witness = Witness(net, part, ~kept) if estimate and arithmetic == "deviation" and X.shape[1] else None
-            for each in steps:
-                seen = None if witness is None else witness.follow(each)
-                step = LayerStep(net, start, kept, each._replace(**without), seen)
+            for step in _steps(net, part, kept, start, arithmetic, estimate, confirm):
+                step = replace(step, step=step.step._replace(**without))
                 for reader in readers:
                     reader.read(step)
                 if progress is not None:
                     progress(number * layers + step.layer, len(starts) * layers)
     return Ran(arithmetic, str(net.device))
+
+
+def _steps(
+    net: Transformer, X: Tensor, real: Tensor, start: int, arithmetic: str, estimate: bool, confirm: bool
+) -> Iterator[LayerStep]:
+    """The layers of one batch, with what a second pass says of each where one was asked for."""
+    if arithmetic != "deviation":
+        yield from (LayerStep(net, start, real, each) for each in net.steps(X, ~real))
+    elif confirm and X.shape[1]:
+        for here in confirmations(net, X, ~real):
+            yield LayerStep(net, start, real, here.doubled, confirmation=here)
+    else:
+        witness = Witness(net, X, ~real) if estimate and X.shape[1] else None
+        for each in propagate(net, X, ~real):
+            yield LayerStep(net, start, real, each, None if witness is None else witness.follow(each))

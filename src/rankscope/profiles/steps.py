@@ -12,13 +12,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep
+from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.deviation.witness import Seen
 from rankscope.metrics import Metric
 from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.plain import contributions
-from rankscope.profiles.agreement import checked
+from rankscope.profiles.agreement import checked, confirmed
 from rankscope.profiles.rows import Found, read_tokens, readings, row_sum_defect
 from rankscope.profiles.shapes import Shape, shape_of
 
@@ -36,6 +37,8 @@ class LayerStep:
     step: Step | DeviationStep
     seen: Seen | None = None
     """The same layer of a second pass, rounded otherwise; None where there is none."""
+    confirmation: Confirmation | None = None
+    """The same layer in float64 beside doubled precision, where that was asked for."""
 
     @property
     def layer(self) -> int:
@@ -62,8 +65,10 @@ class LayerStep:
     def readings(self, chosen: Sequence[Metric]) -> Found:
         """Those metrics that this layer has, in the order asked."""
         if isinstance(self.step, DeviationStep):
-            every = [(each, read(each, self.step)) for each in chosen]
-            found = [(each, reading) for each, reading in every if reading is not None]
+            found = _read(chosen, self.step)
+            if self.confirmation is not None:
+                chosen = [each for each, _ in found]
+                return confirmed(found, _read(chosen, self.confirmation.single), self.confirmation)
             return found if self.seen is None else self._witnessed(found, self.step, self.seen)
         there = read_tokens(*self._ready, chosen, self.unit)
         if self.attention is not None:
@@ -113,3 +118,9 @@ class LayerStep:
     def _ready(self) -> tuple[Tokens, Tensor]:
         """Ordinary tokens ready to be measured, and which samples are broken."""
         return tokens_of(self.tokens, self.real)
+
+
+def _read(chosen: Sequence[Metric], step: DeviationStep) -> Found:
+    """Those that the layer has."""
+    every = [(each, read(each, step)) for each in chosen]
+    return [(each, reading) for each, reading in every if reading is not None]
