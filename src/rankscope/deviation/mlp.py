@@ -9,6 +9,8 @@ Every activation here is 0 at 0, and beyond 1e+-108 linear on each side of 0 (ta
 outside floating point's range can be drawn out of it.
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Bool
 from torch import Tensor
@@ -28,16 +30,20 @@ REACH = 250.0
 """Logs within which activations are evaluated as they are."""
 
 
-def mlp(arch: Architecture, layer: Layer, state: State) -> State:
-    """The MLP branch: `act(X W_1 + b_1) W_2 + b_2`, or gated by the product rule."""
+def mlp(
+    arch: Architecture, layer: Layer, state: State, touch: Callable[[Scaled], Scaled] = lambda part: part
+) -> State:
+    """The MLP branch: `act(X W_1 + b_1) W_2 + b_2`, or gated by the product rule. `touch` is asked of what goes
+    into the activation and of what comes out."""
     w = layer.mlp
     assert w is not None
-    x, R = affine(state.x, w.up), state.R.mapped(lambda v: v @ w.up.weight)
+    x, R = touch(affine(state.x, w.up)), touch(state.R.mapped(lambda v: v @ w.up.weight))
     if w.gate is None:
-        x, R = activation(arch.activation, x, R)
+        x, R = map(touch, activation(arch.activation, x, R))
     else:
         gate = w.gate
-        a, A = activation(arch.activation, affine(state.x, gate), state.R.mapped(lambda v: v @ gate.weight))
+        z, d = touch(affine(state.x, gate)), touch(state.R.mapped(lambda v: v @ gate.weight))
+        a, A = map(touch, activation(arch.activation, z, d))
         # act(g) u - act(g_0) u_0 = (act(g) - act(g_0)) u_0 + act(g_0) (u - u_0) + the product of both
         R = _times(A, _rows(x)) + _times(_rows(a), R) + _times(A, R)
         x = _times(a, x)

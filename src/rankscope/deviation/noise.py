@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.rules import Deviation
+from rankscope.deviation.scaled import LOWEST, Scaled
 from rankscope.deviation.scores import Scores
 from rankscope.deviation.state import State
 from rankscope.doubled import precision
@@ -19,6 +20,7 @@ from rankscope.nets.order import Half
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block
+from rankscope.nets.weights import Linear
 
 UNITS = 4
 """The most that an entry is moved by, in units of its last place."""
@@ -27,9 +29,10 @@ UNITS = 4
 class Noise:
     """Small shares, another stretch of one long row at each call."""
 
-    def __init__(self, seed: int = 0, most: float | None = None) -> None:
-        """`most` is the largest share that an entry is moved by; a few units in the last place, if left out."""
-        self.seed, self.most, self.calls = seed, most, 0
+    def __init__(self, seed: int = 0, most: float | None = None, units: int = UNITS) -> None:
+        """`most` is the largest share that an entry is moved by; if left out, so many units of its last
+        place."""
+        self.seed, self.most, self.units, self.calls = seed, most, units, 0
         self.row = torch.zeros(0, dtype=torch.float64)
 
     def shaken(self, t: Tensor) -> Tensor:
@@ -42,14 +45,19 @@ class Noise:
         self.calls += 1
         start = self.calls * 1009 % (len(self.row) - number)
         share = self.row[start : start + number].view(t.shape)
-        share = share * (UNITS * precision(t) if self.most is None else self.most)
+        share = share * (self.units * precision(t) if self.most is None else self.most)
         return torch.addcmul(t, t, share)
 
     def of(self, found: Any) -> Any:
         """Tensors, and the parts of what deviation arithmetic has in their place."""
         if isinstance(found, Tensor):
             return self.shaken(found)
-        return replace(found, x=found.x.mapped(self.shaken), R=found.R.mapped(self.shaken))
+        return replace(found, x=self.scaled(found.x), R=self.scaled(found.R))
+
+    def scaled(self, part: Scaled) -> Scaled:
+        """Values, and logs: one of 1e5 is rounded by 1e-11, and so is what it is the log of."""
+        log = torch.where(part.log > LOWEST, self.shaken(part.log), part.log)
+        return Scaled(self.shaken(part.value), log)
 
 
 class _Shaken:
@@ -84,17 +92,27 @@ class ShakenPlain(_Shaken, Plain):
         self.noise = Noise(seed)
 
 
+    def through(self, X: Tensor, linear: Linear) -> Tensor:
+        """`X W + b`."""
+        return self.noise.shaken(super().through(X, linear))
+
+
 class ShakenDeviation(_Shaken, Deviation):
-    """Deviation arithmetic, shaken; scores too, since rules on them take differences."""
+    """Deviation arithmetic, shaken; scores too, since rules on them take differences, and by more: what is
+    left of two scores may be a unit in the last place, and two such units the same by chance."""
 
     def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
         super().__init__(arch, setting)
-        self.noise = Noise(seed)
+        self.noise, self.wide = Noise(seed), Noise(seed, units=16 * UNITS)
 
     def scores(self, block: Block, state: State) -> Scores:
         """What all rows share, and what they do not."""
         ref, D = super().scores(block, state)
-        return Scores(ref.mapped(self.noise.shaken), D.mapped(self.noise.shaken))
+        return Scores(self.wide.scaled(ref), self.wide.scaled(D))
+
+    def touch(self, part: Scaled) -> Scaled:
+        """What comes of a product with a matrix or of an activation: another product follows."""
+        return self.noise.scaled(part)
 
     def tidy(self, state: State) -> State:
         """What is about to be taken from a mean is rounded before that."""

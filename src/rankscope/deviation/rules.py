@@ -13,6 +13,7 @@ from rankscope.deviation.attention import (
 )
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
+from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.scores import Scores, scores
 from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
@@ -51,7 +52,7 @@ class Deviation(Arithmetic):
 
     def scores(self, block: Block, state: State) -> Scores:
         """What all rows of scores share, and what they do not."""
-        return scores(self.arch, block.index, block.weights.attention, state, self.setting)
+        return scores(self.arch, block.index, block.weights.attention, state, self.setting, self.touch)
 
     def mix(self, block: Block, P: Attention, values: Values) -> Spoken:
         """What each head says."""
@@ -69,7 +70,11 @@ class Deviation(Arithmetic):
 
     def mlp(self, block: Block, state: State) -> State:
         """What the MLP adds (`mlp.py`)."""
-        return mlp(self.arch, block.weights, state)
+        return mlp(self.arch, block.weights, state, self.touch)
+
+    def touch(self, part: Scaled) -> Scaled:
+        """What comes of a product with a matrix or of an activation, as it is."""
+        return part
 
     def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
         """`skip X + branches`, each part at the larger of its two scales."""

@@ -9,6 +9,7 @@ and of order e^s, into D. The row of D whose entries are smallest is the **refer
 and is zero in D, so that no row is rounded at the size of a larger one.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -34,16 +35,23 @@ class Scores(NamedTuple):
     D: Scaled  # [batch, head, token, token]
 
 
-def scores(arch: Architecture, index: int, w: AttentionWeights, state: State, setting: Setting) -> Scores:
-    """The scores of a layer, head by head."""
+def scores(
+    arch: Architecture,
+    index: int,
+    w: AttentionWeights,
+    state: State,
+    setting: Setting,
+    touch: Callable[[Scaled], Scaled] = lambda part: part,
+) -> Scores:
+    """The scores of a layer, head by head. `touch` is asked of queries and keys."""
     n = state.real.rows.shape[1]
     zero = state.R.value.new_zeros(len(state.real.rows), arch.heads, n)
     if arch.kernel == "uniform":
         return Scores(
             Scaled.plain(zero).by_head(), Scaled.plain(zero[..., None].expand(-1, -1, -1, n)).by_head()
         )
-    q, dq = heads(state.x, w.query, arch).by_head(), deviations(state.R, w.query, arch).by_head()
-    k, dk = heads(state.x, w.key, arch).by_head(), deviations(state.R, w.key, arch).by_head()
+    q, dq = (touch(part(of, w.query, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R)))
+    k, dk = (touch(part(of, w.key, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R)))
     if arch.query_norm:
         q, dq = _normed(q, dq, w.query_norm, state.real, arch.norm_eps)
         k, dk = _normed(k, dk, w.key_norm, state.real, arch.norm_eps)

@@ -99,9 +99,9 @@ def _steep(
     m = terms.sum(-1, keepdim=True) * size
     log_S = torch.log1p(m) / size
     lost = ~_seen_at(top, visible) | ~(m < 1e300) | ~(m > -1)  # j* is not seen, or the sum left the range
-    # Of large scores log P is a log-softmax, where the largest cancels exactly, and so is log P - log p.
+    # Of a large score log P is a log-softmax, where the largest cancels exactly, and so is log P - log p.
     log_P = (weigh + D).masked_fill(~visible, -torch.inf).log_softmax(-1).nan_to_num(nan=0.0, neginf=-torch.inf)
-    large = lost | ((D.abs() > 1) & visible).any(-1, keepdim=True)
+    large = lost | (D.abs() > 1) | ((log_S * size).abs() > 1)
     D = torch.where(large, (log_P - weigh).nan_to_num(nan=0.0), (U - log_S) * size)
     log_P = log_P.masked_fill(log_others == -torch.inf, -torch.inf)
     log_p = log_others.masked_fill(~seen, -torch.inf)

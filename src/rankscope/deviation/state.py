@@ -100,6 +100,15 @@ class State:
         close = cls(Scaled.plain(total[here]), Scaled.plain(real.cleared(R)), real).tidy()
         return cls(close.x, chosen(close.x.log <= LOWEST, whole, close.R), real)
 
+    @classmethod
+    def of_heads(cls, R: Scaled, real: Real) -> "State":
+        """What each head has for every token `[batch, head, token, width]`, as batch * head samples without a
+        common token."""
+        value = R.value.flatten(0, 1)
+        x = Scaled.plain(value.new_zeros(len(value), value.shape[2])).normalised()
+        rows = Real(real.rows.repeat_interleave(R.value.shape[1], 0))
+        return cls(x, Scaled(value, R.log.flatten()).mapped(rows.cleared), rows)
+
     def tidy(self) -> "State":
         """Re-centred and rescaled, as after every sub-block."""
         mean, R = self.centred()

@@ -23,8 +23,8 @@ from rankscope.nets.traversal import Block, traverse
 
 RESOLVED = 1e-4
 """The share of the tokens' size by which they must differ for float64 to be asked."""
-SHORTEST = 1e-290
-"""The size of a token, beside the largest, from which on float64 loses it."""
+SHORTEST = 1e-140
+"""The size of a token, beside the largest, from which on a product of two like it may leave float64."""
 WITHIN = 300.0
 """The log of the sizes within which float64 is asked: 1e+-130."""
 

@@ -37,13 +37,13 @@ class Plain(Arithmetic):
 
     def values(self, block: Block, X: Tokens) -> Heads:
         """`X W_V + b_V`, once for every head."""
-        return self._grouped(project(X, block.weights.attention.value))
+        return self._grouped(self.heads(X, block.weights.attention.value))
 
     def weights(self, block: Block, X: Tokens) -> Square:
         """P of every head, by the architecture's kernel."""
         arch, w, setting = self.arch, block.weights.attention, self.setting
-        q = project(X, w.query)  # [batch, head, token, head_width]
-        k = project(X, w.key)  # [batch, key_head, token, head_width]
+        q = self.heads(X, w.query)  # [batch, head, token, head_width]
+        k = self.heads(X, w.key)  # [batch, key_head, token, head_width]
         if arch.query_norm:
             q = normalise(q, "rms", w.query_norm, arch.norm_eps)
             k = normalise(k, "rms", w.key_norm, arch.norm_eps)
@@ -59,6 +59,17 @@ class Plain(Arithmetic):
         context = KernelContext(setting.visible[arch.mask_of(block.index)], added, arch.divisor, mixing)
         return kernel_of(arch.kernel).weights(q, k, context)
 
+    def through(self, X: Tensor, linear: Linear) -> Tensor:
+        """`X W + b`."""
+        return affine(X, linear)
+
+    def heads(self, X: Tokens, linear: Linear) -> Heads:
+        """Queries, keys or values of every head."""
+        count, width = linear.weight.shape[1:]
+        bias = None if linear.bias is None else linear.bias.flatten()
+        Y = self.through(X, Linear(linear.weight.flatten(1), bias))  # [batch, token, head * head_width]
+        return Y.view(*Y.shape[:-1], count, width).transpose(1, 2)
+
     def mix(self, block: Block, P: Square, V: Heads) -> Spoken:
         """`P_h V_h` of every head; zero of one that does not speak."""
         heads = P @ V  # [batch, head, token, head_width]
@@ -71,15 +82,15 @@ class Plain(Arithmetic):
     def output(self, block: Block, spoken: Spoken) -> Tokens:
         """`sum_h P_h X W_h + 1 b^T` (Dong et al. 2021, section 2)."""
         w = block.weights.attention.output
-        return affine(spoken.flatten(-2), Linear(w.weight.flatten(0, 1), w.bias))
+        return self.through(spoken.flatten(-2), Linear(w.weight.flatten(0, 1), w.bias))
 
     def mlp(self, block: Block, X: Tokens) -> Tokens:
         """`act(X W_1 + b_1) W_2 + b_2`, or gated."""
         w, act = block.weights.mlp, ACTIVATIONS[self.arch.activation]
         assert w is not None
-        hidden = affine(X, w.up)  # [batch, token, mlp_width]
-        hidden = act(hidden) if w.gate is None else act(affine(X, w.gate)) * hidden
-        return affine(hidden, w.down)
+        hidden = self.through(X, w.up)  # [batch, token, mlp_width]
+        hidden = act(hidden) if w.gate is None else act(self.through(X, w.gate)) * hidden
+        return self.through(hidden, w.down)
 
     def add(self, block: Block, half: Half, X: Tokens, branches: dict[str, Tokens]) -> Tokens:
         """`skip X + branches`; at weight 0 the skip is not there at all."""
@@ -100,15 +111,6 @@ class Plain(Arithmetic):
 def contributions(layer: Layer, spoken: Spoken) -> Float[Tensor, "batch head token width"]:
     """What each head adds to the attention branch: `P_h X W_h`, without the output bias."""
     return spoken.transpose(1, 2) @ layer.attention.output.weight
-
-
-def project(X: Tokens, linear: Linear) -> Heads:
-    """Queries, keys or values of every head."""
-    heads, width = linear.weight.shape[1:]
-    Y = X @ linear.weight.flatten(1)  # [batch, token, head * head_width]
-    if linear.bias is not None:
-        Y = Y + linear.bias.flatten()
-    return Y.view(*Y.shape[:-1], heads, width).transpose(1, 2)
 
 
 def affine(x: Tensor, linear: Linear) -> Tensor:

@@ -16,7 +16,7 @@ from rankscope.deviation import DeviationStep, State
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import SMALLEST, read
 from rankscope.deviation.witness import Seen, distance
-from rankscope.metrics import Metric, Reading
+from rankscope.metrics import Metric, Reading, dobrushin
 from rankscope.profiles.rows import Found
 
 AGREED = 1e-9
@@ -37,7 +37,7 @@ def checked(found: Found, plain: Found | None, step: DeviationStep, seen: Seen) 
     others = [None] * len(found) if plain is None else [reading for _, reading in plain]
     apart = {"tokens": states, "attention": weights, "heads": None}
     return [
-        (each, _marked(reading, _error(each, reading, other, apart[each.of], seen)))
+        (each, _marked(reading, _error(each, reading, other, apart[each.of], step, seen)))
         for (each, reading), other in zip(found, others, strict=True)
     ]
 
@@ -62,7 +62,9 @@ def confirmed(found: Found, single: Found, here: Confirmation) -> Found:
     return done
 
 
-def _error(each: Metric, one: Reading, plain: Reading | None, apart: Errors | None, seen: Seen) -> Errors:
+def _error(
+    each: Metric, one: Reading, plain: Reading | None, apart: Errors | None, step: DeviationStep, seen: Seen
+) -> Errors:
     """The relative error of a reading, as far as a second pass can tell; `apart` is how far what it is read
     off is from the second pass's."""
     error = torch.full_like(one.value, torch.nan)
@@ -75,11 +77,24 @@ def _error(each: Metric, one: Reading, plain: Reading | None, apart: Errors | No
     if bool(again.any()):
         fine = read(each, seen.fine)
         assert fine is not None
-        error = torch.where(again, difference(one, fine), error)
+        error = torch.where(again, torch.maximum(difference(one, fine), _inside(each, step, seen)), error)
     error = error if apart is None else torch.maximum(error, _spread(apart, error))
     if each.count and apart is not None:  # what is rounding may count where it is above the tolerance
         error = error.masked_fill(_spread(apart > NOISY * max(seen.before.R.value.shape[1:]), error), torch.inf)
     return error.masked_fill(_spread(seen.lost, error), torch.inf)
+
+
+def _inside(each: Metric, step: DeviationStep, seen: Seen) -> Errors:
+    """How far what a reading below float64's sight is read off is from the second pass's: numbers that are a
+    unit in the last place or two are often the same by chance, matrices are not."""
+    one, other = step.attention, seen.fine.attention
+    if each.of == "attention" and each.compute is dobrushin and one is not None and other is not None:
+        rows = [State.of_heads(P.by_head, step.state.real) for P in (one, other)]
+    elif each.of == "heads" and step.heads is not None and seen.fine.heads is not None:
+        rows = [spoken.contributions(step.state.real) for spoken in (step.heads, seen.fine.heads)]
+    else:
+        return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
+    return distance(*rows).view(len(step.state.real.rows), -1)
 
 
 def _states(state: State, seen: Seen) -> Errors:
