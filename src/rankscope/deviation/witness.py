@@ -145,3 +145,15 @@ def _direction(state: State) -> tuple[Tensor, Logs]:
     safe = norm.masked_fill(norm == 0, 1.0)
     log = (R.log + size.masked_fill(size == 0, 1.0).log() + safe.log()).masked_fill(size == 0, LOWEST)
     return value / safe[:, None, None], log
+
+
+def turned(a: State, b: State) -> Logs:
+    """The largest `|u_i - v_i|` of the tokens' unit vectors."""
+
+    def units(state: State) -> Tensor:
+        X = state.tokens(state.log)
+        size = X.abs().amax(-1, keepdim=True)
+        X = X / size.masked_fill(size == 0, 1.0)
+        return X / torch.linalg.vector_norm(X, dim=-1, keepdim=True).masked_fill(size == 0, 1.0)
+
+    return torch.linalg.vector_norm(units(a) - units(b), dim=-1).amax(-1).nan_to_num(nan=torch.inf)

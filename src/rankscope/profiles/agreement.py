@@ -15,13 +15,13 @@ from torch import Tensor
 from rankscope.deviation import DeviationStep, State
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import SMALLEST, read
-from rankscope.deviation.witness import Seen, distance
-from rankscope.metrics import Metric, Reading, dobrushin
+from rankscope.deviation.witness import Seen, distance, turned
+from rankscope.metrics import Metric, Reading, cosine, dobrushin
 from rankscope.profiles.rows import Found
 
 AGREED = 1e-9
 """Relative difference up to which two passes agree."""
-NOISY = 10 * torch.finfo(torch.float64).eps
+NOISY = 100 * torch.finfo(torch.float64).eps
 """The share of rounding, for each token or width, above which singular values are not counted."""
 BLIND = 1e3
 """Float64's floors, up to which a difference from float64 says nothing."""
@@ -79,6 +79,8 @@ def _error(
         assert fine is not None
         error = torch.where(again, torch.maximum(difference(one, fine), _inside(each, step, seen)), error)
     error = error if apart is None else torch.maximum(error, _spread(apart, error))
+    if each.compute.__module__ == cosine.__name__ and each.of == "tokens":
+        error = torch.maximum(error, _turned(step.state, seen))
     if each.count and apart is not None:  # what is rounding may count where it is above the tolerance
         error = error.masked_fill(_spread(apart > NOISY * max(seen.before.R.value.shape[1:]), error), torch.inf)
     return error.masked_fill(_spread(seen.lost, error), torch.inf)
@@ -95,6 +97,15 @@ def _inside(each: Metric, step: DeviationStep, seen: Seen) -> Errors:
     else:
         return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
     return distance(*rows).view(len(step.state.real.rows), -1)
+
+
+def _turned(state: State, seen: Seen) -> Errors:
+    """The largest difference of a token's direction: of one that is short beside the others its sign alone may
+    be what rounding decided."""
+    if seen.plain is None:
+        return turned(state, seen.fine.state)
+    found = turned(state, State.of(seen.plain.state, state.real.rows))
+    return found if bool(seen.sees.all()) else torch.where(seen.sees, found, turned(state, seen.fine.state))
 
 
 def _states(state: State, seen: Seen) -> Errors:
