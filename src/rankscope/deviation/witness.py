@@ -48,21 +48,21 @@ class Witness:
         if step.layer == 0:
             return Seen(self, None, self.state, torch.zeros_like(self.lost), None, self.lost)
         block, before = self.given.net.blocks[step.layer - 1], self.state
-        sees = _sees(before) & _sees(step.state)
+        sees, plain = _sees(before), None
         if self.given.net.arch.parts:  # what they remember of earlier layers is of one arithmetic
             sees = torch.zeros_like(sees)
-        plain = None
         if bool(sees.any()):
             X, P, heads = traverse(block, self.plain, before.tokens())
             X = before.real.cleared(X)
-            sees = sees & X.isfinite().flatten(1).all(1)
-            plain = Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, heads)
+            # What the first pass has lost, float64 may still see.
+            after = State.of(X.nan_to_num(0.0, 0.0, 0.0), before.real.rows)
+            sees = sees & X.isfinite().flatten(1).all(1) & (_sees(step.state) | _sees(after))
+            plain = Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, heads) if bool(sees.any()) else None
         seen = Seen(self, block, before, sees, plain, self.lost)
         if plain is None:
             self.state = seen.passed.state
         else:
-            close = State.of(plain.state, before.real.rows)
-            self.state = close if bool(sees.all()) else _chosen(sees, close, seen.passed.state)
+            self.state = after if bool(sees.all()) else _chosen(sees, after, seen.passed.state)
         return seen
 
 
@@ -75,7 +75,7 @@ class Seen:
     before: State
     """Its tokens before the block."""
     sees: Bool[Tensor, " batch"]
-    """Whether float64 can see what the tokens differ by, before and after the block."""
+    """Whether float64 can see what the tokens differ by, before the block and after it."""
     inside: Step | None
     """By plain rules, real tokens first; None where float64 sees no sample."""
     lost: Bool[Tensor, " batch"]
