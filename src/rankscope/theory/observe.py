@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -10,8 +11,12 @@ from torch import Tensor
 
 from rankscope.deviation import KERNELS, BlockTaken, HalfTaken, Scaled, State, applies, dissect
 from rankscope.deviation.attention import Attention, deviations, heads
+from rankscope.deviation.dissect import started
+from rankscope.deviation.noise import ShakenPlain
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
+from rankscope.deviation.witness import RESOLVED as VISIBLE
+from rankscope.deviation.witness import WITHIN, distance
 from rankscope.metrics import Reading, dobrushin, metric
 from rankscope.metrics.centre import centred
 from rankscope.metrics.residuals import NORMS
@@ -20,7 +25,7 @@ from rankscope.nets import Architecture, Kernel, Transformer
 from rankscope.nets.order import speaking
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting
-from rankscope.nets.traversal import Block, changed
+from rankscope.nets.traversal import Block, changed, traverse
 from rankscope.nets.weights import Layer
 from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.facts import Centre, Facts, LayerFacts, Sizes
@@ -38,21 +43,53 @@ def observe(
     X: Float[Tensor, "token width"],
     centre: Centre = "mean",
     norms: "WeightNorms | None" = None,
+    seed: int | None = None,
 ) -> Facts:
     """Run the network on one sample's tokens and note what the theorems ask for. `norms` are kept from one
-    call to the next, for a network and its variants."""
+    call to the next, for a network and its variants. With a `seed` every rule's answer is shaken in its last
+    digits (`deviation/noise.py`); without, float64 is asked as well, where it can see."""
     net = net.to(torch.float64)
     sizes, layers, norms = [], [], WeightNorms() if norms is None else norms
     deviates = applies(net)
-    start = net.prepared(X[None].to(torch.float64), None)[0]
-    first = State.of(start, torch.ones(1, len(X), dtype=torch.bool))
+    first, setting = started(net, X[None], seed)
     sizes.append(_sizes(first, centre, deviates))
-    setting = Setting.of(net.arch, net.weights, start, first.real.rows)
-    for index, found in enumerate(dissect(net, X[None]) if deviates else _plainly(net, X[None])):
-        sizes.append(_sizes(found.state, centre, deviates))
+    other = _Float64(net, setting) if deviates and seed is None and not net.arch.parts else None
+    passed = dissect(net, X[None], seed) if deviates else _plainly(net, first, setting, seed)
+    for index, found in enumerate(passed):
+        before, size = sizes[-1].state, _sizes(found.state, centre, deviates)
+        if other is not None:
+            size = replace(size, unlike=other.follow(net.blocks[index], before, found.state))
+        sizes.append(size)
         layers.append(_layer(net, index, found, setting, norms.of(net, index), centre))
     arithmetic = "deviation" if deviates else "float64"
-    return Facts(net, centre, arithmetic, start[0], tuple(sizes), tuple(layers))
+    start = net.prepared(X[None].to(torch.float64), None)[0][0]
+    return Facts(net, centre, arithmetic, start, first, tuple(sizes), tuple(layers))
+
+
+class _Float64:
+    """The plain rules beside deviation arithmetic, with which they share no formula, from where float64 last
+    could not see."""
+
+    def __init__(self, net: Transformer, setting: Setting) -> None:
+        self.rules = Plain(net.arch, setting)
+        self.X: Tensor | None = None
+
+    def follow(self, block: Block, before: State, after: State) -> float:
+        """How far the deviation after a block is from float64's, as a share; 0 where float64 cannot see."""
+        if not (_visible(before) and _visible(after)):
+            self.X = None
+            return 0.0
+        self.X = traverse(block, self.rules, before.tokens() if self.X is None else self.X).state
+        if not bool(self.X.isfinite().all()):
+            self.X = None
+            return 0.0
+        return float(distance(after, State.of(self.X, after.real.rows))[0])
+
+
+def _visible(state: State) -> bool:
+    """Its numbers are within float64's range, and what they differ by is not lost beside their size."""
+    share, size = float((state.R.log_size() - state.log)[0]), float(state.log[0])
+    return share > math.log(VISIBLE) and abs(size) < WITHIN
 
 
 class WeightNorms:
@@ -113,6 +150,7 @@ def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
         cosine=float(_read("min_cosine", state).value[0]),
         log_cosine_gap=_log("max_cosine_gap", state),
         noise=noise,
+        state=state,
     )
 
 
@@ -265,23 +303,23 @@ def _exact_factor(
 # Without a rule in deviation arithmetic
 
 
-def _plainly(net: Transformer, X: Tensor) -> Iterator[BlockTaken]:
+def _plainly(
+    net: Transformer, first: State, setting: Setting, seed: int | None
+) -> Iterator[BlockTaken]:
     """The pass in float64, with what can be had of each block without a rule: its attention, and of a layer
     without norms and MLP what was added to the skip."""
-    steps = net.steps(X.to(torch.float64))
-    real = torch.ones(X.shape[:2], dtype=torch.bool)
-    before = next(steps).state
-    for step in steps:
-        assert step.attention is not None
-        P, weight = step.attention, net.arch.attention_skip
+    rules = Plain(net.arch, setting) if seed is None else ShakenPlain(net.arch, setting, seed)
+    before, real, weight = first.tokens(), first.real.rows, net.arch.attention_skip
+    for block in net.blocks:
+        after, P, _ = traverse(block, rules, before)
         p = P.mean(-2)
         others = Scaled.plain(P - p[:, :, None])
         top = p.argmax(-1, keepdim=True)
         visible = torch.ones(1, 1, *P.shape[-2:], dtype=torch.bool)
-        state, added = State.of(step.state, real), State.of(step.state - weight * before, real)
+        state, added = State.of(after, real), State.of(after - weight * before, real)
         half = HalfTaken(State.of(before, real), (), weight, added, state, state)
         yield BlockTaken(state, _Given(p, others, top, visible), None, (half,))
-        before = step.state
+        before = after
 
 
 class _Given(Attention):
