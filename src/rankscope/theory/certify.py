@@ -19,7 +19,7 @@ from rankscope.theory.facts import Centre, Facts
 from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import TEN
 from rankscope.theory.observe import WeightNorms, observe
-from rankscope.theory.outward import COPIES, settled
+from rankscope.theory.outward import COPIES, noisy_layers, settled
 from rankscope.theory.theorem import Theorem
 
 
@@ -72,8 +72,9 @@ def certify(
     for sample, (each, kept) in enumerate(zip(X, real, strict=True)):
         copies = [observe(net, each[kept], centre, norms, seed) for seed in (None, *range(COPIES))]  # type: ignore[arg-type]
         arithmetic = copies[0].arithmetic
+        marked = noisy_layers(copies)
         for theorem in chosen:
-            rows += _rows(theorem, copies, sample)
+            rows += _rows(theorem, copies, marked, sample)
         if progress is not None:
             progress(sample + 1, len(X))
     names = [theorem.name for theorem in chosen]
@@ -92,9 +93,9 @@ def certify(
     return Certificates(table, manifest)
 
 
-def _rows(theorem: Theorem, copies: Sequence[Facts], sample: int) -> list[dict[str, Any]]:
+def _rows(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool], sample: int) -> list[dict[str, Any]]:
     rows, upper = [], theorem.kind == "upper"
-    for layer, found in enumerate(settled(theorem, copies), 1):
+    for layer, found in enumerate(settled(theorem, copies, marked), 1):
         unmet = [str(each) for each in found.hypotheses if not each.met]
         bound, value = found.bound / TEN, found.measured / TEN
         size = copies[0].sizes[layer].of_tokens.get(theorem.quantity, 0.0) / TEN

@@ -130,8 +130,9 @@ def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
     R, whole = sized(state.centred()[1]), sized(Scaled.plain(state.tokens(state.log)))
     lengths = torch.linalg.vector_norm(whole.value[0], dim=-1)
     unit = whole.log + state.log
-    measured = _log(RESIDUAL[centre], state), _log("mu", state)
-    noise = bool(_read("mu", state).below_floor[0])
+    mu = _read("mu", state)
+    measured = _log(RESIDUAL[centre], state), float(mu.log10[0]) * TEN
+    noise = bool(mu.below_floor[0])
     if not deviates:
         noise = measured[1] - log_of(NORMS["frobenius"](whole.value)[0], unit[0]) < log(
             unit_of(torch.float64) / RESOLVED

@@ -48,10 +48,10 @@ class Settled:
     """Whether the passes do not agree on what is measured."""
 
 
-def settled(theorem: Theorem, copies: Sequence[Facts]) -> list[Settled]:
-    """A theorem on the facts of several passes, by layer from 1 on."""
+def settled(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool]) -> list[Settled]:
+    """A theorem on the facts of several passes, by layer from 1 on; `marked` are the layers whose tokens are
+    rounding."""
     found = [theorem.evaluate(facts) for facts in copies]
-    marked = _noise(copies)
     size, unlike, rows = 1.0, 0.0, []
     for layer in range(1, copies[0].depth + 1):
         hypotheses = _hypotheses(found, layer)
@@ -80,14 +80,16 @@ def _measured(theorem: Theorem, facts: Facts, found: Evaluation, layer: int) -> 
     return facts.sizes[layer].of(theorem.quantity)
 
 
-def _noise(copies: Sequence[Facts]) -> list[bool]:
+def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
     """By layer from 0 on, whether its tokens are rounding."""
     first, *others = copies
-    found = []
+    found, gone = [], False
     for layer, sizes in enumerate(first.sizes):
         apart = max((float(distance(sizes.state, each.sizes[layer].state)[0]) for each in others), default=0.0)
         blind = any(each.sizes[layer].noise for each in copies)
-        found.append(blind or not apart <= AGREED or sizes.unlike > SEEN)
+        # A norm without eps makes of a token that underflowed, or that is zero, one of full length or none.
+        gone = gone or (sizes.shortest == -math.inf and first.arch.norm != "none" and first.arch.norm_eps == 0)
+        found.append(blind or gone or not apart <= AGREED or sizes.unlike > SEEN)
     return found
 
 

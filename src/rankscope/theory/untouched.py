@@ -25,7 +25,7 @@ from rankscope.theory.constants import lost
 from rankscope.theory.dobrushin import seen
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import above, equal, no_norm_after, skips
-from rankscope.theory.logs import log, log_of, minus, plus, sized, times
+from rankscope.theory.logs import log, minus, plus, sized, times
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 
 ROUNDING = 1e-14
@@ -88,7 +88,7 @@ def _seen(R: Scaled, Q: Tensor, side: int) -> float:
     """log of `||R Q||_F`, with what rounding may have made of it added or taken away."""
     value = R.value[0]
     size = float((value @ Q).norm()) + side * lost(len(Q)) * float((value.abs() @ Q.abs()).norm())
-    return log_of(torch.tensor(size), R.log[0])
+    return times(log(size), float(R.log[0]))
 
 
 UNTOUCHED = Theorem(
