@@ -16,12 +16,9 @@ from rankscope.theory.constants import EPS, LIPSCHITZ, TINY, MLPNorms, lost
 from rankscope.theory.facts import HalfFacts
 from rankscope.theory.logs import log, log_of, plus, sized, times
 
-CLEAR = 1e-9
-"""What a norm finds counts as rank above this (times the size of the matrix); what it leaves, above rounding:
-dividing rows by lengths that differ a million times does not then lose any."""
-PLAIN = 100.0
-"""A singular value this many times above or below the tolerance of a rank counts, or does not, whatever rounding
-did."""
+CLEAR = 1e-6
+"""What a norm finds counts as rank above this (times the size of the matrix): more than rounding may be of it
+before it is marked. What it leaves counts above rounding, and is plain where nothing lies between."""
 
 
 def half_facts(
@@ -43,7 +40,7 @@ def half_facts(
         nonlocal clear
         known = singular_values(after)
         ranks.append((_counted(singular_values(before), CLEAR), _counted(known, EPS), loss))
-        clear = clear and _counted(known, PLAIN * EPS) == _counted(known, EPS / PLAIN)
+        clear = clear and _counted(known, CLEAR) == _counted(known, EPS / 100)
 
     if not half.branches:  # seen from outside: the whole of it is attention, or nothing is known
         stretches.append(averaging if arch.norm == "none" and arch.mlp == "none" else math.nan)

@@ -2,9 +2,10 @@
 
 Several passes, all but the first shaken in their last digits (`deviation/noise.py`), give every measured number
 several times. A theorem is evaluated on each. Where its bounds differ by more than `AGREED`, it started from
-rounding and is refused. Elsewhere the worst of them is moved outward by `TIMES` what they differ by, and by what
-the formula's own arithmetic may have lost. A measured number that a hypothesis is about must keep off its limit
-by as much, in every pass. Norms of weights are rounded up where they are taken (`constants.py`).
+rounding and is refused. Elsewhere the worst of them is moved outward by `TIMES` what they differ by, or what
+float64 sees otherwise, and by what the formula's own arithmetic may have lost. A measured number that a
+hypothesis is about must keep off its limit by as much, in every pass. Norms of weights are rounded up where they
+are taken (`constants.py`).
 
 The measured side is marked where the passes differ on it, on the deviations it is read off, or where float64,
 which shares no formula with deviation arithmetic, sees other tokens; and a bound of exactly zero counts only
@@ -21,14 +22,14 @@ from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.theorem import Evaluation, Theorem
 
-COPIES = 3
+COPIES = 2
 """Shaken passes beside the first."""
 AGREED = 1e-7
 """The largest difference of logs, as a share of them or of one, up to which passes agree on a bound; and the
 largest relative difference up to which they agree on what is measured."""
 LOOSE = 1e-3
 """The same where the centre is the argmin, found by linear programmes to 1e-5."""
-SEEN = 1e-6
+SEEN = 1e-8
 """The largest relative difference up to which float64 agrees with deviation arithmetic."""
 TIMES = 100.0
 """Outward by this many times what the passes differ by."""
@@ -61,7 +62,7 @@ def settled(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool]) -
             said = f"{ROUNDING}: difference from what float64 sees of the tokens, as a share"
             hypotheses.append(Hypothesis(said, unlike, f"<= {SEEN:g}", False))
         size = max([size, *(1 + abs(bound) for bound in bounds if math.isfinite(bound))])
-        bound, refusal = _outward(theorem, copies[0], layer, bounds, size)
+        bound, refusal = _outward(theorem, copies[0], layer, bounds, size, unlike)
         if refusal is not None and all(each.met for each in hypotheses):
             hypotheses.append(refusal)
         values = [_measured(theorem, facts, each, layer) for facts, each in zip(copies, found, strict=True)]
@@ -113,7 +114,7 @@ def _hypotheses(found: Sequence[Evaluation], layer: int) -> list[Hypothesis]:
 
 
 def _outward(
-    theorem: Theorem, facts: Facts, layer: int, bounds: Sequence[float], size: float
+    theorem: Theorem, facts: Facts, layer: int, bounds: Sequence[float], size: float, unlike: float
 ) -> tuple[float, Hypothesis | None]:
     """(the bound moved outward, why there is none)."""
     upper = theorem.kind == "upper"
@@ -136,7 +137,7 @@ def _outward(
         return math.nan, Hypothesis(said, apart / size, f"<= {agreed:g}", False)
     if counted:
         return low, None
-    moved = TIMES * apart + ARITHMETIC * size
+    moved = TIMES * (apart + unlike) + ARITHMETIC * size
     return high + moved if upper else low - moved, None
 
 

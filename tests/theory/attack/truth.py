@@ -129,7 +129,8 @@ class Verdict:
 
     false: list[dict[str, Any]]
     misread: list[dict[str, Any]]
-    unchecked: int = 0
+    unchecked: list[dict[str, Any]]
+    """Beyond the most digits."""
 
 
 def judged(net: Transformer, X: Tensor, found: Certificates) -> Verdict:
@@ -146,7 +147,7 @@ def judged(net: Transformer, X: Tensor, found: Certificates) -> Verdict:
 
 
 def _at(net: Transformer, X: Tensor, rows: list[dict[str, Any]], digits: int) -> Verdict:
-    verdict = Verdict([], [])
+    verdict = Verdict([], [], [])
     while rows and digits <= MOST:
         deepest, again = max(row["layer"] for row in rows), []
         with mp.workdps(digits):
@@ -158,7 +159,7 @@ def _at(net: Transformer, X: Tensor, rows: list[dict[str, Any]], digits: int) ->
                 for row in here:
                     _judge(row, layer, verdict)
         rows, digits = again, 3 * digits
-    verdict.unchecked = len(rows)
+    verdict.unchecked = rows
     return verdict
 
 
