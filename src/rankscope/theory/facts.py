@@ -77,6 +77,9 @@ class HalfFacts:
     """Each norm's (affine rank before, after, the most it may take away)."""
     clear: bool
     """Whether the ranks after are plain: no singular value lies where rounding decides if it counts."""
+    vanished: bool
+    """Whether a norm without eps met a token of length zero: it makes of one that is zero none, and of one that
+    underflowed one of full length."""
 
 
 @dataclass(frozen=True)

@@ -34,13 +34,16 @@ def half_facts(
     longest = torch.linalg.vector_norm(whole.value[0], dim=-1).max()
     stretches = [log(abs(half.weight))]
     ranks: list[tuple[int, int, int]] = []
-    clear = True
+    clear, vanished = True, False
 
     def ranked(before: State, after: State, loss: int) -> None:
-        nonlocal clear
+        nonlocal clear, vanished
         known = singular_values(after)
         ranks.append((_counted(singular_values(before), CLEAR), _counted(known, EPS), loss))
         clear = clear and _counted(known, CLEAR) == _counted(known, EPS / 100)
+        norm = norm_of(arch.norm)
+        centre = (lambda Y: Y) if norm is None else norm.centre
+        vanished = vanished or (arch.norm_eps == 0 and not bool(centre(before.tokens(before.log)[0]).any(-1).all()))
 
     if not half.branches:  # seen from outside: the whole of it is attention, or nothing is known
         stretches.append(averaging if arch.norm == "none" and arch.mlp == "none" else math.nan)
@@ -65,7 +68,7 @@ def half_facts(
     return HalfFacts(
         half.weight, _ratio(half.total, half.before), alignment, normed,
         log_of(longest, whole.log[0] + half.total.log[0]), F, stretch,
-        tuple(ranks), clear,
+        tuple(ranks), clear, vanished,
     )  # fmt: skip
 
 
@@ -125,10 +128,10 @@ def _projected(X: Tensor, linear: Linear) -> tuple[Tensor, Tensor]:
 
 
 def singular_values(state: State) -> Float[Tensor, " rank"]:
-    """Of the tokens' deviation, the largest one, with the tolerance of their rank taken out: what is above eps
-    counts."""
+    """Of the tokens' deviation, in units of the largest and of the size of the matrix: what is above eps
+    counts for its rank."""
     R = sized(state.centred()[1]).value[0]
-    s = torch.linalg.svdvals(R)
+    s = torch.linalg.svdvals(R)[: max(len(R) - 1, 0)]  # the last is zero, since rows sum to zero
     largest = s.max().clamp(min=TINY) if len(s) else s.new_ones(())
     return s / largest / max(R.shape)
 

@@ -88,8 +88,7 @@ def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
     for layer, sizes in enumerate(first.sizes):
         apart = max((float(distance(sizes.state, each.sizes[layer].state)[0]) for each in others), default=0.0)
         blind = any(each.sizes[layer].noise for each in copies)
-        # A norm without eps makes of a token that underflowed, or that is zero, one of full length or none.
-        gone = gone or (sizes.shortest == -math.inf and first.arch.norm != "none" and first.arch.norm_eps == 0)
+        gone = gone or (layer > 0 and any(half.vanished for half in first.layers[layer - 1].halves))
         found.append(blind or gone or not apart <= AGREED or sizes.unlike > SEEN)
     return found
 
