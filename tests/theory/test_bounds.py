@@ -221,7 +221,9 @@ def test_cubing_equals_the_closed_form_to_a_thousand_layers(base: float, start: 
 def test_cubing_takes_the_largest_base_so_far() -> None:
     by_hand = [-10.0, 2 + 3 * (2 - 9), 2 + 3 * (2 + 3 * (2 - 9))]
     found = cubed([-1.0, 2.0, 0.0], -3.0)
-    assert found == pytest.approx(by_hand, rel=1e-13) and all(a >= b for a, b in zip(found, by_hand, strict=True))
+    assert found == pytest.approx(by_hand, rel=1e-13) and all(
+        a >= b for a, b in zip(found, by_hand, strict=True)
+    )
     assert cubed([-math.inf, 1.0], 5.0) == [-math.inf, pytest.approx(1 + 3 * (1 + 15), rel=1e-13)]
     assert cubed([math.inf], -math.inf) == [-math.inf]
 

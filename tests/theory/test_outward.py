@@ -57,7 +57,7 @@ def test_every_theorem_is_attacked() -> None:
 
 @pytest.mark.parametrize("skip", [1e-9, -1e-12, 1e-80])
 def test_a_skip_of_next_to_nothing_is_a_skip(skip: float) -> None:
-    """Four layers of skips of 1e-9 leave 1e-36 of the tokens' differences, where cubing would leave far less."""
+    """Four layers of skips of 1e-9 leave 1e-36 of the tokens' differences; cubing would leave far less."""
     net, X = net_of("bert", layers=4, biases=False, **{**SAN, "attention_skip": skip}), 1e-3 * normal(5, 4)
     found = certified(net, X)
     for theorem in ("dong2021-2.3", "oscillation", "attention-factors", "exact-factors", "wu2024-1"):
@@ -98,12 +98,12 @@ def test_norms_of_products_that_cancel_are_not_below_the_truth() -> None:
 
 def test_a_bound_of_zero_needs_zero_that_is_exact() -> None:
     """Values that see a direction in which tokens do not differ, but for rounding."""
-    X = normal(1, 4).expand(4, 4).clone() * torch.tensor([1.0, 1.0 + 2.0**-40, 1.0 - 2.0**-41, 1.0]).double()[:, None]
+    X = normal(1, 4) * (1 + torch.tensor([[0.0], [2.0**-40], [-(2.0**-41)], [2.0**-42]], dtype=torch.float64))
     away = torch.linalg.svd(X - X.mean(0)).Vh[:1]
     arch = Architecture(layers=2, width=4, heads=1, biases=False, **SAN)
     found = certified(one_head(arch, value=torch.eye(4).double() - away.mT @ away), X)
     rows = found.of("exact-factors")
-    assert rows.filter("met")["log10_bound"].is_finite().all()
+    assert rows["below_floor"].all() and rows.filter("met")["log10_bound"].is_finite().all()
     equal = certified(one_head(arch), X[:1].expand(3, 4))
     assert set(equal.of("exact-factors")["log10_bound"]) == {-math.inf}
 
@@ -113,7 +113,9 @@ def test_exact_factors_of_cancelling_outputs_are_refused() -> None:
     arch = Architecture(layers=1, width=4, heads=2, head_width=4, kernel="softmax", biases=False, **SAN)
     tensors = Transformer.random(arch, 0, "xavier").state()
     for name, tensor in tensors.items():
-        tensor[:, 1] = tensor[:, 0] if name.endswith(("query.weight", "key.weight", "value.weight")) else tensor[:, 1]
+        tensor[:, 1] = (
+            tensor[:, 0] if name.endswith(("query.weight", "key.weight", "value.weight")) else tensor[:, 1]
+        )
         if name.endswith("output.weight"):
             tensor[1] = -tensor[0] * (1 + 1e-16)
     found = certified(Transformer.from_weights(arch, tensors), normal(5, 4))
@@ -136,7 +138,7 @@ def test_gates_that_are_all_but_closed_still_let_something_through(activation: s
 
 
 def test_what_is_untouched_but_for_rounding_is_worth_less() -> None:
-    """Outputs that reach a direction by 1e-15 of themselves, of values of 1e15: nothing there stays as it was."""
+    """Outputs that reach a direction by 1e-15 of themselves, of values of 1e15: nothing stays as it was."""
     turn = orthogonal(4, 2)
     arch = Architecture(layers=1, width=4, heads=1, norm="none", mlp="none", biases=False, mask="window:0")
     for size, kept in ((1.0, True), (1e15, False)):
@@ -166,7 +168,7 @@ def test_aligned_skips_that_cancel_are_refused() -> None:
 
 
 def test_guarantees_have_a_measured_side_above_its_floor() -> None:
-    """The first token zero under a causal mask and a norm: float64 and deviation arithmetic disagree on it."""
+    """The first token zero under a causal mask and a norm: the two arithmetics disagree on it."""
     net = net_of("orthogonal", mask="causal", kernel="uniform", layers=6, **SPHERE)
     X = normal(3, 4).abs()
     X[0] = 0.0

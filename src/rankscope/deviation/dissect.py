@@ -62,28 +62,28 @@ class _Noting:
         self.sums: list[tuple[Half, State, dict[str, State], State]] = []
 
     def norm(self, block: Block, name: str, state: State) -> State:
-        found: State = super().norm(block, name, state)  # type: ignore[misc]
+        found: State = super().norm(block, name, state)
         self.normed[name] = found
         return found
 
     def values(self, block: Block, state: State) -> Values:
         self.inside["attention"] = state
-        found: Values = super().values(block, state)  # type: ignore[misc]
+        found: Values = super().values(block, state)
         return found
 
     def output(self, block: Block, spoken: Spoken) -> State:
-        found: State = super().output(block, spoken)  # type: ignore[misc]
+        found: State = super().output(block, spoken)
         self.said["attention"] = found
         return found
 
     def mlp(self, block: Block, state: State) -> State:
         self.inside["mlp"] = state
-        found: State = super().mlp(block, state)  # type: ignore[misc]
+        found: State = super().mlp(block, state)
         self.said["mlp"] = found
         return found
 
     def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
-        found: State = super().add(block, half, state, branches)  # type: ignore[misc]
+        found: State = super().add(block, half, state, branches)
         self.sums.append((half, state, branches, found))
         return found
 

@@ -82,8 +82,8 @@ class Certificates(Kept):
         return self.table.filter(pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor"))
 
     def broken(self) -> pl.DataFrame:
-        """Guarantees that the measurement contradicts. There should be none: bounds have been moved outward by
-        more than rounding could make of either side."""
+        """Guarantees that the measurement contradicts. There should be none: bounds have been moved outward
+        by more than rounding could make of either side."""
         return self.table.filter(pl.col("met") & ~pl.col("below_floor") & (pl.col("slack") < 0))
 
     def summary(self) -> pl.DataFrame:

@@ -93,7 +93,9 @@ def certify(
     return Certificates(table, manifest)
 
 
-def _rows(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool], sample: int) -> list[dict[str, Any]]:
+def _rows(
+    theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool], sample: int
+) -> list[dict[str, Any]]:
     rows, upper = [], theorem.kind == "upper"
     for layer, found in enumerate(settled(theorem, copies, marked), 1):
         unmet = [str(each) for each in found.hypotheses if not each.met]

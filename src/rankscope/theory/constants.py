@@ -130,8 +130,10 @@ class MLPNorms:
     columns: float
     rows: float
     spectral: float
-    parts: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """2-norms of a gated MLP's up, gate and down."""
+    up: float = 0.0
+    gate: float = 0.0
+    down: float = 0.0
+    """2-norms of a gated MLP's matrices."""
 
     @classmethod
     def of(cls, arch: Architecture, layer: Layer) -> "MLPNorms":
@@ -140,8 +142,8 @@ class MLPNorms:
         if w is None:
             return cls(0.0, 0.0, 0.0)
         if w.gate is not None:
-            up, gate, down = (spectral_norm(part.weight.double()) for part in (w.up, w.gate, w.down))
-            return cls(torch.inf, torch.inf, torch.inf, (up, gate, down))
+            parts = tuple(spectral_norm(part.weight.double()) for part in (w.up, w.gate, w.down))
+            return cls(torch.inf, torch.inf, torch.inf, *parts)
         up, down, slope = w.up.weight.double(), w.down.weight.double(), LIPSCHITZ[arch.activation]
         zero, g = not (up.any() and down.any()), lost(*up.shape)
         sums = [float(up.abs().sum(axis).max()) * float(down.abs().sum(axis).max()) for axis in (0, 1)]

@@ -78,8 +78,8 @@ class HalfFacts:
     clear: bool
     """Whether the ranks after are plain: no singular value lies where rounding decides if it counts."""
     vanished: bool
-    """Whether a norm without eps met a token of length zero: it makes of one that is zero none, and of one that
-    underflowed one of full length."""
+    """Whether a norm without eps met a token of length zero: it leaves one that is zero, and makes one that
+    underflowed as long as any."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,9 @@ def half_facts(
         clear = clear and _counted(known, CLEAR) == _counted(known, EPS / 100)
         norm = norm_of(arch.norm)
         centre = (lambda Y: Y) if norm is None else norm.centre
-        vanished = vanished or (arch.norm_eps == 0 and not bool(centre(before.tokens(before.log)[0]).any(-1).all()))
+        vanished = vanished or (
+            arch.norm_eps == 0 and not bool(centre(before.tokens(before.log)[0]).any(-1).all())
+        )
 
     if not half.branches:  # seen from outside: the whole of it is attention, or nothing is known
         stretches.append(averaging if arch.norm == "none" and arch.mlp == "none" else math.nan)
@@ -117,7 +119,7 @@ def _mlp_stretch(arch: Architecture, layer: Layer, state: State, norms: MLPNorms
     # An activation that is all but closed here, or underflows, may be open by as much as its gate is off.
     opened = float((VALUES[arch.activation](gate).abs() + slope * gate_off).max()) + TINY
     steepest = slope * float((up.abs() + up_off).max())
-    return log(norms.parts[2] * (opened * norms.parts[0] + steepest * norms.parts[1]))
+    return log(norms.down * (opened * norms.up + steepest * norms.gate))
 
 
 def _projected(X: Tensor, linear: Linear) -> tuple[Tensor, Tensor]:

@@ -1,22 +1,17 @@
 """Run a network on one sample and note what the theorems ask for, layer by layer."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope.deviation import KERNELS, BlockTaken, HalfTaken, Scaled, State, applies, dissect
-from rankscope.deviation.attention import Attention, deviations, heads
+from rankscope.deviation import KERNELS, BlockTaken, Scaled, State, applies, dissect
+from rankscope.deviation.attention import deviations, heads
 from rankscope.deviation.dissect import started
-from rankscope.deviation.noise import ShakenPlain
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
-from rankscope.deviation.witness import RESOLVED as VISIBLE
-from rankscope.deviation.witness import WITHIN, distance
 from rankscope.metrics import Reading, dobrushin, metric
 from rankscope.metrics.centre import centred
 from rankscope.metrics.residuals import NORMS
@@ -25,10 +20,11 @@ from rankscope.nets import Architecture, Kernel, Transformer
 from rankscope.nets.order import speaking
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting
-from rankscope.nets.traversal import Block, changed, traverse
+from rankscope.nets.traversal import Block, changed
 from rankscope.nets.weights import Layer
 from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.facts import Centre, Facts, LayerFacts, Sizes
+from rankscope.theory.float64 import Float64, plainly
 from rankscope.theory.halves import half_facts
 from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
 
@@ -53,8 +49,8 @@ def observe(
     deviates = applies(net)
     first, setting = started(net, X[None], seed)
     sizes.append(_sizes(first, centre, deviates))
-    other = _Float64(net, setting) if deviates and seed is None and not net.arch.parts else None
-    passed = dissect(net, X[None], seed) if deviates else _plainly(net, first, setting, seed)
+    other = Float64(net, setting) if deviates and seed is None and not net.arch.parts else None
+    passed = dissect(net, X[None], seed) if deviates else plainly(net, first, setting, seed)
     for index, found in enumerate(passed):
         before, size = sizes[-1].state, _sizes(found.state, centre, deviates)
         if other is not None:
@@ -64,32 +60,6 @@ def observe(
     arithmetic = "deviation" if deviates else "float64"
     start = net.prepared(X[None].to(torch.float64), None)[0][0]
     return Facts(net, centre, arithmetic, start, first, tuple(sizes), tuple(layers))
-
-
-class _Float64:
-    """The plain rules beside deviation arithmetic, with which they share no formula, from where float64 last
-    could not see."""
-
-    def __init__(self, net: Transformer, setting: Setting) -> None:
-        self.rules = Plain(net.arch, setting)
-        self.X: Tensor | None = None
-
-    def follow(self, block: Block, before: State, after: State) -> float:
-        """How far the deviation after a block is from float64's, as a share; 0 where float64 cannot see."""
-        if not (_visible(before) and _visible(after)):
-            self.X = None
-            return 0.0
-        self.X = traverse(block, self.rules, before.tokens() if self.X is None else self.X).state
-        if not bool(self.X.isfinite().all()):
-            self.X = None
-            return 0.0
-        return float(distance(after, State.of(self.X, after.real.rows))[0])
-
-
-def _visible(state: State) -> bool:
-    """Its numbers are within float64's range, and what they differ by is not lost beside their size."""
-    share, size = float((state.R.log_size() - state.log)[0]), float(state.log[0])
-    return share > math.log(VISIBLE) and abs(size) < WITHIN
 
 
 class WeightNorms:
@@ -299,36 +269,3 @@ def _exact_factor(
     real = torch.ones(out.shape[:2], dtype=torch.bool)
     added, before = (_log(RESIDUAL[centre], State.of(each, real)) for each in (out, R.value))
     return -math.inf if before == -math.inf else added - before + float(Delta.log[0])
-
-
-# Without a rule in deviation arithmetic
-
-
-def _plainly(
-    net: Transformer, first: State, setting: Setting, seed: int | None
-) -> Iterator[BlockTaken]:
-    """The pass in float64, with what can be had of each block without a rule: its attention, and of a layer
-    without norms and MLP what was added to the skip."""
-    rules = Plain(net.arch, setting) if seed is None else ShakenPlain(net.arch, setting, seed)
-    before, real, weight = first.tokens(), first.real.rows, net.arch.attention_skip
-    for block in net.blocks:
-        after, P, _ = traverse(block, rules, before)
-        p = P.mean(-2)
-        others = Scaled.plain(P - p[:, :, None])
-        top = p.argmax(-1, keepdim=True)
-        visible = torch.ones(1, 1, *P.shape[-2:], dtype=torch.bool)
-        state, added = State.of(after, real), State.of(after - weight * before, real)
-        half = HalfTaken(State.of(before, real), (), weight, added, state, state)
-        yield BlockTaken(state, _Given(p, others, top, visible), None, (half,))
-        before = after
-
-
-class _Given(Attention):
-    """Attention as a matrix: rows need not sum to one."""
-
-    @cached_property
-    def Delta(self) -> Scaled:
-        return self.others
-
-    def matrix(self) -> Tensor:
-        return self.p[:, :, None] + self.others.value

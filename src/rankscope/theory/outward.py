@@ -1,11 +1,11 @@
-"""Bounds that rounding cannot have made: hypotheses decided outward, upper bounds rounded up, lower bounds down.
+"""Bounds that rounding cannot have made: hypotheses decided outward, upper bounds moved up, lower ones down.
 
-Several passes, all but the first shaken in their last digits (`deviation/noise.py`), give every measured number
-several times. A theorem is evaluated on each. Where its bounds differ by more than `AGREED`, it started from
-rounding and is refused. Elsewhere the worst of them is moved outward by `TIMES` what they differ by, or what
-float64 sees otherwise, and by what the formula's own arithmetic may have lost. A measured number that a
-hypothesis is about must keep off its limit by as much, in every pass. Norms of weights are rounded up where they
-are taken (`constants.py`).
+Several passes, all but the first shaken in their last digits (`deviation/noise.py`), give every measured
+number several times. A theorem is evaluated on each. Where its bounds differ by more than `AGREED`, it
+started from rounding and is refused. Elsewhere the worst of them is moved outward by `TIMES` what they differ
+by, or what float64 sees otherwise, and by what the formula's own arithmetic may have lost. A measured number
+that a hypothesis is about must keep off its limit by as much, in every pass. Norms of weights are rounded up
+where they are taken (`constants.py`).
 
 The measured side is marked where the passes differ on it, on the deviations it is read off, or where float64,
 which shares no formula with deviation arithmetic, sees other tokens; and a bound of exactly zero counts only
@@ -70,7 +70,9 @@ def settled(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool]) -
         noise = noise or (values[0] == -math.inf and theorem.quantity != "affine_rank"
                           and not _exactly_zero(copies[0], layer))  # fmt: skip
         if theorem.quantity == "affine_rank":
-            noise = noise or not all(half.clear for facts in copies for half in facts.layers[layer - 1].halves)
+            noise = noise or not all(
+                half.clear for facts in copies for half in facts.layers[layer - 1].halves
+            )
         rows.append(Settled(bound, hypotheses, values[0], noise))
     return rows
 
@@ -86,7 +88,9 @@ def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
     first, *others = copies
     found, gone = [], False
     for layer, sizes in enumerate(first.sizes):
-        apart = max((float(distance(sizes.state, each.sizes[layer].state)[0]) for each in others), default=0.0)
+        apart = max(
+            (float(distance(sizes.state, each.sizes[layer].state)[0]) for each in others), default=0.0
+        )
         blind = any(each.sizes[layer].noise for each in copies)
         gone = gone or (layer > 0 and any(half.vanished for half in first.layers[layer - 1].halves))
         found.append(blind or gone or not apart <= AGREED or sizes.unlike > SEEN)

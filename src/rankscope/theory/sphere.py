@@ -111,7 +111,9 @@ def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
         square, g = W @ W.mT, lost(*W.shape)
         mean = float(square.diagonal().mean())
         off = float((square - mean * torch.eye(len(square), dtype=W.dtype)).norm())
-        off += g * float(W.norm() ** 2 + 2 * W.norm() * value.norm() * output.norm())  # of what rounding moved
+        off += g * float(
+            W.norm() ** 2 + 2 * W.norm() * value.norm() * output.norm()
+        )  # of what rounding moved
         defect = max(defect, off / mean if mean > 0 else math.inf)
         for part in (layer.attention.value, layer.attention.output):
             bias = max(bias, 0.0 if part.bias is None else float(part.bias.abs().max()))
@@ -133,7 +135,14 @@ def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
 def _on_sphere(facts: Facts) -> tuple[list[Hypothesis], float]:
     """(what all three ask for, delta of `orthogonal_values`)."""
     arch, (orthogonal, delta) = facts.arch, orthogonal_values(facts)
-    return [softmax(arch), no_skip(arch), no_mlp(arch), *one_length(facts), *orthogonal, *connected(facts)], delta
+    return [
+        softmax(arch),
+        no_skip(arch),
+        no_mlp(arch),
+        *one_length(facts),
+        *orthogonal,
+        *connected(facts),
+    ], delta
 
 
 def _measured(facts: Facts, upto: int) -> list[Hypothesis]:
@@ -168,8 +177,8 @@ def _cosines(facts: Facts, start: int | None, delta: float) -> list[float]:
 
 
 def _least_cosine(X: Float[Tensor, "token width"]) -> float:
-    """The smallest cosine of two tokens, less what rounding may have added: not below zero where no product of
-    entries is."""
+    """The smallest cosine of two tokens, less what rounding may have added: not below zero where no product
+    of entries is."""
     Y = X / X.abs().amax(-1, keepdim=True).clamp(min=5e-324)
     Y = torch.nn.functional.normalize(Y, dim=-1)
     found = Y @ Y.mT - lost(Y.shape[1]) * (Y.abs() @ Y.abs().mT)
@@ -193,7 +202,9 @@ def _theorem(facts: Facts) -> Evaluation:
         at_most("tokens, against the width", N, d),
         equal("rank of the tokens at layer 0", float(torch.linalg.matrix_rank(facts.X)), N),
     ]
-    return Evaluation(_cosines(facts, start, delta), by_layer(facts, fixed, lambda upto: _measured(facts, upto)))
+    return Evaluation(
+        _cosines(facts, start, delta), by_layer(facts, fixed, lambda upto: _measured(facts, upto))
+    )
 
 
 def hemisphere(Y: Float[Tensor, "token width"]) -> tuple[Tensor, float]:

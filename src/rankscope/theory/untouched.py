@@ -7,11 +7,11 @@ a constant row (biases),
     X_L Q = (prod w) X_0 Q,
     mu(X_L) >= prod|w| ||res(X_0) Q||_F
 
-for every depth, however the heads attend. Any matrix Q of norm one will do, less what branches do write to it:
-what they added is measured, `F`, and `mu(X_L) >= prod|w| ||res(X_0) Q|| - sum ||res(F) Q||`, so that outputs
-which all but miss a direction, or that rounding has turned a little, take off what they are worth. The paper's remark that skips admit infinitely many
-parameterisations which never collapse, at arbitrarily small beta, is the case where Q keeps all of res(X_0)
-(`lasting.py`).
+for every depth, however the heads attend. Any matrix Q of norm one will do, less what branches do write to
+it: what they added, F, is measured, and `mu(X_L) >= prod|w| ||res(X_0) Q|| - sum ||res(F) Q||`, so that
+outputs which all but miss a direction, or that rounding has turned a little, take off what they are worth.
+The paper's remark that skips admit infinitely many parameterisations which never collapse, at arbitrarily
+small beta, is the case where Q keeps all of res(X_0) (`lasting.py`).
 """
 
 import math
@@ -75,13 +75,15 @@ def _evaluate(facts: Facts) -> Evaluation:
 
 
 def _kept(facts: Facts, upto: int, basis: Tensor) -> float:
-    """log of `prod|w| ||res(X_0) Q||` less what the branches of these layers did write, by what they added."""
+    """log of `prod|w| ||res(X_0) Q||` less what the branches of these layers did write to Q."""
     Q = torch.eye(facts.arch.width, dtype=torch.float64) - basis.mT @ basis
     kept, written = _seen(sized(facts.first.centred()[1]), Q, -1), -math.inf
     for half in (half for layer in facts.layers[:upto] for half in layer.halves):
         weight = log(abs(half.weight))
         kept, written = times(kept, weight), plus(times(written, weight), _seen(half.branch, Q, 1))
-    return times(minus(kept, written), -math.log1p(lost(facts.arch.width)))  # Q's own norm is one but for this
+    return times(
+        minus(kept, written), -math.log1p(lost(facts.arch.width))
+    )  # Q's own norm is one but for this
 
 
 def _seen(R: Scaled, Q: Tensor, side: int) -> float:

@@ -1,7 +1,7 @@
-"""`python -m tests.theory.attack --drawn N --climbed M --seed S [-o FILE]`: the attack, resumed where it stopped.
+"""`python -m tests.theory.attack --drawn N --climbed M --seed S [-o FILE]`, resumed where it stopped.
 
-Prints by theorem how many networks were drawn against it or climbed, on how many its hypotheses are met and it
-guarantees something, and how many guarantees are false. Ends with 1 where any is.
+Prints by theorem how many networks were drawn against it or climbed, on how many its hypotheses are met and
+it guarantees something, and how many guarantees are false. Ends with 1 where any is.
 """
 
 import argparse
@@ -32,7 +32,14 @@ class Tally:
 
     def __init__(self, seed: int, path: Path | None) -> None:
         self.path = path
-        self.found: dict[str, Any] = {"seed": seed, "drawn": 0, "climbed": 0, "errors": {}, "false": [], "misread": []}
+        self.found: dict[str, Any] = {
+            "seed": seed,
+            "drawn": 0,
+            "climbed": 0,
+            "errors": {},
+            "false": [],
+            "misread": [],
+        }
         self.found["theorems"] = {name: dict.fromkeys(COLUMNS, 0) for name in THEOREMS}
         if path is not None and path.exists():
             kept = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Networks and tokens that meet a theorem's hypotheses or nearly so, drawn to have rounding decide its inputs.
+"""Networks and tokens that meet a theorem's hypotheses or nearly so, drawn to have rounding decide.
 
 What is drawn depends on the seed and the number of the draw alone.
 """
@@ -15,8 +15,8 @@ from tests.builders import normal
 
 Case = tuple[Transformer, Tensor]
 Tensors = dict[str, Tensor]
-MASKS = ("complete", "complete", "causal", "window:1", "unidirectional", "prefix:2", "strided:2", "longformer:1:1",
-         "causal&window:2")  # fmt: skip
+MASKS = ("complete", "complete", "causal", "window:1", "unidirectional", "prefix:2", "strided:2",
+         "longformer:1:1", "causal&window:2")  # fmt: skip
 NO_SKIP = (0.0, 0.0, 0.0, 0.0, 1e-9, -1e-12, 1e-16, 1e-80, 5e-324)
 SKIPS = (1.0, 1.0, -1.0, 0.5, 2.0, 1e-9, 1e-16, 1e3, 1e-80)
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity")
@@ -161,8 +161,10 @@ def pure(draw: Random) -> Case:
 
 
 def with_mlp(draw: Random) -> Case:
-    arch = shape(draw, mlp=draw.choice(("plain", "plain", "gated")), mlp_width=3, activation=draw.choice(ACTIVATIONS),
-                 mlp_skip=draw.choice((0.0, 1.0, -0.5, 1e-9)))  # fmt: skip
+    arch = shape(
+        draw, mlp=draw.choice(("plain", "plain", "gated")), mlp_width=3,
+        activation=draw.choice(ACTIVATIONS), mlp_skip=draw.choice((0.0, 1.0, -0.5, 1e-9)),
+    )  # fmt: skip
     X = tokens(draw, arch.width)
     return of(arch, twisted(draw, arch, weighted(draw, arch), X)), X
 
@@ -170,7 +172,8 @@ def with_mlp(draw: Random) -> Case:
 def skipped(draw: Random) -> Case:
     width = draw.choice((2, 3, 4))
     arch = shape(
-        draw, width=width, head_width=draw.choice((1, 2, width)), mask=draw.choice(MASKS), attention_skip=draw.choice(SKIPS),
+        draw, width=width, head_width=draw.choice((1, 2, width)), mask=draw.choice(MASKS),
+        attention_skip=draw.choice(SKIPS),
         mlp=draw.choice(("none", "none", "plain", "gated")), mlp_width=3, activation=draw.choice(ACTIVATIONS),
         norm=draw.choice(("none", "none", "layer", "rms", "scale")),
         norm_place=draw.choice(("pre", "post", "sandwich")), norm_eps=draw.choice((0.0, 1e-12, 1e-5, 1e-300)),
@@ -183,14 +186,17 @@ def skipped(draw: Random) -> Case:
 def sphere(draw: Random) -> Case:
     width = draw.choice((2, 3, 4, 6))
     arch = shape(
-        draw, width=width, heads=1, head_width=width, mask=draw.choice(MASKS), kernel=draw.choice(("softmax", "uniform")),
+        draw, width=width, heads=1, head_width=width, mask=draw.choice(MASKS),
+        kernel=draw.choice(("softmax", "uniform")),
         norm=draw.choice(("scale", "rms")), norm_eps=draw.choice((0.0, 0.0, 0.0, 1e-30)), positions="none",
         biases=draw.choice(((), ("query",))),
     )  # fmt: skip
     tensors, bend = weighted(draw, arch), draw.choice((0.0, 0.0, 1e-13, 1e-10, 1e-8))
     for name in tensors:
         if ".value." in name or ".output." in name:
-            turn = torch.linalg.qr(normal(width, width, seed=draw.getrandbits(30))).Q * 10.0 ** draw.uniform(-3, 3)
+            turn = torch.linalg.qr(normal(width, width, seed=draw.getrandbits(30))).Q * 10.0 ** draw.uniform(
+                -3, 3
+            )
             turn = turn * (1 + bend * normal(width, width, seed=draw.getrandbits(30)))
             tensors[name] = turn[:, None] if ".value." in name else turn[None]
         elif name.endswith("gain"):
@@ -233,8 +239,10 @@ def low_rank(draw: Random) -> Case:
 
 def gated(draw: Random) -> Case:
     """Gated MLPs whose gates, or values, are rounding on these tokens."""
-    arch = shape(draw, mlp="gated", mlp_width=2, activation=draw.choice(ACTIVATIONS), biases=True,
-                 mlp_skip=draw.choice((0.0, 0.0, 1e-9)), attention_skip=draw.choice((1.0, 1.0, 0.0)))  # fmt: skip
+    arch = shape(
+        draw, mlp="gated", mlp_width=2, activation=draw.choice(ACTIVATIONS), biases=True,
+        mlp_skip=draw.choice((0.0, 0.0, 1e-9)), attention_skip=draw.choice((1.0, 1.0, 0.0)),
+    )  # fmt: skip
     X, tensors = tokens(draw, arch.width), weighted(draw, arch)
     part = draw.choice(("gate", "up"))
     shift = draw.choice((0.0, -30.0, -9.0, -40.0, -300.0))
@@ -242,16 +250,20 @@ def gated(draw: Random) -> Case:
         if name.endswith(f"mlp.{part}.weight") and draw.random() < 0.7:
             mean = X.mean(0)
             there = mean @ tensors[name]
-            tensors[name.replace("weight", "bias")] = shift - there if bool(there.isfinite().all()) else there * 0
+            tensors[name.replace("weight", "bias")] = (
+                shift - there if bool(there.isfinite().all()) else there * 0
+            )
     return of(arch, twisted(draw, arch, tensors, X)), X
 
 
 def anything(draw: Random) -> Case:
     arch = shape(
-        draw, norm=draw.choice(("layer", "rms", "scale")), norm_place=draw.choice(("pre", "post", "sandwich")),
-        norm_eps=draw.choice((0.0, 1e-12, 1e-5)), mlp=draw.choice(("none", "plain", "gated")), mlp_width=3,
-        attention_skip=draw.choice((0.0, 1.0)), mask=draw.choice(MASKS),
-        positions=draw.choice(("none", "absolute", "alibi", "rotary")), head_width=2, parallel=draw.random() < 0.2,
+        draw, norm=draw.choice(("layer", "rms", "scale")),
+        norm_place=draw.choice(("pre", "post", "sandwich")), norm_eps=draw.choice((0.0, 1e-12, 1e-5)),
+        mlp=draw.choice(("none", "plain", "gated")), mlp_width=3, attention_skip=draw.choice((0.0, 1.0)),
+        mask=draw.choice(MASKS),
+        positions=draw.choice(("none", "absolute", "alibi", "rotary")), head_width=2,
+        parallel=draw.random() < 0.2,
     )  # fmt: skip
     X = tokens(draw, arch.width)
     return of(arch, twisted(draw, arch, weighted(draw, arch), X)), X

@@ -1,4 +1,4 @@
-"""What is true of a guarantee: the same quantity in hundreds of digits, compared with the bound as it stands."""
+"""What is true of a guarantee: the same quantity in hundreds of digits, compared with the bound."""
 
 import math
 from collections.abc import Iterator
@@ -32,13 +32,18 @@ class Exact(Network):
         if self.arch.positions != "absolute":
             return rows
         table = self.tensors["positions"]
-        return [[u + v for u, v in zip(row, place, strict=True)] for row, place in zip(rows, table, strict=False)]
+        return [
+            [u + v for u, v in zip(row, place, strict=True)] for row, place in zip(rows, table, strict=False)
+        ]
 
     def norm(self, name: str, X: Rows) -> Rows:
         if self.arch.norm == "none":
             return X
         zero = [self.arch.norm_eps == 0 and not any(_centred_row(self.arch.norm, row)) for row in X]
-        safe = [[mp.mpf(j) for j in range(1, len(row) + 1)] if none else row for row, none in zip(X, zero, strict=True)]
+        safe = [
+            [mp.mpf(j) for j in range(1, len(row) + 1)] if none else row
+            for row, none in zip(X, zero, strict=True)
+        ]
         found = super().norm(name, safe)
         bias = self.tensors.get(f"{name}.bias")
         for place, none in enumerate(zero):
@@ -134,8 +139,8 @@ class Verdict:
 
 
 def judged(net: Transformer, X: Tensor, found: Certificates) -> Verdict:
-    """Every guarantee of one sample `[token, width]` against the exact network; what is found wrong is looked at
-    again in many more digits."""
+    """Every guarantee of one sample `[token, width]` against the exact network; what is found wrong is
+    looked at again in many more digits."""
     rows = found.guarantees().to_dicts()
     # Zero counts as zero: at so many digits what is measured would be seen.
     alike = [row["log10_size"] - row["log10_measured"] for row in rows if row["quantity"] != "affine_rank"]
