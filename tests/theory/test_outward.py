@@ -167,6 +167,14 @@ def test_aligned_skips_that_cancel_are_refused() -> None:
     assert found.guarantees().filter(kind="lower").is_empty()
 
 
+def test_float64_contradicts_attention_that_was_lost() -> None:
+    """Heads as sharp as 1e40, a zero token among three, a skip of 1e-300: were the rows' difference lost, the
+    skip's would be all there is."""
+    _, (net, X) = drawn(4, 2138)
+    rows = certified(net, X).of("dobrushin")
+    assert (rows.filter("met")["log10_bound"] > 0).all()
+
+
 def test_guarantees_have_a_measured_side_above_its_floor() -> None:
     """The first token zero under a causal mask and a norm: the two arithmetics disagree on it."""
     net = net_of("orthogonal", mask="causal", kernel="uniform", layers=6, **SPHERE)

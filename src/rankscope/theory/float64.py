@@ -26,15 +26,19 @@ class Float64:
         self.X: Tensor | None = None
 
     def follow(self, block: Block, before: State, after: State) -> float:
-        """How far the deviation after a block is from float64's, as a share; 0 where float64 cannot see."""
-        if not (visible_to_float64(before) and visible_to_float64(after)):
-            self.X = None
+        """How far the deviation after a block is from float64's, as a share; 0 where float64 cannot see. Its
+        own tokens tell that as well: those of deviation arithmetic may have been lost."""
+        self.X, start = None, self.X
+        if not visible_to_float64(before):
             return 0.0
-        self.X = traverse(block, self.rules, before.tokens() if self.X is None else self.X).state
-        if not bool(self.X.isfinite().all()):
-            self.X = None
+        X = traverse(block, self.rules, before.tokens() if start is None else start).state
+        if not bool(X.isfinite().all()):
             return 0.0
-        return float(distance(after, State.of(self.X, after.real.rows))[0])
+        own = State.of(X, after.real.rows)
+        if not (visible_to_float64(own) or visible_to_float64(after)):
+            return 0.0
+        self.X = X
+        return float(distance(after, own)[0])
 
 
 def visible_to_float64(state: State) -> bool:

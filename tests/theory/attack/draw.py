@@ -17,7 +17,7 @@ Case = tuple[Transformer, Tensor]
 Tensors = dict[str, Tensor]
 MASKS = ("complete", "complete", "causal", "window:1", "unidirectional", "prefix:2", "strided:2",
          "longformer:1:1", "causal&window:2")  # fmt: skip
-NO_SKIP = (0.0, 0.0, 0.0, 0.0, 1e-9, -1e-12, 1e-16, 1e-80, 5e-324)
+NO_SKIP = (0.0, 0.0, 0.0, 0.0, 1e-9, -1e-12, 1e-16, 1e-80, 1e-300)
 SKIPS = (1.0, 1.0, -1.0, 0.5, 2.0, 1e-9, 1e-16, 1e3, 1e-80)
 ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity")
 
