@@ -40,7 +40,7 @@ def half_facts(
         nonlocal clear, vanished
         known = singular_values(after)
         ranks.append((_counted(singular_values(before), CLEAR), _counted(known, EPS), loss))
-        clear = clear and _counted(known, CLEAR) == _counted(known, EPS / 100)
+        clear = clear and _counted(known, CLEAR) == _counted(known, EPS)
         norm = norm_of(arch.norm)
         centre = (lambda Y: Y) if norm is None else norm.centre
         vanished = vanished or (
