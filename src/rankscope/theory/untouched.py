@@ -57,12 +57,6 @@ def _basis(rows: Tensor) -> Tensor:
 def _evaluate(facts: Facts) -> Evaluation:
     arch, width = facts.arch, facts.arch.width
     weight = math.prod(skips(arch))
-    basis, bounds, left = torch.zeros(0, width, dtype=torch.float64), [], []
-    for index in range(facts.depth):
-        if len(basis) < width:
-            basis = _basis(torch.cat([basis, _written(facts, index)]))
-        left.append(width - len(basis))
-        bounds.append(_kept(facts, index + 1, basis) if left[-1] and weight > 0 else -math.inf)
     sandwich = any(branch.after is not None for half in order(arch) for branch in half.branches)
     fixed = [
         above("|weight| of the skips", weight, 0),
@@ -70,6 +64,14 @@ def _evaluate(facts: Facts) -> Evaluation:
         equal("norms after a branch", sandwich, 0),
         *seen(facts),
     ]
+    if not all(each.met for each in fixed):
+        return Evaluation([math.nan] * facts.depth, by_layer(facts, fixed))
+    basis, bounds, left = torch.zeros(0, width, dtype=torch.float64), [], []
+    for index in range(facts.depth):
+        if len(basis) < width:
+            basis = _basis(torch.cat([basis, _written(facts, index)]))
+        left.append(width - len(basis))
+        bounds.append(_kept(facts, index + 1, basis) if left[-1] else -math.inf)
     moving = [above("directions that no branch writes to", float(number), 0) for number in left]
     return Evaluation(bounds, by_layer(facts, fixed, lambda upto: [moving[upto - 1]]))
 
