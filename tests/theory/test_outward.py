@@ -175,6 +175,14 @@ def test_float64_contradicts_attention_that_was_lost() -> None:
     assert (rows.filter("met")["log10_bound"] > 0).all()
 
 
+def test_a_token_that_cancels_before_a_norm_is_marked() -> None:
+    """Two tokens of width two through LayerNorm are opposite, and the mean of both is zero: of what rounding
+    leaves of it the next LayerNorm knows the sign alone, which passes agree on by chance."""
+    _, (net, X) = drawn(6, 4051)
+    found = certified(net, X)
+    assert found.table["below_floor"].all() and found.guarantees().is_empty()
+
+
 def test_guarantees_have_a_measured_side_above_its_floor() -> None:
     """The first token zero under a causal mask and a norm: the two arithmetics disagree on it."""
     net = net_of("orthogonal", mask="causal", kernel="uniform", layers=6, **SPHERE)

@@ -78,8 +78,8 @@ class HalfFacts:
     clear: bool
     """Whether the ranks after are plain: no singular value lies where rounding decides if it counts."""
     vanished: bool
-    """Whether a norm without eps met a token of length zero: it leaves one that is zero, and makes one that
-    underflowed as long as any."""
+    """Whether a norm met a token that is zero but for rounding: it leaves one that is zero, and makes one
+    that is rounding, or underflowed, as long as any."""
 
 
 @dataclass(frozen=True)

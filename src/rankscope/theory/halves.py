@@ -16,6 +16,8 @@ from rankscope.theory.constants import EPS, LIPSCHITZ, TINY, MLPNorms, lost
 from rankscope.theory.facts import HalfFacts
 from rankscope.theory.logs import log, log_of, plus, sized, times
 
+VANISHED = 1e-11
+"""A token this much shorter than the longest may be what rounding left of zero."""
 CLEAR = 1e-6
 """What a norm finds counts as rank above this (times the size of the matrix): more than rounding may be of it
 before it is marked. What it leaves counts above rounding, and is plain where nothing lies between."""
@@ -41,11 +43,7 @@ def half_facts(
         known = singular_values(after)
         ranks.append((_counted(singular_values(before), CLEAR), _counted(known, EPS), loss))
         clear = clear and _counted(known, CLEAR) == _counted(known, EPS)
-        norm = norm_of(arch.norm)
-        centre = (lambda Y: Y) if norm is None else norm.centre
-        vanished = vanished or (
-            arch.norm_eps == 0 and not bool(centre(before.tokens(before.log)[0]).any(-1).all())
-        )
+        vanished = vanished or _vanishes(arch, before)
 
     if not half.branches:  # seen from outside: the whole of it is attention, or nothing is known
         stretches.append(averaging if arch.norm == "none" and arch.mlp == "none" else math.nan)
@@ -72,6 +70,16 @@ def half_facts(
         log_of(longest, whole.log[0] + half.total.log[0]), F, stretch,
         tuple(ranks), clear, vanished,
     )  # fmt: skip
+
+
+def _vanishes(arch: Architecture, state: State) -> bool:
+    """Whether a norm, whose eps does not hide it, meets a token that is zero but for rounding beside another:
+    what it makes of one is a direction of full length or none, and with few entries passes that round
+    otherwise may agree on it by chance."""
+    norm, whole = norm_of(arch.norm), state.tokens(state.log)[0]
+    lengths = torch.linalg.vector_norm(whole if norm is None else norm.centre(whole), dim=-1)
+    least = VANISHED * float(torch.linalg.vector_norm(whole, dim=-1).max())
+    return float(lengths.min()) <= least and log(arch.norm_eps) < 2 * (log(least) + float(state.log[0]))
 
 
 def _ratio(state: State, other: State) -> float:
