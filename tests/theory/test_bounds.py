@@ -144,19 +144,22 @@ def test_exact_below_attention_below_oscillation(case: Case, centre: str) -> Non
         if not exact["met"][row] or exact["below_floor"][row]:
             continue
         value = exact["log10_measured"][row]
-        rounding = 1e-9 * (1 + abs(value)) if math.isfinite(value) else 1e-9
+        # Outward by no more than a hundred times the 1e-7 to which passes must agree.
+        rounding = 1e-5 * (1 + abs(value)) if math.isfinite(value) else 1e-5
         gap = exact["slack"][row]
         # The argmin is itself found to a tolerance of 1e-5 only, at both ends.
-        assert abs(gap) <= (rounding if centre == "mean" else 1e-4 * (row + 1)) or gap == 0.0
+        assert 0 <= gap <= (rounding if centre == "mean" else 1e-2 * (row + 1))
+        if not (attention["met"][row] and oscillation["met"][row]):  # their own inputs are rounding
+            continue
         assert (
             exact["log10_bound"][row]
-            <= attention["log10_bound"][row] + rounding + (centre == "argmin") * 1e-4
+            <= attention["log10_bound"][row] + rounding + (centre == "argmin") * 1e-2
         )
         # |P - mean row| <= 2 (1 - 1/n) |P - 1p|, which the mean's own kappa pays for.
         assert attention["log10_bound"][row] <= oscillation["log10_bound"][row] + rounding + (
-            0 if centre == "mean" else kappa * (row + 1)
+            0 if centre == "mean" else 1e-2 + kappa * (row + 1)
         )
-        if one["met"][row]:
+        if one["met"][row] and measured["met"][row]:
             assert one["log10_bound"][row] <= measured["log10_bound"][row]
 
 
@@ -212,14 +215,19 @@ def test_cubing_equals_the_closed_form_to_a_thousand_layers(base: float, start: 
             elif exact > -LOWEST:
                 assert got == math.inf
             else:
-                # Near the critical start, rounding of the logs grows as their powers do.
-                assert got == pytest.approx(float(exact), rel=1e-12)
+                # Near the critical start, rounding of the logs grows as their powers do, and upward.
+                lost = mpmath.mpf(4e-15) * layer * (abs(exact) + power * (abs(base) + abs(start)))
+                assert exact <= got and (got <= exact + lost or exact + lost > -LOWEST)
     assert all(not math.isnan(each) for each in found)
 
 
 def test_cubing_takes_the_largest_base_so_far() -> None:
-    assert cubed([-1.0, 2.0, 0.0], -3.0) == [-10.0, 2 + 3 * (2 - 9), 2 + 3 * (2 + 3 * (2 - 9))]
-    assert cubed([-math.inf, 1.0], 5.0) == [-math.inf, 1 + 3 * (1 + 15)]
+    by_hand = [-10.0, 2 + 3 * (2 - 9), 2 + 3 * (2 + 3 * (2 - 9))]
+    found = cubed([-1.0, 2.0, 0.0], -3.0)
+    assert found == pytest.approx(by_hand, rel=1e-13) and all(
+        a >= b for a, b in zip(found, by_hand, strict=True)
+    )
+    assert cubed([-math.inf, 1.0], 5.0) == [-math.inf, pytest.approx(1 + 3 * (1 + 15), rel=1e-13)]
     assert cubed([math.inf], -math.inf) == [-math.inf]
 
 

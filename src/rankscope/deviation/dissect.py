@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import Attention, Spoken, Values
+from rankscope.deviation.noise import Noise, ShakenDeviation
 from rankscope.deviation.rules import Deviation, total
 from rankscope.deviation.state import State
-from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
@@ -51,35 +51,39 @@ class BlockTaken(NamedTuple):
     halves: tuple[HalfTaken, ...]
 
 
-class _Noting(Deviation):
-    """Deviation arithmetic that notes what goes into and comes out of every part."""
+class _Noting:
+    """Notes what goes into and comes out of every part."""
 
-    def __init__(self, arch: Architecture, setting: Setting) -> None:
-        super().__init__(arch, setting)
+    def forget(self) -> None:
+        """Before each block."""
         self.inside: dict[str, State] = {}
         self.said: dict[str, State] = {}
         self.normed: dict[str, State] = {}
         self.sums: list[tuple[Half, State, dict[str, State], State]] = []
 
     def norm(self, block: Block, name: str, state: State) -> State:
-        found = self.normed[name] = super().norm(block, name, state)
+        found: State = super().norm(block, name, state)
+        self.normed[name] = found
         return found
 
     def values(self, block: Block, state: State) -> Values:
         self.inside["attention"] = state
-        return super().values(block, state)
+        found: Values = super().values(block, state)
+        return found
 
     def output(self, block: Block, spoken: Spoken) -> State:
-        found = self.said["attention"] = super().output(block, spoken)
+        found: State = super().output(block, spoken)
+        self.said["attention"] = found
         return found
 
     def mlp(self, block: Block, state: State) -> State:
         self.inside["mlp"] = state
-        found = self.said["mlp"] = super().mlp(block, state)
+        found: State = super().mlp(block, state)
+        self.said["mlp"] = found
         return found
 
     def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
-        found = super().add(block, half, state, branches)
+        found: State = super().add(block, half, state, branches)
         self.sums.append((half, state, branches, found))
         return found
 
@@ -96,13 +100,33 @@ class _Noting(Deviation):
         return tuple(found)
 
 
-def dissect(net: Transformer, X: Tensor) -> Iterator[BlockTaken]:
-    """The pass over tokens without padding, at least one, block by block with its parts."""
-    net = net.to(torch.float64)
+class _Noted(_Noting, Deviation):
+    """Deviation arithmetic that notes."""
+
+
+class _NotedShaken(_Noting, ShakenDeviation):
+    """The same, shaken."""
+
+
+def started(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State, Setting]:
+    """What a pass over tokens without padding starts from; with a seed, shaken (`noise.py`): the split into
+    a common token and deviations rounds as any rule does."""
     X, real, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), None)
     setting = Setting.of(net.arch, net.weights, X, real)
-    state = State.of(X, real)
+    if seed is None:
+        return State.of(X, real), setting
+    noise = Noise(seed)
+    X = X if net.weights.positions is None else noise.shaken(X)  # a sum, which was rounded
+    return noise.of(State.of(X, real)), setting
+
+
+def dissect(net: Transformer, X: Tensor, seed: int | None = None) -> Iterator[BlockTaken]:
+    """The pass over tokens without padding, at least one, block by block with its parts; with a seed, by
+    rules that are shaken."""
+    net = net.to(torch.float64)
+    state, setting = started(net, X, seed)
+    rules = _Noted(net.arch, setting) if seed is None else _NotedShaken(net.arch, setting, seed)
     for block in net.blocks:
-        rules = _Noting(net.arch, setting)
+        rules.forget()
         state, P, heads = traverse(block, rules, state)
         yield BlockTaken(state, P, heads, rules.halves())

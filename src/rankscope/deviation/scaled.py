@@ -4,6 +4,7 @@ float64 ends at 1e-308; the residual of pure attention is at 1e-3964 by layer 8.
 it never ends: the log of the scale is itself a float64, good down to `LOWEST`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ STEEPEST = 600.0
 """Exponents are cut to +-this where e^x is formed: 1e-261 and 1e261 act as zero and infinity there."""
 WIDEST = 30.0
 """The log within which the entries of V may stray from size one before they are brought back."""
+
+SMALL = 1e-200
+"""Factors below this go into the log."""
 
 Logs = Float[Tensor, "*batch"]
 
@@ -70,6 +74,8 @@ class Scaled:
         return Scaled(torch.addcmul(value, other.value, spread((other.log - log).exp(), other.value)), log)
 
     def __mul__(self, factor: float | Tensor) -> "Scaled":
+        if isinstance(factor, float) and 0.0 < abs(factor) < SMALL:  # subnormal products have lost their digits
+            return Scaled(self.value * math.copysign(1.0, factor), self.log + math.log(abs(factor)))
         return self if factor == 1.0 else Scaled(self.value * factor, self.log)
 
     def at(self, log: Logs) -> Float[Tensor, "..."]:

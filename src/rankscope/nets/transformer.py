@@ -131,7 +131,8 @@ class Transformer:
         digest = hashlib.sha256(json.dumps(self.arch.to_dict(), sort_keys=True).encode())
         for name, tensor in sorted(self.state().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            flat = tensor.detach().cpu().reshape(-1).clone()  # strides of axes of one element may be anything
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def encode(self, inputs: Inputs, tokens: int | None = None, padding: Tensor | None = None) -> Encoded:

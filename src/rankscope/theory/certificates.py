@@ -7,6 +7,7 @@
 | `log10_measured` | the same quantity as measured, in deviation arithmetic                             |
 | `log10_size`     | the same measure of the tokens themselves                                          |
 | `slack`          | decades between bound and measurement; not negative, or the theorem is wrong       |
+| `below_floor`    | the measured side is rounding: passes that round otherwise differ on it            |
 | `vacuous`        | met, but it says no more than is known anyway                                      |
 | `why`            | the hypotheses that are not met, with their numbers                                |
 | `hypotheses`     | all of them: in words, the number found, the limit, and whether it is met          |
@@ -43,8 +44,6 @@ SCHEMA: dict[str, Any] = {
     "why": pl.String,
     "hypotheses": pl.List(HYPOTHESIS),
 }
-ROUNDING = 1e-9
-"""Decades, as a share of the logs compared, by which rounding may make a slack negative."""
 
 
 class Certificates(Kept):
@@ -79,16 +78,13 @@ class Certificates(Kept):
         return rows if sample is None else rows.filter(sample=sample)
 
     def guarantees(self) -> pl.DataFrame:
-        """Rows that say something: hypotheses met, and not vacuous."""
-        return self.table.filter(pl.col("met") & ~pl.col("vacuous"))
+        """Rows that say something: hypotheses met, not vacuous, and the measured side above its floor."""
+        return self.table.filter(pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor"))
 
     def broken(self) -> pl.DataFrame:
-        """Guarantees that the measurement contradicts by more than rounding. There should be none."""
-        size = 1 + pl.max_horizontal(pl.col("log10_bound").abs(), pl.col("log10_measured").abs())
-        size = pl.when(size.is_finite()).then(size).otherwise(1.0)  # a bound of zero has no rounding
-        return self.table.filter(
-            pl.col("met") & ~pl.col("below_floor") & (pl.col("slack") < -ROUNDING * size)
-        )
+        """Guarantees that the measurement contradicts. There should be none: bounds have been moved outward
+        by more than rounding could make of either side."""
+        return self.table.filter(pl.col("met") & ~pl.col("below_floor") & (pl.col("slack") < 0))
 
     def summary(self) -> pl.DataFrame:
         """A row per theorem: up to which layer its hypotheses hold for every sample, up to which it says
@@ -97,7 +93,8 @@ class Certificates(Kept):
         for name in self.theorems:
             part = self.of(name)
             layers = part.group_by("layer", maintain_order=True).agg(
-                pl.col("met").all(), (pl.col("met") & ~pl.col("vacuous")).all().alias("says")
+                pl.col("met").all(),
+                (pl.col("met") & ~pl.col("vacuous") & ~pl.col("below_floor")).all().alias("says"),
             )
             held = _first_layers(layers["met"].to_list())
             says = [layer for layer, yes in layers.select("layer", "says").iter_rows() if yes]

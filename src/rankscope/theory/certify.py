@@ -1,7 +1,7 @@
 """`certify`: every theorem on a network and an input, its hypotheses checked, next to what is measured."""
 
 import math
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import polars as pl
@@ -16,8 +16,10 @@ from rankscope.runs import manifest_of
 from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.certificates import SCHEMA, Certificates
 from rankscope.theory.facts import Centre, Facts
+from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.logs import TEN
 from rankscope.theory.observe import WeightNorms, observe
+from rankscope.theory.outward import COPIES, noisy_layers, settled
 from rankscope.theory.theorem import Theorem
 
 
@@ -68,10 +70,11 @@ def certify(
     rows: list[dict[str, Any]] = []
     arithmetic = ""
     for sample, (each, kept) in enumerate(zip(X, real, strict=True)):
-        facts = observe(net, each[kept], centre, norms)  # type: ignore[arg-type]
-        arithmetic = facts.arithmetic
+        copies = [observe(net, each[kept], centre, norms, seed) for seed in (None, *range(COPIES))]  # type: ignore[arg-type]
+        arithmetic = copies[0].arithmetic
+        marked = noisy_layers(copies)
         for theorem in chosen:
-            rows += _rows(theorem, facts, sample)
+            rows += _rows(theorem, copies, marked, sample)
         if progress is not None:
             progress(sample + 1, len(X))
     names = [theorem.name for theorem in chosen]
@@ -90,18 +93,15 @@ def certify(
     return Certificates(table, manifest)
 
 
-def _rows(theorem: Theorem, facts: Facts, sample: int) -> list[dict[str, Any]]:
-    found = theorem.evaluate(facts)
-    measured = facts.logs(theorem.quantity)[1:] if found.measured is None else found.measured
-    rows = []
-    for layer in range(1, facts.depth + 1):
-        hypotheses, sizes = found.hypotheses[layer - 1], facts.sizes[layer]
-        unmet = [str(each) for each in hypotheses if not each.met]
-        bound, value = found.bounds[layer - 1] / TEN, measured[layer - 1] / TEN
-        size = sizes.of_tokens.get(theorem.quantity, 0.0) / TEN
+def _rows(
+    theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool], sample: int
+) -> list[dict[str, Any]]:
+    rows, upper = [], theorem.kind == "upper"
+    for layer, found in enumerate(settled(theorem, copies, marked), 1):
+        unmet = [str(each) for each in found.hypotheses if not each.met]
+        bound, value = found.bound / TEN, found.measured / TEN
+        size = copies[0].sizes[layer].of_tokens.get(theorem.quantity, 0.0) / TEN
         met = not unmet
-        assert not (met and math.isnan(bound)), f"{theorem.name} has no number at layer {layer}"
-        upper = theorem.kind == "upper"
         rows.append(
             {
                 "theorem": theorem.name,
@@ -115,12 +115,16 @@ def _rows(theorem: Theorem, facts: Facts, sample: int) -> list[dict[str, Any]]:
                 "log10_measured": None if math.isnan(value) else value,
                 "log10_size": size,
                 "slack": _slack(bound, value, upper) if met else None,
-                "below_floor": sizes.noise,
+                "below_floor": found.noise,
                 "why": "; ".join(unmet) if unmet else None,
-                "hypotheses": [asdict(each) for each in hypotheses],
+                "hypotheses": [_described(each) for each in found.hypotheses],
             }
         )
     return rows
+
+
+def _described(each: Hypothesis) -> dict[str, Any]:
+    return {"says": each.says, "number": each.number, "limit": each.limit, "met": each.met}
 
 
 def _slack(bound: float, measured: float, upper: bool) -> float:

@@ -2,8 +2,13 @@
 
 Row vectors: a token x becomes `x W`. `||W||_1` is the largest column sum of |W|, `||W||_inf` the largest row
 sum, `||W||_2` the largest singular value.
+
+All are rounded up by more than float64 could have lost: of a product, `|A B| <= |fl(A B)| + g |A| |B|` with
+`g = 4 (n + 8) eps` over its longest side n, which counts where A and B all but cancel; of a sum or a singular
+value, the factor 1 + g; and what underflows is not zero.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +29,16 @@ LIPSCHITZ = {
     "identity": 1.0,
 }
 """The largest slope of each activation, rounded up in its last digit."""
+
+EPS = torch.finfo(torch.float64).eps
+TINY = 1e-290
+"""More than what underflows in a norm of matrices that are not zero."""
+
+
+def lost(*sides: int) -> float:
+    """g: the share that sums and products over sides so long may have lost, and more."""
+    return 4 * (sum(sides) + 8) * EPS
+
 
 PerHead = Float[Tensor, " head"]
 
@@ -48,36 +63,64 @@ class HeadNorms:
         group = arch.heads // arch.key_heads
         found = torch.zeros(4, len(kept), dtype=torch.float64)
         for place, head in enumerate(kept):
-            value, output = w.value.weight[:, head // group].double(), w.output.weight[head].double()
-            W = value @ output
+            value, output = value_parts(arch, layer, head)
             if arch.kernel != "uniform":
-                QK = w.query.weight[:, head].double() @ w.key.weight[:, head // group].double().mT
-                found[0, place] = QK.abs().sum(0).max()
-            found[1, place], found[2, place] = W.abs().sum(0).max(), W.abs().sum(1).max()
+                query, key = w.query.weight[:, head].double(), w.key.weight[:, head // group].double()
+                found[0, place] = sums_of_product(query, key.mT)[0]
+            found[1, place], found[2, place] = sums_of_product(value, output)
             found[3, place] = product_norm(value, output)
         return cls(*found)
 
 
+def upward(value: float, share: float, zero: bool) -> float:
+    """A norm rounded up; exactly zero where a factor is, infinite where it left the range."""
+    if zero:
+        return 0.0
+    return value * (1 + share) + TINY if math.isfinite(value) else math.inf
+
+
+def sums_of_product(A: Tensor, B: Tensor) -> tuple[float, float]:
+    """(`||A B||_1`, `||A B||_inf`), rounded up."""
+    g, zero = lost(*A.shape, B.shape[1]), not (A.any() and B.any())
+    W = (A @ B).abs() + g * (A.abs() @ B.abs())
+    if not W.numel():
+        return 0.0, 0.0
+    return upward(float(W.sum(0).max()), g, zero), upward(float(W.sum(1).max()), g, zero)
+
+
 def spectral_norm(W: Float[Tensor, "rows columns"]) -> float:
-    """`||W||_2` from the smaller Gram matrix: to full precision, at a fraction of a decomposition's cost."""
+    """`||W||_2` from the smaller Gram matrix, rounded up: at a fraction of a decomposition's cost."""
     size = float(W.abs().max()) if W.numel() else 0.0
     if size == 0.0:
         return 0.0
     W = W / size
     gram = W @ W.mT if W.shape[0] <= W.shape[1] else W.mT @ W
-    return size * float(torch.linalg.eigvalsh(gram)[-1].clamp(min=0.0).sqrt())
+    if not bool(gram.isfinite().all()):
+        return math.inf
+    return size * float(torch.linalg.eigvalsh(gram)[-1].clamp(min=0.0).sqrt()) * (1 + lost(*W.shape))
 
 
 def product_norm(A: Float[Tensor, "width inner"], B: Float[Tensor, "inner width"]) -> float:
     """`||A B||_2` from the triangles of both, of the size of the inner width."""
+    if not (A.any() and B.any()):
+        return 0.0
+    largest = float(A.abs().max()), float(B.abs().max())
+    A, B = A / largest[0], B / largest[1]
     left, right = torch.linalg.qr(A, mode="r").R, torch.linalg.qr(B.mT, mode="r").R
-    return spectral_norm(left @ right.mT)
+    found = spectral_norm(left @ right.mT) + lost(*A.shape) * float(A.norm() * B.norm())
+    return upward(largest[0] * found * largest[1], 4 * EPS, zero=False)
+
+
+def value_parts(arch: Architecture, layer: Layer, head: int) -> tuple[Tensor, Tensor]:
+    """`W_V,h` and `W_O,h`."""
+    w, group = layer.attention, arch.heads // arch.key_heads
+    return w.value.weight[:, head // group].double(), w.output.weight[head].double()
 
 
 def value_matrix(arch: Architecture, layer: Layer, head: int) -> Float[Tensor, "width width"]:
     """`W_h = W_V,h W_O,h`."""
-    w, group = layer.attention, arch.heads // arch.key_heads
-    return w.value.weight[:, head // group].double() @ w.output.weight[head].double()
+    value, output = value_parts(arch, layer, head)
+    return value @ output
 
 
 @dataclass(frozen=True)
@@ -87,6 +130,10 @@ class MLPNorms:
     columns: float
     rows: float
     spectral: float
+    up: float = 0.0
+    gate: float = 0.0
+    down: float = 0.0
+    """2-norms of a gated MLP's matrices."""
 
     @classmethod
     def of(cls, arch: Architecture, layer: Layer) -> "MLPNorms":
@@ -95,10 +142,10 @@ class MLPNorms:
         if w is None:
             return cls(0.0, 0.0, 0.0)
         if w.gate is not None:
-            return cls(torch.inf, torch.inf, torch.inf)
+            parts = tuple(spectral_norm(part.weight.double()) for part in (w.up, w.gate, w.down))
+            return cls(torch.inf, torch.inf, torch.inf, *parts)
         up, down, slope = w.up.weight.double(), w.down.weight.double(), LIPSCHITZ[arch.activation]
-        return cls(
-            slope * float(up.abs().sum(0).max() * down.abs().sum(0).max()),
-            slope * float(up.abs().sum(1).max() * down.abs().sum(1).max()),
-            slope * spectral_norm(up) * spectral_norm(down),
-        )
+        zero, g = not (up.any() and down.any()), lost(*up.shape)
+        sums = [float(up.abs().sum(axis).max()) * float(down.abs().sum(axis).max()) for axis in (0, 1)]
+        spectral = spectral_norm(up) * spectral_norm(down)
+        return cls(*(upward(slope * each, g, zero) for each in (*sums, spectral)))

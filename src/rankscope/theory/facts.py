@@ -4,7 +4,8 @@ All sizes are natural logs, read in deviation arithmetic, so that a theorem can 
 1e-4000. Where a kernel has no rule there, the pass runs in float64, and what only deviation arithmetic can
 say is left out (NaN): theorems that need it ask for a kernel that has a rule.
 
-Tokens of one sample without its padding: nothing here knows of padding or batches.
+Tokens of one sample without its padding: nothing here knows of padding or batches. Every number may be off by
+rounding: `outward.py` has several passes' facts, which rounded otherwise.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope.deviation import State
+from rankscope.deviation import Scaled, State
 from rankscope.nets import Architecture, MaskGraph, Transformer, graph, mask_matrix
 from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.logs import log
@@ -43,7 +44,11 @@ class Sizes:
     log_cosine_gap: float
     """log(1 - the smallest cosine), to full precision."""
     noise: bool
-    """Whether these are rounding noise."""
+    """Whether these are rounding noise, as far as one pass can tell."""
+    state: State
+    """The tokens themselves."""
+    unlike: float = 0.0
+    """How far float64's deviation is from this one, as a share of it, where float64 can see."""
 
     def of(self, quantity: str) -> float:
         """A quantity by its name."""
@@ -64,10 +69,17 @@ class HalfFacts:
     """`||res(norm U)|| / ||res(U)||` of a norm after the sum U; 0, a factor of one, where there is none."""
     log_longest: float
     """The longest token of the branch."""
+    branch: Scaled
+    """res(branch) `[1, token, width]`."""
     log_stretch: float
     """Differences between tokens grow at most so much, by measured factors of each part (`dobrushin.py`)."""
     ranks: tuple[tuple[int, int, int], ...]
     """Each norm's (affine rank before, after, the most it may take away)."""
+    clear: bool
+    """Whether the ranks after are plain: no singular value lies where rounding decides if it counts."""
+    vanished: bool
+    """Whether a norm met a token that is zero but for rounding: it leaves one that is zero, and makes one
+    that is rounding, or underflowed, as long as any."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,8 @@ class Facts:
     arithmetic: str
     X: Float[Tensor, "token width"]
     """The tokens at layer 0, float64."""
+    first: State
+    """The same as a common token and deviations."""
     sizes: tuple[Sizes, ...]
     """By layer, 0 the input."""
     layers: tuple[LayerFacts, ...]
@@ -117,11 +131,6 @@ class Facts:
     def number(self) -> int:
         """Number of tokens."""
         return len(self.X)
-
-    @cached_property
-    def first(self) -> State:
-        """The tokens at layer 0 as a common token and deviations."""
-        return State.of(self.X[None], torch.ones(1, self.number, dtype=torch.bool))
 
     @cached_property
     def mask_names(self) -> tuple[str, ...]:

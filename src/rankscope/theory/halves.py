@@ -3,21 +3,24 @@
 import math
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from rankscope.deviation import HalfTaken, Scaled, State
 from rankscope.deviation.mlp import REACH
-from rankscope.metrics import numerical_rank
+from rankscope.deviation.series import VALUES
 from rankscope.nets import Architecture
-from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.norms import NormWeights, norm_of
-from rankscope.nets.weights import Layer
-from rankscope.theory.constants import LIPSCHITZ, MLPNorms, spectral_norm
+from rankscope.nets.weights import Layer, Linear
+from rankscope.theory.constants import EPS, LIPSCHITZ, TINY, MLPNorms, lost
 from rankscope.theory.facts import HalfFacts
 from rankscope.theory.logs import log, log_of, plus, sized, times
 
-CLEAR = 1e-9
-"""What a norm finds counts as rank above this (times the size of the matrix); what it leaves, above rounding:
-dividing rows by lengths that differ a million times does not then lose any."""
+VANISHED = 1e-11
+"""A token this much shorter than the longest may be what rounding left of zero."""
+CLEAR = 1e-6
+"""What a norm finds counts as rank above this (times the size of the matrix): more than rounding may be of it
+before it is marked. What it leaves counts above rounding, and is plain where nothing lies between."""
 
 
 def half_facts(
@@ -31,7 +34,17 @@ def half_facts(
         alignment = float((R.value * F.value).sum()) / square * step
     whole = sized(Scaled.plain(half.total.tokens(half.total.log)))
     longest = torch.linalg.vector_norm(whole.value[0], dim=-1).max()
-    ranks, stretches = [], [log(abs(half.weight))]
+    stretches = [log(abs(half.weight))]
+    ranks: list[tuple[int, int, int]] = []
+    clear, vanished = True, False
+
+    def ranked(before: State, after: State, loss: int) -> None:
+        nonlocal clear, vanished
+        known = singular_values(after)
+        ranks.append((_counted(singular_values(before), CLEAR), _counted(known, EPS), loss))
+        clear = clear and _counted(known, CLEAR) == _counted(known, EPS)
+        vanished = vanished or _vanishes(arch, before)
+
     if not half.branches:  # seen from outside: the whole of it is attention, or nothing is known
         stretches.append(averaging if arch.norm == "none" and arch.mlp == "none" else math.nan)
     for branch in half.branches:
@@ -40,23 +53,33 @@ def half_facts(
         stretch = averaging if branch.kind == "attention" else _mlp_stretch(arch, layer, branch.inside, mlp)
         if branch.inside is not half.before:
             stretch = times(stretch, norm_stretch(arch, own, half.before))
-            ranks.append((rank_of(half.before, CLEAR), rank_of(branch.inside), rank_loss(arch, own)))
+            ranked(half.before, branch.inside, rank_loss(arch, own))
         if branch.out is not branch.raw:
             raw = branch.raw.tidy()
             stretch = times(stretch, norm_stretch(arch, after, raw))
-            ranks.append((rank_of(raw, CLEAR), rank_of(branch.out), rank_loss(arch, after)))
+            ranked(raw, branch.out, rank_loss(arch, after))
         stretches.append(stretch)
     stretch, normed = plus(*stretches), 0.0
     if half.after is not half.summed:
         normed = _ratio(half.after, half.summed)
         own = layer.attention_norm if half.branches[0].kind == "attention" else layer.mlp_norm
         stretch = times(stretch, norm_stretch(arch, own, half.summed))
-        ranks.append((rank_of(half.summed, CLEAR), rank_of(half.after), rank_loss(arch, own)))
+        ranked(half.summed, half.after, rank_loss(arch, own))
     return HalfFacts(
         half.weight, _ratio(half.total, half.before), alignment, normed,
-        log_of(longest, whole.log[0] + half.total.log[0]), stretch,
-        tuple(ranks),
+        log_of(longest, whole.log[0] + half.total.log[0]), F, stretch,
+        tuple(ranks), clear, vanished,
     )  # fmt: skip
+
+
+def _vanishes(arch: Architecture, state: State) -> bool:
+    """Whether a norm, whose eps does not hide it, meets a token that is zero but for rounding beside another:
+    what it makes of one is a direction of full length or none, and with few entries passes that round
+    otherwise may agree on it by chance."""
+    norm, whole = norm_of(arch.norm), state.tokens(state.log)[0]
+    lengths = torch.linalg.vector_norm(whole if norm is None else norm.centre(whole), dim=-1)
+    least = VANISHED * float(torch.linalg.vector_norm(whole, dim=-1).max())
+    return float(lengths.min()) <= least and log(arch.norm_eps) < 2 * (log(least) + float(state.log[0]))
 
 
 def _ratio(state: State, other: State) -> float:
@@ -99,16 +122,29 @@ def _mlp_stretch(arch: Architecture, layer: Layer, state: State, norms: MLPNorms
         return log(norms.spectral)
     if float(torch.maximum(state.x.log_size(), state.R.log_size())[0]) > REACH:
         return math.inf  # beyond what ordinary tokens can hold: no factor, not a small one
-    X = state.tokens()[0]
-    up, gate = X @ w.up.weight, X @ w.gate.weight
-    up = up if w.up.bias is None else up + w.up.bias
-    gate = gate if w.gate.bias is None else gate + w.gate.bias
-    spectral = [spectral_norm(part.weight) for part in (w.up, w.gate, w.down)]
-    opened = float(ACTIVATIONS[arch.activation](gate).abs().max())
-    slope = LIPSCHITZ[arch.activation] * float(up.abs().max())
-    return log(spectral[2] * (opened * spectral[0] + slope * spectral[1]))
+    X, slope = state.tokens()[0], LIPSCHITZ[arch.activation]
+    (up, up_off), (gate, gate_off) = _projected(X, w.up), _projected(X, w.gate)
+    # An activation that is all but closed here, or underflows, may be open by as much as its gate is off.
+    opened = float((VALUES[arch.activation](gate).abs() + slope * gate_off).max()) + TINY
+    steepest = slope * float((up.abs() + up_off).max())
+    return log(norms.down * (opened * norms.up + steepest * norms.gate))
 
 
-def rank_of(state: State, unit: float | None = None) -> int:
-    """The affine rank of the tokens, at any scale of their deviation."""
-    return int(numerical_rank(sized(state.centred()[1]).value, unit=unit)[0])
+def _projected(X: Tensor, linear: Linear) -> tuple[Tensor, Tensor]:
+    """(`X W + b`, the most that rounding may have moved each entry by)."""
+    b = torch.zeros_like(linear.weight[0]) if linear.bias is None else linear.bias
+    off = lost(*linear.weight.shape) * (X.abs() @ linear.weight.abs() + b.abs())
+    return X @ linear.weight + b, off
+
+
+def singular_values(state: State) -> Float[Tensor, " rank"]:
+    """Of the tokens' deviation, in units of the largest and of the size of the matrix: what is above eps
+    counts for its rank."""
+    R = sized(state.centred()[1]).value[0]
+    s = torch.linalg.svdvals(R)[: max(len(R) - 1, 0)]  # the last is zero, since rows sum to zero
+    largest = s.max().clamp(min=TINY) if len(s) else s.new_ones(())
+    return s / largest / max(R.shape)
+
+
+def _counted(s: Float[Tensor, " rank"], unit: float) -> int:
+    return int((s > unit).sum())

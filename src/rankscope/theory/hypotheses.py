@@ -1,5 +1,10 @@
-"""What a theorem asks for, in words, with the number that was found on this network and input."""
+"""What a theorem asks for, in words, with the number that was found on this network and input.
 
+Nothing that is nearly zero counts as zero: a skip of 1e-9 is a skip. A number that was measured may be off,
+and says how much room it has before the answer would be another (`outward.py`).
+"""
+
+import math
 from dataclasses import dataclass
 
 from rankscope.deviation import KERNELS
@@ -7,8 +12,6 @@ from rankscope.nets import Architecture
 from rankscope.nets import kernels as known
 from rankscope.nets.order import order
 
-SMALL = 1e-9
-"""Rounding allowed where a hypothesis says 'equal'."""
 AVERAGES = tuple(kernel.name for kernel in known.KERNELS.values() if kernel.averages)
 """Kernels that divide every row by its sum."""
 
@@ -21,24 +24,29 @@ class Hypothesis:
     number: float
     limit: str
     met: bool
+    room: float = math.inf
+    """How far the number is from its limit, where it was measured and may be off; infinite where it is exact,
+    as what an architecture is or has."""
 
     def __str__(self) -> str:
         return f"{self.says}: {self.number:.6g}, must be {self.limit}"
 
 
 def equal(says: str, number: int | float, limit: int | float) -> Hypothesis:
-    """`number = limit`, up to rounding."""
-    return Hypothesis(says, float(number), f"= {limit:g}", bool(abs(number - limit) <= SMALL))
+    """`number = limit`, exactly."""
+    return Hypothesis(says, float(number), f"= {limit:g}", bool(number == limit))
 
 
-def at_most(says: str, number: int | float, limit: int | float) -> Hypothesis:
+def at_most(says: str, number: int | float, limit: int | float, measured: bool = False) -> Hypothesis:
     """`number <= limit`."""
-    return Hypothesis(says, float(number), f"<= {limit:g}", number <= limit)
+    room = limit - number if measured else math.inf
+    return Hypothesis(says, float(number), f"<= {limit:g}", number <= limit, float(room))
 
 
-def above(says: str, number: int | float, limit: int | float) -> Hypothesis:
+def above(says: str, number: int | float, limit: int | float, measured: bool = False) -> Hypothesis:
     """`number > limit`."""
-    return Hypothesis(says, float(number), f"> {limit:g}", number > limit)
+    room = number - limit if measured else math.inf
+    return Hypothesis(says, float(number), f"> {limit:g}", number > limit, float(room))
 
 
 def at_least(says: str, number: int | float, limit: int | float) -> Hypothesis:
@@ -116,4 +124,4 @@ def averages(arch: Architecture) -> Hypothesis:
 
 def rows_sum_to_one(defect: float) -> Hypothesis:
     """Attention averages."""
-    return at_most("largest |row sum of attention - 1|", defect, 1e-9)
+    return at_most("largest |row sum of attention - 1|", defect, 1e-9, measured=True)

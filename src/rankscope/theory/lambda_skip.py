@@ -59,7 +59,7 @@ def _evaluate(facts: Facts) -> Evaluation:
 
     def moving(upto: int) -> list[Hypothesis]:
         return [
-            at_most("longest token of a branch, in lengths of a token", largest[upto - 1], w),
+            at_most("longest token of a branch, in lengths of a token", largest[upto - 1], w, measured=True),
             of_one_length(facts, upto),
         ]
 

@@ -17,7 +17,7 @@ import torch
 
 from rankscope.deviation import Scaled
 from rankscope.nets.order import speaking
-from rankscope.theory.constants import spectral_norm, value_matrix
+from rankscope.theory.constants import lost, spectral_norm, value_parts
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis, above, at_least, averages, equal, no_mlp, no_norm, no_skip
 from rankscope.theory.logs import log, log_of, sized, times
@@ -30,13 +30,18 @@ def log_values(facts: Facts) -> list[float]:
     found: list[float] = []
     heads = [speaking(arch, index) for index in range(facts.depth)]
     if all(len(kept) == 1 for kept in heads):
-        product, scale = torch.eye(arch.width, dtype=torch.float64), 0.0
-        for layer, (head,) in zip(facts.net.weights.layers, heads, strict=True):
-            product = product @ value_matrix(arch, layer, head)
-            size = spectral_norm(product)
-            if size == 0.0:
-                return found + [-math.inf] * (facts.depth - len(found))
-            product, scale = product / size, scale + math.log(size)
+        # The product as it is computed, and how far from it the true one may be: products can all but cancel.
+        product, off, scale, g = torch.eye(arch.width, dtype=torch.float64), 0.0, 0.0, lost(arch.width)
+        for layer, (head,), each in zip(facts.net.weights.layers, heads, facts.layers, strict=True):
+            value, output = value_parts(arch, layer, head)
+            W = value @ output
+            off = off * float(each.heads.spectral[0]) + g * float(product.norm() * W.norm())
+            off += g * float(product.norm() * value.norm() * output.norm())
+            product = product @ W
+            size = spectral_norm(product) + off
+            if size == 0.0 or not math.isfinite(size):
+                return found + [log(size)] * (facts.depth - len(found))
+            product, off, scale = product / size, off / size, scale + math.log(size)
             found.append(scale)
         return found
     total = 0.0
@@ -62,7 +67,9 @@ def log_smallest(facts: Facts, upto: int) -> float:
 
 def positive(facts: Facts, upto: int) -> Hypothesis:
     """eps is above zero: not underflown."""
-    return above("smallest attention weight on an edge", math.exp(log_smallest(facts, upto)), 0)
+    return above(
+        "smallest attention weight on an edge", math.exp(log_smallest(facts, upto)), 0, measured=True
+    )
 
 
 def log_shrink(log_share: float) -> float:

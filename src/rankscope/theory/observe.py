@@ -1,15 +1,15 @@
 """Run a network on one sample and note what the theorems ask for, layer by layer."""
 
 import math
-from collections.abc import Iterator
-from functools import cached_property
+from dataclasses import replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope.deviation import KERNELS, BlockTaken, HalfTaken, Scaled, State, applies, dissect
-from rankscope.deviation.attention import Attention, deviations, heads
+from rankscope.deviation import KERNELS, BlockTaken, Scaled, State, applies, dissect
+from rankscope.deviation.attention import deviations, heads
+from rankscope.deviation.dissect import started
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
 from rankscope.metrics import Reading, dobrushin, metric
@@ -24,6 +24,7 @@ from rankscope.nets.traversal import Block, changed
 from rankscope.nets.weights import Layer
 from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.facts import Centre, Facts, LayerFacts, Sizes
+from rankscope.theory.float64 import Float64, plainly
 from rankscope.theory.halves import half_facts
 from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
 
@@ -38,21 +39,27 @@ def observe(
     X: Float[Tensor, "token width"],
     centre: Centre = "mean",
     norms: "WeightNorms | None" = None,
+    seed: int | None = None,
 ) -> Facts:
     """Run the network on one sample's tokens and note what the theorems ask for. `norms` are kept from one
-    call to the next, for a network and its variants."""
+    call to the next, for a network and its variants. With a `seed` every rule's answer is shaken in its last
+    digits (`deviation/noise.py`); without, float64 is asked as well, where it can see."""
     net = net.to(torch.float64)
     sizes, layers, norms = [], [], WeightNorms() if norms is None else norms
     deviates = applies(net)
-    start = net.prepared(X[None].to(torch.float64), None)[0]
-    first = State.of(start, torch.ones(1, len(X), dtype=torch.bool))
+    first, setting = started(net, X[None], seed)
     sizes.append(_sizes(first, centre, deviates))
-    setting = Setting.of(net.arch, net.weights, start, first.real.rows)
-    for index, found in enumerate(dissect(net, X[None]) if deviates else _plainly(net, X[None])):
-        sizes.append(_sizes(found.state, centre, deviates))
+    other = Float64(net, setting) if deviates and seed is None and not net.arch.parts else None
+    passed = dissect(net, X[None], seed) if deviates else plainly(net, first, setting, seed)
+    for index, found in enumerate(passed):
+        before, size = sizes[-1].state, _sizes(found.state, centre, deviates)
+        if other is not None:
+            size = replace(size, unlike=other.follow(net.blocks[index], before, found.state))
+        sizes.append(size)
         layers.append(_layer(net, index, found, setting, norms.of(net, index), centre))
     arithmetic = "deviation" if deviates else "float64"
-    return Facts(net, centre, arithmetic, start[0], tuple(sizes), tuple(layers))
+    start = net.prepared(X[None].to(torch.float64), None)[0][0]
+    return Facts(net, centre, arithmetic, start, first, tuple(sizes), tuple(layers))
 
 
 class WeightNorms:
@@ -93,8 +100,9 @@ def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
     R, whole = sized(state.centred()[1]), sized(Scaled.plain(state.tokens(state.log)))
     lengths = torch.linalg.vector_norm(whole.value[0], dim=-1)
     unit = whole.log + state.log
-    measured = _log(RESIDUAL[centre], state), _log("mu", state)
-    noise = bool(_read("mu", state).below_floor[0])
+    mu = _read("mu", state)
+    measured = _log(RESIDUAL[centre], state), float(mu.log10[0]) * TEN
+    noise = bool(mu.below_floor[0])
     if not deviates:
         noise = measured[1] - log_of(NORMS["frobenius"](whole.value)[0], unit[0]) < log(
             unit_of(torch.float64) / RESOLVED
@@ -113,6 +121,7 @@ def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
         cosine=float(_read("min_cosine", state).value[0]),
         log_cosine_gap=_log("max_cosine_gap", state),
         noise=noise,
+        state=state,
     )
 
 
@@ -260,36 +269,3 @@ def _exact_factor(
     real = torch.ones(out.shape[:2], dtype=torch.bool)
     added, before = (_log(RESIDUAL[centre], State.of(each, real)) for each in (out, R.value))
     return -math.inf if before == -math.inf else added - before + float(Delta.log[0])
-
-
-# Without a rule in deviation arithmetic
-
-
-def _plainly(net: Transformer, X: Tensor) -> Iterator[BlockTaken]:
-    """The pass in float64, with what can be had of each block without a rule: its attention, and of a layer
-    without norms and MLP what was added to the skip."""
-    steps = net.steps(X.to(torch.float64))
-    real = torch.ones(X.shape[:2], dtype=torch.bool)
-    before = next(steps).state
-    for step in steps:
-        assert step.attention is not None
-        P, weight = step.attention, net.arch.attention_skip
-        p = P.mean(-2)
-        others = Scaled.plain(P - p[:, :, None])
-        top = p.argmax(-1, keepdim=True)
-        visible = torch.ones(1, 1, *P.shape[-2:], dtype=torch.bool)
-        state, added = State.of(step.state, real), State.of(step.state - weight * before, real)
-        half = HalfTaken(State.of(before, real), (), weight, added, state, state)
-        yield BlockTaken(state, _Given(p, others, top, visible), None, (half,))
-        before = step.state
-
-
-class _Given(Attention):
-    """Attention as a matrix: rows need not sum to one."""
-
-    @cached_property
-    def Delta(self) -> Scaled:
-        return self.others
-
-    def matrix(self) -> Tensor:
-        return self.p[:, :, None] + self.others.value

@@ -25,6 +25,7 @@ import math
 import numpy as np
 
 from rankscope.deviation.scaled import LOWEST
+from rankscope.theory.constants import EPS
 from rankscope.theory.facts import Facts, LayerFacts
 from rankscope.theory.hypotheses import (
     Hypothesis,
@@ -74,12 +75,17 @@ def cubed(bases: list[float], start: float) -> list[float]:
             logs[layer:] = np.where(
                 (largest[layer:] == -np.inf) | (logs[layer:] == -np.inf),
                 -np.inf,
-                largest[layer:] + 3 * logs[layer:],
+                _up(largest[layer:], logs[layer:]),
             )
             finite = logs > -np.inf
             logs = np.where(finite, np.clip(logs, LOWEST, None), logs)
             logs = np.where(logs > -LOWEST, np.inf, logs)
     return [float(each) for each in logs]
+
+
+def _up(base: np.ndarray, r: np.ndarray) -> np.ndarray:
+    """`base + 3 r`, rounded up: what is lost here is cubed by every layer to come."""
+    return base + 3 * r + 4 * EPS * (np.abs(base) + np.abs(3 * r))
 
 
 def attention_hypotheses(facts: Facts) -> list[Hypothesis]:
@@ -99,7 +105,7 @@ def _evaluate(facts: Facts, gamma_is_one: bool, heads: int | None) -> Evaluation
         if gamma_is_one:
             logs = [layer.log_oscillation for layer in facts.layers[:upto]]
             size = math.nan if any(map(math.isnan, logs)) else math.exp(min(max(logs), 700.0))
-            found.append(at_most("largest |E_ij - E_ij'| so far", size, ROOT))
+            found.append(at_most("largest |E_ij - E_ij'| so far", size, ROOT, measured=True))
         return found
 
     return Evaluation(cubed(bases, facts.sizes[0].residual), by_layer(facts, fixed, moving))

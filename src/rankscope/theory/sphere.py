@@ -38,7 +38,7 @@ from rankscope.deviation.scaled import LOWEST
 from rankscope.nets import mask_matrix
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.order import speaking
-from rankscope.theory.constants import value_matrix
+from rankscope.theory.constants import lost, value_parts
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import (
     Hypothesis,
@@ -55,8 +55,10 @@ from rankscope.theory.logs import log, times
 from rankscope.theory.masked import connected, log_shrink, log_smallest, positive
 from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
-ORTHOGONAL = 1e-12
-"""Rounding allowed in W: it enters the bound once a layer."""
+ORTHOGONAL = 1e-9
+"""How far W may be from a multiple of an orthogonal matrix: it enters the bound once a layer."""
+NOT_NEGATIVE = 1e-9
+"""Measured cosines count as not negative from here on."""
 
 
 def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
@@ -83,7 +85,9 @@ def of_one_length(facts: Facts, upto: int) -> Hypothesis:
     found = [
         sizes.shortest - sizes.longest for sizes in facts.sizes[1 : upto + 1] if sizes.longest > -math.inf
     ]
-    return equal("shortest token, in lengths of the longest", math.exp(min(found, default=0.0)), 1)
+    number = math.exp(min(found, default=0.0))  # 0 or 1, but for rounding: nothing between can come out
+    says = "shortest token, in lengths of the longest"
+    return Hypothesis(says, number, "= 1", number > 1 - 1e-9)
 
 
 def _zero(says: str, number: float) -> Hypothesis:
@@ -91,24 +95,30 @@ def _zero(says: str, number: float) -> Hypothesis:
     return Hypothesis(says, number, "= 0", number == 0)
 
 
-def orthogonal_values(facts: Facts) -> list[Hypothesis]:
-    """One head, its values a multiple of an orthogonal matrix, and no bias on the way."""
+def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
+    """(one head, its values a multiple of an orthogonal matrix, and no bias on the way; delta, by which the
+    squares of W's singular values may differ from one another, as a share)."""
     arch, layers = facts.arch, facts.net.weights.layers
     heads = [speaking(arch, index) for index in range(facts.depth)]
     numbers = [len(kept) for kept in heads]
     found = [equal("heads", max(numbers, key=lambda number: abs(number - 1)), 1)]
     if not found[0].met:
-        return found
+        return found, math.inf
     defect = bias = 0.0
     for layer, (head,) in zip(layers, heads, strict=True):
-        W = value_matrix(arch, layer, head)
-        square = W @ W.mT
+        value, output = value_parts(arch, layer, head)
+        W = value @ output
+        square, g = W @ W.mT, lost(*W.shape)
         mean = float(square.diagonal().mean())
-        off = (square - mean * torch.eye(len(square), dtype=W.dtype)).abs().max()
-        defect = max(defect, float(off) / mean if mean > 0 else math.inf)
+        off = float((square - mean * torch.eye(len(square), dtype=W.dtype)).norm())
+        off += g * float(
+            W.norm() ** 2 + 2 * W.norm() * value.norm() * output.norm()
+        )  # of what rounding moved
+        defect = max(defect, off / mean if mean > 0 else math.inf)
         for part in (layer.attention.value, layer.attention.output):
             bias = max(bias, 0.0 if part.bias is None else float(part.bias.abs().max()))
-    return [*found, at_most("|W W^T - 1| of the values", defect, ORTHOGONAL), _zero("bias of values", bias)]
+    found += [at_most("|W W^T - 1| of the values", defect, ORTHOGONAL), _zero("bias of values", bias)]
+    return found, defect
 
 
 def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
@@ -122,18 +132,28 @@ def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
     return int((reach > 0).all(0).sum())
 
 
-def _on_sphere(facts: Facts) -> list[Hypothesis]:
-    arch = facts.arch
-    return [softmax(arch), no_skip(arch), no_mlp(arch), *one_length(facts), *orthogonal_values(facts),
-            *connected(facts)]  # fmt: skip
+def _on_sphere(facts: Facts) -> tuple[list[Hypothesis], float]:
+    """(what all three ask for, delta of `orthogonal_values`)."""
+    arch, (orthogonal, delta) = facts.arch, orthogonal_values(facts)
+    return [
+        softmax(arch),
+        no_skip(arch),
+        no_mlp(arch),
+        *one_length(facts),
+        *orthogonal,
+        *connected(facts),
+    ], delta
 
 
 def _measured(facts: Facts, upto: int) -> list[Hypothesis]:
     return [*averaging(facts, upto), positive(facts, upto), of_one_length(facts, upto)]
 
 
-def _cosines(facts: Facts, start: int | None) -> list[float]:
-    """The bound that runs from layer `start` on, whose cosines are not negative."""
+def _cosines(facts: Facts, start: int | None, delta: float) -> list[float]:
+    """The bound that runs from layer `start` on, whose cosines are not negative.
+
+    W of singular values within a factor `1 + delta` multiplies distances of directions by no more than it,
+    and may take so much from a cosine of zero, of which averages of N tokens make N times as much."""
     radius, N = facts.graph.radius, facts.number
     if N == 1:
         return [-math.inf] * facts.depth
@@ -149,31 +169,47 @@ def _cosines(facts: Facts, start: int | None) -> list[float]:
         rounds = (layer - start) // radius
         eps = min((each.log_smallest for each in facts.layers[start:layer]), default=0.0)
         shrink = log_shrink(math.log(count) + 2 * radius * eps) if count else 0.0
+        bent = 2 * (1 + N) * layer * delta
         bounds.append(
-            times(length, 0.5 * math.log(N - 1), 0.5 * gap, 0.5 * rounds * shrink if rounds else 0.0)
+            times(length, 0.5 * math.log(N - 1), 0.5 * gap, 0.5 * rounds * shrink if rounds else 0.0, bent)
         )
     return bounds
 
 
+def _least_cosine(X: Float[Tensor, "token width"]) -> float:
+    """The smallest cosine of two tokens, less what rounding may have added: not below zero where no product
+    of entries is."""
+    Y = X / X.abs().amax(-1, keepdim=True).clamp(min=5e-324)
+    Y = torch.nn.functional.normalize(Y, dim=-1)
+    found = Y @ Y.mT - lost(Y.shape[1]) * (Y.abs() @ Y.abs().mT)
+    return float(found.min())
+
+
 def _corollary(facts: Facts) -> Evaluation:
-    fixed = [*_on_sphere(facts), at_least("smallest cosine at layer 0", facts.sizes[0].cosine, 0)]
-    return Evaluation(_cosines(facts, 1), by_layer(facts, fixed, lambda upto: _measured(facts, upto)))
+    fixed, delta = _on_sphere(facts)
+    fixed.append(at_least("smallest cosine at layer 0", _least_cosine(facts.X), 0))
+    return Evaluation(_cosines(facts, 1, delta), by_layer(facts, fixed, lambda upto: _measured(facts, upto)))
 
 
 def _theorem(facts: Facts) -> Evaluation:
-    start = next((layer for layer in range(1, facts.depth + 1) if facts.sizes[layer].cosine >= 0), None)
+    layers = range(1, facts.depth + 1)
+    start = next((layer for layer in layers if facts.sizes[layer].cosine >= NOT_NEGATIVE), None)
+    common, delta = _on_sphere(facts)
     N, d = facts.number, facts.arch.width
     fixed = [
-        *_on_sphere(facts),
+        *common,
         equal("tokens that are no centre", N - len(facts.graph.centres), 0),
         at_most("tokens, against the width", N, d),
         equal("rank of the tokens at layer 0", float(torch.linalg.matrix_rank(facts.X)), N),
     ]
-    return Evaluation(_cosines(facts, start), by_layer(facts, fixed, lambda upto: _measured(facts, upto)))
+    return Evaluation(
+        _cosines(facts, start, delta), by_layer(facts, fixed, lambda upto: _measured(facts, upto))
+    )
 
 
 def hemisphere(Y: Float[Tensor, "token width"]) -> tuple[Tensor, float]:
-    """(w, alpha): the direction whose smallest cosine with the unit tokens is largest, and that cosine.
+    """(w, alpha): the direction whose smallest cosine with the unit tokens is largest, and that cosine, less
+    what rounding may have added.
 
     It points to the point of their convex hull nearest to zero: a non-negative least squares problem."""
     from scipy.optimize import nnls
@@ -185,7 +221,7 @@ def hemisphere(Y: Float[Tensor, "token width"]) -> tuple[Tensor, float]:
     if size == 0.0:
         return w, 0.0
     w = w / size
-    return w, float((Y @ w).min())
+    return w, float((Y @ w).min()) - lost(Y.shape[1])
 
 
 def _log_apart(facts: Facts, w: Float[Tensor, " width"], heights: Float[Tensor, " token"]) -> float:
@@ -208,7 +244,7 @@ def _log_apart(facts: Facts, w: Float[Tensor, " width"], heights: Float[Tensor, 
 def _hemisphere(facts: Facts) -> Evaluation:
     lengths = torch.linalg.vector_norm(facts.X, dim=-1)
     smallest = float(lengths.min())
-    fixed = _on_sphere(facts)
+    fixed, delta = _on_sphere(facts)
     radius, N, bounds = facts.graph.radius, facts.number, [math.inf] * facts.depth
     alpha = 0.0
     if smallest > 0 and radius is not None:
@@ -217,14 +253,16 @@ def _hemisphere(facts: Facts) -> Evaluation:
         if alpha > 0 and N > 1:
             heights = Y @ w
             weighted = lengths * heights
-            share = min(alpha, float(weighted.min() / weighted.max()))
-            start = _log_apart(facts, w, heights) + 0.5 * math.log((N - 1) / 2)
+            off = lost(facts.arch.width) / alpha  # of a height, as a share
+            share = min(alpha, float(weighted.min() / weighted.max())) / (1 + 4 * off)
+            start = _log_apart(facts, w, heights) + 0.5 * math.log((N - 1) / 2) + 8 * off
             for layer in range(1, facts.depth + 1):
                 rounds = layer // radius
                 shrink = log_shrink(radius * (math.log(share) + log_smallest(facts, layer)))
                 bounds[layer - 1] = times(
-                    facts.sizes[layer].longest, start, rounds * shrink if rounds else 0.0
-                )
+                    facts.sizes[layer].longest, start, rounds * shrink if rounds else 0.0,
+                    8 * (1 + radius) * layer * delta,
+                )  # fmt: skip
         elif N == 1:
             bounds = [-math.inf] * facts.depth
     fixed.append(above("smallest cosine of a token with one direction", alpha, 0))

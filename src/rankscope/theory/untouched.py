@@ -7,9 +7,11 @@ a constant row (biases),
     X_L Q = (prod w) X_0 Q,
     mu(X_L) >= prod|w| ||res(X_0) Q||_F
 
-for every depth, however the heads attend. The paper's remark that skips admit infinitely many
-parameterisations which never collapse, at arbitrarily small beta, is the case where Q keeps all of res(X_0)
-(`lasting.py`).
+for every depth, however the heads attend. Any matrix Q of norm one will do, less what branches do write to
+it: what they added, F, is measured, and `mu(X_L) >= prod|w| ||res(X_0) Q|| - sum ||res(F) Q||`, so that
+outputs which all but miss a direction, or that rounding has turned a little, take off what they are worth.
+The paper's remark that skips admit infinitely many parameterisations which never collapse, at arbitrarily
+small beta, is the case where Q keeps all of res(X_0) (`lasting.py`).
 """
 
 import math
@@ -17,15 +19,17 @@ import math
 import torch
 from torch import Tensor
 
+from rankscope.deviation import Scaled
 from rankscope.nets.order import order, speaking
+from rankscope.theory.constants import lost
+from rankscope.theory.dobrushin import seen
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import Hypothesis, above, no_norm_after, skips
-from rankscope.theory.logs import log, sized, times
+from rankscope.theory.hypotheses import above, equal, no_norm_after, skips
+from rankscope.theory.logs import log, minus, plus, sized, times
 from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 
 ROUNDING = 1e-14
-"""Directions that rows of length one reach by less than this are not reached; times the deviation itself, it
-is what rounding may leave of what was written to. Taken off, so that a lower bound stays one."""
+"""Directions that rows of length one reach by less than this count as not reached."""
 
 
 def _written(facts: Facts, index: int) -> Tensor:
@@ -52,26 +56,43 @@ def _basis(rows: Tensor) -> Tensor:
 
 def _evaluate(facts: Facts) -> Evaluation:
     arch, width = facts.arch, facts.arch.width
-    deviation = sized(facts.first.centred()[1])
-    R, unit = deviation.value[0], float(deviation.log[0])
     weight = math.prod(skips(arch))
-    basis = R.new_zeros(0, width)
-    bounds, left = [], []
-    for index in range(facts.depth):
-        if len(basis) < width:
-            basis = _basis(torch.cat([basis, _written(facts, index)]))
-        left.append(width - len(basis))
-        rest = R - (R @ basis.mT) @ basis
-        size = float(rest.norm() - ROUNDING * R.norm()) if left[-1] else 0.0
-        bounds.append(times(log(size), unit, (index + 1) * log(weight) if weight > 0 else -math.inf))
     sandwich = any(branch.after is not None for half in order(arch) for branch in half.branches)
     fixed = [
         above("|weight| of the skips", weight, 0),
         no_norm_after(arch),
-        Hypothesis("norms after a branch", float(sandwich), "= 0", not sandwich),
+        equal("norms after a branch", sandwich, 0),
+        *seen(facts),
     ]
+    if not all(each.met for each in fixed):
+        return Evaluation([math.nan] * facts.depth, by_layer(facts, fixed))
+    basis, bounds, left = torch.zeros(0, width, dtype=torch.float64), [], []
+    for index in range(facts.depth):
+        if len(basis) < width:
+            basis = _basis(torch.cat([basis, _written(facts, index)]))
+        left.append(width - len(basis))
+        bounds.append(_kept(facts, index + 1, basis) if left[-1] else -math.inf)
     moving = [above("directions that no branch writes to", float(number), 0) for number in left]
     return Evaluation(bounds, by_layer(facts, fixed, lambda upto: [moving[upto - 1]]))
+
+
+def _kept(facts: Facts, upto: int, basis: Tensor) -> float:
+    """log of `prod|w| ||res(X_0) Q||` less what the branches of these layers did write to Q."""
+    Q = torch.eye(facts.arch.width, dtype=torch.float64) - basis.mT @ basis
+    kept, written = _seen(sized(facts.first.centred()[1]), Q, -1), -math.inf
+    for half in (half for layer in facts.layers[:upto] for half in layer.halves):
+        weight = log(abs(half.weight))
+        kept, written = times(kept, weight), plus(times(written, weight), _seen(half.branch, Q, 1))
+    return times(
+        minus(kept, written), -math.log1p(lost(facts.arch.width))
+    )  # Q's own norm is one but for this
+
+
+def _seen(R: Scaled, Q: Tensor, side: int) -> float:
+    """log of `||R Q||_F`, with what rounding may have made of it added or taken away."""
+    value = R.value[0]
+    size = float((value @ Q).norm()) + side * lost(len(Q)) * float((value.abs() @ Q.abs()).norm())
+    return times(log(size), float(R.log[0]))
 
 
 UNTOUCHED = Theorem(

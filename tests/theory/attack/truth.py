@@ -1,0 +1,191 @@
+"""What is true of a guarantee: the same quantity in hundreds of digits, compared with the bound."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mpmath as mp
+import torch
+from torch import Tensor
+
+from rankscope.nets import Transformer
+from rankscope.theory import Certificates
+from tests.deviation.reference import Network, Rows, composite, dot, exact
+
+FEWEST, MOST = 250, 8000
+"""Digits: twice what the measurement says tokens are alike to, and as many again while that is not enough."""
+READ = 1e-6
+"""A measured log10 may be off by this."""
+
+
+class Exact(Network):
+    """The reference network, noting what each norm was given and gave; a zero token stays zero."""
+
+    def __init__(self, net: Transformer) -> None:
+        super().__init__(net)
+        self.normed: list[tuple[Rows, Rows]] = []
+
+    def first(self, X: Tensor) -> Rows:
+        """Layer 0."""
+        rows: Rows = exact(X)
+        if self.arch.positions != "absolute":
+            return rows
+        table = self.tensors["positions"]
+        return [
+            [u + v for u, v in zip(row, place, strict=True)] for row, place in zip(rows, table, strict=False)
+        ]
+
+    def norm(self, name: str, X: Rows) -> Rows:
+        if self.arch.norm == "none":
+            return X
+        zero = [self.arch.norm_eps == 0 and not any(_centred_row(self.arch.norm, row)) for row in X]
+        safe = [
+            [mp.mpf(j) for j in range(1, len(row) + 1)] if none else row
+            for row, none in zip(X, zero, strict=True)
+        ]
+        found = super().norm(name, safe)
+        bias = self.tensors.get(f"{name}.bias")
+        for place, none in enumerate(zero):
+            if none:
+                found[place] = list(bias) if bias else [mp.mpf(0)] * len(X[0])
+        self.normed.append((X, found))
+        return found
+
+
+def _centred_row(kind: Any, row: list[Any]) -> list[Any]:
+    mean = mp.fsum(row) / len(row) if kind == "layer" else 0
+    return [u - mean for u in row]
+
+
+def centred(X: Rows) -> Rows:
+    mean = [mp.fsum(column) / len(X) for column in zip(*X, strict=True)]
+    return [[u - m for u, m in zip(row, mean, strict=True)] for row in X]
+
+
+def frobenius(A: Rows) -> Any:
+    return mp.sqrt(mp.fsum(dot(row, row) for row in A))
+
+
+def diameter(X: Rows) -> Any:
+    gaps = ([u - v for u, v in zip(a, b, strict=True)] for a in X for b in X)
+    return mp.sqrt(max(dot(gap, gap) for gap in gaps))
+
+
+QUANTITIES = {
+    "residual": lambda X: composite(centred(X)),
+    "mu": lambda X: frobenius(centred(X)),
+    "diameter": diameter,
+}
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: its quantities as they are, and of each norm (exact rank after, numerical rank after)."""
+
+    logs: dict[str, Any]
+    """log10 of each quantity; None at zero."""
+    ranks: list[tuple[int, int]]
+    resolved: bool
+    """Whether the digits that were used see what tokens differ by."""
+
+
+def layers(net: Transformer, X: Tensor, digits: int) -> Iterator[Layer]:
+    """Layer by layer, from 1 on, of one sample; within `mp.workdps(digits)`."""
+    network = Exact(net)
+    rows = network.first(X)
+    resolved = True
+    for index in range(net.arch.layers):
+        network.normed = []
+        rows = network.layer(index, rows)
+        size = max(abs(u) for row in rows for u in row)
+        logs = {}
+        for name, of in QUANTITIES.items():
+            value = of(rows)
+            seen = value > size * mp.mpf(10) ** (-digits // 2)
+            resolved = resolved and bool(seen or not value)
+            logs[name] = mp.log10(value) if value > 0 else None
+        ranks = [_ranks(after, digits) for _, after in network.normed]
+        yield Layer(logs, ranks, resolved)
+
+
+def _ranks(X: Rows, digits: int) -> tuple[int, int]:
+    """(rank of X - 1 mean^T by elimination, the number of its singular values above float64's tolerance)."""
+    A = centred(X)
+    size = max(abs(u) for row in A for u in row)
+    if size == 0:
+        return 0, 0
+    A = [[u / size for u in row] for row in A]
+    s = torch.linalg.svdvals(torch.tensor([[float(u) for u in row] for row in A], dtype=torch.float64))
+    counted = int((s > max(len(A), len(A[0])) * torch.finfo(torch.float64).eps * s[0]).sum())
+    rank, left = 0, [list(row) for row in A]
+    while left and left[0]:
+        value, i, j = max((abs(u), i, j) for i, row in enumerate(left) for j, u in enumerate(row))
+        if value < mp.mpf(10) ** (-digits // 2):
+            break
+        rank, pivot = rank + 1, left.pop(i)
+        left = [[u - row[j] * v / pivot[j] for u, v in zip(row, pivot, strict=True)] for row in left]
+    return rank, counted
+
+
+@dataclass
+class Verdict:
+    """What came of the guarantees of one sample."""
+
+    false: list[dict[str, Any]]
+    misread: list[dict[str, Any]]
+    unchecked: list[dict[str, Any]]
+    """Beyond the most digits."""
+
+
+def judged(net: Transformer, X: Tensor, found: Certificates) -> Verdict:
+    """Every guarantee of one sample `[token, width]` against the exact network; what is found wrong is
+    looked at again in many more digits."""
+    rows = found.guarantees().to_dicts()
+    # Zero counts as zero: at so many digits what is measured would be seen.
+    alike = [row["log10_size"] - row["log10_measured"] for row in rows if row["quantity"] != "affine_rank"]
+    digits = FEWEST + 2 * int(max([0.0, *(each for each in alike if math.isfinite(each))]))
+    verdict = _at(net, X, rows, digits)
+    if verdict.false or verdict.misread:
+        return _at(net, X, rows, 4 * digits + 600)
+    return verdict
+
+
+def _at(net: Transformer, X: Tensor, rows: list[dict[str, Any]], digits: int) -> Verdict:
+    verdict = Verdict([], [], [])
+    while rows and digits <= MOST:
+        deepest, again = max(row["layer"] for row in rows), []
+        with mp.workdps(digits):
+            for number, layer in zip(range(1, deepest + 1), layers(net, X, digits), strict=False):
+                here = [row for row in rows if row["layer"] == number]
+                if not layer.resolved:
+                    again += here
+                    continue
+                for row in here:
+                    _judge(row, layer, verdict)
+        rows, digits = again, 3 * digits
+    verdict.unchecked = rows
+    return verdict
+
+
+def _judge(row: dict[str, Any], layer: Layer, verdict: Verdict) -> None:
+    bound, measured = row["log10_bound"], row["log10_measured"]
+    told = {name: row[name] for name in ("theorem", "layer", "log10_bound", "log10_measured")}
+    if row["quantity"] == "affine_rank":
+        like = [exact for exact, counted in layer.ranks if counted == round(10**measured)]
+        if not like:
+            verdict.misread.append(told | {"true": str(layer.ranks)})
+        if round(10**bound) > max(like, default=max((exact for exact, _ in layer.ranks), default=0)):
+            verdict.false.append(told | {"true": str(layer.ranks)})
+        return
+    true = layer.logs[row["quantity"]]
+    if true is None:
+        wrong, off = row["kind"] == "lower" and bound > -math.inf, measured > -math.inf
+    else:
+        wrong = true > mp.mpf(bound) if row["kind"] == "upper" else true < mp.mpf(bound)
+        off = measured == -math.inf or abs(true - mp.mpf(measured)) > READ * max(1.0, abs(measured) * 1e-3)
+    told["true"] = "-inf" if true is None else mp.nstr(true, 15)
+    if wrong:
+        verdict.false.append(told)
+    if off:
+        verdict.misread.append(told)
