@@ -32,7 +32,8 @@ class Recorded(Network):
 
 def readings(net: Transformer, X: Tensor) -> dict[tuple[int, int | None, str], Any]:
     """log10 of every reading of one sample without padding, by (layer, head, metric)."""
-    recorded, found = Recorded(net), {}
+    recorded = Recorded(net)
+    found: dict[tuple[int, int | None, str], Any] = {}
     for layer, state in enumerate(recorded.states(X)):
         for name, value in _of_tokens(state).items():
             found[layer, None, name] = _log10(value)

@@ -122,7 +122,7 @@ def test_a_thousand_layers_stay_in_range(mask: str, name: str, gain: float) -> N
         if step.layer % 100 == 0:
             for reading in filter(None, (read(metric(each), step) for each in names)):
                 assert not bool(reading.log10.isnan().any()) and not bool((reading.log10 == math.inf).any())
-        # Tokens that differ at the start never become exactly equal, unless they fall through the lowest scale.
+        # Tokens that differ at the start never become exactly equal, unless they fall through the lowest.
         assert bool(((step.state.R.largest() > 0) | (step.state.R.log <= LOWEST)).all())
 
 

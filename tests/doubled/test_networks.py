@@ -1,7 +1,6 @@
 """Deviation arithmetic in doubled precision against an independent network of hundreds of digits."""
 
 import itertools
-import math
 from typing import Any
 
 import mpmath as mp

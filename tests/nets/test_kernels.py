@@ -9,9 +9,15 @@ import torch
 from torch import Tensor
 
 from rankscope.nets import Architecture, Transformer, mask_matrix
-from rankscope.nets.plain import project
+from rankscope.nets.weights import Linear
 
 N, WIDTH, HEADS = 5, 8, 2
+
+
+def project(X: Tensor, linear: Linear) -> Tensor:
+    """[batch, head, token, head_width] of queries, keys or values."""
+    assert linear.bias is not None
+    return torch.einsum("btd,dhc->bhtc", X, linear.weight) + linear.bias[:, None]
 
 
 def attention_of(kernel: str, mask: str) -> tuple[Tensor, np.ndarray, np.ndarray, Transformer, Tensor]:

@@ -4,9 +4,9 @@ Rows of P sum to one, so with X = 1 x^T + e^s R and p the reference row of P (`s
 
     P X = 1 (x + e^s p^T R) + e^s (P - 1 p^T) R:
 
-the common token moves to the weighted mean, and the deviation is multiplied by P - 1 p^T. Taken about row j* of
-R, the largest entry of p, the column j* of P, of which only 1 - p_j* is left to see when attention is sharp,
-takes no part.
+the common token moves to the weighted mean, and the deviation is multiplied by P - 1 p^T. Taken about row j*
+of R, j* the largest entry of p, the column j* of P, of which only 1 - p_j* is left to see when attention is
+sharp, takes no part.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,11 @@ class Logits:
     def log_softmax(self, visible: Visible) -> Float[Tensor, "batch head token token"]:
         """log P, over what each row sees; -inf elsewhere."""
         scores = self.log_p[:, :, None] + self.D.explicit()
-        return scores.masked_fill(~visible, -torch.inf).log_softmax(-1).nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        return (
+            scores.masked_fill(~visible, -torch.inf)
+            .log_softmax(-1)
+            .nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+        )
 
     def restored(self, order: TokenOrder) -> "Logits":
         """Tokens back where they stood."""
@@ -167,10 +171,6 @@ def deviations(R: Scaled, linear: Linear, arch: Architecture) -> Scaled:
     return R.mapped(
         lambda t: _grouped((t @ flat).view(*t.shape[:2], count, width).transpose(1, 2), arch.heads)
     )
-
-
-def _grouped(t: Tensor, count: int) -> Tensor:
-    return t if t.shape[1] == count else t.repeat_interleave(count // t.shape[1], 1)
 
 
 def _grouped(t: Tensor, count: int) -> Tensor:

@@ -33,8 +33,8 @@ REACH = 250.0
 def mlp(
     arch: Architecture, layer: Layer, state: State, touch: Callable[[Scaled], Scaled] = lambda part: part
 ) -> State:
-    """The MLP branch: `act(X W_1 + b_1) W_2 + b_2`, or gated by the product rule. `touch` is asked of what goes
-    into the activation and of what comes out."""
+    """The MLP branch: `act(X W_1 + b_1) W_2 + b_2`, or gated by the product rule. `touch` is asked of what
+    goes into the activation and of what comes out."""
     w = layer.mlp
     assert w is not None
     x, R = touch(affine(state.x, w.up)), touch(state.R.mapped(lambda v: v @ w.up.weight))
@@ -72,7 +72,10 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
         change = tanh_change(Z, D, Scaled(d.value, d.log))
         return Scaled(common, drawn), Scaled(change.value, change.log + drawn - outside)
     if name in FADING and bool((gone := _faded(Z, D)).any()):
-        fine, rest = faded(name, Z, D, Scaled(d.value, d.log - outside)), _drawn(name, Z, D, d, outside, drawn)
+        fine, rest = (
+            faded(name, Z, D, Scaled(d.value, d.log - outside)),
+            _drawn(name, Z, D, d, outside, drawn),
+        )
         away = [Scaled(part.value, part.log + drawn) for part in fine]
         return chosen(gone, away[0], Scaled(common, drawn)), chosen(gone, away[1], rest)
     return Scaled(common, drawn), _drawn(name, Z, D, d, outside, drawn)

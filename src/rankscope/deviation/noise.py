@@ -1,7 +1,8 @@
 """Rules whose answers are shaken in their last digits, as if another machine had rounded them.
 
-Every entry of what a rule gives is moved by a few units in its last place, of x and of R each on its own. What
-two passes then agree on does not hang on rounding; what they differ by is what rounding did. Zeros stay zero.
+Every entry of what a rule gives is moved by a few units in its last place, of x and of R each on its own.
+What two passes then agree on does not hang on rounding; what they differ by is what rounding did. Zeros stay
+zero.
 """
 
 from dataclasses import replace
@@ -66,22 +67,22 @@ class _Shaken:
     noise: Noise
 
     def norm(self, block: Block, name: str, state: Any) -> Any:
-        return self.noise.of(super().norm(block, name, state))  # type: ignore[misc]
+        return self.noise.of(super().norm(block, name, state))
 
     def values(self, block: Block, state: Any) -> Any:
-        return self.noise.of(super().values(block, state))  # type: ignore[misc]
+        return self.noise.of(super().values(block, state))
 
     def mix(self, block: Block, weights: Any, values: Any) -> Any:
-        return self.noise.of(super().mix(block, weights, values))  # type: ignore[misc]
+        return self.noise.of(super().mix(block, weights, values))
 
     def output(self, block: Block, heads: Any) -> Any:
-        return self.noise.of(super().output(block, heads))  # type: ignore[misc]
+        return self.noise.of(super().output(block, heads))
 
     def mlp(self, block: Block, state: Any) -> Any:
-        return self.noise.of(super().mlp(block, state))  # type: ignore[misc]
+        return self.noise.of(super().mlp(block, state))
 
     def add(self, block: Block, half: Half, state: Any, branches: dict[str, Any]) -> Any:
-        return self.noise.of(super().add(block, half, state, branches))  # type: ignore[misc]
+        return self.noise.of(super().add(block, half, state, branches))
 
 
 class ShakenPlain(_Shaken, Plain):
@@ -90,7 +91,6 @@ class ShakenPlain(_Shaken, Plain):
     def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
         super().__init__(arch, setting)
         self.noise = Noise(seed)
-
 
     def through(self, X: Tensor, linear: Linear) -> Tensor:
         """`X W + b`."""

@@ -113,5 +113,5 @@ def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State
         if bool((shrunk < 0).any()):
             scale = shrunk.masked_fill(~real.rows[..., None], -torch.inf).flatten(1).amax(1).clamp(min=LOWEST)
             left = left * (shrunk - spread(scale, shrunk)).clamp(max=0.0).exp()
-    left = Scaled(real.cleared(left / _positive(square).sqrt()), scale)
-    return State(Scaled(torch.zeros_like(c.value), torch.full_like(log, LOWEST)), left.normalised(), real)
+    R = Scaled(real.cleared(left / _positive(square).sqrt()), scale).normalised()
+    return State(Scaled(torch.zeros_like(c.value), torch.full_like(log, LOWEST)), R, real)

@@ -141,8 +141,8 @@ def _dobrushin(P: Attention, padding: Tensor) -> Reading:
 
 
 def _entropy(P: Attention, padding: Tensor) -> Reading:
-    """Mean over rows of `-sum_j P_ij log P_ij`, in logs. Of the largest weight of a row, `1 - s`, s the sum of
-    the others, it is `-(1 - s) log(1 - s)`."""
+    """Mean over rows of `-sum_j P_ij log P_ij`, in logs. The largest weight of a row is `1 - s`, s the sum of
+    the others: `-(1 - s) log(1 - s)`."""
     if P.logits is None or P.signed or not padding.shape[1]:
         return METRICS["entropy"].read(P.matrix(), padding, unit=UNIT)
     log_P = P.logits.log_softmax(P.visible)

@@ -74,7 +74,9 @@ class Scaled:
         return Scaled(torch.addcmul(value, other.value, spread((other.log - log).exp(), other.value)), log)
 
     def __mul__(self, factor: float | Tensor) -> "Scaled":
-        if isinstance(factor, float) and 0.0 < abs(factor) < SMALL:  # subnormal products have lost their digits
+        if (
+            isinstance(factor, float) and 0.0 < abs(factor) < SMALL
+        ):  # subnormal products have lost their digits
             return Scaled(self.value * math.copysign(1.0, factor), self.log + math.log(abs(factor)))
         return self if factor == 1.0 else Scaled(self.value * factor, self.log)
 

@@ -4,8 +4,8 @@ With X = 1 x^T + e^s R, query q_i = q + dq_i and key k_j = k + dk_j, a score is
 
     q_i . k_j = [constant along the row: drops out of the softmax] + [ref_j: the same in every row] + D_ij.
 
-For plain heads `ref_j = q . dk_j` and `D_ij = dq_i . dk_j`, of order e^{2s}. Positions put terms of order one,
-and of order e^s, into D. The row of D whose entries are smallest is the **reference row**: it goes into ref
+For plain heads `ref_j = q . dk_j` and `D_ij = dq_i . dk_j`, of order e^{2s}. Positions put terms of order
+one, and of order e^s, into D. The row of D whose entries are smallest is the **reference row**: it goes into ref
 and is zero in D, so that no row is rounded at the size of a larger one.
 """
 
@@ -50,7 +50,9 @@ def scores(
         return Scores(
             Scaled.plain(zero).by_head(), Scaled.plain(zero[..., None].expand(-1, -1, -1, n)).by_head()
         )
-    q, dq = (touch(part(of, w.query, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R)))
+    q, dq = (
+        touch(part(of, w.query, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R))
+    )
     k, dk = (touch(part(of, w.key, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R)))
     if arch.query_norm:
         q, dq = _normed(q, dq, w.query_norm, state.real, arch.norm_eps)

@@ -50,7 +50,9 @@ def split(scores: Scores, visible: Visible, real: Real) -> Attention:
 def _log_weights(ref: Tensor, seen: Bool[Tensor, "batch head token"]) -> Float[Tensor, "batch head token"]:
     """ref less the log of its sum over what the reference row sees."""
     of_seen = ref.masked_fill(~seen, -torch.inf)
-    most = of_seen.amax(-1, keepdim=True).nan_to_num(neginf=0.0) if ref.shape[-1] else ref.sum(-1, keepdim=True)
+    most = (
+        of_seen.amax(-1, keepdim=True).nan_to_num(neginf=0.0) if ref.shape[-1] else ref.sum(-1, keepdim=True)
+    )
     total = (of_seen - most).exp().sum(-1, keepdim=True)
     return (ref - most) - total.masked_fill(total == 0, 1.0).log()
 
@@ -100,7 +102,9 @@ def _steep(
     log_S = torch.log1p(m) / size
     lost = ~_seen_at(top, visible) | ~(m < 1e300) | ~(m > -1)  # j* is not seen, or the sum left the range
     # Of a large score log P is a log-softmax, where the largest cancels exactly, and so is log P - log p.
-    log_P = (weigh + D).masked_fill(~visible, -torch.inf).log_softmax(-1).nan_to_num(nan=0.0, neginf=-torch.inf)
+    log_P = (
+        (weigh + D).masked_fill(~visible, -torch.inf).log_softmax(-1).nan_to_num(nan=0.0, neginf=-torch.inf)
+    )
     large = lost | (D.abs() > 1) | ((log_S * size).abs() > 1)
     D = torch.where(large, (log_P - weigh).nan_to_num(nan=0.0), (U - log_S) * size)
     log_P = log_P.masked_fill(log_others == -torch.inf, -torch.inf)

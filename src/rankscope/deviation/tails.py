@@ -1,4 +1,4 @@
-"""Activations far out in a tail, where float64 has nothing left of them: their logs, and differences of those.
+"""Activations far out in a tail, where float64 has nothing left of them: their logs, and differences.
 
 Below `TAIL` each activation but relu is `-e^{L(z)}`, with
 

@@ -87,9 +87,7 @@ class Seen:
         """By shaken rules of deviation arithmetic, real tokens first."""
         if self.block is None:
             return DeviationStep(0, self.before, None)
-        return DeviationStep(
-            self.block.index + 1, *traverse(self.block, self.witness.fine, self.before)
-        )
+        return DeviationStep(self.block.index + 1, *traverse(self.block, self.witness.fine, self.before))
 
     @cached_property
     def plain(self) -> Step | None:

@@ -1,8 +1,8 @@
 """Whether a second pass agrees with the first, reading by reading.
 
 A reading holds to as many digits as two passes that rounded otherwise agree on. The second is float64's where
-it can see (`deviation/witness.py`): what it contradicts is marked, unless the two differ by less than float64's
-own floor; then, and where float64 cannot see, deviation arithmetic is asked again, shaken.
+it can see (`deviation/witness.py`): what it contradicts is marked, unless the two differ by less than
+float64's own floor; then, and where float64 cannot see, deviation arithmetic is asked again, shaken.
 """
 
 import math
@@ -82,7 +82,9 @@ def _error(
     if each.compute.__module__ == cosine.__name__ and each.of == "tokens":
         error = torch.maximum(error, _turned(step.state, seen))
     if each.count and apart is not None:  # what is rounding may count where it is above the tolerance
-        error = error.masked_fill(_spread(apart > NOISY * max(seen.before.R.value.shape[1:]), error), torch.inf)
+        error = error.masked_fill(
+            _spread(apart > NOISY * max(seen.before.R.value.shape[1:]), error), torch.inf
+        )
     return error.masked_fill(_spread(seen.lost, error), torch.inf)
 
 
@@ -100,8 +102,8 @@ def _inside(each: Metric, step: DeviationStep, seen: Seen) -> Errors:
 
 
 def _turned(state: State, seen: Seen) -> Errors:
-    """The largest difference of a token's direction: of one that is short beside the others its sign alone may
-    be what rounding decided."""
+    """The largest difference of a token's direction: of one that is short beside the others, rounding may
+    have decided no more than its sign."""
     if seen.plain is None:
         return turned(state, seen.fine.state)
     found = turned(state, State.of(seen.plain.state, state.real.rows))

@@ -39,10 +39,12 @@ def measure(
     computed in float64 from what it gives; each is a name, or a `Metric` of your own. `variant` names the
     network in the table. At most `batch` samples run together; `progress(done, total)` hears of each layer;
     `device` is where to run, where the network is if left out. `readers` take what else is wanted of the same
-    pass (`profiles/readers.py`). Beside deviation arithmetic goes a second pass, rounded otherwise, and what the
-    two do not agree on to nine digits is marked; `estimate=False` leaves it out, and marks nothing (see
-    `docs/deviation.md`). `confirm=True` runs it in doubled precision beside (about 32 digits, some thirty times
-    the time): its readings are shown, and `digits` says how many of them float64 has. Layer l is the output of block l; a final norm is not applied.
+    pass (`profiles/readers.py`). Layer l is the output of block l; a final norm is not applied.
+
+    Beside deviation arithmetic goes a second pass, rounded otherwise, and what the two do not agree on to nine
+    digits is marked (`docs/deviation.md`); `estimate=False` leaves it out, and marks nothing. `confirm=True`
+    runs the same in doubled precision beside it (about 32 digits, some thirty times the time): its readings
+    are shown, and `digits` says how many of their digits float64 has.
 
     A kernel without a rule in deviation arithmetic runs in float64, and the table says so. A sample whose
     tokens overflow has NaN from that layer on, and the manifest says from which.

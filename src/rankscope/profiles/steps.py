@@ -82,9 +82,11 @@ class LayerStep:
     def _witnessed(self, found: Found, step: DeviationStep, seen: Seen) -> Found:
         chosen = [each for each, _ in found]
         plain = None
-        if seen.plain is not None:
-            parts = {"attention": step.attention and seen.plain.attention, "heads": step.heads and seen.plain.heads}
-            plain = replace(self, step=seen.plain._replace(**parts), seen=None).readings(chosen)
+        if seen.plain is not None:  # as much of it as there is of the first pass
+            attention = None if step.attention is None else seen.plain.attention
+            heads = None if step.heads is None else seen.plain.heads
+            other = replace(self, step=seen.plain._replace(attention=attention, heads=heads), seen=None)
+            plain = other.readings(chosen)
         return checked(found, plain, step, seen)
 
     @property
