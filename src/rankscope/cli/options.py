@@ -29,6 +29,8 @@ HELP = {
     "field": "Of each JSON line, what holds the text.",
     "metrics": "Comma-separated; the first is shown.",
     "arithmetic": "Comma-separated: deviation, float64, float32, bfloat16; or all.",
+    "estimate": "Mark what a second pass, rounded otherwise, does not agree on.",
+    "confirm": "Run it in doubled precision as well (32 digits, some thirty times the time).",
     "threshold": "Tokens are uniform when their residual is below this share of them.",
     "output": "Write tables, figures, manifest and report there.",
     "json": "JSON on stdout, and nothing else.",
@@ -61,6 +63,8 @@ Split = Annotated[str, option(TEXT, "NAME", "split", names.SPLITS)]
 Field = Annotated[str, option(TEXT, "NAME", "field")]
 Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", names.METRICS)]
 Arithmetic = Annotated[str, option(RESULT, "NAMES", "arithmetic", (*names.ARITHMETICS, "all"))]
+Estimate = Annotated[bool, option(RESULT, " ", "estimate", (), "--estimate/--no-estimate")]
+Confirm = Annotated[bool, option(RESULT, " ", "confirm", (), "--confirm")]
 Threshold = Annotated[float, option(RESULT, "SHARE", "threshold")]
 Output = Annotated[Path | None, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
 Folder = Annotated[Path, option(RESULT, "FOLDER", "output", (), "-o", "--output")]

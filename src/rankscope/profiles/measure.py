@@ -41,10 +41,10 @@ def measure(
     `device` is where to run, where the network is if left out. `readers` take what else is wanted of the same
     pass (`profiles/readers.py`). Layer l is the output of block l; a final norm is not applied.
 
-    Beside deviation arithmetic goes a second pass, rounded otherwise, and what the two do not agree on to nine
-    digits is marked (`docs/deviation.md`); `estimate=False` leaves it out, and marks nothing. `confirm=True`
-    runs the same in doubled precision beside it (about 32 digits, some thirty times the time): its readings
-    are shown, and `digits` says how many of their digits float64 has.
+    Beside deviation arithmetic goes a second pass, rounded otherwise, and what the two do not agree on to
+    nine digits is marked (`docs/deviation.md`); `estimate=False` leaves it out, and marks nothing.
+    `confirm=True` runs the same in doubled precision beside it (about 32 digits, some thirty times the time):
+    its readings are shown, and `digits` says how many of their digits float64 has.
 
     A kernel without a rule in deviation arithmetic runs in float64, and the table says so. A sample whose
     tokens overflow has NaN from that layer on, and the manifest says from which.
@@ -60,7 +60,10 @@ def measure(
         net, X, padding, every, arithmetic, batch=batch, progress=progress, device=device, estimate=estimate,
         confirm=confirm,
     )  # fmt: skip
-    checks: dict[str, Any] = {"arithmetic_asked": arithmetic, "dropout": 0.0, **check.result()}
+    checks: dict[str, Any] = {
+        "arithmetic_asked": arithmetic, "dropout": 0.0, "estimate": estimate, "confirm": confirm,
+        **check.result(),
+    }  # fmt: skip
     described = {"fingerprint": net.fingerprint, "architecture": net.arch.to_dict()}
     names = [each.name for each in reader.chosen]
     return Profile(

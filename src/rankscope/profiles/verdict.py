@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import polars as pl
+
 from rankscope.figures import power
 from rankscope.profiles.views import CurveView, digits_lost, since
 
@@ -141,3 +143,24 @@ def _largest(curves: Sequence[CurveView]) -> str:
         said = f"At the last layer {curves[0].metric} is largest in {most} ({power(high)}) and smallest in "
         said += f"{least} ({power(low)})"
     return f"{said}.{broken}"
+
+
+def agreement(table: pl.DataFrame, confirm: bool = False) -> list[str]:
+    """What a second pass said of the readings, in a sentence; nothing where all is well and nobody asked."""
+    seen = table.drop_nulls("digits")
+    marked, least = int(seen["below_floor"].sum()), seen["digits"].min()
+    if not len(seen) or not isinstance(least, float):
+        return []
+    of_all = f"{marked} of {len(seen)} readings {'is' if marked == 1 else 'are'} marked"
+    if confirm:
+        enough = int((seen["digits"] >= 9).sum())
+        rest = f"; {of_all}, since 32 digits are not enough for them" if marked else ""
+        return [
+            f"In doubled precision {enough} of {len(seen)} readings agree with float64's to nine digits or "
+            f"more, the least to {least:.0f}; those of doubled precision are shown{rest}."
+        ]
+    if not marked:
+        return []
+    return [
+        f"{of_all}: a second pass, rounded otherwise, does not agree on them; --confirm may resolve them."
+    ]

@@ -1,0 +1,55 @@
+"""`measure(confirm=True)`: readings of doubled precision, and how many of their digits float64 has."""
+
+from typing import Any
+
+import mpmath as mp
+import pytest
+
+from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.profiles import measure
+from tests.builders import awake, normal
+from tests.deviation.reference import Network, log10_residual
+
+SMALL: dict[str, Any] = {"layers": 3, "width": 4, "heads": 2, "head_width": 2, "mlp_width": 8}
+
+
+@pytest.mark.parametrize("skip", [0.0, 1.0])
+@pytest.mark.parametrize("norm", ["layer", "none"])
+def test_what_is_confirmed_is_exact(norm: Any, skip: float) -> None:
+    arch = Architecture(**SMALL, norm=norm, attention_skip=skip)
+    net, X = awake(arch, 5), normal(1, 4, 4, seed=6)
+    found = measure(net, X, metrics="residual", confirm=True)
+    with mp.workdps(200):
+        exact = [float(log10_residual(state)) for state in Network(net).states(X[0])]
+    assert found.curve("residual", "log10")[0].tolist() == pytest.approx(exact, abs=1e-12)
+    assert float(found.curve("residual", "digits").min()) > 11
+    assert found.manifest.networks[0].checks["confirm"] is True
+
+
+def test_differences_within_clusters_are_resolved() -> None:
+    """Groups of tokens whose members differ by 1e-19 of the distance between groups, and attention that looks
+    at one group alone: 16 digits have lost what 32 still hold."""
+    arch = Architecture(layers=3, width=4, heads=1, norm="none", mlp="none", attention_skip=0.0)
+    resolved = 0
+    for seed in range(3):
+        net = Transformer.random(arch, seed=seed, init="xavier")
+        X = 10 * normal(1, 4, 4, seed=seed)
+        with mp.workdps(400):
+            exact = [log10_residual(state) for state in Network(net).states(X[0])]
+        ours, sure = measure(net, X, metrics="residual"), measure(net, X, metrics="residual", confirm=True)
+        marks, left = (each.curve("residual", "below_floor")[0] for each in (ours, sure))
+        logs = sure.curve("residual", "log10")[0]
+        for layer in range(4):
+            if not left[layer] and exact[layer] is not None and exact[layer] > -300:
+                assert abs(float(logs[layer]) - float(exact[layer])) < 1e-6
+                resolved += int(marks[layer])
+    assert resolved > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["transformer", "san"])
+def test_a_whole_bert_base_is_confirmed(variant: str) -> None:
+    net = named_variant(Transformer.random(Architecture(layers=12, width=768, heads=12), seed=0), variant)
+    found = measure(net, normal(1, 16, 768), confirm=True)
+    assert not found.table["below_floor"].any()
+    assert float(found.curve("relative_residual", "digits").min()) > 9
