@@ -1,5 +1,5 @@
-"""What deviation arithmetic costs over a plain float64 forward pass: alone, measured, checked by a second pass,
-and in doubled precision."""
+"""What deviation arithmetic costs over a plain float64 forward pass: alone, measured, checked by a second
+pass, and in doubled precision."""
 
 import time
 from collections.abc import Iterable

@@ -104,6 +104,7 @@ class ShakenDeviation(_Shaken, Deviation):
     def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
         super().__init__(arch, setting)
         self.noise, self.wide = Noise(seed), Noise(seed, units=16 * UNITS)
+        self.rounding = self.wide.shaken
 
     def scores(self, block: Block, state: State) -> Scores:
         """What all rows share, and what they do not."""

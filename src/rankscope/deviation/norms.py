@@ -12,6 +12,7 @@ tokens differ by more than `LARGE` of their size, the plain difference is as goo
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -35,12 +36,17 @@ def normalise(state: State, kind: str | Norm, weights: NormWeights, eps: float) 
     return normed(state, kind, weights, eps).tidy()
 
 
-def normed(state: State, kind: str | Norm, weights: NormWeights, eps: float) -> State:
-    """Each token of a state, normalised."""
+Touch = Callable[[Tensor], Tensor]
+
+
+def normed(
+    state: State, kind: str | Norm, weights: NormWeights, eps: float, touch: Touch | None = None
+) -> State:
+    """Each token of a state, normalised. `touch` is asked of what is taken from r: its part along c."""
     norm = norm_of(kind)
     if norm is None:
         return state
-    result = _normalised(state, norm, eps) if norm.deviation is None else norm.deviation(state, eps)
+    result = _normalised(state, norm, eps, touch) if norm.deviation is None else norm.deviation(state, eps)
     x, R = result.x, result.R
     if weights.gain is not None:
         gain = weights.gain
@@ -50,7 +56,7 @@ def normed(state: State, kind: str | Norm, weights: NormWeights, eps: float) -> 
     return State(x, R, state.real)
 
 
-def _normalised(state: State, norm: Norm, eps: float) -> State:
+def _normalised(state: State, norm: Norm, eps: float, touch: Touch | None) -> State:
     """Without gain and bias."""
     c, r = state.x, state.R
     if norm.centred:
@@ -62,8 +68,8 @@ def _normalised(state: State, norm: Norm, eps: float) -> State:
     if bool(large.all()):
         return _plain(c, r, state, number, eps)
     if not bool(large.any()):
-        return _small(c, r, state, number, eps)
-    plain, small = _plain(c, r, state, number, eps), _small(c, r, state, number, eps)
+        return _small(c, r, state, number, eps, touch)
+    plain, small = _plain(c, r, state, number, eps), _small(c, r, state, number, eps, touch)
     return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.real)
 
 
@@ -72,14 +78,17 @@ def _unit(log: Tensor, eps: float) -> Tensor:
     return log.clamp(min=0.5 * float(torch.tensor(eps, dtype=torch.float64).log())) if eps > 0 else log
 
 
-def _small(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State:
+def _small(c: Scaled, r: Scaled, state: State, number: int, eps: float, touch: Touch | None) -> State:
     unit = _unit(c.log, eps)
     step = (r.log - c.log).clamp(max=STEEPEST).exp()[:, None]  # e^(s - a)
     shrink = (2 * (c.log - unit)).exp()[:, None]
     rest = (eps * (-2 * unit).exp())[:, None] if eps > 0 else torch.zeros_like(shrink)
     square = c.value.square().sum(-1, keepdim=True)  # [batch, 1]
     slope = (r.value @ c.value[..., None])[..., 0] / square.masked_fill(square == 0, 1.0)  # alpha / step
-    w = torch.addcmul(r.value, slope[..., None], c.value[:, None], value=-1)
+    if touch is None:
+        w = torch.addcmul(r.value, slope[..., None], c.value[:, None], value=-1)
+    else:
+        w = r.value - touch(slope[..., None] * c.value[:, None])
     alpha, spread_w = slope * step, torch.linalg.vector_norm(w, dim=-1).square() / number
     sd_0 = _positive(square / number * shrink + rest).sqrt()
     sd = _positive(((1 + alpha).square() * square / number + spread_w * step.square()) * shrink + rest).sqrt()

@@ -1,7 +1,9 @@
 """The rules of deviation arithmetic: what each part of a block does to a state `1 x^T + e^s R`."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from torch import Tensor
 
 from rankscope.deviation.attention import (
     Attention,
@@ -28,6 +30,8 @@ class Deviation(Arithmetic):
     """Rules on states."""
 
     name = "deviation"
+    rounding: Callable[[Tensor], Tensor] | None = None
+    """What is done to a product before it is taken from another."""
 
     def __init__(self, arch: Architecture, setting: Setting) -> None:
         self.arch, self.setting = arch, setting
@@ -36,7 +40,8 @@ class Deviation(Arithmetic):
     def norm(self, block: Block, name: str, state: State) -> State:
         """Each token, normalised (`norms.py`). What a branch adds is not tidy yet."""
         state = self.tidy(state) if name.endswith("_after") else state
-        return self.tidy(normed(state, self.arch.norm, getattr(block.weights, name), self.arch.norm_eps))
+        weights, eps = getattr(block.weights, name), self.arch.norm_eps
+        return self.tidy(normed(state, self.arch.norm, weights, eps, self.rounding))
 
     def values(self, block: Block, state: State) -> Values:
         """What heads mix, of the common token and of deviations from it."""
