@@ -54,7 +54,8 @@ def test_measure_keeps_the_variants_that_were_finished(tmp_path: Path) -> None:
 
 def test_compare_keeps_those_that_were_finished(tmp_path: Path) -> None:
     code, out, said = interrupted(
-        "bert-base, deviation", "compare", "bert-tiny:san", "bert-tiny", "bert-base", "--metrics", "mu",
+        "bert-base (random weights), deviation", "compare", "bert-tiny:san", "bert-tiny", "bert-base",
+        "--metrics", "mu",
         cwd=tmp_path,
     )  # fmt: skip
     assert code == 130 and "bert-tiny:san" in out and "bert-base" not in out

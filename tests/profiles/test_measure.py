@@ -36,7 +36,7 @@ def test_the_table_is_tidy() -> None:
     profile = measure(NET, X, PADDING, ["mu", "dobrushin"], variant="mine")
     assert profile.table.columns == [
         "variant", "arithmetic", "sample", "layer", "head", "metric",
-        "value", "log10", "floor", "below_floor",
+        "value", "log10", "floor", "below_floor", "digits",
     ]  # fmt: skip
     keys = ["variant", "arithmetic", "sample", "layer", "head", "metric"]
     assert len(profile.table.select(keys).unique()) == len(profile.table) == 5 * 4 + 5 * 3 * 2

@@ -108,7 +108,7 @@ def test_columns_that_are_missing_or_of_another_kind(whole: Path, tmp_path: Path
     path = alone(whole, tmp_path, f"{name}.parquet")
     for column in pl.read_parquet(path).columns:
         sentence = rewritten(path, lambda table, column=column: table.drop(column))
-        needed = column in COLUMNS.get(name, (column,))
+        needed = column in COLUMNS.get(name, (column,)) and column != "digits"  # earlier versions had none
         assert (f"{path.name} must " in sentence) == needed != sentence.startswith("page")
         rewritten(path, lambda table, column=column: table.with_columns(pl.lit(None).alias(column)))
         rewritten(path, lambda table, column=column: table.with_columns(pl.lit([1]).alias(column)))

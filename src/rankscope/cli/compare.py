@@ -81,7 +81,8 @@ def compare(
         jobs[title] = (named_variant(nets[model], side.variant), *encoded[model])
     profile = together(jobs, numbers, arithmetics, quiet or as_json, beside=runs)
     compared = dict(zip(titles, things, strict=True))
-    origins = {model: net.origin.described() for model, net in nets.items() if net.origin is not None}
+    shown = {side.model for side, title in zip(sides, titles, strict=True) if title in profile.variants}
+    origins = {m: net.origin.described() for m, net in nets.items() if net.origin is not None and m in shown}
     for folder, each in saved_runs.items():
         origins |= each.manifest.more.get("origins") or {folder: each.manifest.origin or {}}
     profile = with_manifest(profile, command=command(), compared=compared, origins=origins)

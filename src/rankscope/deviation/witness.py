@@ -125,12 +125,13 @@ def _chosen(pick: Bool[Tensor, " batch"], a: State, b: State) -> State:
     return State(chosen(pick, a.x, b.x), chosen(pick, a.R, b.R), a.real)
 
 
-def distance(a: State, b: State) -> Logs:
+def distance(a: State, b: State, deep: bool = True) -> Logs:
     """How far the deviations of two passes are apart: `||r - s||` of their directions, and the difference of
-    their logs, where these are beyond 1000 as a share of a thousandth of them. Infinite where one is zero."""
+    their logs. Where logs are beyond 1000, both as a share of a thousandth of them: each layer of pure
+    attention triples an error, and the log with it. Without `deep`, as they are. Infinite where one is zero."""
     (r, of_r), (s, of_s) = (_direction(each) for each in (a, b))
-    scale = (of_r - of_s).abs() / (of_r.abs() / 1e3).clamp(min=1.0)
-    found = torch.maximum(torch.linalg.vector_norm(r - s, dim=(1, 2)), scale)
+    found = torch.maximum(torch.linalg.vector_norm(r - s, dim=(1, 2)), (of_r - of_s).abs())
+    found = found / (of_r.abs() / 1e3).clamp(min=1.0) if deep else found
     return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 

@@ -81,10 +81,9 @@ def _error(
     error = error if apart is None else torch.maximum(error, _spread(apart, error))
     if each.compute.__module__ == cosine.__name__ and each.of == "tokens":
         error = torch.maximum(error, _turned(step.state, seen))
-    if each.count and apart is not None:  # what is rounding may count where it is above the tolerance
-        error = error.masked_fill(
-            _spread(apart > NOISY * max(seen.before.R.value.shape[1:]), error), torch.inf
-        )
+    if each.count and each.of == "tokens":  # what is rounding may count where it is above the tolerance
+        noisy = _states(step.state, seen, deep=False) > NOISY * max(seen.before.R.value.shape[1:])
+        error = error.masked_fill(_spread(noisy, error), torch.inf)
     return error.masked_fill(_spread(seen.lost, error), torch.inf)
 
 
@@ -110,12 +109,14 @@ def _turned(state: State, seen: Seen) -> Errors:
     return found if bool(seen.sees.all()) else torch.where(seen.sees, found, turned(state, seen.fine.state))
 
 
-def _states(state: State, seen: Seen) -> Errors:
+def _states(state: State, seen: Seen, deep: bool = True) -> Errors:
     """How far the deviations of the two passes are apart."""
     if seen.plain is None:
-        return distance(state, seen.fine.state)
-    apart = distance(state, State.of(seen.plain.state, state.real.rows))
-    return apart if bool(seen.sees.all()) else torch.where(seen.sees, apart, distance(state, seen.fine.state))
+        return distance(state, seen.fine.state, deep)
+    apart = distance(state, State.of(seen.plain.state, state.real.rows), deep)
+    if bool(seen.sees.all()):
+        return apart
+    return torch.where(seen.sees, apart, distance(state, seen.fine.state, deep))
 
 
 def _weights(step: DeviationStep, seen: Seen) -> Errors | None:

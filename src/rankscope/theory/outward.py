@@ -101,7 +101,8 @@ def _alike(logs: Sequence[float], centre: str) -> bool:
     """Whether passes agree on a number; those that have none do."""
     if all(map(math.isnan, logs)) or len(set(logs)) == 1:
         return True
-    return bool(max(logs) - min(logs) <= (LOOSE if centre == "argmin" else AGREED))
+    allowed = (LOOSE if centre == "argmin" else AGREED) * max(1.0, abs(max(logs, key=abs)) / 1e3)
+    return bool(max(logs) - min(logs) <= allowed)
 
 
 def _hypotheses(found: Sequence[Evaluation], layer: int) -> list[Hypothesis]:

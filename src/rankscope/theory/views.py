@@ -109,7 +109,9 @@ class BoundView:
     @property
     def slack(self) -> str:
         """In decades."""
-        return f"{self.decades:.3g}" if self.state == "says" and self.decades is not None else ""
+        if self.state != "says" or self.decades is None:
+            return ""
+        return "< 0.01" if 0 < self.decades < 0.01 else f"{self.decades:.3g}"
 
     def _number(self, log10: float | None) -> str:
         if log10 is None or math.isnan(log10):
