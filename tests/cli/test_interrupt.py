@@ -59,7 +59,8 @@ def test_compare_keeps_those_that_were_finished(tmp_path: Path) -> None:
         cwd=tmp_path,
     )  # fmt: skip
     assert code == 130 and "bert-tiny:san" in out and "bert-base" not in out
-    assert said == "stopped after 2 of 3 (bert-tiny:san, bert-tiny); nothing is written without -o"
+    done = "bert-tiny:san (random weights), bert-tiny (random weights)"
+    assert said == f"stopped after 2 of 3 ({done}); nothing is written without -o"
 
 
 def test_paths_keeps_lengths_and_heads(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def measured(
     arithmetics: list[str],
     quiet: bool,
     drawn: "Pictures | None" = None,
-    checks: dict[str, bool] | None = None,
+    checks: dict[str, Any] | None = None,
 ) -> "Profile":
     """Every variant in every arithmetic, with progress on stderr. After Ctrl-C those that were finished, and
     the manifest says so. `drawn` reads along, in the same pass where there is one in deviation arithmetic;
@@ -148,7 +148,7 @@ def together(
     quiet: bool,
     beside: "list[Profile] | None" = None,
     drawn: "Pictures | None" = None,
-    checks: dict[str, bool] | None = None,
+    checks: dict[str, Any] | None = None,
 ) -> "Profile":
     """Networks by name on their tokens, and profiles that are there already, as one profile."""
     from rankscope.cli.show import steps

@@ -128,7 +128,8 @@ def _chosen(pick: Bool[Tensor, " batch"], a: State, b: State) -> State:
 def distance(a: State, b: State, deep: bool = True) -> Logs:
     """How far the deviations of two passes are apart: `||r - s||` of their directions, and the difference of
     their logs. Where logs are beyond 1000, both as a share of a thousandth of them: each layer of pure
-    attention triples an error, and the log with it. Without `deep`, as they are. Infinite where one is zero."""
+    attention triples an error, and the log with it. Without `deep`, as they are. Infinite where one is
+    zero."""
     (r, of_r), (s, of_s) = (_direction(each) for each in (a, b))
     found = torch.maximum(torch.linalg.vector_norm(r - s, dim=(1, 2)), (of_r - of_s).abs())
     found = found / (of_r.abs() / 1e3).clamp(min=1.0) if deep else found

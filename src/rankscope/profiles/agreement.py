@@ -97,7 +97,7 @@ def _inside(each: Metric, step: DeviationStep, seen: Seen) -> Errors:
         rows = [spoken.contributions(step.state.real) for spoken in (step.heads, seen.fine.heads)]
     else:
         return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
-    return distance(*rows).view(len(step.state.real.rows), -1)
+    return distance(rows[0], rows[1]).view(len(step.state.real.rows), -1)
 
 
 def _turned(state: State, seen: Seen) -> Errors:

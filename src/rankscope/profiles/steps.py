@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep
+from rankscope.deviation.attention import Attention
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.deviation.witness import Seen
@@ -99,7 +100,12 @@ class LayerStep:
 
     @property
     def row_sum_defect(self) -> Float[Tensor, ""] | None:
-        """The largest |row sum of P - 1|."""
+        """The largest |row sum of P - 1|. In deviation arithmetic rows differ by what sums to zero: all have
+        the sum of the one that they share."""
+        P = self.step.attention
+        if isinstance(P, Attention):
+            there = self.real.any(-1)[:, None]
+            return ((P.p.sum(-1) - 1).abs() * there).nan_to_num(0.0).max() if P.p.numel() else P.p.sum()
         return None if self.attention is None else row_sum_defect(self.attention, self.real)
 
     @cached_property
