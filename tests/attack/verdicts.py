@@ -56,7 +56,8 @@ def judged(case: Case) -> Verdict:
     logs = [-log for log, _ in ours.values() if log is not None and math.isfinite(log)]
     deepest = max((log for log in logs if log < DIGITS / 2), default=0.0)
     zeros = any(log == -math.inf and not marked for log, marked in ours.values())
-    digits = int(min(max(400 * zeros, 60 + 1.5 * deepest), DIGITS))
+    largest = max((-log for log in logs if -log < DIGITS / 4), default=0.0)  # scores grow with its square
+    digits = int(min(max(400 * zeros, 60 + 1.5 * deepest + 2.5 * largest), DIGITS))
     found, before = Verdict(case.kind, case.seed), None
     while True:
         with mp.workdps(digits):

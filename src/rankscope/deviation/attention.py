@@ -30,19 +30,19 @@ SHORT = 0.01
 
 @dataclass(frozen=True)
 class Logits:
-    """`log p_j + D_ij`: its softmax is P, small weights as exact as large ones."""
+    """`ref_j + D_ij`: its softmax is P, small weights as exact as large ones."""
 
-    log_p: Float[Tensor, "batch head token"]
+    ref: Float[Tensor, "batch head token"]
     D: Scaled  # [batch, head, token, token]
 
     def softmax(self, visible: Visible) -> Float[Tensor, "batch head token token"]:
         """P, over what each row sees."""
-        scores = self.log_p[:, :, None] + self.D.explicit()
+        scores = self.ref[:, :, None] + self.D.explicit()
         return scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)  # of padding
 
     def log_softmax(self, visible: Visible) -> Float[Tensor, "batch head token token"]:
         """log P, over what each row sees; -inf elsewhere."""
-        scores = self.log_p[:, :, None] + self.D.explicit()
+        scores = self.ref[:, :, None] + self.D.explicit()
         return (
             scores.masked_fill(~visible, -torch.inf)
             .log_softmax(-1)
@@ -51,7 +51,7 @@ class Logits:
 
     def restored(self, order: TokenOrder) -> "Logits":
         """Tokens back where they stood."""
-        return Logits(order.restored_columns(self.log_p), self.D.mapped(order.restored_square))
+        return Logits(order.restored_columns(self.ref), self.D.mapped(order.restored_square))
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ class Deviation(Arithmetic):
 
     def scores(self, block: Block, state: State) -> Scores:
         """What all rows of scores share, and what they do not."""
-        return scores(self.arch, block.index, block.weights.attention, state, self.setting, self.touch)
+        w = block.weights.attention
+        return scores(self.arch, block.index, w, state, self.setting, self.touch, self.rounding)
 
     def mix(self, block: Block, P: Attention, values: Values) -> Spoken:
         """What each head says."""

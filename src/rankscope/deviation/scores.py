@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rankscope.deviation.attention import deviations, heads
-from rankscope.deviation.norms import normalise
+from rankscope.deviation.norms import Touch, normed
 from rankscope.deviation.scaled import STEEPEST, Scaled
 from rankscope.deviation.state import Real, State
 from rankscope.doubled import quotient
@@ -42,8 +42,9 @@ def scores(
     state: State,
     setting: Setting,
     touch: Callable[[Scaled], Scaled] = lambda part: part,
+    rounding: Touch | None = None,
 ) -> Scores:
-    """The scores of a layer, head by head. `touch` is asked of queries and keys."""
+    """The scores of a layer, head by head. `touch` is asked of queries and keys, `rounding` in their norm."""
     n = state.real.rows.shape[1]
     zero = state.R.value.new_zeros(len(state.real.rows), arch.heads, n)
     if arch.kernel == "uniform":
@@ -55,8 +56,8 @@ def scores(
     )
     k, dk = (touch(part(of, w.key, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R)))
     if arch.query_norm:
-        q, dq = _normed(q, dq, w.query_norm, state.real, arch.norm_eps)
-        k, dk = _normed(k, dk, w.key_norm, state.real, arch.norm_eps)
+        q, dq = _normed(q, dq, w.query_norm, state.real, arch.norm_eps, rounding)
+        k, dk = _normed(k, dk, w.key_norm, state.real, arch.norm_eps, rounding)
     ref = Scaled.plain(zero).by_head()  # zeros do not set the scale
     if arch.kernel == "gaussian":
         # -|k_j|^2 / 2 is the same in every row.
@@ -85,7 +86,7 @@ def scores(
 
 
 def _normed(
-    common: Scaled, deviation: Scaled, weights: NormWeights, real: Real, eps: float
+    common: Scaled, deviation: Scaled, weights: NormWeights, real: Real, eps: float, rounding: Touch | None
 ) -> tuple[Scaled, Scaled]:
     """Queries or keys through their own norm, head by head."""
     shape = common.value.shape[:2]
@@ -97,7 +98,11 @@ def _normed(
         return Scaled(part.value.view(*shape, *part.value.shape[1:]), part.log.view(shape))
 
     real = Real(real.rows.repeat_interleave(shape[1], 0))
-    done = normalise(State(apart(common), apart(deviation), real).tidy(), "rms", weights, eps)
+    given = State(apart(common), apart(deviation), real).tidy()
+    done = normed(given, "rms", weights, eps, rounding)
+    if rounding is not None:
+        done = State(done.x.mapped(rounding), done.R.mapped(rounding), done.real)
+    done = done.tidy()
     return together(done.x), together(done.R)
 
 

@@ -38,10 +38,10 @@ def split(scores: Scores, visible: Visible, real: Real) -> Attention:
     size = spread(level.clamp(min=-STEEPEST).exp(), D.value)  # below, expm1(D) is D and only the log goes on
     U = D.value - D.value.gather(3, top[:, :, None].expand(-1, -1, n, 1))
     U = U.mul_(spread((D.log - level).clamp(max=STEEPEST).exp(), U))  # D in units of size, zero in column j*
-    logits = Logits(log_w, Scaled(U, level))
+    logits = Logits(ref, D)  # as they are: what is taken from a row may be far above all that it sees
     log_others = log_w.scatter(-1, top, -torch.inf)  # column j* follows from the others
     given = U, size, log_w, log_others, top, visible, seen
-    change, reach = _steep(*given) if _far(*given) else _gentle(*given)
+    change, reach = _steep(*given, logits.log_softmax(visible)) if _far(*given) else _gentle(*given)
     if not real.all:
         change = change.masked_fill_(~real.rows[:, None, :, None], 0.0)
     return Attention(p, Scaled(change, level + reach), top, visible, logits)
@@ -89,7 +89,14 @@ def _gentle(
 
 
 def _steep(
-    U: Tensor, size: Tensor, log_w: Tensor, log_others: Tensor, top: Tensor, visible: Visible, seen: Tensor
+    U: Tensor,
+    size: Tensor,
+    log_w: Tensor,
+    log_others: Tensor,
+    top: Tensor,
+    visible: Visible,
+    seen: Tensor,
+    log_P: Tensor,
 ) -> tuple[Tensor, Logs]:
     """`p_j expm1(D_ij - log S_i)` with products of small p and large e^D formed as sums of their logs."""
     D = U * size
@@ -102,9 +109,6 @@ def _steep(
     log_S = torch.log1p(m) / size
     lost = ~_seen_at(top, visible) | ~(m < 1e300) | ~(m > -1)  # j* is not seen, or the sum left the range
     # Of a large score log P is a log-softmax, where the largest cancels exactly, and so is log P - log p.
-    log_P = (
-        (weigh + D).masked_fill(~visible, -torch.inf).log_softmax(-1).nan_to_num(nan=0.0, neginf=-torch.inf)
-    )
     large = lost | (D.abs() > 1) | ((log_S * size).abs() > 1)
     D = torch.where(large, (log_P - weigh).nan_to_num(nan=0.0), (U - log_S) * size)
     log_P = log_P.masked_fill(log_others == -torch.inf, -torch.inf)

@@ -36,6 +36,7 @@ class Witness:
         self.given = given = Given.of(net, X, padding)
         self.plain = ShakenPlain(given.net.arch, given.setting, seed)
         self.fine = ShakenDeviation(given.net.arch, given.setting, seed)
+        self.other = ShakenDeviation(given.net.arch, given.setting, seed + 1)
         self.state = self.fine.noise.of(given.state)  # as a first product of it with a matrix is rounded
         self.before: State | None = None
         self.lost = torch.zeros(len(given.state.real.rows), dtype=torch.bool, device=given.net.device)
@@ -88,6 +89,14 @@ class Seen:
         if self.block is None:
             return DeviationStep(0, self.before, None)
         return DeviationStep(self.block.index + 1, *traverse(self.block, self.witness.fine, self.before))
+
+    @cached_property
+    def other(self) -> DeviationStep:
+        """The same block, shaken otherwise, tokens where they stood."""
+        if self.block is None:
+            return self.fine
+        step = DeviationStep(self.block.index + 1, *traverse(self.block, self.witness.other, self.before))
+        return restored(step, self.witness.given.order)
 
     @cached_property
     def plain(self) -> Step | None:

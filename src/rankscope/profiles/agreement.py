@@ -75,9 +75,11 @@ def _error(
         told = told | ((error <= AGREED) & (plain.value.abs() > plain.floor))
         again = ~_spread(seen.sees, error) | ~told
     if bool(again.any()):
-        fine = read(each, seen.fine)
-        assert fine is not None
-        error = torch.where(again, torch.maximum(difference(one, fine), _inside(each, step, seen)), error)
+        found = _against(each, one, step, seen.fine)
+        if plain is not None and each.of != "tokens" and bool((found <= AGREED).any()):
+            # What float64 is blind to beside what it sees may be a unit in the last place: asked twice.
+            found = torch.maximum(found, _against(each, one, step, seen.other))
+        error = torch.where(again, found, error)
     error = error if apart is None else torch.maximum(error, _spread(apart, error))
     if each.compute.__module__ == cosine.__name__ and each.of == "tokens":
         error = torch.maximum(error, _turned(step.state, seen))
@@ -87,14 +89,21 @@ def _error(
     return error.masked_fill(_spread(seen.lost, error), torch.inf)
 
 
-def _inside(each: Metric, step: DeviationStep, seen: Seen) -> Errors:
-    """How far what a reading below float64's sight is read off is from the second pass's: numbers that are a
+def _against(each: Metric, one: Reading, step: DeviationStep, other: DeviationStep) -> Errors:
+    """How far a reading, and what it is read off, are from another pass's."""
+    found = read(each, other)
+    assert found is not None
+    return torch.maximum(difference(one, found), _inside(each, step, other))
+
+
+def _inside(each: Metric, step: DeviationStep, another: DeviationStep) -> Errors:
+    """How far what a reading below float64's sight is read off is from another pass's: numbers that are a
     unit in the last place or two are often the same by chance, matrices are not."""
-    one, other = step.attention, seen.fine.attention
+    one, other = step.attention, another.attention
     if each.of == "attention" and each.compute is dobrushin and one is not None and other is not None:
         rows = [State.of_heads(P.by_head, step.state.real) for P in (one, other)]
-    elif each.of == "heads" and step.heads is not None and seen.fine.heads is not None:
-        rows = [spoken.contributions(step.state.real) for spoken in (step.heads, seen.fine.heads)]
+    elif each.of == "heads" and step.heads is not None and another.heads is not None:
+        rows = [spoken.contributions(step.state.real) for spoken in (step.heads, another.heads)]
     else:
         return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
     return distance(rows[0], rows[1]).view(len(step.state.real.rows), -1)
