@@ -80,7 +80,7 @@ def main(peer: str) -> None:
     """Print time and memory of each case."""
     print(f"{peer}, torch {torch.__version__}")
     for name, against, ratio in rows(peer):
-        rise = rise_of_memory("benchmarks.peers", peer, name)
+        rise = rise_of_memory("-m", "benchmarks.peers", peer, name)
         print(f"  {name:34} / {against} time {ratio:.2f}   memory +{rise:.1f} MB")
 
 

@@ -43,9 +43,9 @@ def forward(net: Any, X: torch.Tensor) -> list[int]:
     return [step.layer for step in net.steps(X)]
 
 
-def rise_of_memory(module: str, *arguments: str) -> float:
-    """MB by which a case raises the peak of resident memory over a plain pass, in a process of its own."""
-    command = [sys.executable, "-m", module, *arguments]
+def rise_of_memory(*program: str) -> float:
+    """MB that `report_rise` prints last in a program (Python's own arguments) that has a process to itself."""
+    command = [sys.executable, *program]
     # Blocks from 64 KiB on go back to the system when freed, so that resident memory is what is held.
     given_back = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | given_back)

@@ -41,7 +41,7 @@ def rows(small: bool = False) -> list[Row]:
 def memory() -> list[tuple[str, float]]:
     """(what, MB above the peak of a plain pass)."""
     names = [name for name in cases() if name != "plain"]
-    return [(name, rise_of_memory("benchmarks.watching", name)) for name in names]
+    return [(name, rise_of_memory("-m", "benchmarks.watching", name)) for name in names]
 
 
 if __name__ == "__main__":

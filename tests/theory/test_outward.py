@@ -18,7 +18,7 @@ from tests.builders import normal, one_head
 from tests.deviation.reference import Network, log10_residual
 from tests.theory.attack.climb import ATTACKS, TOWARDS_ROUNDING
 from tests.theory.attack.draw import AIMED, drawn
-from tests.theory.attack.truth import judged
+from tests.theory.attack.truth import MOST, judged
 from tests.theory.families import SAN, SPHERE, net_of, orthogonal
 
 ROUNDING = "its inputs are rounding"
@@ -29,6 +29,7 @@ def certified(net: Transformer, X: Tensor, **options: Any) -> Certificates:
     found = certify(net, X[None], **options)
     verdict = judged(net, X, found)
     assert not verdict.false and not verdict.misread
+    assert all(row["log10_measured"] < -MOST / 4 for row in verdict.unchecked)  # beyond the most digits
     assert found.broken().is_empty()
     return found
 

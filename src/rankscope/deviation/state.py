@@ -47,13 +47,6 @@ class Real:
             return self.rows.new_zeros(len(self.rows), dtype=torch.long)
         return self.rows.to(torch.int8).argmax(-1)
 
-    @cached_property
-    def last(self) -> Tensor:
-        """The last real token of each sample."""
-        if not self.rows.shape[1]:
-            return self.first
-        return self.rows.shape[1] - 1 - self.rows.flip(-1).to(torch.int8).argmax(-1)
-
     def cleared(self, R: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
         """Zero at padded tokens."""
         return R if self.all else R.masked_fill(~self.rows[..., None], 0.0)
