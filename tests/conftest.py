@@ -8,8 +8,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("dev", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("dev"), max_examples=80, derandomize=True)
+# `pytest --hypothesis-profile=thorough`, as `make nightly` does, draws ten times as many.
+settings.register_profile("dev", deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("dev"), derandomize=True)
+settings.register_profile("thorough", settings.get_profile("dev"), max_examples=200)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 torch.set_num_threads(1)
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, saves_a_pass, spread
 from rankscope.deviation.series import SERIES, VALUES
 from rankscope.deviation.state import State
 from rankscope.deviation.tails import FADING, TAIL, faded, tanh_change
@@ -52,7 +52,8 @@ def mlp(
 
 def affine(x: Scaled, linear: Linear) -> Scaled:
     """`x W + b` of the common token."""
-    y = x.mapped(lambda v: v @ linear.weight)
+    zero = saves_a_pass(x.log, lambda: (x.log <= LOWEST).all())
+    y = x.mapped(lambda v: v.new_zeros(len(v), linear.weight.shape[1]) if zero else v @ linear.weight)
     if linear.bias is None:
         return y
     return y + Scaled.plain(linear.bias.expand_as(y.value)).normalised()  # zeros do not set the scale

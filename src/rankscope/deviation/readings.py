@@ -19,7 +19,7 @@ from torch import Tensor
 from rankscope.deviation.attention import Attention
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.propagate import DeviationStep
-from rankscope.deviation.scaled import LOWEST, Logs, Scaled
+from rankscope.deviation.scaled import LOWEST, Logs
 from rankscope.deviation.state import State
 from rankscope.metrics import METRICS, Metric, Reading, attention, cosine, residuals, spectrum
 from rankscope.metrics.catalogue import ROUNDING
@@ -75,7 +75,7 @@ def _rule(each: Metric) -> Callable[..., Reading] | None:
 
 def _residual(state: State, norm: Norm, centre: Centre = "mean", relative: bool = False) -> Logs:
     """The log of a residual, or of its share of the tokens' norm."""
-    R = _unit(state.centred()[1])
+    R = state.residual
     deviation = R.value if centre == "mean" else centred(tokens(R.value, ~state.real.rows), centre, norm)
     log = _log(residuals.NORMS[norm](deviation), R.log)
     if not relative:
@@ -93,7 +93,7 @@ def _of_residual(
 def _affine_rank(state: State) -> Reading:
     """A singular value near the tolerance, or up to a thousand times above it, may be rounding: then it is
     marked."""
-    R, padding = _unit(state.centred()[1]).value, ~state.real.rows
+    R, padding = state.residual.value, ~state.real.rows
     value = spectrum.numerical_rank(R, padding)
     low, high = (spectrum.numerical_rank(R, padding, unit=UNIT * share) for share in (1 / 3, 1e3))
     return Reading.of(value, torch.where(low == high, 0.0, value.clamp(min=1.0)))
@@ -101,14 +101,14 @@ def _affine_rank(state: State) -> Reading:
 
 def _shape(state: State, compute: Callable[..., Tensor], bounded: bool = False) -> Reading:
     """As uncertain as rounding: a share of the value, or of the largest it could be, one."""
-    value = compute(_unit(state.centred()[1]).value, ~state.real.rows)
+    value = compute(state.residual.value, ~state.real.rows)
     return Reading.of(value, ROUNDING * UNIT * (torch.ones_like(value) if bounded else value))
 
 
 def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
     """`|u_i - u_j|^2 / 2` of the unit vectors, whose deviation is a norm's."""
     plain = Metric("gap", gap, power=2).read(state.tokens(state.log), ~state.real.rows, unit=UNIT)
-    directions = _unit(normalise(state, "scale", NormWeights(), 0.0).centred()[1])
+    directions = normalise(state, "scale", NormWeights(), 0.0).residual
     if gap is cosine.mean_cosine_gap:
         number = (state.real.number[:, 0] - 1).clamp(min=1)
         square = residuals.NORMS["frobenius"](directions.value).square() / number
@@ -184,13 +184,6 @@ RULES: dict[Callable[..., Tensor], Callable[..., Reading]] = {
     attention.entropy: _entropy,
 }
 """Of the functions that can be read at any scale; a metric of one's own brings its `rule`."""
-
-
-def _unit(x: Scaled) -> Scaled:
-    """With its largest entry of size one, so that squares stay in range."""
-    size = x.largest()
-    safe = size.masked_fill(size == 0, 1.0)
-    return Scaled(x.value / safe[:, None, None], (x.log + safe.log()).masked_fill(size == 0, LOWEST))
 
 
 def _log(value: Tensor, log: Logs) -> Logs:

@@ -65,6 +65,13 @@ class Scaled:
         value = self.value * half * half
         return Scaled(value, (self.log + step).masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
 
+    def unit(self) -> "Scaled":
+        """The same number with its largest entry exactly one, so that squares stay in range."""
+        size = self.largest()
+        safe = size.masked_fill(size == 0, 1.0)
+        log = (self.log + safe.log()).masked_fill(size == 0, LOWEST)
+        return Scaled(self.value / spread(safe, self.value), log)
+
     def __add__(self, other: "Scaled") -> "Scaled":
         """The sum, at the larger of the two scales."""
         if saves_a_pass(self.log, lambda: (other.log > self.log).all()):

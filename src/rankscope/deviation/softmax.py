@@ -63,7 +63,7 @@ def _far(
     """Whether some score rises far above the reference row's, or some row does not see j*."""
     if not U.numel():
         return False
-    if bool((U.flatten(2).amax(-1) * size.flatten(1) > 1).any()) or not bool(_seen_at(top, visible).all()):
+    if bool((U.flatten(2).amax(-1) * size.flatten(1) > FAR).any()) or not bool(_seen_at(top, visible).all()):
         return True
     if bool((seen | ~visible).all()):
         return False

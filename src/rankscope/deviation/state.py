@@ -123,6 +123,11 @@ class State:
         mean = self.R.value.sum(1) / self.real.number
         return Scaled(mean, self.R.log), Scaled(self.real.cleared(self.R.value - mean[:, None]), self.R.log)
 
+    @cached_property
+    def residual(self) -> Scaled:
+        """R about its mean, the largest entry of size one: kept, since most readings start from it."""
+        return self.centred()[1].unit()
+
     @property
     def log(self) -> Logs:
         """The log-scale of the whole: the larger of its parts'."""

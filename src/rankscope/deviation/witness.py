@@ -147,13 +147,10 @@ def distance(a: State, b: State, deep: bool = True) -> Logs:
 
 def _direction(state: State) -> tuple[Tensor, Logs]:
     """The residual divided by its norm, and the log of that."""
-    R = state.centred()[1]
-    size = R.largest()
-    value = R.value / size.masked_fill(size == 0, 1.0)[:, None, None]
-    norm = torch.linalg.vector_norm(value, dim=(1, 2))
+    R = state.residual
+    norm = torch.linalg.vector_norm(R.value, dim=(1, 2))
     safe = norm.masked_fill(norm == 0, 1.0)
-    log = (R.log + size.masked_fill(size == 0, 1.0).log() + safe.log()).masked_fill(size == 0, LOWEST)
-    return value / safe[:, None, None], log
+    return R.value / safe[:, None, None], torch.where(norm == 0, R.log, R.log + safe.log())
 
 
 def turned(a: State, b: State) -> Logs:
