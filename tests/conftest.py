@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # before transformers is imported: no test waits for a network
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start; two workers share two cores
 
 import pytest
 import torch

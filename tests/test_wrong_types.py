@@ -1,4 +1,4 @@
-"""Values of the wrong Python type. The other tests run under jaxtyping's checks, which would catch these
+"""Values of the wrong Python type. Under jaxtyping's checks, which other tests run with, these would be caught
 first; users have no such checks, so a plain interpreter tries them."""
 
 import subprocess

@@ -24,11 +24,14 @@ class Answer(NamedTuple):
     err: str
 
 
-def rankscope(*arguments: str) -> Answer:
-    """In this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
-        app(list(arguments), prog_name="rankscope")
+def rankscope(*arguments: str, cwd: Path | None = None, text: str | None = None) -> Answer:
+    """In this process, with `text` on stdin."""
+    out, err, given = io.StringIO(), io.StringIO(), io.TextIOWrapper(io.BytesIO((text or "").encode()))
+    with inside(cwd or Path.cwd()), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", given)
+        patch.setattr(sys, "argv", ["rankscope", *arguments])
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+            app(list(arguments), prog_name="rankscope")
     return Answer(int(end.value.code or 0), out.getvalue(), err.getvalue())
 
 
@@ -53,15 +56,15 @@ def process(
 
 
 def printed(*arguments: str, cwd: Path | None = None) -> str:
-    """What a process that ends well prints; it fits into 80 columns."""
-    done = process(*arguments, cwd=cwd)
-    assert done.returncode == 0, done.stderr
-    assert max(map(len, done.stdout.splitlines())) <= 80
-    return done.stdout
+    """What a command that ends well prints; it fits into 80 columns."""
+    done = rankscope(*arguments, cwd=cwd)
+    assert done.code == 0, done.err
+    assert max(map(len, done.out.splitlines())) <= 80
+    return done.out
 
 
 def answered(*arguments: str, cwd: Path | None = None, text: str | None = None) -> Any:
-    """What a process answers with `--json`."""
-    done = process(*arguments, "--json", cwd=cwd, text=text)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    return json.loads(done.stdout)
+    """What a command answers with `--json`."""
+    done = rankscope(*arguments, "--json", cwd=cwd, text=text)
+    assert done.code == 0 and done.err == "", done.err
+    return json.loads(done.out)

@@ -11,7 +11,7 @@ import pytest
 from rankscope import fresh, read
 from rankscope.profiles import Summary
 from rankscope.sources import bundled_excerpts
-from tests.cli.running import COMMAND, answered, printed, process
+from tests.cli.running import COMMAND, answered, printed, process, rankscope
 
 SHORT = ["measure", "bert-tiny", "--tokens", "8", "--variants", "san,transformer", "--batch", "8"]
 LINES = [" ".join(text.split()[:12]) for text in bundled_excerpts(12)[:60]]
@@ -50,9 +50,9 @@ def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
     words = pl.read_parquet(corpus / "anew" / "cloud.parquet").filter(variant="san", layer=0)["text"]
     assert words.to_list() == fresh("bert-tiny").words(LINES[0], 8)[0]
 
-    other = process(*SHORT, *here, "--seed", "1", cwd=corpus)
-    assert other.returncode == 2 and len(other.stderr.splitlines()) == 1
-    assert "out/rows must be of this run; it is of one with other embedding, variants of san" in other.stderr
+    other = rankscope(*SHORT, *here, "--seed", "1", cwd=corpus)
+    assert other.code == 2 and len(other.err.splitlines()) == 1
+    assert "out/rows must be of this run; it is of one with other embedding, variants of san" in other.err
 
 
 def test_stdin_folders_and_json_lines_give_the_same(corpus: Path) -> None:
@@ -77,9 +77,9 @@ def test_stdin_folders_and_json_lines_give_the_same(corpus: Path) -> None:
     ],
 )
 def test_bad_input_is_one_sentence(corpus: Path, arguments: list[str], sentence: str) -> None:
-    done = process(*SHORT, *arguments, cwd=corpus, text="no json")
-    assert done.returncode == 2 and sentence in done.stderr, done.stderr
-    assert len(done.stderr.splitlines()) == 1 and done.stdout == ""
+    done = rankscope(*SHORT, *arguments, cwd=corpus, text="no json")
+    assert done.code == 2 and sentence in done.err, done.err
+    assert len(done.err.splitlines()) == 1 and done.out == ""
 
 
 def test_ctrl_c_leaves_what_was_done_and_the_command_goes_on(corpus: Path) -> None:
