@@ -1,4 +1,4 @@
-"""Values of the wrong Python type. Under jaxtyping's checks, which other tests run with, these would be caught
+"""Values of the wrong Python type. Under jaxtyping's checks, which other tests run with, these are caught
 first; users have no such checks, so a plain interpreter tries them."""
 
 import subprocess
