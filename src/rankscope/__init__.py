@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rankscope.live import watch
+    from rankscope.live import Monitor, watch
     from rankscope.nets import Architecture, Transformer
     from rankscope.paths import decompose
     from rankscope.profiles import Profile, measure
@@ -21,12 +21,14 @@ _HOME = {
     "read": "runs",
     "fresh": "sources",
     "load": "sources",
+    "Monitor": "live",
     "watch": "live",
     "decompose": "paths",
     "certify": "theory",
 }
 __all__ = [
     "Architecture",
+    "Monitor",
     "Profile",
     "Transformer",
     "certify",

@@ -7,6 +7,7 @@
     ├── TokensError                tokens or padding of the wrong shape, dtype or content
     ├── MetricError                a metric that does not exist or does not apply
     ├── WatchError                 a live model that cannot be watched so
+    │   └── MonitorError           a training run that cannot be monitored so
     ├── FileError                  a file that is missing, damaged or of another kind
     ├── SourceError                a model that cannot be loaded, or is not what its family says
     │   ├── ParityError            the canonical network does not compute what the original does
@@ -54,6 +55,10 @@ class MetricError(RankscopeError, ValueError):
 
 class WatchError(RankscopeError, RuntimeError):
     """A live model that cannot be watched so."""
+
+
+class MonitorError(WatchError):
+    """A training run that cannot be monitored so."""
 
 
 class FileError(RankscopeError, OSError):

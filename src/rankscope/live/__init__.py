@@ -1,5 +1,6 @@
 """Live models, measured as they run: hooks read each layer and keep only the numbers."""
 
+from rankscope.live.monitor import Monitor
 from rankscope.live.watch import Watch, watch
 
-__all__ = ["Watch", "watch"]
+__all__ = ["Monitor", "Watch", "watch"]

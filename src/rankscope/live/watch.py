@@ -30,7 +30,7 @@ from rankscope.live.recorder import Recorder
 from rankscope.live.states import layout_of
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.profiles import DEFAULT_METRICS, Profile
-from rankscope.profiles.rows import Entry, table
+from rankscope.profiles.rows import Entry, Found, table
 from rankscope.runs import manifest_of
 
 _attended: WeakSet[nn.Module] = WeakSet()
@@ -70,6 +70,21 @@ def watch(
     if not isinstance(model, nn.Module):
         raise WatchError(f"watch takes a torch module; received a {type(model).__name__}")
     _refuse_compiled(model)
+    plan, found = planned(model, metrics, layers, blocks=blocks, padding=padding, layout=layout, keep=keep)
+    return Watch(model, plan, found, variant)
+
+
+def planned(
+    model: nn.Module,
+    metrics: MetricsLike = DEFAULT_METRICS,
+    layers: Sequence[int] | None = None,
+    *,
+    blocks: Blocks | None = None,
+    padding: Tensor | Literal["model", "none"] = "model",
+    layout: str | None = None,
+    keep: str | Sequence[str] = (),
+) -> tuple[Plan, list[nn.Module]]:
+    """What to look for in a model, and its blocks; the options are those of `watch`."""
     if any(weight.is_meta for weight in model.parameters()):
         raise WatchError(
             f"{type(model).__name__} must hold numbers to measure; its weights are on the meta device: load "
@@ -99,15 +114,19 @@ def watch(
         found=blocks is None,
         decoder=is_decoder(model, name),
     )
-    return Watch(model, plan, found, variant)
+    return plan, found
 
 
 class Watch:
     """A model being measured: see `watch`. It may be entered again, and goes on counting."""
 
-    def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module], variant: str) -> None:
+    def __init__(
+        self, model: nn.Module, plan: Plan, blocks: list[nn.Module], variant: str, *, eager: bool = False
+    ) -> None:
+        """`eager`: compiled code runs as it was written while this watch looks; its caller sees to it."""
         self.model = model
         self.variant = variant
+        self._eager = eager
         self._plan = plan
         self._blocks = list(dict.fromkeys(blocks))
         self._seen = Recorder(plan, blocks)
@@ -121,7 +140,8 @@ class Watch:
     def __enter__(self) -> "Watch":
         if self._stack is not None:
             raise WatchError("this watch is already inside its with: use a second watch")
-        _refuse_compiled(self.model)
+        if not self._eager:
+            _refuse_compiled(self.model)
         with ExitStack() as stack:
             if stack.enter_context(unfused(self.model)):
                 self._changed("While watched, torch's fused encoder and its nested tensors were off.")
@@ -161,6 +181,11 @@ class Watch:
             table(entries, self.variant, arithmetic),
             manifest_of(said, device, self.variant, arithmetic, list(order), checks(seen)),
         )
+
+    @property
+    def readings(self) -> list[tuple[int, Found]]:
+        """(layer, what was read of it), call by call."""
+        return [(layer, found) for layer, _, found in self._seen.found]
 
     @property
     def notes(self) -> list[str]:

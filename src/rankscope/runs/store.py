@@ -2,7 +2,7 @@
 
     manifest.json         what was run: an entry for each command that wrote here, its manifest and its files
     NAME.parquet          a table, the manifest of what it is of inside
-    NAME/000000.parquet   a table that grows, chunk by chunk, each written once
+    NAME/000000.parquet   a table that grows, chunk by chunk, each written once (`journal.py`)
     NAME.json             a document
 
 `manifest.json` has the SHA-256 of each of these files, and the rows of each table. Figures and reports, which
@@ -21,6 +21,7 @@ import polars as pl
 
 from rankscope.errors import FileError, one_of
 from rankscope.files import write_text
+from rankscope.runs.lines import FILE, frame_of, read_lines
 from rankscope.runs.lock import lock, unlock
 from rankscope.runs.manifest import Manifest
 from rankscope.runs.record import Record
@@ -75,7 +76,19 @@ class Run:
         if name not in self.names:
             raise FileError(one_of(f"a table of {self.folder}", name, self.names))
         chunks = self.chunks(name) or [f"{name}.parquet"]
-        return pl.concat(whole(self.path(chunk))[0] for chunk in chunks)
+        found = pl.concat(whole(self.path(chunk))[0] for chunk in chunks)
+        lines = read_lines(self.folder / name / FILE, self.gathered(name))
+        if lines and (now := read(self.folder)).chunks(name) != chunks:  # gathered in between
+            return now.table(name)
+        return pl.concat([found, frame_of(lines, found.schema)]) if lines else found
+
+    def gathered(self, name: str) -> int:
+        """The last step that the chunks of a table that grows by steps hold; -1 where they hold none."""
+        for chunk in reversed(self.chunks(name)):
+            table = whole(self.path(chunk))[0]
+            if "step" in table.columns and len(table):
+                return int(table["step"].max())  # type: ignore[arg-type]
+        return -1
 
     def chunks(self, name: str) -> list[str]:
         """The files of a table that grew, in order."""
@@ -142,6 +155,11 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether others may write."""
+        return self._lock is None
 
     def close(self) -> None:
         """Let others write."""

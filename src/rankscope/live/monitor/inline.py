@@ -1,0 +1,223 @@
+"""Training batches, measured as they pass.
+
+Each block is followed by an operator that hands its tokens over and gives nothing back. Compiled code calls
+it as eager code does: it is one node of the graph, there is no break, and whether this step is looked at is
+decided inside, when it runs, so that there is no second graph. A forward pass that is made again in the
+backward pass (activation checkpointing) is not counted.
+
+Attention and what each head adds need more than a block's tokens: where they are asked for, the model is
+watched as by `watch` during the steps that count, which compiled code cannot be.
+"""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.errors import MonitorError
+from rankscope.live.call import Call, Plan
+from rankscope.live.mask import find_padding
+from rankscope.live.monitor.tally import Tallied, of_values, tally
+from rankscope.live.reading import arithmetic_of, read_state
+from rankscope.live.states import states_in
+from rankscope.live.watch import Watch
+from rankscope.metrics.tokens import real_tokens, unit_of
+
+GRADIENT = "grad_tokens"
+"""The size of the loss's gradient at a layer's tokens, times the number of samples: where the loss is a mean
+over samples, the gradient of each sample's own."""
+
+_open: WeakValueDictionary[int, "Passing"] = WeakValueDictionary()
+
+
+@torch.library.custom_op("rankscope::called", mutates_args=("seen",))
+def _called(mask: Tensor | None, seen: Tensor, of: int) -> None:
+    """A call of the model begins."""
+    found = _open.get(of)
+    if found is not None and found.on:
+        found.begin(mask)
+
+
+@torch.library.custom_op("rankscope::passed", mutates_args=("seen",))
+def _passed(x: Tensor, seen: Tensor, of: int, layer: int) -> None:
+    """Tokens pass."""
+    found = _open.get(of)
+    if found is not None and found.on:
+        found.saw(layer, x)
+
+
+class Inline:
+    """What is measured of training batches, in either way."""
+
+    def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> None:
+        beyond = any(each.of != "tokens" for each in plan.metrics)
+        self.way: Passing | Watched = (Watched if beyond else Passing)(model, plan, blocks)
+
+    @property
+    def on(self) -> bool:
+        """Whether the step that is being made counts."""
+        return self.way.on
+
+    @on.setter
+    def on(self, on: bool) -> None:
+        self.way.turn(on)
+
+    def taken(self) -> Tallied:
+        """What was seen since the last time."""
+        return self.way.taken()
+
+    def close(self) -> None:
+        """Let the model go."""
+        self.way.close()
+
+
+class Passing:
+    """Through operators: metrics of tokens, and their gradients where the model is not compiled."""
+
+    def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> None:
+        self.plan, self.blocks, self.on = plan, blocks, False
+        self.found = Tallied()
+        self.call: Call | None = None
+        self.seen = torch.zeros(1)  # written to by the operators, so that none is left out or moved
+        self.several = len({*map(id, blocks)}) == len(blocks)
+        _open[id(self)] = self
+        self._stack = ExitStack()
+        self._hook(model.register_forward_pre_hook(self._begins, with_kwargs=True))
+        self._hook(blocks[0].register_forward_pre_hook(self._enters, with_kwargs=True))
+        for k, block in enumerate(dict.fromkeys(blocks)):
+            self._hook(block.register_forward_hook(self._leaves(k + 1 if self.several else -1)))
+
+    def turn(self, on: bool) -> None:
+        """Whether the next step counts."""
+        self.on, self.call = on, None
+
+    def taken(self) -> Tallied:
+        """What was seen since the last time."""
+        found, self.found = self.found, Tallied()
+        if not found:
+            raise MonitorError(
+                "training batches are measured while the model is called; it was not called in this step, or "
+                "called past its hooks (model.forward): call model(...)"
+            )
+        return found
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        self.on = False
+        _open.pop(id(self), None)
+        self._stack.close()
+
+    def begin(self, mask: Tensor | None) -> None:
+        """A call of the model begins."""
+        if not _again():
+            self.call = Call({} if mask is None else {"attention_mask": mask})
+
+    def saw(self, layer: int, x: Tensor) -> None:
+        """The tokens of a layer."""
+        call = self.call
+        if _again() or call is None:
+            return
+        state = states_in(x, self.plan.layout, f"layer {layer}")[0]
+        if layer < 0:  # one module called many times: layers by the order of calls
+            layer = call.layer = call.layer + 1
+        if call.shape is None:
+            call.shape = state.shape[:2]
+            padding = self.plan.padding
+            if padding is None and self.plan.own_padding:
+                found = find_padding([call.arguments], {}, call.shape, self.plan.decoder)
+                padding = None if found is None else found.at
+            call.real[state.device] = real_tokens(call.shape, padding, state.device)
+            call.unit = unit_of(arithmetic_of(self.blocks, state))
+        read_state(self.plan, call, layer, state)
+        for at, readings in call.found:
+            for metric, reading in readings:
+                self.found.add(at, metric.name, tally(reading))
+        call.found.clear()
+        call.broken.clear()
+
+    def _hook(self, handle: Any) -> None:
+        self._stack.callback(handle.remove)
+
+    def _idle(self) -> bool:
+        return not torch.compiler.is_compiling() and not self.on  # a graph must not depend on it
+
+    def _begins(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if not self._idle():
+            _called(kwargs.get("attention_mask"), self.seen, id(self))
+
+    def _enters(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if not self._idle() and (self.several or self.call is None or self.call.shape is None):
+            self._hand(0, kwargs.get("hidden_states", args))
+
+    def _leaves(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
+        def leaves(block: nn.Module, args: Any, output: Any) -> None:
+            if not self._idle():
+                self._hand(layer, output)
+
+        return leaves
+
+    def _hand(self, layer: int, given: Any) -> None:
+        """Over to the operator; and, where gradients can be asked for, to the backward pass."""
+        x = given if isinstance(given, Tensor) else next(each for each in given if isinstance(each, Tensor))
+        _passed(x.detach(), self.seen, id(self), layer)
+        if not torch.compiler.is_compiling() and x.requires_grad and not _again() and self.call is not None:
+            at = self.call.layer if layer < 0 else layer
+            if self.plan.measures(at):
+                x.register_hook(lambda grad, at=at: self._gradient(at, grad))  # type: ignore[no-untyped-call]
+
+    def _gradient(self, layer: int, grad: Tensor) -> None:
+        if self.on:
+            state = states_in(grad, self.plan.layout, "a gradient")[0]
+            size = torch.linalg.vector_norm(state.double(), dim=(1, 2)) * len(state)
+            self.found.add(layer, GRADIENT, of_values(size))
+
+
+class Watched:
+    """Through `watch`, entered for the steps that count."""
+
+    def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> None:
+        self.model, self.plan, self.blocks = model, plan, blocks
+        self.watch: Watch | None = None
+        self.found = Tallied()
+
+    @property
+    def on(self) -> bool:
+        """Whether the step that is being made counts."""
+        return self.watch is not None
+
+    def turn(self, on: bool) -> None:
+        """Whether the next step counts."""
+        if on and self.watch is None:
+            self.watch = Watch(self.model, self.plan, self.blocks, "as given").__enter__()
+        elif not on:
+            self._leave()
+
+    def taken(self) -> Tallied:
+        """What was seen since the last time."""
+        watch = self.watch
+        self._leave()
+        found, self.found = self.found, Tallied()
+        if not found and watch is not None:
+            watch.profile()  # which says why there is none
+        return found
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        self._leave()
+
+    def _leave(self) -> None:
+        if self.watch is None:
+            return
+        watch, self.watch = self.watch, None
+        watch.__exit__(None, None, None)
+        for layer, readings in watch.readings:
+            for metric, reading in readings:
+                self.found.add(layer, metric.name, tally(reading))
+
+
+def _again() -> bool:
+    """Whether this runs inside a backward pass: a forward pass made again."""
+    return torch._C._current_graph_task_id() != -1
