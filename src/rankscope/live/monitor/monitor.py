@@ -109,8 +109,9 @@ class Monitor:
         is averaged from look to look; `step` is its number, where the loop counts otherwise than by one."""
         if self._behind is not None:
             raise MonitorError(
-                f"{self.run} holds this run up to step {self._behind}: say from where it goes on "
-                "(monitor.load_state_dict(...) of a checkpoint, or monitor.go_on(step)), or give another folder"
+                f"{self.run} holds a run up to step {self._behind}: say from where it goes on "
+                "(monitor.load_state_dict(...) of a checkpoint, or monitor.go_on(step)), or give another "
+                "folder"
             )
         number = self.steps + 1 if step is None else int(step)
         if number <= self.steps:
