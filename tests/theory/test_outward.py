@@ -4,11 +4,13 @@ import math
 from typing import Any
 
 import mpmath as mp
+import polars as pl
 import pytest
 import torch
 from torch import Tensor
 
 from rankscope.nets import Architecture, Transformer
+from rankscope.profiles import measure
 from rankscope.theory import THEOREMS, Certificates, certify
 from rankscope.theory.constants import product_norm, spectral_norm, sums_of_product
 from rankscope.theory.hypotheses import above, at_most
@@ -97,6 +99,15 @@ def test_norms_of_products_that_cancel_are_not_below_the_truth() -> None:
 
 
 # What starts from rounding
+
+
+def test_equal_tokens_that_rounding_chooses_between() -> None:
+    """Two tokens looked at the same one: after that they differ by a skip of 1e-80. Which of them is looked at
+    next is rounding; what they differ by, which float64 has lost, is then all that is left of the others."""
+    _, (net, X) = drawn(15, 742)
+    assert set(certified(net, X).of("aligned-skip").filter(~pl.col("below_floor"))["layer"]) == {1}
+    marked = measure(net, X[None], metrics="mu").table["below_floor"].to_list()
+    assert marked == [False, False, True, True, True]
 
 
 def test_a_bound_of_zero_needs_zero_that_is_exact() -> None:

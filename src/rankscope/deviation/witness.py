@@ -7,13 +7,14 @@ as the first pass where they do not.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rankscope.deviation.attention import Attention
 from rankscope.deviation.noise import ShakenDeviation, ShakenPlain
 from rankscope.deviation.propagate import DeviationStep, Given, restored
 from rankscope.deviation.scaled import LOWEST, Logs, chosen
@@ -25,6 +26,12 @@ RESOLVED = 1e-4
 """The share of the tokens' size by which they must differ for float64 to be asked."""
 SHORTEST = 1e-140
 """The size of a token, beside the largest, from which on a product of two like it may leave float64."""
+STEEP = math.log(1e4)
+"""The log of scores from which on their rounding may decide a softmax."""
+UNDECIDED = 1e-6
+"""The difference of attention weights from which on two passes look at other tokens."""
+ALIKE = 1e-9
+"""The distance of two states up to which they are the same."""
 WITHIN = 300.0
 """The log of the sizes within which float64 is asked: 1e+-130."""
 
@@ -64,6 +71,9 @@ class Witness:
             self.state = seen.passed.state
         else:
             self.state = after if bool(sees.all()) else _chosen(sees, after, seen.passed.state)
+        if bool((hidden := _hidden(step, seen)).any()):
+            self.lost = self.lost | hidden
+            seen = replace(seen, lost=self.lost)
         return seen
 
 
@@ -80,8 +90,8 @@ class Seen:
     inside: Step | None
     """By plain rules, real tokens first; None where float64 sees no sample."""
     lost: Bool[Tensor, " batch"]
-    """Whether a token became so short beside the others that one scale does not hold them, here or before:
-    nothing is known of the sample any more."""
+    """Whether a token became so short beside the others that one scale does not hold them, or what equal
+    tokens differ by may have been all that is left, here or before: nothing is known of the sample since."""
 
     @cached_property
     def passed(self) -> DeviationStep:
@@ -112,6 +122,33 @@ class Seen:
     def fine(self) -> DeviationStep:
         """By shaken rules of deviation arithmetic, tokens where they stood."""
         return restored(self.passed, self.witness.given.order)
+
+
+def _hidden(step: DeviationStep, seen: Seen) -> Bool[Tensor, " batch"]:
+    """Where rounding decided which tokens are looked at, and nothing shows, since they are equal as far as R
+    can tell: what they differ by may be all that is left."""
+    P = step.attention
+    if P is None or not bool(steep(P).any()):
+        return torch.zeros_like(seen.sees)
+    if seen.plain is not None and seen.plain.attention is not None and bool(seen.sees.all()):
+        other, state = seen.plain.attention, State.of(seen.plain.state, step.state.real.rows)
+    else:
+        assert seen.fine.attention is not None
+        other, state = seen.fine.attention.matrix(), seen.fine.state
+    return elsewhere(P, other) & (distance(step.state, state) <= ALIKE)
+
+
+def steep(P: Attention) -> Bool[Tensor, " batch"]:
+    """Where scores are so large that their rounding may decide a softmax."""
+    if P.logits is None or not P.p.numel():
+        return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
+    ref = P.logits.ref.masked_fill(P.logits.ref.isinf(), 0.0).abs().amax(-1)
+    return torch.maximum(P.logits.D.log_size(), ref.clamp(min=1e-300).log()).amax(-1) > STEEP
+
+
+def elsewhere(P: Attention, other: Float[Tensor, "batch head token token"]) -> Bool[Tensor, " batch"]:
+    """Where two passes, their scores steep, look at other tokens."""
+    return steep(P) & ((P.matrix() - other).abs().flatten(1).amax(1) > UNDECIDED)
 
 
 def _sees(state: State) -> Bool[Tensor, " batch"]:

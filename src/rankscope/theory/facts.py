@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.deviation import Scaled, State
+from rankscope.deviation.attention import Attention
 from rankscope.nets import Architecture, MaskGraph, Transformer, graph, mask_matrix
 from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.logs import log
@@ -99,6 +100,7 @@ class LayerFacts:
     log_smallest: float
     """The smallest attention weight on an edge of the mask."""
     row_sum_defect: float
+    attention: Attention
     halves: tuple[HalfFacts, ...]
 
 

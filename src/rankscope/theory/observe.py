@@ -157,6 +157,7 @@ def _layer(
         log_averaging=averaging,
         log_smallest=log(float(P.masked_fill(~visible, torch.inf).min())) if kept else -math.inf,
         row_sum_defect=float((P.sum(-1) - 1).abs().max()) if kept else 0.0,
+        attention=found.attention,
         halves=tuple(half_facts(arch, layer, half, averaging, norms[1]) for half in found.halves),
     )
 

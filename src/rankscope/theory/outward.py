@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rankscope.deviation import KERNELS
-from rankscope.deviation.witness import distance
+from rankscope.deviation.witness import distance, elsewhere, steep
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.theorem import Evaluation, Theorem
@@ -92,7 +92,13 @@ def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
             (float(distance(sizes.state, each.sizes[layer].state)[0]) for each in others), default=0.0
         )
         blind = any(each.sizes[layer].noise for each in copies)
-        gone = gone or (layer > 0 and any(half.vanished for half in first.layers[layer - 1].halves))
+        if layer > 0:
+            here, there = first.layers[layer - 1], [each.layers[layer - 1].attention for each in others]
+            gone = gone or any(half.vanished for half in here.halves)
+            if apart <= AGREED and bool(
+                steep(here.attention)
+            ):  # other tokens are looked at, and it does not show
+                gone = gone or any(bool(elsewhere(here.attention, P.matrix())) for P in there)
         found.append(blind or gone or not apart <= AGREED or sizes.unlike > SEEN)
     return found
 
