@@ -102,7 +102,7 @@ def test_norms_of_products_that_cancel_are_not_below_the_truth() -> None:
 
 
 def test_equal_tokens_that_rounding_chooses_between() -> None:
-    """Two tokens looked at the same one: after that they differ by a skip of 1e-80. Which of them is looked at
+    """Two tokens looked at the same one: after that they differ by a skip of 1e-80. Which of them is seen
     next is rounding; what they differ by, which float64 has lost, is then all that is left of the others."""
     _, (net, X) = drawn(15, 742)
     assert set(certified(net, X).of("aligned-skip").filter(~pl.col("below_floor"))["layer"]) == {1}
