@@ -4,20 +4,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 import rankscope
 
 
-def together(way: str, number: int, folder: Path) -> list[str]:
+def together(number: int, folder: Path, *ways: str) -> list[str]:
     """What each of the processes printed."""
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.live.monitor.ranks", way]
+    command = [sys.executable, "-m", "tests.live.monitor.ranks"]
     runs = [
         subprocess.Popen(
-            [*command, str(rank), str(number), str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True,
+            [*command, str(rank), str(number), str(folder), *ways], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
         )
         for rank in range(number)
     ]  # fmt: skip
@@ -26,23 +25,28 @@ def together(way: str, number: int, folder: Path) -> list[str]:
     return [out for out, _ in done]
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp", "ddp-inline"])
-def test_two_processes_give_the_numbers_of_one(way: str, tmp_path: Path) -> None:
-    together(way.replace("fsdp", "ddp"), 1, tmp_path / "one")
-    together(way, 2, tmp_path / "two")
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """(where one process and two wrote, what the two said)."""
+    folder = tmp_path_factory.mktemp("ranks")
+    together(1, folder / "1", "ddp", "inline")
+    return folder, together(2, folder / "2", "ddp", "fsdp", "inline", "disagree")
+
+
+@pytest.mark.parametrize(("way", "alone"), [("ddp", "ddp"), ("fsdp", "ddp"), ("inline", "inline")])
+def test_two_processes_give_the_numbers_of_one(way: str, alone: str, runs: tuple[Path, list[str]]) -> None:
     keys = ["step", "layer", "head", "metric"]
     one, two = (
-        rankscope.read(tmp_path / each / "run").table("training").sort(keys) for each in ("one", "two")
+        rankscope.read(runs[0] / each).table("training").sort(keys) for each in (f"1/{alone}", f"2/{way}")
     )
-    same = pl.col("metric").is_in(["relative_mu", "mu", "entropy"])
-    assert one.select(keys).equals(two.select(keys))  # written once
-    one, two = one.filter(same), two.filter(same)
+    assert one.select(keys).equals(two.select(keys)) and len(one)  # written once
+    one, two = (each.filter(metric="mu").vstack(each.filter(metric="relative_mu")) for each in (one, two))
     assert one["samples"].to_list() == two["samples"].to_list() == [4] * len(one)
     for name in ("value", "spread", "least", "most"):
         assert ((one[name] - two[name]).abs() <= 1e-10 * one["value"].abs()).all()
 
 
-def test_ranks_that_disagree_are_told(tmp_path: Path) -> None:
-    said = together("disagrees", 2, tmp_path / "two")
-    assert all("all ranks must be given the same metrics and steps; rank 0 has" in each for each in said)
-    assert not (tmp_path / "two" / "run").exists()
+def test_ranks_that_disagree_are_told(runs: tuple[Path, list[str]]) -> None:
+    said = "all ranks must be given the same metrics and steps; rank 0 has"
+    assert all(said in each for each in runs[1])
+    assert not (runs[0] / "2" / "disagree").exists()
