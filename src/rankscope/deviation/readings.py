@@ -52,7 +52,7 @@ def _of_state(each: Metric, state: State) -> Reading:
     rule = _rule(each)
     if rule is not None:
         return rule(state)
-    reading = each.read(state.tokens(state.log), ~state.real.rows, unit=UNIT)
+    reading = each.read(state.whole, ~state.real.rows, unit=UNIT)
     return _rescaled(reading, each.degree * state.log) if each.degree else reading
 
 
@@ -75,13 +75,24 @@ def _rule(each: Metric) -> Callable[..., Reading] | None:
 
 def _residual(state: State, norm: Norm, centre: Centre = "mean", relative: bool = False) -> Logs:
     """The log of a residual, or of its share of the tokens' norm."""
-    R = state.residual
-    deviation = R.value if centre == "mean" else centred(tokens(R.value, ~state.real.rows), centre, norm)
-    log = _log(residuals.NORMS[norm](deviation), R.log)
+    log = _size(state, norm) if centre == "mean" else _about(state, norm, centre)
     if not relative:
         return log
-    whole = _log(residuals.NORMS[norm](state.tokens(state.log)), state.log)
+    whole = _log(residuals.NORMS[norm](state.whole), state.log)
     return torch.where(log <= LOWEST, log, log - whole)
+
+
+def _size(state: State, norm: Norm) -> Logs:
+    """About the mean."""
+    if norm not in state.sizes:
+        state.sizes[norm] = _log(residuals.NORMS[norm](state.residual.value), state.residual.log)
+    return state.sizes[norm]
+
+
+def _about(state: State, norm: Norm, centre: Centre) -> Logs:
+    R = state.residual
+    deviation = centred(tokens(R.value, ~state.real.rows), centre, norm)
+    return _log(residuals.NORMS[norm](deviation), R.log)
 
 
 def _of_residual(
@@ -107,7 +118,7 @@ def _shape(state: State, compute: Callable[..., Tensor], bounded: bool = False) 
 
 def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
     """`|u_i - u_j|^2 / 2` of the unit vectors, whose deviation is a norm's."""
-    plain = Metric("gap", gap, power=2).read(state.tokens(state.log), ~state.real.rows, unit=UNIT)
+    plain = Metric("gap", gap, power=2).read(state.whole, ~state.real.rows, unit=UNIT)
     directions = normalise(state, "scale", NormWeights(), 0.0).residual
     if gap is cosine.mean_cosine_gap:
         number = (state.real.number[:, 0] - 1).clamp(min=1)

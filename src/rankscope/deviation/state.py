@@ -128,6 +128,16 @@ class State:
         """R about its mean, the largest entry of size one: kept, since most readings start from it."""
         return self.centred()[1].unit()
 
+    @cached_property
+    def whole(self) -> Float[Tensor, "batch token width"]:
+        """Ordinary tokens in units of the larger of their two scales, kept as well."""
+        return self.tokens(self.log)
+
+    @cached_property
+    def sizes(self) -> dict[str, Logs]:
+        """Logs of the residual's norms that were taken so far: a metric and its relative form share one."""
+        return {}
+
     @property
     def log(self) -> Logs:
         """The log-scale of the whole: the larger of its parts'."""

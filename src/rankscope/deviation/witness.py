@@ -194,7 +194,7 @@ def turned(a: State, b: State) -> Logs:
     """The largest `|u_i - v_i|` of the tokens' unit vectors."""
 
     def units(state: State) -> Tensor:
-        X = state.tokens(state.log)
+        X = state.whole
         size = X.abs().amax(-1, keepdim=True)
         X = X / size.masked_fill(size == 0, 1.0)
         return X / torch.linalg.vector_norm(X, dim=-1, keepdim=True).masked_fill(size == 0, 1.0)

@@ -114,7 +114,7 @@ class LayerStep:
         if isinstance(self.step, DeviationStep):
             state = self.step.state
             _, R = state.centred()
-            whole = torch.linalg.vector_norm(state.tokens(state.log), dim=(1, 2)).log()
+            whole = torch.linalg.vector_norm(state.whole, dim=(1, 2)).log()
             return shape_of(self.layer, R.value, R.log, whole + state.log)
         kept = self.real[..., None]
         X = self.step.state.double() * kept

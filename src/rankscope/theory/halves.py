@@ -76,7 +76,7 @@ def _vanishes(arch: Architecture, state: State) -> bool:
     """Whether a norm, whose eps does not hide it, meets a token that is zero but for rounding beside another:
     what it makes of one is a direction of full length or none, and with few entries passes that round
     otherwise may agree on it by chance."""
-    norm, whole = norm_of(arch.norm), state.tokens(state.log)[0]
+    norm, whole = norm_of(arch.norm), state.whole[0]
     lengths = torch.linalg.vector_norm(whole if norm is None else norm.centre(whole), dim=-1)
     least = VANISHED * float(torch.linalg.vector_norm(whole, dim=-1).max())
     return float(lengths.min()) <= least and log(arch.norm_eps) < 2 * (log(least) + float(state.log[0]))
@@ -106,7 +106,7 @@ def norm_stretch(arch: Architecture, weights: NormWeights, state: State) -> floa
         return 0.0
     if norm.length is not None:
         return math.inf  # nothing is known of a length of one's own
-    Y = norm.centre(state.tokens(state.log)[0])
+    Y = norm.centre(state.whole[0])
     number = Y.shape[-1] if norm.averaged else 1
     least = float(torch.linalg.vector_norm(Y, dim=-1).min())
     sd = plus(2 * (log(least) + float(state.log[0])) - log(number), log(arch.norm_eps)) / 2

@@ -97,7 +97,7 @@ def _log(name: str, state: State) -> float:
 
 
 def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
-    R, whole = sized(state.centred()[1]), sized(Scaled.plain(state.tokens(state.log)))
+    R, whole = sized(state.centred()[1]), sized(Scaled.plain(state.whole))
     lengths = torch.linalg.vector_norm(whole.value[0], dim=-1)
     unit = whole.log + state.log
     mu = _read("mu", state)
