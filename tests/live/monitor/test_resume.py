@@ -74,6 +74,14 @@ def test_going_back_takes_away_what_came_later(tmp_path: Path) -> None:
     assert found["value"].to_list() == [1.0] * (GATHERED - 10) + [4.0]
 
 
+def test_going_back_to_the_start_is_no_double(tmp_path: Path) -> None:
+    with Monitor(encoder(), "mu", every=1, probe=tokens(99), run=tmp_path) as monitor:
+        monitor.step()
+        monitor.go_on(0)
+    found = table(tmp_path)
+    assert found["step"].to_list() == [0] * 4 and found["layer"].to_list() == [0, 1, 2, 3]
+
+
 def test_scalars_between_looks_are_in_the_state(tmp_path: Path) -> None:
     with Monitor(encoder(), "mu", every=4, probe=tokens(99), run=tmp_path) as monitor:
         monitor.step(loss=torch.tensor(1.0))

@@ -150,7 +150,7 @@ class Monitor:
     def go_on(self, step: int) -> None:
         """Go on after this step: what was written of later ones is taken away."""
         if self._book is not None:
-            self._book.cut(step)
+            self._book.cut(step or -1)  # at step 0 it is looked at again
         self.steps, self._behind, self._scalars = step, None, {}
         if step == 0:
             self._begin()
