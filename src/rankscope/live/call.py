@@ -30,6 +30,8 @@ class Plan:
     """Whether the blocks were found, not named."""
     decoder: bool
     """Whether the blocks are the decoder's of a model that has an encoder as well."""
+    trained: bool = False
+    """Whether calls in train mode alone count: an evaluation between two steps is no training batch."""
 
     def measures(self, layer: int) -> bool:
         """Whether a layer is asked for."""

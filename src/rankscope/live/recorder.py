@@ -69,6 +69,8 @@ class Recorder:
         arguments = arguments_of(model, args, kwargs)
         if continues_from_cache(arguments):
             self.left_out["it went on from a cache"] += 1
+        elif self.plan.trained and not model.training:
+            self.left_out["it was not in train mode"] += 1
         else:
             self.call = Call(arguments)
 

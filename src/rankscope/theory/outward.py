@@ -95,9 +95,8 @@ def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
         if layer > 0:
             here, there = first.layers[layer - 1], [each.layers[layer - 1].attention for each in others]
             gone = gone or any(half.vanished for half in here.halves)
-            if apart <= AGREED and bool(
-                steep(here.attention)
-            ):  # other tokens are looked at, and it does not show
+            if apart <= AGREED and bool(steep(here.attention)):
+                # Other tokens are looked at, and it does not show.
                 gone = gone or any(bool(elsewhere(here.attention, P.matrix())) for P in there)
         found.append(blind or gone or not apart <= AGREED or sizes.unlike > SEEN)
     return found

@@ -150,9 +150,53 @@ def test_one_module_called_many_times(tmp_path: Path) -> None:
     assert closest(table(tmp_path / "inline"), probed) < 1e-5
 
 
+@pytest.mark.parametrize("metrics", [["mu"], ["mu", "entropy"]])
+def test_an_evaluation_between_steps_is_not_counted(metrics: list[str], tmp_path: Path) -> None:
+    model = gpt2(dropout=0.0)
+    with Monitor(model, metrics, every=1, run=tmp_path) as monitor:
+        model(input_ids=batch(5))
+        model.eval()
+        with torch.no_grad():
+            model(input_ids=batch(6, 9))
+        model.train()
+        monitor.step()
+    assert set(table(tmp_path).filter(metric="mu")["samples"]) == {4}
+
+
+class Weighing(nn.Module):
+    """A block that returns its attention, averaged over heads, before its tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, X: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        Y, weights = self.attention(X, X, X)
+        return weights, Y
+
+
+def test_blocks_that_return_more_than_tokens_are_refused(tmp_path: Path) -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Weighing() for _ in range(2))
+
+        def forward(self, X: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                _, X = layer(X)
+            return X
+
+    model = Odd()
+    with (
+        Monitor(model, every=1, run=tmp_path),
+        pytest.raises(MonitorError, match="Weighing returns 2 tensors"),
+    ):
+        model(torch.randn(2, 5, 8))
+
+
 def test_a_step_without_a_call_is_said(tmp_path: Path) -> None:
     with (
         Monitor(gpt2(), every=1, run=tmp_path) as monitor,
-        pytest.raises(MonitorError, match="was not called"),
+        pytest.raises(MonitorError, match="in this step it was not, or past"),
     ):
         monitor.step()

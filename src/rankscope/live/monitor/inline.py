@@ -3,7 +3,8 @@
 Each block is followed by an operator that hands its tokens over and gives nothing back. Compiled code calls
 it as eager code does: it is one node of the graph, there is no break, and whether this step is looked at is
 decided inside, when it runs, so that there is no second graph. A forward pass that is made again in the
-backward pass (activation checkpointing) is not counted.
+backward pass (activation checkpointing) is not counted, nor is a call in eval mode: an evaluation between two
+steps is no training batch.
 
 Attention and what each head adds need more than a block's tokens: where they are asked for, the model is
 watched as by `watch` during the steps that count, which compiled code cannot be.
@@ -11,6 +12,7 @@ watched as by `watch` during the steps that count, which compiled code cannot be
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -54,6 +56,7 @@ class Inline:
 
     def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> None:
         beyond = any(each.of != "tokens" for each in plan.metrics)
+        plan = replace(plan, trained=True)
         self.way: Passing | Watched = (Watched if beyond else Passing)(model, plan, blocks)
 
     @property
@@ -105,8 +108,8 @@ class Passing:
         found, self.found = self.found, Tallied()
         if not found:
             raise MonitorError(
-                "training batches are measured while the model is called; it was not called in this step, or "
-                "called past its hooks (model.forward): call model(...)"
+                "training batches are measured while the model is called in train mode; in this step it was "
+                "not, or past its hooks (model.forward): call model(...) after model.train()"
             )
         return found
 
@@ -149,11 +152,12 @@ class Passing:
     def _hook(self, handle: Any) -> None:
         self._stack.callback(handle.remove)
 
-    def _idle(self) -> bool:
-        return not torch.compiler.is_compiling() and not self.on  # a graph must not depend on it
+    def _idle(self, part: nn.Module) -> bool:
+        # A graph must not depend on whether it is on; on the mode it depends anyway.
+        return not part.training or (not torch.compiler.is_compiling() and not self.on)
 
     def _begins(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if not self._idle():
+        if not self._idle(model):
             for name, place in self.masks:
                 mask = kwargs.get(name, args[place] if place < len(args) else None)
                 if isinstance(mask, Tensor):
@@ -162,19 +166,19 @@ class Passing:
             _called(None, "", self.seen, id(self))
 
     def _enters(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if not self._idle() and (self.several or self.call is None or self.call.shape is None):
-            self._hand(0, kwargs.get("hidden_states", args))
+        if not self._idle(block) and (self.several or self.call is None or self.call.shape is None):
+            given = kwargs.get("hidden_states", args)
+            self._hand(0, given if isinstance(given, Tensor) else given[0])
 
     def _leaves(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
         def leaves(block: nn.Module, args: Any, output: Any) -> None:
-            if not self._idle():
-                self._hand(layer, output)
+            if not self._idle(block):
+                self._hand(layer, _state(output, type(block).__name__))
 
         return leaves
 
-    def _hand(self, layer: int, given: Any) -> None:
+    def _hand(self, layer: int, x: Tensor) -> None:
         """Over to the operator; and, where gradients can be asked for, to the backward pass."""
-        x = given if isinstance(given, Tensor) else next(each for each in given if isinstance(each, Tensor))
         _passed(x.detach(), self.seen, id(self), layer)
         if not torch.compiler.is_compiling() and x.requires_grad and not _again() and self.call is not None:
             at = self.call.layer if layer < 0 else layer
@@ -229,6 +233,19 @@ class Watched:
         for layer, readings in watch.readings:
             for metric, reading in readings:
                 self.found.add(layer, metric.name, tally(reading))
+
+
+def _state(output: Any, block: str) -> Tensor:
+    """The tokens in what a block returned: of several tensors like them nothing here says which is right."""
+    if isinstance(output, Tensor):
+        return output
+    found = [x for x in output if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3]
+    if len(found) != 1:
+        raise MonitorError(
+            f"of training batches a block's output must be its tokens; {block} returns {len(found)} tensors "
+            "[batch, token, width]: give a probe"
+        )
+    return found[0]
 
 
 def _again() -> bool:
