@@ -1,5 +1,7 @@
 """A tiny GPT-2 with dropout, texts of random tokens, and the losses that a training of it has."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -10,8 +12,14 @@ WORDS, LENGTH = 32, 12
 
 def model(dropout: float = 0.1) -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    size = {"vocab_size": WORDS, "n_positions": LENGTH, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    dropped = {name: dropout for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    size: dict[str, Any] = {
+        "vocab_size": WORDS,
+        "n_positions": LENGTH,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+    }
+    dropped: dict[str, Any] = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
     model = GPT2LMHeadModel(GPT2Config(**size, **dropped, bos_token_id=0, eos_token_id=0))
     return model.train()
 

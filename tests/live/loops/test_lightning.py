@@ -1,4 +1,4 @@
-"""The monitor in a Lightning Trainer: it changes nothing, and a resumed run has the undisturbed one's table."""
+"""The monitor in a Lightning Trainer: it changes nothing, and a resumed run has the table of a whole one."""
 
 import logging
 from pathlib import Path
@@ -54,10 +54,15 @@ class Learner(pl.LightningModule):
 
 
 def fit(
-    learner: Learner, folder: Path, *callbacks: pl.Callback, steps: int = 12, resume: Path | None = None, **more: Any
+    learner: Learner,
+    folder: Path,
+    *callbacks: pl.Callback,
+    steps: int = 12,
+    resume: Path | None = None,
+    **more: Any,
 ) -> pl.Trainer:
     torch.manual_seed(3)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, max_steps=steps, max_epochs=-1, default_root_dir=folder,
         enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
@@ -107,7 +112,9 @@ def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path, pre
     )
     learner = Learner()
     fit(learner, tmp_path, monitor, steps=1, precision=precision)
-    found = table(tmp_path / "run").filter((polars.col("step") == 0) & (polars.col("metric") == "relative_mu"))
+    found = table(tmp_path / "run").filter(
+        (polars.col("step") == 0) & (polars.col("metric") == "relative_mu")
+    )
     fresh = tasks.model().eval()
     mixed = precision == "bf16-mixed"
     fresh = fresh if mixed else fresh.to(torch.bfloat16)
@@ -119,12 +126,12 @@ def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path, pre
 
 @pytest.mark.parametrize("dies_at", [7, 11])
 def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, dies_at: int) -> None:
-    """Checkpoints at the end of epochs of three steps, looks every four; the folder is let go when it dies.
+    """Checkpoints every three steps, the ends of epochs, looks every four; the folder is let go when it dies.
     Lightning does not restore generators: without dropout."""
 
     def run(name: str, dies_at: int | None = None, resume: Path | None = None) -> Path:
         monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=4, run=tmp_path / name)
-        saved = ModelCheckpoint(tmp_path / f"{name}-saved", "{step}", save_top_k=-1, every_n_epochs=1)
+        saved = ModelCheckpoint(tmp_path / f"{name}-saved", "{step}", save_top_k=-1, every_n_train_steps=3)
         fit(Learner(dropout=0.0, dies_at=dies_at), tmp_path, monitor, saved, resume=resume)
         return tmp_path / f"{name}-saved"
 
@@ -144,7 +151,9 @@ def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
         if look.step == 6 and monitor.monitor is not None:
             monitor.monitor.should_stop = True
 
-    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", sinks=[stop])
+    monitor = MonitorCallback(
+        metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", sinks=[stop]
+    )
     trainer = fit(Learner(), tmp_path, monitor)
     assert trainer.global_step == 6 and looked == [0, 3, 6]
 
@@ -162,7 +171,7 @@ def test_the_package_of_the_older_name_takes_it_too(tmp_path: Path) -> None:
     older = pytest.importorskip("pytorch_lightning")
     monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=2, run=tmp_path / "run")
 
-    class Older(older.LightningModule):  # type: ignore[misc, name-defined]
+    class Older(older.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.model = tasks.model()
@@ -174,8 +183,9 @@ def test_the_package_of_the_older_name_takes_it_too(tmp_path: Path) -> None:
             return self(**batch).loss
 
     trainer = older.Trainer(
-        accelerator="cpu", devices=1, max_steps=4, max_epochs=-1, default_root_dir=tmp_path, callbacks=[monitor],
-        enable_checkpointing=False, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu", devices=1, max_steps=4, max_epochs=-1, default_root_dir=tmp_path,
+        callbacks=[monitor], enable_checkpointing=False, logger=False,
+        enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(Older(), DataLoader(tasks.Texts(6), batch_size=2))
     assert table(tmp_path / "run")["step"].unique().sort().to_list() == [0, 2, 4]

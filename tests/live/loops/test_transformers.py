@@ -1,4 +1,4 @@
-"""The monitor in a Hugging Face Trainer: it changes nothing, and a resumed run has the undisturbed one's table."""
+"""The monitor in a Hugging Face Trainer: it changes nothing; a resumed run has the table of a whole one."""
 
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,8 @@ def table(run: Path) -> pl.DataFrame:
     ids=["accumulated and checkpointed", "bf16"],
 )
 def test_losses_and_weights_are_the_same_to_the_last_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
-    losses, trained = [], []
+    losses: list[list[float]] = []
+    trained: list[Any] = []
     monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=10, run=tmp_path / "run")
     for callbacks in ([], [monitor]):
         seen = Losses()
@@ -139,7 +140,9 @@ def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
         if look.step == 6 and monitor.monitor is not None:
             monitor.monitor.should_stop = True
 
-    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", sinks=[stop])
+    monitor = MonitorCallback(
+        metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", sinks=[stop]
+    )
     one = trainer(tmp_path, monitor, max_steps=12)
     one.train()
     assert one.state.global_step == 6 and looked == [0, 3, 6]

@@ -1,1 +1,1 @@
-"""The monitor in loops that others have written: `transformers` and `lightning`, each imported by its users."""
+"""The monitor in loops of others: `transformers` and `lightning`, each imported by those who use it."""

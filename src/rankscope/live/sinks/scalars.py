@@ -13,7 +13,7 @@ WHOLE = "monitor"
 def scalars(look: Look) -> dict[str, float]:
     """Every value of a look that is a number, by a name whose first part is what pages group by:
 
-        relative_mu/layer_03    head_mu/layer_03/head_02    monitor/loss
+    relative_mu/layer_03    head_mu/layer_03/head_02    monitor/loss
     """
     columns = (look.rows[name].to_list() for name in ("metric", "layer", "head", "value"))
     return {
@@ -36,5 +36,5 @@ def imported(package: str, extra: str) -> Any:
         return import_module(package)
     except ImportError as error:
         raise MissingExtraError(
-            f"this sink needs {package.split('.')[0]}, which is not installed: pip install 'rankscope[{extra}]'"
+            f"this sink needs {package}, which is not installed: pip install 'rankscope[{extra}]'"
         ) from error
