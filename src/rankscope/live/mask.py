@@ -51,6 +51,17 @@ def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     return found
 
 
+def masks_of(module: nn.Module) -> list[tuple[str, int]]:
+    """(name, place) of the arguments of its `forward` that may say which tokens are padding."""
+    try:
+        names = list(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):
+        return []
+    own = () if type(module).__module__.startswith("torch.nn.") else EITHER  # torch's says who sees whom
+    known = (*OF_DECODERS, *REAL, *PADDED, *own)
+    return [(name, names.index(name)) for name in known if name in names]
+
+
 def find_padding(
     calls: Sequence[Mapping[str, Any]], block: Mapping[str, Any], shape: Sequence[int], decoder: bool = False
 ) -> Padding | None:

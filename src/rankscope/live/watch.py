@@ -222,7 +222,7 @@ class Watch:
 
         # The model's own hooks are the outer ones, also where the model is itself a block.
         before(self.model, lambda module, args, kwargs: seen.begin(module, args, kwargs))
-        for part in _around(self.model, self._blocks[0]):
+        for part in around(self.model, self._blocks[0]):
             before(part, lambda module, args, kwargs: seen.passing(module, args, kwargs))
         for block in self._blocks:
             before(block, lambda module, args, kwargs: seen.enter(module, args, kwargs))
@@ -263,7 +263,7 @@ class Watch:
                 stack.enter_context(projections(self._blocks, self._seen.projected, self._seen.wrapped))
 
 
-def _around(model: nn.Module, block: nn.Module) -> list[nn.Module]:
+def around(model: nn.Module, block: nn.Module) -> list[nn.Module]:
     """The parts of the model that hold a block, from the outside in, without the model itself."""
     names = [name for name, part in model.named_modules(remove_duplicate=False) if part is block]
     steps = names[0].split(".")[:-1] if names else []
@@ -290,17 +290,30 @@ def _layers(model: nn.Module, blocks: list[nn.Module], asked: Sequence[int] | No
     return frozenset(asked)
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model, or a part of it, is compiled."""
+    return any(_is_wrapper(part) or _is_compiled_in_place(part) for part in model.modules())
+
+
+def _is_wrapper(part: nn.Module) -> bool:
+    return type(part).__name__ == "OptimizedModule" or hasattr(part, "_orig_mod")
+
+
+def _is_compiled_in_place(part: nn.Module) -> bool:
+    compiled = getattr(part, "_compiled_call_impl", None) is not None
+    return compiled or hasattr(vars(part).get("forward"), "_torchdynamo_orig_callable")
+
+
 def _refuse_compiled(model: nn.Module) -> None:
     """Hooks inside compiled code fire once, while it is traced, or never."""
     for name, part in model.named_modules():
         what = f"its part {name!r}" if name else "this model"
-        if type(part).__name__ == "OptimizedModule" or hasattr(part, "_orig_mod"):
+        if _is_wrapper(part):
             raise WatchError(
                 f"{what} is compiled, and hooks do not see into compiled code: watch the original, "
                 "model._orig_mod"
             )
-        compiled = getattr(part, "_compiled_call_impl", None) is not None
-        if compiled or hasattr(vars(part).get("forward"), "_torchdynamo_orig_callable"):
+        if _is_compiled_in_place(part):
             raise WatchError(
                 f"{what} is compiled in place, and hooks do not see into compiled code: watch a copy "
                 "made before"

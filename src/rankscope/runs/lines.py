@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,15 @@ def read_lines(path: Path, after: int) -> list[Line]:
     return found
 
 
-def frame_of(lines: Sequence[Line], schema: pl.Schema) -> pl.DataFrame:
+def frame_of(lines: Sequence[Line], schema: Mapping[str, Any]) -> pl.DataFrame:
     """The rows of all of them."""
-    parts = [pl.DataFrame(schema=schema)]
+    parts = [pl.DataFrame(schema=dict(schema))]
     for line in lines:
         columns = {
             name: [_number(each, schema[name]) for each in column] for name, column in line["rows"].items()
         }
         number = len(next(iter(columns.values()), []))
-        parts.append(pl.DataFrame({"step": [line["step"]] * number, **columns}, schema=schema))
+        parts.append(pl.DataFrame({"step": [line["step"]] * number, **columns}, schema=dict(schema)))
     return pl.concat(parts)
 
 

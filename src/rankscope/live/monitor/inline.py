@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
 from rankscope.live.call import Call, Plan
-from rankscope.live.mask import find_padding
+from rankscope.live.mask import find_padding, masks_of
 from rankscope.live.monitor.tally import Tallied, of_values, tally
 from rankscope.live.reading import arithmetic_of, read_state
 from rankscope.live.states import states_in
-from rankscope.live.watch import Watch
+from rankscope.live.watch import Watch, around
 from rankscope.metrics.tokens import real_tokens, unit_of
 
 GRADIENT = "grad_tokens"
@@ -34,11 +34,11 @@ _open: WeakValueDictionary[int, "Passing"] = WeakValueDictionary()
 
 
 @torch.library.custom_op("rankscope::called", mutates_args=("seen",))
-def _called(mask: Tensor | None, seen: Tensor, of: int) -> None:
-    """A call of the model begins."""
+def _called(mask: Tensor | None, name: str, seen: Tensor, of: int) -> None:
+    """A call of the model begins, with this mask under this name."""
     found = _open.get(of)
     if found is not None and found.on:
-        found.begin(mask)
+        found.begin({} if mask is None else {name: mask})
 
 
 @torch.library.custom_op("rankscope::passed", mutates_args=("seen",))
@@ -83,9 +83,15 @@ class Passing:
         self.call: Call | None = None
         self.seen = torch.zeros(1)  # written to by the operators, so that none is left out or moved
         self.several = len({*map(id, blocks)}) == len(blocks)
+        """Whether each block is called once; else layers are numbered by the order of calls."""
         _open[id(self)] = self
         self._stack = ExitStack()
-        self._hook(model.register_forward_pre_hook(self._begins, with_kwargs=True))
+        # Hooks of the outermost module run outside of compiled code: the next one inside is as good.
+        outer = next(iter(around(model, blocks[0])), model)
+        self.masks = masks_of(outer)
+        begins = self._begins if outer is not model else torch._dynamo.disable(self._begins)  # type: ignore[no-untyped-call]
+        if self.masks or not self.several:
+            self._hook(outer.register_forward_pre_hook(begins, with_kwargs=True))
         self._hook(blocks[0].register_forward_pre_hook(self._enters, with_kwargs=True))
         for k, block in enumerate(dict.fromkeys(blocks)):
             self._hook(block.register_forward_hook(self._leaves(k + 1 if self.several else -1)))
@@ -110,16 +116,18 @@ class Passing:
         _open.pop(id(self), None)
         self._stack.close()
 
-    def begin(self, mask: Tensor | None) -> None:
+    def begin(self, arguments: dict[str, Any]) -> None:
         """A call of the model begins."""
         if not _again():
-            self.call = Call({} if mask is None else {"attention_mask": mask})
+            self.call = Call(arguments)
 
     def saw(self, layer: int, x: Tensor) -> None:
         """The tokens of a layer."""
-        call = self.call
-        if _again() or call is None:
+        if _again():
             return
+        if self.call is None or (layer == 0 and self.call.shape is not None and self.several):
+            self.call = Call({})  # nothing around the blocks said that it began
+        call = self.call
         state = states_in(x, self.plan.layout, f"layer {layer}")[0]
         if layer < 0:  # one module called many times: layers by the order of calls
             layer = call.layer = call.layer + 1
@@ -127,7 +135,7 @@ class Passing:
             call.shape = state.shape[:2]
             padding = self.plan.padding
             if padding is None and self.plan.own_padding:
-                found = find_padding([call.arguments], {}, call.shape, self.plan.decoder)
+                found = find_padding([call.arguments], call.arguments, call.shape, self.plan.decoder)
                 padding = None if found is None else found.at
             call.real[state.device] = real_tokens(call.shape, padding, state.device)
             call.unit = unit_of(arithmetic_of(self.blocks, state))
@@ -146,7 +154,12 @@ class Passing:
 
     def _begins(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if not self._idle():
-            _called(kwargs.get("attention_mask"), self.seen, id(self))
+            for name, place in self.masks:
+                mask = kwargs.get(name, args[place] if place < len(args) else None)
+                if isinstance(mask, Tensor):
+                    _called(mask, name, self.seen, id(self))
+                    return
+            _called(None, "", self.seen, id(self))
 
     def _enters(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         if not self._idle() and (self.several or self.call is None or self.call.shape is None):

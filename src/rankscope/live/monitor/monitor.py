@@ -27,7 +27,7 @@ from rankscope.live.monitor.looks import Look, rows_of
 from rankscope.live.monitor.probe import Probe
 from rankscope.live.monitor.tally import of_values
 from rankscope.live.notes import described
-from rankscope.live.watch import planned
+from rankscope.live.watch import is_compiled, planned
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of
@@ -80,6 +80,12 @@ class Monitor:
             self.model, metrics, layers, blocks=blocks, padding=padding, layout=layout
         )
         names = [each.name for each in self.plan.metrics]
+        beyond = [each.name for each in self.plan.metrics if each.of != "tokens"]
+        if probe is None and beyond and is_compiled(model):
+            raise MonitorError(
+                f"of training batches a compiled model shows its tokens alone; {beyond[0]} was asked for, "
+                f"and this {type(self.model).__name__} is compiled: give a probe, or metrics of tokens"
+            )
         ranks.agree("metrics and steps", {"metrics": names, "every": every, "probe": probe is not None})
         self.probe = None if probe is None else Probe.of(probe)
         self.inline = Inline(self.model, self.plan, self.blocks) if probe is None else None

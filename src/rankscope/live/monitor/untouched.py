@@ -7,6 +7,7 @@
 | buffers                        | their contents are kept, and which tensor each name stands for       |
 | gradients                      | none is taken (`no_grad`)                                            |
 | autocast                       | its cache is off: a weight cast without a gradient would stay in it  |
+| weights that ranks share out   | each rank has its share again: FSDP leaves the outermost whole       |
 | compiled graphs                | inside, compiled code is run as it was written (`force_eager`)       |
 """
 
@@ -26,6 +27,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
         stack.enter_context(_generators(model))
         stack.enter_context(_modes(model))
         stack.enter_context(_buffers(model))
+        stack.enter_context(_shares(model))
         stack.enter_context(_autocast_cache())
         stack.enter_context(eagerly())
         stack.enter_context(torch.no_grad())
@@ -99,6 +101,17 @@ def _buffers(model: nn.Module) -> Iterator[None]:
             if buffer is not None and content is not None and not _same(buffer, content):
                 with torch.no_grad():
                     buffer.copy_(content)
+
+
+@contextmanager
+def _shares(model: nn.Module) -> Iterator[None]:
+    """After a forward pass FSDP2 keeps the outermost weights whole, for the backward pass that comes."""
+    try:
+        yield
+    finally:
+        for part in model.modules():
+            if callable(reshard := getattr(part, "reshard", None)) and hasattr(part, "unshard"):
+                reshard()
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -1,0 +1,64 @@
+"""One of several processes that train together under a monitor: `python -m tests.live.monitor.ranks ...`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.live.monitor.small import encoder, loss_of, tokens
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from rankscope import Monitor
+from rankscope.errors import RankscopeError
+
+METRICS = ["relative_mu", "mu", "entropy"]
+
+
+def main(rank: int, number: int, folder: Path, ways: list[str]) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=number)
+    for way in ways:
+        try:
+            train(way, rank, number, folder / way)
+        except RankscopeError as error:
+            sys.stdout.write(f"{error}\n")
+    dist.destroy_process_group()
+
+
+def train(way: str, rank: int, number: int, folder: Path) -> None:
+    """`way`: ddp or fsdp with a probe, inline, or ranks that disagree."""
+
+    def part(whole: Tensor) -> Tensor:
+        return whole[rank * len(whole) // number : (rank + 1) * len(whole) // number]
+
+    model: nn.Module = encoder()
+    if way == "fsdp":
+        mesh = init_device_mesh("cpu", (number,))
+        for block in model.layers:  # type: ignore[union-attr]
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    else:
+        model = DistributedDataParallel(model)
+    given: dict[str, Any] = {"metrics": METRICS, "every": 2, "run": folder}
+    if way == "disagree":
+        given["metrics"] = METRICS[: 3 - rank]
+    if way == "inline":
+        given["metrics"] = METRICS[:2]
+    else:
+        given["probe"] = part(tokens(99))
+    monitor = Monitor(model, **given)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # after a look: FSDP's shares must be back
+    for step in range(4):
+        loss = loss_of(model, part(tokens(step)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss=loss)
+    monitor.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

@@ -1,0 +1,158 @@
+"""Training batches measured as they pass: in parts or whole, recomputed or not, compiled or not."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from tests.live.monitor.training import batch, gpt2, loss_of, train
+from torch import nn
+
+import rankscope
+from rankscope import Monitor
+from rankscope.errors import MonitorError
+
+METRICS = ["relative_mu", "mu", "mean_cosine"]
+
+
+def inline(run: Path, **options: Any) -> Any:
+    return lambda model: Monitor(model, **{"metrics": METRICS, "every": 3, "run": run, **options})
+
+
+def table(run: Path) -> pl.DataFrame:
+    return rankscope.read(run).table("training")
+
+
+def closest(a: pl.DataFrame, b: pl.DataFrame) -> float:
+    """The largest relative difference of two tables of the same rows."""
+    keys = ["step", "layer", "head", "metric"]
+    a, b = (each.filter(pl.col("metric").is_in(METRICS)).sort(keys) for each in (a, b))
+    assert a.select(*keys, "samples").equals(b.select(*keys, "samples")) and len(a)
+    apart = [((a[name] - b[name]) / a["value"]).abs().to_list() for name in ("value", "least", "most")]
+    return float(max(each for column in apart for each in column))
+
+
+def test_the_numbers_are_those_of_the_batch(tmp_path: Path) -> None:
+    model = gpt2(dropout=0.0)
+    with Monitor(model, METRICS, every=1, run=tmp_path / "inline") as monitor:
+        model(input_ids=batch(5)).logits.sum().backward()
+        monitor.step()
+    with Monitor(model, METRICS, every=1, probe={"input_ids": batch(5)}, run=tmp_path / "probe"):
+        pass
+    probed = table(tmp_path / "probe").with_columns(step=pl.lit(1, pl.Int64))
+    assert closest(table(tmp_path / "inline"), probed) < 1e-6  # float32, in train mode and in eval mode
+
+
+def test_micro_batches_merge_into_the_step(tmp_path: Path) -> None:
+    """Two halves of a batch give the numbers of the whole."""
+    model = gpt2(dropout=0.0).double()
+    for name, parts in (("whole", [batch(5)]), ("halves", list(batch(5).split(2)))):
+        with Monitor(model, METRICS, every=1, run=tmp_path / name) as monitor:
+            for part in parts:
+                model(input_ids=part)
+            monitor.step()
+    assert closest(table(tmp_path / "whole"), table(tmp_path / "halves")) < 1e-12
+    assert set(table(tmp_path / "whole")["samples"]) == {4}
+
+
+def test_padding_is_left_out(tmp_path: Path) -> None:
+    model, ids = gpt2(dropout=0.0).double(), batch(5, 1)
+    padded = torch.cat([ids, ids], 1)[:, :12]
+    padded[:, 8:] = 0
+    mask = torch.ones_like(padded)
+    mask[:, 8:] = 0
+    for name, given in (
+        ("alone", {"input_ids": ids[:, :8]}),
+        ("padded", {"input_ids": padded, "attention_mask": mask}),
+    ):
+        with Monitor(model, METRICS, every=1, run=tmp_path / name) as monitor:
+            model(**given)
+            monitor.step()
+    assert closest(table(tmp_path / "alone"), table(tmp_path / "padded")) < 1e-12
+
+
+def test_a_forward_made_again_is_not_counted(tmp_path: Path) -> None:
+    tables = []
+    for again in (False, True):
+        model = gpt2().train()
+        if again:
+            model.gradient_checkpointing_enable()
+        train(inline(tmp_path / str(again)), steps=6, model=model)
+        tables.append(table(tmp_path / str(again)))
+    assert closest(*tables) < 1e-9 and set(tables[0].filter(metric="mu")["samples"]) == {4}
+    gradients = [each.filter(metric="grad_tokens") for each in tables]
+    assert set(gradients[0]["layer"]) == set(gradients[1]["layer"]) == {0, 1, 2}
+    assert float((gradients[0]["value"] / gradients[1]["value"] - 1).abs().max()) < 1e-5  # type: ignore[arg-type]
+
+
+def test_gradients_at_tokens_are_those_of_autograd(tmp_path: Path) -> None:
+    """Of the mean of the samples' losses, times their number: each sample's own."""
+    model = gpt2(dropout=0.0).double()
+    with Monitor(model, "mu", every=1, run=tmp_path) as monitor:
+        loss_of(model(input_ids=batch(5)).logits, batch(5)).backward()
+        monitor.step()
+    found = table(tmp_path).filter(metric="grad_tokens").sort("layer")["value"].to_list()
+    kept: list[torch.Tensor] = []
+    for layer in range(3):
+        sizes = []
+        for ids in batch(5).split(1):
+            at = model.transformer.h[layer] if layer < 2 else model.transformer.ln_f
+            hook = at.register_forward_pre_hook(lambda module, args: kept.append(args[0]))
+            loss = loss_of(model(input_ids=ids).logits, ids)
+            hook.remove()
+            sizes.append(torch.autograd.grad(loss, kept.pop())[0].norm().item())
+        assert found[layer] == pytest.approx(sum(sizes) / 4, rel=1e-9)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiled_there_is_one_graph_and_the_numbers_are_the_same(backend: str, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    eager = train(inline(tmp_path / "eager"), steps=9, model=gpt2(dropout=0.0))
+    torch._dynamo.utils.counters.clear()
+    found = train(inline(tmp_path / "compiled"), steps=9, model=gpt2(dropout=0.0), compiled=backend)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert found.losses == pytest.approx(eager.losses, rel=1e-4)
+    a, b = table(tmp_path / "eager"), table(tmp_path / "compiled")
+    assert closest(a, b) < (1e-9 if backend == "aot_eager" else 1e-3)
+    assert b["step"].unique().sort().to_list() == [3, 6, 9]
+
+
+def test_attention_and_heads_of_training_batches(tmp_path: Path) -> None:
+    metrics = ["relative_mu", "entropy", "head_mu"]
+    train(inline(tmp_path, metrics=metrics), steps=6)
+    found = table(tmp_path)
+    assert set(found["metric"]) == {*metrics, "loss"}
+    assert found.filter(metric="entropy")["head"].n_unique() == 2
+    with pytest.raises(MonitorError, match="is compiled: give a probe"):
+        Monitor(torch.compile(gpt2(), backend="aot_eager"), metrics, run=tmp_path / "compiled")  # type: ignore[arg-type]
+
+
+def test_one_module_called_many_times(tmp_path: Path) -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)] * 3)
+
+        def forward(self, X: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                X = layer(X)
+            return X
+
+    model, X = Shared(), torch.randn(2, 5, 8)
+    with Monitor(model, METRICS, every=1, run=tmp_path / "inline") as monitor:
+        model(X)
+        monitor.step()
+    with Monitor(model, METRICS, every=1, probe=X, run=tmp_path / "probe"):
+        pass
+    probed = table(tmp_path / "probe").with_columns(step=pl.lit(1, pl.Int64))
+    assert closest(table(tmp_path / "inline"), probed) < 1e-5
+
+
+def test_a_step_without_a_call_is_said(tmp_path: Path) -> None:
+    with (
+        Monitor(gpt2(), every=1, run=tmp_path) as monitor,
+        pytest.raises(MonitorError, match="was not called"),
+    ):
+        monitor.step()

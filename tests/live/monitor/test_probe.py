@@ -1,0 +1,169 @@
+"""A probe that the training does not notice, and the numbers that `watch` gives."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from tests.live.monitor.training import TOKENS, gpt2, probe, probed, train
+from torch import Tensor, nn
+
+import rankscope
+from rankscope import Monitor, watch
+from rankscope.errors import FileError, MetricError, MonitorError, WatchError
+from rankscope.live.monitor.untouched import untouched
+
+LOOPS: dict[str, dict[str, Any]] = {
+    "a plain loop": {},
+    "bfloat16 by autocast": {"autocast": True},
+    "a loop inside one autocast": {"autocast": True, "inside": True},
+    "accumulation": {"accumulate": 3, "steps": 80},
+    "compiled": {"compiled": "aot_eager"},
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_losses_weights_and_generators_are_those_of_a_run_without_it(loop: str, tmp_path: Path) -> None:
+    metrics = ["relative_mu", "entropy", "head_mu"]
+    alone, watched = train(**LOOPS[loop]), train(probed(tmp_path, metrics=metrics), **LOOPS[loop])
+    assert alone.same(watched)
+    steps = rankscope.read(tmp_path).table("training")["step"].unique().sort().to_list()
+    assert steps == list(range(0, LOOPS[loop].get("steps", 200) + 1, 20))
+
+
+def test_activation_checkpointing_is_as_it_was(tmp_path: Path) -> None:
+    def model() -> nn.Module:
+        made = gpt2()
+        made.gradient_checkpointing_enable()
+        return made.train()
+
+    assert train(model=model()).same(train(probed(tmp_path), model=model()))
+
+
+def test_a_compiled_model_keeps_its_one_graph(tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    train(probed(tmp_path, every=2), steps=6, compiled="aot_eager")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_the_numbers_are_those_of_watch(tmp_path: Path) -> None:
+    metrics = ["relative_mu", "mu", "entropy", "head_mu"]
+    model = gpt2()
+    with Monitor(model, metrics, every=1, probe=probe(), run=tmp_path):
+        pass
+    with watch(model.eval(), metrics) as seen, torch.no_grad():
+        model(**probe())
+    keys = ["layer", "head", "metric"]
+    theirs = seen.profile().table.group_by(keys, maintain_order=True).agg(
+        pl.col("value").mean(), pl.col("value").min().alias("least"), pl.col("value").max().alias("most"),
+        pl.col("value").std(ddof=0).alias("spread"), pl.col("value").len().alias("samples"),
+    )  # fmt: skip
+    ours = rankscope.read(tmp_path).table("training")
+    both = ours.join(theirs, on=keys, nulls_equal=True, how="full", suffix="_watch", coalesce=True)
+    assert len(both) == len(ours) == len(theirs)
+    assert (both["samples"] == both["samples_watch"]).all()
+    for name in ("value", "least", "most", "spread"):
+        assert ((both[name] - both[f"{name}_watch"]).abs() < 1e-12).all()
+
+
+def test_scalars_are_averaged_from_look_to_look(tmp_path: Path) -> None:
+    with Monitor(gpt2(), every=4, probe=probe(), run=tmp_path) as monitor:
+        for step in range(1, 9):
+            monitor.step(loss=torch.tensor(float(step)), lr=0.1)
+    losses = rankscope.read(tmp_path).table("training").filter(metric="loss")
+    assert losses["step"].to_list() == [4, 8] and losses["value"].to_list() == [2.5, 6.5]
+    assert losses["least"].to_list() == [1.0, 5.0] and losses["layer"].null_count() == 2
+
+
+class Restless(nn.Module):
+    """A model that leaves traces of every call."""
+
+    calls: Tensor
+    cache: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
+        self.layers[1].eval()
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("cache", torch.zeros(2))
+
+    def forward(self, X: Tensor) -> Tensor:
+        self.calls += 1
+        self.cache = torch.randn(3)
+        random.random()
+        np.random.rand()
+        for layer in self.layers:
+            X = layer(X)
+        return X
+
+
+def test_nothing_is_left_of_a_look(tmp_path: Path) -> None:
+    model = Restless().train()
+    model.layers[1].eval()
+    cache, modes = model.cache, [part.training for part in model.modules()]
+    np.random.seed(1)
+    torch.manual_seed(1)
+    numpys, torchs = np.random.get_state(legacy=False)["state"]["key"].copy(), torch.get_rng_state()
+    first = next(model.parameters())
+    first.grad = torch.ones_like(first)
+    Monitor(model, every=1, probe=torch.ones(1, 4, 8), run=tmp_path).close()
+    assert (np.random.get_state(legacy=False)["state"]["key"] == numpys).all()
+    assert torch.equal(torch.get_rng_state(), torchs)
+    assert model.calls.item() == 0 and model.cache is cache and not cache.any()
+    assert [part.training for part in model.modules()] == modes
+    grads = [each.grad for each in model.parameters() if each.grad is not None]
+    assert len(grads) == 1 and bool((grads[0] == 1).all())
+
+
+def test_nothing_is_left_of_a_look_that_fails() -> None:
+    model = Restless().train()
+    with pytest.raises(ZeroDivisionError), untouched(model):
+        before = random.getstate()
+        model(torch.ones(1, 4, 8))
+        assert random.getstate() != before
+        raise ZeroDivisionError
+    assert random.getstate() == before
+    assert model.training and model.calls.item() == 0 and torch.is_grad_enabled()
+    assert torch.is_autocast_cache_enabled()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "sentence"),
+    [
+        ({"probe": "text"}, MonitorError, "a probe must be a tensor, a dictionary of the model's arguments"),
+        ({"probe": {"input_ids": [1, 2]}}, MonitorError, "must hold a tensor that the model takes"),
+        ({"every": 0}, MonitorError, "every must be a number of steps, 1 or more; got 0"),
+        ({"model": nn.Linear(2, 2)}, WatchError, "must hold its blocks in a ModuleList"),
+        ({"metrics": "mew"}, MetricError, "metric must be one of"),
+    ],
+)
+def test_bad_input_is_one_sentence(
+    options: dict[str, Any], error: type[Exception], sentence: str, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"model": gpt2(), "probe": probe(), "run": tmp_path, **options}
+    with pytest.raises(error, match=sentence) as raised:
+        Monitor(**given)
+    assert len(str(raised.value).splitlines()) == 1
+    if error is MonitorError:
+        assert not (tmp_path / ".lock").exists()
+
+
+def test_a_folder_has_one_monitor(tmp_path: Path) -> None:
+    with Monitor(gpt2(), probe=probe(), run=tmp_path), pytest.raises(FileError, match="one writer at a time"):
+        Monitor(gpt2(), probe=probe(), run=tmp_path)
+
+
+def test_a_probe_is_a_copy(tmp_path: Path) -> None:
+    given = probe()
+    with Monitor(gpt2(), every=1, probe=given, run=tmp_path) as monitor:
+        given["input_ids"].zero_()
+        monitor.step()
+    found = rankscope.read(tmp_path).table("training").filter(metric="mu").partition_by("step")
+    assert found[0]["value"].to_list() == found[1]["value"].to_list()
+    assert given["input_ids"].shape == (3, TOKENS)

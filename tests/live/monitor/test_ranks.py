@@ -1,0 +1,52 @@
+"""Several processes, one training: the numbers of one process on the joined batch, written once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rankscope
+
+
+def together(number: int, folder: Path, *ways: str) -> list[str]:
+    """What each of the processes printed."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.live.monitor.ranks"]
+    runs = [
+        subprocess.Popen(
+            [*command, str(rank), str(number), str(folder), *ways], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(number)
+    ]  # fmt: skip
+    done = [run.communicate(timeout=240) for run in runs]
+    assert all(run.returncode == 0 for run in runs), done
+    return [out for out, _ in done]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """(where one process and two wrote, what the two said)."""
+    folder = tmp_path_factory.mktemp("ranks")
+    together(1, folder / "1", "ddp", "inline")
+    return folder, together(2, folder / "2", "ddp", "fsdp", "inline", "disagree")
+
+
+@pytest.mark.parametrize(("way", "alone"), [("ddp", "ddp"), ("fsdp", "ddp"), ("inline", "inline")])
+def test_two_processes_give_the_numbers_of_one(way: str, alone: str, runs: tuple[Path, list[str]]) -> None:
+    keys = ["step", "layer", "head", "metric"]
+    one, two = (
+        rankscope.read(runs[0] / each).table("training").sort(keys) for each in (f"1/{alone}", f"2/{way}")
+    )
+    assert one.select(keys).equals(two.select(keys)) and len(one)  # written once
+    one, two = (each.filter(metric="mu").vstack(each.filter(metric="relative_mu")) for each in (one, two))
+    assert one["samples"].to_list() == two["samples"].to_list() == [4] * len(one)
+    for name in ("value", "spread", "least", "most"):
+        assert ((one[name] - two[name]).abs() <= 1e-10 * one["value"].abs()).all()
+
+
+def test_ranks_that_disagree_are_told(runs: tuple[Path, list[str]]) -> None:
+    said = "all ranks must be given the same metrics and steps; rank 0 has"
+    assert all(said in each for each in runs[1])
+    assert not (runs[0] / "2" / "disagree").exists()
