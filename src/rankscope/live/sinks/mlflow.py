@@ -54,12 +54,15 @@ class MLflow:
 
     def _begin(self) -> None:
         mlflow = imported("mlflow", "mlflow")
-        active = None if self.given else mlflow.active_run()
         self._client = mlflow.MlflowClient(self.uri)
-        if self.given or active is not None:
-            self._id = self.given or active.info.run_id
-            return
+        if self.given is not None:
+            self._id = self.given
+        elif (active := mlflow.active_run()) is not None:
+            self._id = active.info.run_id
+        else:
+            self._id, self._own = self._new(), True
+
+    def _new(self) -> str:
         found = self._client.get_experiment_by_name(self.experiment)
         where = self._client.create_experiment(self.experiment) if found is None else found.experiment_id
-        self._id = self._client.create_run(where, run_name=self.name).info.run_id
-        self._own = True
+        return str(self._client.create_run(where, run_name=self.name).info.run_id)
