@@ -41,8 +41,12 @@ def table(run: Path) -> pl.DataFrame:
 
 @pytest.mark.parametrize(
     "settings",
-    [{"gradient_accumulation_steps": 2, "gradient_checkpointing": True}, {"bf16": True}],
-    ids=["accumulated and checkpointed", "bf16"],
+    [
+        pytest.param(
+            {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}, id="accumulated, checkpointed"
+        ),
+        pytest.param({"bf16": True}, marks=pytest.mark.slow, id="bf16"),
+    ],
 )
 def test_losses_and_weights_are_the_same_to_the_last_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
     losses: list[list[float]] = []

@@ -23,13 +23,13 @@ from rankscope.errors import MissingExtraError
 from rankscope.live.monitor import Monitor
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch import Callback
 else:
     try:
-        from lightning.pytorch import Callback, LightningModule, Trainer
+        from lightning.pytorch import Callback
     except ImportError:
         try:
-            from pytorch_lightning import Callback, LightningModule, Trainer
+            from pytorch_lightning import Callback
         except ImportError as error:
             raise MissingExtraError(
                 "this callback is for Lightning, which is not installed: pip install 'rankscope[lightning]'"
@@ -50,7 +50,7 @@ class MonitorCallback(Callback):
         self._losses: list[Tensor] = []
         self._lr: float | None = None
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin, or go on where the checkpoint stands."""
         self.close()
         options = {**self.options}
@@ -62,14 +62,12 @@ class MonitorCallback(Callback):
                 self.monitor.load_state_dict(self._state)
         self._state = {}
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
-    ) -> None:
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         """The learning rate that the step is made with: schedulers move it before the batch ends."""
         self._lr = float(trainer.optimizers[0].param_groups[0]["lr"])
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """One batch; with it, or some batches later, the optimiser has made a step."""
         monitor = self.monitor
@@ -88,11 +86,11 @@ class MonitorCallback(Callback):
         if monitor.should_stop:
             trainer.should_stop = True
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Let the model and the folder go."""
         self.close()
 
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Let the model and the folder go."""
         self.close()
 
@@ -111,5 +109,5 @@ class MonitorCallback(Callback):
         self._state = state_dict
 
 
-def _precision(trainer: Trainer) -> AbstractContextManager[None]:
+def _precision(trainer: Any) -> AbstractContextManager[None]:
     return trainer.precision_plugin.forward_context()

@@ -15,8 +15,8 @@ class JSONLines:
     >>> import tempfile, polars as pl
     >>> from rankscope.live.monitor.looks import TRAINING
     >>> sink = JSONLines(Path(tempfile.mkdtemp()) / "looks.jsonl")
-    >>> sink(Look(100, pl.DataFrame({"step": [100], "metric": ["loss"], "value": [0.5]}).match_schema(
-    ...     TRAINING, missing_columns="insert")))
+    >>> rows = pl.DataFrame([{"step": 100, "metric": "loss", "value": 0.5}], schema=TRAINING)
+    >>> sink(Look(100, rows))
     >>> sink.path.read_text()
     '{"step": 100, "monitor/loss": 0.5, "alarms": []}\\n'
     """
