@@ -19,6 +19,7 @@ from tests.live.loops import tasks
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
     pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*is deprecated"),
 ]
@@ -47,6 +48,9 @@ class Learner(pl.LightningModule):
         self.losses.append(float(loss.detach()))
         return loss
 
+    def validation_step(self, batch: dict[str, Tensor], index: int) -> None:
+        self(**batch)
+
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), 1e-3)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
@@ -62,13 +66,15 @@ def fit(
     **more: Any,
 ) -> pl.Trainer:
     torch.manual_seed(3)
+    more = {"limit_val_batches": 0 if "val_check_interval" not in more else 2, **more}
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, max_steps=steps, max_epochs=-1, default_root_dir=folder,
         enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
         callbacks=list(callbacks), **quiet, **more,
     )  # fmt: skip
-    trainer.fit(learner, DataLoader(tasks.Texts(6), batch_size=2), ckpt_path=resume, weights_only=False)
+    loaders = [DataLoader(tasks.Texts(number), batch_size=2) for number in (6, 4)]
+    trainer.fit(learner, *loaders, ckpt_path=resume, weights_only=False)
     return trainer
 
 
@@ -158,9 +164,10 @@ def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
     assert trainer.global_step == 6 and looked == [0, 3, 6]
 
 
-def test_training_batches_are_measured(tmp_path: Path) -> None:
-    monitor = MonitorCallback(metrics="relative_mu", every=2, run=tmp_path / "run")
-    fit(Learner(), tmp_path, monitor, steps=4, accumulate_grad_batches=3)
+@pytest.mark.parametrize("metrics", ["relative_mu", METRICS], ids=["of tokens", "of attention"])
+def test_training_batches_are_measured_and_those_of_validation_are_not(tmp_path: Path, metrics: Any) -> None:
+    monitor = MonitorCallback(metrics=metrics, every=2, run=tmp_path / "run")
+    fit(Learner(), tmp_path, monitor, steps=4, accumulate_grad_batches=3, val_check_interval=1)
     rows = table(tmp_path / "run")
     states = rows.filter((polars.col("metric") == "relative_mu") & (polars.col("layer") == 1))
     assert states["step"].to_list() == [2, 4]

@@ -32,7 +32,13 @@ def trainer(folder: Path, *callbacks: TrainerCallback, texts: int = 40, **settin
     args = TrainingArguments(
         str(folder), report_to=[], disable_tqdm=True, use_cpu=True, **{**given, **settings}
     )
-    return Trainer(tasks.model(), args, train_dataset=tasks.Texts(texts), callbacks=list(callbacks))
+    return Trainer(
+        tasks.model(),
+        args,
+        train_dataset=tasks.Texts(texts),
+        eval_dataset=tasks.Texts(4),
+        callbacks=list(callbacks),
+    )
 
 
 def table(run: Path) -> pl.DataFrame:
@@ -152,10 +158,13 @@ def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
     assert one.state.global_step == 6 and looked == [0, 3, 6]
 
 
-def test_training_batches_are_measured_while_losses_are_logged_seldom(tmp_path: Path) -> None:
-    monitor = MonitorCallback(metrics="relative_mu", every=2, run=tmp_path / "run")
-    one = trainer(tmp_path, monitor, max_steps=8, logging_steps=4, gradient_accumulation_steps=2)
-    one.train()
+@pytest.mark.parametrize("metrics", ["relative_mu", METRICS], ids=["of tokens", "of attention"])
+def test_training_batches_are_measured_and_those_of_evaluation_are_not(tmp_path: Path, metrics: Any) -> None:
+    """Losses are logged at every second look."""
+    monitor = MonitorCallback(metrics=metrics, every=2, run=tmp_path / "run")
+    evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
+    steps = {"max_steps": 8, "logging_steps": 4, "gradient_accumulation_steps": 2}
+    trainer(tmp_path, monitor, **steps, **evaluated).train()
     rows = table(tmp_path / "run")
     states = rows.filter((pl.col("metric") == "relative_mu") & (pl.col("layer") == 1))
     assert states["samples"].to_list() == [4, 4, 4, 4]  # two batches of two in each step that is looked at

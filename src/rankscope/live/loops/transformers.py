@@ -57,6 +57,8 @@ class MonitorCallback(TrainerCallback):
     ) -> None:
         """The optimiser has made a step; where Trainer is about to log its loss, that comes first."""
         self._made = state.global_step
+        if self.monitor is not None:
+            self.monitor.pause()
         if not control.should_log:
             self._step(control)
 
@@ -75,8 +77,10 @@ class MonitorCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """A step that was to be logged and was not."""
+        """Training batches from here on; before them, a step that was to be logged and was not."""
         self._step(control)
+        if self.monitor is not None:
+            self.monitor.resume()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -97,6 +101,7 @@ class MonitorCallback(TrainerCallback):
         made, logged = self._made, self._logged
         self._made, self._logged = None, {}
         self.monitor.step(made, **logged)
+        self.monitor.pause()
         if self.monitor.should_stop:
             control.should_training_stop = True
 

@@ -159,6 +159,15 @@ class Monitor:
             self._begin()
         self._ready()
 
+    def pause(self) -> None:
+        """What the model is called with from now on is no training: an evaluation, say."""
+        if self.inline is not None:
+            self.inline.on = False
+
+    def resume(self) -> None:
+        """It is training again."""
+        self._ready()
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the training should hold, so that the run goes on without gap or double."""
         return {"step": self.steps, "scalars": {name: list(each) for name, each in self._scalars.items()}}
