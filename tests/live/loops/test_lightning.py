@@ -73,8 +73,8 @@ def fit(
         enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
         callbacks=list(callbacks), **quiet, **more,
     )  # fmt: skip
-    loaders = [DataLoader(tasks.Texts(number), batch_size=2) for number in (6, 4)]
-    trainer.fit(learner, *loaders, ckpt_path=resume, weights_only=False)
+    training, validation = (DataLoader(tasks.Texts(number), batch_size=2) for number in (6, 4))
+    trainer.fit(learner, training, validation, ckpt_path=resume, weights_only=False)
     return trainer
 
 
