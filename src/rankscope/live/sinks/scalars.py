@@ -1,0 +1,40 @@
+"""A look as named numbers, as tools for curves take them."""
+
+from importlib import import_module
+from typing import Any
+
+from rankscope.errors import MissingExtraError
+from rankscope.live.monitor.looks import Look
+
+WHOLE = "monitor"
+"""The group of what is of the whole run. Not `train`: loops write a `train/loss` of their own there."""
+
+
+def scalars(look: Look) -> dict[str, float]:
+    """Every value of a look that is a number, by a name whose first part is what pages group by:
+
+    relative_mu/layer_03    head_mu/layer_03/head_02    monitor/loss
+    """
+    columns = (look.rows[name].to_list() for name in ("metric", "layer", "head", "value"))
+    return {
+        name(metric, layer, head): value
+        for metric, layer, head, value in zip(*columns, strict=True)
+        if value is not None
+    }
+
+
+def name(metric: str, layer: int | None, head: int | None) -> str:
+    """Of one number; padded, so that names sort as layers do."""
+    if layer is None:
+        return f"{WHOLE}/{metric}"
+    return f"{metric}/layer_{layer:02}" + ("" if head is None else f"/head_{head:02}")
+
+
+def imported(package: str, extra: str) -> Any:
+    """An optional package; a sentence where it is not installed."""
+    try:
+        return import_module(package)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"this sink needs {package}, which is not installed: pip install 'rankscope[{extra}]'"
+        ) from error

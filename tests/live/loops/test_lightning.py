@@ -1,0 +1,198 @@
+"""The monitor in a Lightning Trainer: it changes nothing, and a resumed run has the table of a whole one."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import polars
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+import rankscope
+from rankscope.live.loops.lightning import MonitorCallback
+from rankscope.live.monitor import Look
+from tests.live.loops import tasks
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty"),
+    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec.*is deprecated"),
+]
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+METRICS = ["relative_mu", "entropy"]
+
+
+class Learner(pl.LightningModule):
+    """The tiny GPT-2, and every loss that its steps had."""
+
+    def __init__(self, checkpointed: bool = False, dropout: float = 0.1, dies_at: int | None = None) -> None:
+        super().__init__()
+        self.model = tasks.model(dropout)
+        self.losses: list[float] = []
+        self.dies_at = dies_at
+        if checkpointed:
+            self.model.gradient_checkpointing_enable()
+
+    def forward(self, **given: Tensor) -> Any:
+        return self.model(**given)
+
+    def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+        if self.dies_at == self.global_step:
+            raise RuntimeError("the power is gone")
+        loss = self(**batch).loss
+        self.losses.append(float(loss.detach()))
+        return loss
+
+    def validation_step(self, batch: dict[str, Tensor], index: int) -> None:
+        self(**batch)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), 1e-3)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (step + 1))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def fit(
+    learner: Learner,
+    folder: Path,
+    *callbacks: pl.Callback,
+    steps: int = 12,
+    resume: Path | None = None,
+    **more: Any,
+) -> pl.Trainer:
+    torch.manual_seed(3)
+    more = {"limit_val_batches": 0 if "val_check_interval" not in more else 2, **more}
+    quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, max_steps=steps, max_epochs=-1, default_root_dir=folder,
+        enable_checkpointing=any(isinstance(each, ModelCheckpoint) for each in callbacks),
+        callbacks=list(callbacks), **quiet, **more,
+    )  # fmt: skip
+    training, validation = (DataLoader(tasks.Texts(number), batch_size=2) for number in (6, 4))
+    trainer.fit(learner, training, validation, ckpt_path=resume, weights_only=False)
+    return trainer
+
+
+def table(run: Path) -> polars.DataFrame:
+    return rankscope.read(run).table("training")
+
+
+@pytest.mark.parametrize(
+    ("accumulated", "checkpointed", "precision"),
+    [(2, False, "bf16-mixed"), pytest.param(2, True, "32-true", marks=pytest.mark.slow)],
+)
+def test_losses_and_weights_are_the_same_to_the_last_bit(
+    tmp_path: Path, accumulated: int, checkpointed: bool, precision: Any
+) -> None:
+    learners = []
+    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=10, run=tmp_path / "run")
+    for callbacks in ([], [monitor]):
+        learners.append(Learner(checkpointed))
+        fit(
+            learners[-1], tmp_path, *callbacks,
+            steps=200, precision=precision, accumulate_grad_batches=accumulated,
+        )  # fmt: skip
+    bare, watched = learners
+    assert len(set(bare.losses)) > 100 and bare.losses == watched.losses
+    assert tasks.same(bare, watched)
+    rows = table(tmp_path / "run")
+    assert rows["step"].unique().sort().to_list() == list(range(0, 201, 10))
+    # Three batches in each epoch: two accumulated, then the last alone.
+    steps = [bare.losses[k : k + n] for k in range(0, len(bare.losses), 3) for k, n in ((k, 2), (k + 2, 1))]
+    means = [sum(each) / len(each) for each in steps]
+    shown = rows.filter(polars.col("metric") == "loss").sort("step")["value"].to_list()
+    assert shown == pytest.approx([sum(means[k : k + 10]) / 10 for k in range(0, 200, 10)], rel=1e-6)
+    rates = rows.filter(polars.col("metric") == "lr").sort("step")["value"].to_list()
+    assert rates[0] == pytest.approx(sum(1e-3 / n for n in range(1, 11)) / 10)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path, precision: Any) -> None:
+    monitor = MonitorCallback(
+        part="model", metrics="relative_mu", probe=tasks.probe(), every=10, run=tmp_path / "run"
+    )
+    learner = Learner()
+    fit(learner, tmp_path, monitor, steps=1, precision=precision)
+    found = table(tmp_path / "run").filter(
+        (polars.col("step") == 0) & (polars.col("metric") == "relative_mu")
+    )
+    fresh = tasks.model().eval()
+    mixed = precision == "bf16-mixed"
+    fresh = fresh if mixed else fresh.to(torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=mixed), rankscope.watch(fresh) as w:
+        fresh(**tasks.probe())
+    means = w.profile().curve("relative_mu").mean(0).tolist()
+    assert found.sort("layer")["value"].to_list() == pytest.approx(means, rel=1e-12)
+
+
+@pytest.mark.parametrize("dies_at", [7, 11])
+def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, dies_at: int) -> None:
+    """Checkpoints every three steps, the ends of epochs, looks every four; the folder is let go when it dies.
+    Lightning does not restore generators: without dropout."""
+
+    def run(name: str, dies_at: int | None = None, resume: Path | None = None) -> Path:
+        monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=4, run=tmp_path / name)
+        saved = ModelCheckpoint(tmp_path / f"{name}-saved", "{step}", save_top_k=-1, every_n_train_steps=3)
+        fit(Learner(dropout=0.0, dies_at=dies_at), tmp_path, monitor, saved, resume=resume)
+        return tmp_path / f"{name}-saved"
+
+    run("whole")
+    with pytest.raises(RuntimeError, match="the power is gone"):
+        run("broken", dies_at)
+    assert table(tmp_path / "broken")["step"].max() == dies_at - dies_at % 4
+    run("broken", resume=tmp_path / "broken-saved" / f"step={dies_at - dies_at % 3}.ckpt")
+    assert table(tmp_path / "broken").equals(table(tmp_path / "whole"))
+
+
+def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
+    looked = []
+
+    def stop(look: Look) -> None:
+        looked.append(look.step)
+        if look.step == 6 and monitor.monitor is not None:
+            monitor.monitor.should_stop = True
+
+    monitor = MonitorCallback(
+        metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", sinks=[stop]
+    )
+    trainer = fit(Learner(), tmp_path, monitor)
+    assert trainer.global_step == 6 and looked == [0, 3, 6]
+
+
+@pytest.mark.parametrize("metrics", ["relative_mu", METRICS], ids=["of tokens", "of attention"])
+def test_training_batches_are_measured_and_those_of_validation_are_not(tmp_path: Path, metrics: Any) -> None:
+    monitor = MonitorCallback(metrics=metrics, every=2, run=tmp_path / "run")
+    fit(Learner(), tmp_path, monitor, steps=4, accumulate_grad_batches=3, val_check_interval=1)
+    rows = table(tmp_path / "run")
+    states = rows.filter((polars.col("metric") == "relative_mu") & (polars.col("layer") == 1))
+    assert states["step"].to_list() == [2, 4]
+    assert states["samples"].to_list() == [6, 6]  # three batches of two in each step that is looked at
+
+
+def test_the_package_of_the_older_name_takes_it_too(tmp_path: Path) -> None:
+    older = pytest.importorskip("pytorch_lightning")
+    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=2, run=tmp_path / "run")
+
+    class Older(older.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = tasks.model()
+
+        forward = Learner.forward
+        configure_optimizers = Learner.configure_optimizers
+
+        def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+            return self(**batch).loss
+
+    trainer = older.Trainer(
+        accelerator="cpu", devices=1, max_steps=4, max_epochs=-1, default_root_dir=tmp_path,
+        callbacks=[monitor], enable_checkpointing=False, logger=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Older(), DataLoader(tasks.Texts(6), batch_size=2))
+    assert table(tmp_path / "run")["step"].unique().sort().to_list() == [0, 2, 4]

@@ -1,0 +1,171 @@
+"""The monitor in a Hugging Face Trainer: it changes nothing; a resumed run has the table of a whole one."""
+
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import rankscope
+from rankscope.errors import MonitorError
+from rankscope.live.loops.transformers import MonitorCallback
+from rankscope.live.monitor import Look
+from tests.live.loops import tasks
+
+METRICS = ["relative_mu", "entropy"]
+
+
+class Losses(TrainerCallback):
+    """Every loss that Trainer logs."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+        self.seen += [logs["loss"]] if "loss" in logs else []
+
+
+def trainer(folder: Path, *callbacks: TrainerCallback, texts: int = 40, **settings: Any) -> Trainer:
+    given = {"max_steps": 12, "logging_steps": 1, "save_strategy": "no", "per_device_train_batch_size": 2}
+    args = TrainingArguments(
+        str(folder), report_to=[], disable_tqdm=True, use_cpu=True, **{**given, **settings}
+    )
+    return Trainer(
+        tasks.model(),
+        args,
+        train_dataset=tasks.Texts(texts),
+        eval_dataset=tasks.Texts(4),
+        callbacks=list(callbacks),
+    )
+
+
+def table(run: Path) -> pl.DataFrame:
+    return rankscope.read(run).table("training")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param(
+            {"gradient_accumulation_steps": 2, "gradient_checkpointing": True}, id="accumulated, checkpointed"
+        ),
+        pytest.param({"bf16": True}, marks=pytest.mark.slow, id="bf16"),
+    ],
+)
+def test_losses_and_weights_are_the_same_to_the_last_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
+    losses: list[list[float]] = []
+    trained: list[Any] = []
+    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=10, run=tmp_path / "run")
+    for callbacks in ([], [monitor]):
+        seen = Losses()
+        one = trainer(tmp_path, seen, *callbacks, max_steps=200, learning_rate=1e-3, **settings)
+        one.train()
+        losses.append(seen.seen)
+        trained.append(one.model)
+    assert len(losses[0]) == 200 and len(set(losses[0])) > 100
+    assert losses[0] == losses[1]
+    assert tasks.same(*trained)
+    rows = table(tmp_path / "run")
+    assert rows["step"].unique().sort().to_list() == list(range(0, 201, 10))
+    # The loss of a look is the mean of what Trainer logged since the last.
+    shown = rows.filter(pl.col("metric") == "loss").sort("step")["value"].to_list()
+    assert shown == pytest.approx([sum(losses[0][k : k + 10]) / 10 for k in range(0, 200, 10)], rel=1e-12)
+
+
+def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path) -> None:
+    """`bf16=True` is autocast in the model's forward: step 0 is what `watch` sees under autocast."""
+    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=10, run=tmp_path / "run")
+    one = trainer(tmp_path, monitor, max_steps=1, bf16=True)
+    one.train()
+    found = table(tmp_path / "run").filter((pl.col("step") == 0) & (pl.col("metric") == "relative_mu"))
+    means = {}
+    for on in (True, False):
+        fresh = tasks.model().eval()
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=on), rankscope.watch(fresh) as w:
+            fresh(**tasks.probe())
+        means[on] = w.profile().curve("relative_mu").mean(0).tolist()
+    assert found.sort("layer")["value"].to_list() == pytest.approx(means[True], rel=1e-12)
+    assert means[True][1:] != pytest.approx(means[False][1:], rel=1e-6)
+
+
+def test_the_learning_rate_of_a_look_is_that_of_its_steps(tmp_path: Path) -> None:
+    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=2, run=tmp_path / "run")
+    trainer(tmp_path, monitor, max_steps=4, learning_rate=1.0, lr_scheduler_type="linear").train()
+    rows = table(tmp_path / "run").filter(pl.col("metric") == "lr").sort("step")
+    assert rows["value"].to_list() == pytest.approx([(1 + 0.75) / 2, (0.5 + 0.25) / 2])
+
+
+@pytest.mark.parametrize("killed", [7, 11])
+def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, killed: int) -> None:
+    """Checkpoints every 3 steps, looks every 4: some of a look's losses are from before the checkpoint."""
+
+    class Kill(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            if state.global_step == killed:
+                raise KeyboardInterrupt
+
+    settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "learning_rate": 1e-3}
+
+    def run(name: str, *more: TrainerCallback, resume: bool = False) -> MonitorCallback:
+        monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=4, run=tmp_path / name)
+        one = trainer(tmp_path / f"{name}-checkpoints", monitor, *more, texts=10, **settings)
+        try:
+            one.train(resume_from_checkpoint=resume)
+        except KeyboardInterrupt:
+            monitor.close()
+        return monitor
+
+    run("whole")
+    run("broken", Kill())
+    assert table(tmp_path / "broken")["step"].max() == killed - killed % 4
+    run("broken", resume=True)
+    assert table(tmp_path / "broken").equals(table(tmp_path / "whole"))
+
+
+def test_a_new_training_does_not_write_over_an_old_one(tmp_path: Path) -> None:
+    options = {"metrics": METRICS, "probe": tasks.probe(), "every": 2, "run": tmp_path / "run"}
+    trainer(tmp_path, MonitorCallback(**options), max_steps=4).train()
+    again = MonitorCallback(**options)
+    with pytest.raises(MonitorError, match="holds a run up to step 4"):
+        trainer(tmp_path, again, max_steps=4).train()
+    again.close()
+    assert table(tmp_path / "run")["step"].max() == 4
+
+
+def test_a_monitor_that_comes_later_begins_where_the_checkpoint_stands(tmp_path: Path) -> None:
+    trainer(tmp_path, max_steps=4, save_strategy="steps", save_steps=4).train()
+    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=4, run=tmp_path / "run")
+    trainer(tmp_path, monitor, max_steps=8).train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert table(tmp_path / "run")["step"].unique().sort().to_list() == [4, 8]
+
+
+def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
+    looked = []
+
+    def stop(look: Look) -> None:
+        looked.append(look.step)
+        assert monitor.monitor is not None or look.step == 0
+        if look.step == 6 and monitor.monitor is not None:
+            monitor.monitor.should_stop = True
+
+    monitor = MonitorCallback(
+        metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", sinks=[stop]
+    )
+    one = trainer(tmp_path, monitor, max_steps=12)
+    one.train()
+    assert one.state.global_step == 6 and looked == [0, 3, 6]
+
+
+@pytest.mark.parametrize("metrics", ["relative_mu", METRICS], ids=["of tokens", "of attention"])
+def test_training_batches_are_measured_and_those_of_evaluation_are_not(tmp_path: Path, metrics: Any) -> None:
+    """Losses are logged at every second look."""
+    monitor = MonitorCallback(metrics=metrics, every=2, run=tmp_path / "run")
+    evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
+    steps = {"max_steps": 8, "logging_steps": 4, "gradient_accumulation_steps": 2}
+    trainer(tmp_path, monitor, **steps, **evaluated).train()
+    rows = table(tmp_path / "run")
+    states = rows.filter((pl.col("metric") == "relative_mu") & (pl.col("layer") == 1))
+    assert states["samples"].to_list() == [4, 4, 4, 4]  # two batches of two in each step that is looked at
+    assert rows.filter(pl.col("metric") == "loss")["step"].to_list() == [4, 8]
