@@ -11,9 +11,7 @@ import polars as pl
 from rankscope.charts.curves import written
 from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
-from rankscope.charts.style import (
-    FAINT, HOVER, SEQUENTIAL, colour, evenly, figure, heading, in_order, suffix, trace,
-)  # fmt: skip
+from rankscope.charts.style import FAINT, SEQUENTIAL, colour, evenly, figure, heading, in_order, suffix, trace
 from rankscope.runs.training import NAMES, Grid, Training, decades, title_of
 
 LOOKS, LINES, MARKS = 300, 9, 40
@@ -48,7 +46,7 @@ def layer_map(training: Training, metric: str) -> Figure:
     }  # fmt: skip
     last = grid.layers[-1] if grid.layers else 0
     layout = {
-        "height": max(260, min(600, 130 + 24 * len(grid.layers))),
+        "height": max(340, min(640, 130 + 24 * len(grid.layers))),
         "xaxis": {**_steps(), "showgrid": False},
         "yaxis": {
             "title": {"text": "layer"},
@@ -61,8 +59,8 @@ def layer_map(training: Training, metric: str) -> Figure:
     }
     return _kept(figure(
         [cells, *_rings(training, grid)], layout, _table(grid),
-        f"{title_of(metric)} by layer and step: {len(grid.layers)} layers, {len(grid.steps)} looks up to step "
-        f"{_last(training)}; {_span(grid.value)}.",
+        f"{title_of(metric)} by layer and step: {len(grid.layers)} layers, {len(grid.steps)} looks up to "
+        f"step {_last(training)}; {_span(grid.value)}.",
     ), metric)  # fmt: skip
 
 
@@ -72,20 +70,20 @@ def layer_curves(training: Training, metrics: Sequence[str]) -> Figure:
     several = len(grids) > 1
     shown = evenly(sorted({layer for grid in grids for layer in grid.layers}), 5 if several else LINES)
     data: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {**_marked(training, len(grids))}
+    layout = _marked(training, len(grids), several)
     for panel, grid in enumerate(grids):
         axis, log = _axis(grid.value)
+        numbers = _numbers(grid)
         for place, layer in enumerate(shown):
             if layer not in grid.layers:
                 continue
             row = grid.layers.index(layer)
             ink = in_order(place / max(1, len(shown) - 1))
-            said = [f"{escaped(title_of(grid.metric))}<br>step {step}, layer {layer}: <b>{text}</b>"
-                    for step, text in zip(grid.steps, _numbers(grid)[row], strict=True)]  # fmt: skip
+            said = f"{escaped(title_of(grid.metric))}<br>step %{{x}}, layer {layer}: <b>%{{text}}</b>"
             data.append(trace(
-                grid.steps, _placed(grid.value[row], axis if log else None), said, panel, name=f"layer {layer}",
-                legendgroup=f"layer {layer}", showlegend=layer not in {each["meta"] for each in data},
-                meta=layer, **_line(ink, len(grid.steps)),
+                grid.steps, _placed(grid.value[row], axis if log else None), numbers[row], panel, meta=layer,
+                name=f"layer {layer}", legendgroup=f"layer {layer}", hovertemplate=f"{said}<extra></extra>",
+                showlegend=layer not in {each["meta"] for each in data}, **_line(ink, len(grid.steps)),
             ))  # fmt: skip
         layout |= _axes(panel, axis, log, "" if several else _unit(grid.metric))
     if several:
@@ -97,22 +95,22 @@ def layer_curves(training: Training, metrics: Sequence[str]) -> Figure:
     return _kept(figure(
         data, layout, pl.concat(tables).to_dict(as_series=False) if tables else {},
         "; ".join(f"{title_of(grid.metric)} over the steps, {_span(grid.value)}" for grid in grids) + ".",
-        panels=len(grids), columns=min(3, len(grids)),
+        panels=len(grids), columns=min(2, len(grids)),
     ), ",".join(metrics))  # fmt: skip
 
 
 def run_curves(training: Training, names: Sequence[str]) -> Figure:
     """A panel for each number of the whole run: the loss, the learning rate."""
     data: list[dict[str, Any]] = []
-    layout: dict[str, Any] = {**_marked(training, len(names)), "showlegend": False}
+    layout: dict[str, Any] = {**_marked(training, len(names), True), "showlegend": False}
     table: dict[str, list[Any]] = {"name": [], "step": [], "value": []}
     for panel, name in enumerate(names):
         every, values = training.scalar(name)
-        table["name"] += [name] * len(every)
-        table["step"] += every
-        table["value"] += values
         chosen = evenly(range(len(every)), LOOKS)
         steps, drawn = [every[k] for k in chosen], np.array([values[k] for k in chosen])
+        table["name"] += [name] * len(steps)
+        table["step"] += steps
+        table["value"] += drawn.tolist()
         axis, log = _axis(drawn)
         said = [f"step {step}<br>{escaped(title_of(name))} <b>{_number(value)}</b>"
                 for step, value in zip(steps, drawn.tolist(), strict=True)]  # fmt: skip
@@ -194,8 +192,9 @@ def _line(ink: str, looks: int) -> dict[str, Any]:
             "marker": {"color": ink, "size": 5}}  # fmt: skip
 
 
-def _marked(training: Training, panels: int) -> dict[str, Any]:
-    """A dotted line at every step with an alarm, and a mark above it that says the sentences."""
+def _marked(training: Training, panels: int, headed: bool = False) -> dict[str, Any]:
+    """A dotted line at every step with an alarm, and a mark on top that says the sentences: inside a panel
+    that is `headed`."""
     said: dict[int, list[str]] = {}
     for row in training.alarms.iter_rows(named=True):
         said.setdefault(row["step"], []).append(_sentence(row["sentence"]))
@@ -205,7 +204,8 @@ def _marked(training: Training, panels: int) -> dict[str, Any]:
             x, y = f"x{suffix(panel)}", f"y{suffix(panel)} domain"
             lines.append({"type": "line", "xref": x, "yref": y, "x0": step, "x1": step, "y0": 0, "y1": 1,
                           "line": {"color": FAINT, "width": 1, "dash": "dot"}})  # fmt: skip
-            marks.append({"xref": x, "yref": y, "x": step, "y": 1, "yanchor": "bottom", "yshift": -3,
+            marks.append({"xref": x, "yref": y, "x": step, "y": 1, "yanchor": "top" if headed else "bottom",
+                          "yshift": 3 if headed else -3,
                           "showarrow": False, "text": "▼", "font": {"size": 11, "color": ALARM},
                           "hovertext": "<br>".join([f"alarm at step {step}", *said[step]])})  # fmt: skip
     return {"shapes": lines, "annotations": marks} if lines else {}

@@ -14,7 +14,7 @@ from rankscope.report.facts import excerpts
 from rankscope.report.pictures import data_uri
 from rankscope.report.plots import Plot, Section, Views
 from rankscope.report.run import Run
-from rankscope.report.tables import Table, bound_tables, comparison_table, curve_table, spread_table
+from rankscope.report.tables import bound_tables, comparison_table, curve_table, spread_table
 from rankscope.report.training import training_sections
 from rankscope.theory.views import RANK
 

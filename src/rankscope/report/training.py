@@ -1,4 +1,4 @@
-"""The chapter's section of a training run: what was monitored, as a map, as curves, and what it was told of."""
+"""The section of a training run: what was monitored as a map and as curves, and the alarms."""
 
 from rankscope.cards import counted
 from rankscope.charts.training import LOOKS, layer_curves, layer_map, path_shares, run_curves
@@ -45,11 +45,13 @@ def training_sections(training: Training) -> list[Section]:
         plots.append(Plot(
             "training", [(_label(name), layer_map(training, name)) for name in shown],
             f"A column is a look, a row a layer; layer 0 is the input. The colour is the mean over samples"
-            f"{_heads(training, shown)}, on a logarithmic scale where values span over two decades.{few}{marks}",
+            f"{_heads(training, shown)}, on a logarithmic scale where values span over two decades.{few}"
+            f"{marks}",
         ))  # fmt: skip
         plots.append(Plot(
             "training-curves", [(_label(name), layer_curves(training, [name])) for name in shown],
-            "The same as curves over the steps, a line for each layer, from dark at the input to light at the output.",
+            "The same as curves over the steps, a line for each layer, from the darkest at the input to the "
+            "lightest at the output.",
         ))  # fmt: skip
     if training.scalars:
         plots.append(Plot(
@@ -67,7 +69,8 @@ def training_sections(training: Training) -> list[Section]:
             "training-paths", [("", path_shares(training))],
             "Shares of the output that paths of each length carry, over the training.",
         ))  # fmt: skip
-    lead = f"{counted(looks, 'look')} from step {training.steps[0]:,} to {training.steps[-1]:,}: {_monitored(training)}."
+    first, last = training.steps[0], training.steps[-1]
+    lead = f"{counted(looks, 'look')} from step {first:,} to {last:,}. Monitored: {_monitored(training)}."
     notes = []
     if training.broken:
         notes.append(
@@ -80,19 +83,10 @@ def _tables(training: Training) -> list[Table]:
     found = []
     if len(training.alarms):
         rows = [
-            [
-                f"{row['step']:,}",
-                "" if row["since"] is None else f"{row['since']:,}",
-                _where(row),
-                str(row["rule"]),
-                str(row["sentence"]),
-            ]
-            for row in training.alarms.head(ALARMS).iter_rows(named=True)
+            [_where(row), str(row["sentence"])] for row in training.alarms.head(ALARMS).iter_rows(named=True)
         ]
         few = f"The first {ALARMS} of {len(training.alarms)}." if len(training.alarms) > ALARMS else ""
-        found.append(
-            Table("Alarms", ["at step", "since step", "where", "rule", ""], rows, wordy=True, note=few)
-        )
+        found.append(Table("Alarms", ["rule and place", "what it says"], rows, wordy=True, note=few))
     if training.metrics:
         grid = training.grid(training.metrics[0])
         ends = [
@@ -110,8 +104,11 @@ def _tables(training: Training) -> list[Table]:
 
 
 def _where(row: dict[str, object]) -> str:
-    parts = [f"{name} {row[name]}" for name in ("layer", "head") if row[name] is not None]
-    return ", ".join(parts) or "the run"
+    """Which rule spoke, when, and of which layer and head."""
+    parts = [f"{row['rule']} at step {row['step']:,}"]
+    parts += [f"since step {row['since']:,}"] if row["since"] not in (None, row["step"]) else []
+    parts += [f"{name} {row[name]}" for name in ("layer", "head") if row[name] is not None]
+    return ", ".join(parts)
 
 
 def _heads(training: Training, names: list[str]) -> str:

@@ -78,7 +78,7 @@ class Run:
         chunks = self.chunks(name) or [f"{name}.parquet"]
         found = pl.concat(whole(self.path(chunk))[0] for chunk in chunks)
         lines = read_lines(self.folder / name / FILE, self.gathered(name))
-        if lines and (now := read(self.folder)).chunks(name) != chunks:  # gathered in between
+        if "/" in chunks[0] and (now := read(self.folder)).chunks(name) != chunks:  # gathered in between
             return now.table(name)
         return pl.concat([found, frame_of(lines, found.schema)]) if lines else found
 

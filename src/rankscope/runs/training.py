@@ -29,13 +29,13 @@ LEARNING = ("grad_", "update_")
 """How the names of what is read of gradients and updates begin."""
 NAMES = {
     "lr": "learning rate",
-    "grad_tokens": "gradient at the tokens",
-    "grad_query_key": "gradient of query and key weights",
-    "grad_value_output": "gradient of value and output weights",
-    "grad_mlp": "gradient of MLP weights",
-    "update_query_key": "update over size, query and key weights",
-    "update_value_output": "update over size, value and output weights",
-    "update_mlp": "update over size, MLP weights",
+    "grad_tokens": "gradient: tokens",
+    "grad_query_key": "gradient: queries, keys",
+    "grad_value_output": "gradient: values, outputs",
+    "grad_mlp": "gradient: MLP",
+    "update_query_key": "update / weights: queries, keys",
+    "update_value_output": "update / weights: values, outputs",
+    "update_mlp": "update / weights: MLP",
 }
 TRIES = 5
 
