@@ -135,13 +135,15 @@ def path_shares(training: Training) -> Figure:
         rows["of"].unique().to_list(),
         key=lambda name: ([int(n) for n in name.split() if n.isdecimal()], name),
     )
-    data = []
+    data: list[dict[str, Any]] = []
+    table: dict[str, list[Any]] = {"of": [], "step": [], "value": []}
     for place, name in enumerate(names):
         part = rows.filter(pl.col("of") == name).sort("step")
         chosen = evenly(range(len(part)), LOOKS)
-        steps, values = (
-            part[column].fill_null(math.nan).gather(chosen).to_list() for column in ("step", "value")
-        )
+        steps = part["step"].gather(chosen).to_list()
+        values = part["value"].fill_null(math.nan).gather(chosen).to_list()
+        for column, each in zip(table, ([name] * len(steps), steps, values), strict=True):
+            table[column] += each
         said = [f"step {step}, {escaped(name)}<br><b>{value:.1%}</b> of the output"
                 for step, value in zip(steps, values, strict=True)]  # fmt: skip
         ink = in_order(place / max(1, len(names) - 1))
@@ -150,7 +152,7 @@ def path_shares(training: Training) -> Figure:
         "xaxis": _steps(), "yaxis": {"title": {"text": "share of the output"}, "tickformat": ".0%"},
         **_marked(training, 1),
     }  # fmt: skip
-    return _kept(figure(data, layout, rows.to_dict(as_series=False), "Path shares over the steps."), "paths")
+    return _kept(figure(data, layout, table, "Path shares over the steps."), "paths")
 
 
 def _drawn(training: Training, grid: Grid) -> Grid:

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from rankscope.cli.bounds import bounds
+from rankscope.cli.checkpoints import checkpoints
 from rankscope.cli.compare import compare
 from rankscope.cli.demo import demo
 from rankscope.cli.exits import Commands, unwrapped
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    demo, measure, compare, paths, bounds, follow, explore, reproduce, report, masks, models,
+    demo, measure, compare, paths, bounds, checkpoints, follow, explore, reproduce, report, masks, models,
 ):  # fmt: skip
     app.command(help=unwrapped(command.__doc__))(command)
 

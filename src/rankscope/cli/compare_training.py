@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankscope.errors import FileError, MetricError
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from rankscope.runs.training import Training
 
 APART = 0.1
@@ -114,11 +112,12 @@ def compared(runs: "list[Training]", things: list[str], asked: str | None) -> Co
         if there:
             lines.append(_line("loss", [[loss[step] for step in there] for loss in losses], there))
     for layer in layers:
-        rows: list[np.ndarray] = []
+        rows, noise = [], []
         for grid in grids:
-            at = [grid.steps.index(step) for step in steps]
-            rows.append(grid.value[grid.layers.index(layer), at])
-        lines.append(_line(f"layer {layer}", rows, steps))
+            row, at = grid.layers.index(layer), [grid.steps.index(step) for step in steps]
+            rows.append(grid.value[row, at])
+            noise.append(grid.noise[row, at])
+        lines.append(_line(f"layer {layer}", rows, steps, noise))
     return Compared(metric, steps, lines, notes)
 
 
@@ -129,10 +128,13 @@ def verdict(found: Compared) -> str:
     loss = next((line for line in found.lines if line.name == "loss"), None)
     of = ""
     if loss is not None:
-        how = "stays together" if loss.parted is None else f"parts from step {loss.parted:,} on"
+        how = "ends together" if loss.parted is None else f"parts from step {loss.parted:,} on"
         of = f" The loss {how}."
     if not parted:
-        return f"In {found.metric} they stay within {APART:.0%} of each other up to step {found.steps[-1]:,}.{of}"
+        return (
+            f"In {found.metric} they are within {APART:.0%} of each other at the end, step "
+            f"{found.steps[-1]:,}, at every layer.{of}"
+        )
     first = min(line.parted for line in parted if line.parted is not None)
     where = [line.name.removeprefix("layer ") for line in parted if line.parted == first]
     named = f"layer {where[0]}" if len(where) == 1 else f"layers {', '.join(where)}"
@@ -142,14 +144,17 @@ def verdict(found: Compared) -> str:
     )
 
 
-def _line(name: str, rows: "list[Any]", steps: list[int]) -> Line:
+def _line(name: str, rows: "list[Any]", steps: list[int], noise: "list[Any] | None" = None) -> Line:
+    """Values `[run, step]`, and where they are only noise: runs that all are at their floors are together."""
     import numpy as np
 
-    values = np.array(rows, dtype=float)  # [run, step]
+    values = np.array(rows, dtype=float)
     low, high = values.min(0), values.max(0)
     size = np.maximum(np.abs(low), np.abs(high))
     apart = ~(high - low <= APART * size)  # what is no number in one of them differs
     apart &= ~np.isnan(values).all(0)
+    if noise is not None:
+        apart &= ~np.array(noise).all(0)
     together = np.flatnonzero(~apart)
     first = int(together[-1]) + 1 if len(together) else 0
     return Line(name, values[:, -1].tolist(), steps[first] if first < len(steps) else None)
