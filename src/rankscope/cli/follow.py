@@ -127,7 +127,8 @@ def shown(
     for name in names:
         parts += ["", _layers(found.grid(name), room)]
     if found.broken:
-        parts += ["", Text(f"{found.broken} readings were no numbers: something overflowed.")]
+        several = "reading was no number" if found.broken == 1 else "readings were no numbers"
+        parts += ["", Text(f"{found.broken} {several}: something overflowed.")]
     if alarms is not None:
         parts += ["", alarms]
     elif found.steps and not quiet:
