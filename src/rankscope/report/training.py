@@ -1,5 +1,7 @@
 """The section of a training run: what was monitored as a map and as curves, and the alarms."""
 
+from math import isfinite
+
 from rankscope.cards import counted
 from rankscope.charts.training import LOOKS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.metrics import symbol_of
@@ -23,7 +25,8 @@ def training_said(training: Training) -> str:
         said.append(f"The first, at step {training.alarms['step'][0]:,}: {training.alarms['sentence'][0]}")
     if "loss" in training.scalars:
         _, values = training.scalar("loss")
-        said.append(f"The loss went from {values[0]:.3g} to {values[-1]:.3g}.")
+        first, now = (f"{value:.3g}" if isfinite(value) else "no number" for value in (values[0], values[-1]))
+        said.append(f"The loss went from {first} to {now}.")
     return " ".join(said)
 
 
@@ -122,7 +125,7 @@ def _monitored(training: Training) -> str:
         f"{name} ({symbol_of(name)})" if symbol_of(name) != name else title_of(name)
         for name in training.metrics
     ]
-    return ", ".join([*said, *map(title_of, training.scalars)])
+    return "; ".join([*said, *map(title_of, training.scalars)])
 
 
 def _label(name: str) -> str:
