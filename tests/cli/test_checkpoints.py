@@ -13,7 +13,12 @@ from rankscope import load, measure
 from rankscope.runs.training import read_training
 from tests.cli.running import answered, printed, rankscope
 
-SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+SMALL: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 GIVEN = ("--tokens", "8", "--samples", "2", "--metrics", "relative_mu,entropy")
 
 
