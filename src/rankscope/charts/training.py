@@ -85,7 +85,7 @@ def layer_curves(training: Training, metrics: Sequence[str]) -> Figure:
                 name=f"layer {layer}", legendgroup=f"layer {layer}", hovertemplate=f"{said}<extra></extra>",
                 showlegend=layer not in {each["meta"] for each in data}, **_line(ink, len(grid.steps)),
             ))  # fmt: skip
-        layout |= _axes(panel, axis, log, "" if several else _unit(grid.metric))
+        layout |= _axes(panel, axis, log, "" if several else _unit(grid.metric), grid.value)
     if several:
         layout["annotations"] = [
             *layout.get("annotations", []),
@@ -117,7 +117,7 @@ def run_curves(training: Training, names: Sequence[str]) -> Figure:
         data.append(
             trace(steps, _placed(drawn, axis if log else None), said, panel, **_line(colour(0), len(steps)))
         )
-        layout |= _axes(panel, axis, log, "")
+        layout |= _axes(panel, axis, log, "", drawn)
     layout["annotations"] = [
         *layout.get("annotations", []),
         *map(heading, map(title_of, names), range(len(names))),
@@ -179,13 +179,22 @@ def _placed(values: np.ndarray, axis: Powers | None) -> list[float | None]:
     return axis.place(np.where(logs == -np.inf, axis.low, logs))
 
 
-def _axes(panel: int, axis: Powers, log: bool, title: str) -> dict[str, Any]:
+def _axes(panel: int, axis: Powers, log: bool, title: str, values: np.ndarray) -> dict[str, Any]:
     linear = {"title": {"text": title}, "exponentformat": "power", "zeroline": False}
+    low, high = _ends(values)
+    if high - low <= 1e-9 * abs(high) and high:  # plotly would draw it at 0 of an axis from -1 to 1
+        linear["range"] = sorted([0.0, 2 * high])
     return {f"xaxis{suffix(panel)}": _steps(), f"yaxis{suffix(panel)}": axis.axis(title) if log else linear}
 
 
 def _steps() -> dict[str, Any]:
-    return {"title": {"text": "step"}, "zeroline": False, "nticks": 7, "separatethousands": True}
+    return {
+        "title": {"text": "step"},
+        "zeroline": False,
+        "nticks": 5,
+        "tickangle": 0,
+        "separatethousands": True,
+    }
 
 
 def _line(ink: str, looks: int) -> dict[str, Any]:

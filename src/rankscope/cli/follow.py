@@ -241,15 +241,16 @@ def _lines(curves: list[list[float]]) -> list[str]:
 
 def _alarms(found: "Training") -> "Table | None":
     """The last ones, as sentences."""
-    from rich.table import Table
     from rich.text import Text
+
+    from rankscope.cli.show import titled
 
     rows = found.alarms.to_dicts()
     if not rows:
         return None
     number = len(rows)
     before = f", the last {ALARMS} of them" if number > ALARMS else ""
-    table = Table(title=f"{number} alarm{'s' * (number != 1)}{before}", title_justify="left", box=None)
+    table = titled(f"{number} alarm{'s' * (number != 1)}{before}")
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for row in rows[-ALARMS:]:

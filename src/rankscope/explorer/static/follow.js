@@ -56,6 +56,9 @@ async function show(found) {
     found.drawn && `Drawn are ${found.drawn} of ${whole(found.looks)} looks, and those with alarms.`,
     found.broken && `${several(found.broken, "reading")} of samples were no numbers: something overflowed.`,
   ].filter(Boolean).join(" ");
+  const { map, curves, paths } = found.figures;
+  if (map) curves.layout.height = map.layout.height; // they stand side by side
+  $("run").closest(".card").classList.toggle("wide", !paths);
   for (const name of ["map", "curves", "run", "gradients", "paths"]) {
     const figure = found.figures[name];
     $(name).closest(".card").hidden = !figure;
