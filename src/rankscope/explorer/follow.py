@@ -18,7 +18,7 @@ from rankscope.charts.training import LOOKS, layer_curves, layer_map, path_share
 from rankscope.errors import RankscopeError
 from rankscope.explorer import pages
 from rankscope.explorer.guard import Guard
-from rankscope.runs.training import LEARNING, NAMES, Training, read_training, stamp
+from rankscope.runs.training import LEARNING, NAMES, Training, decades, read_training, stamp
 
 PANELS, ALARMS = 6, 200
 """Panels of a figure, and alarms of the list, at most."""
@@ -72,7 +72,7 @@ def described(training: Training, metric: str | None = None) -> dict[str, Any]:
         figures["gradients"] = layer_curves(training, learning)
     if len(training.paths):
         figures["paths"] = path_shares(training)
-    heads = 0 if chosen is None else training.grid(chosen).heads
+    grid = None if chosen is None else training.grid(chosen)
     looks = len(training.steps)
     return {
         "model": training.name,
@@ -81,7 +81,8 @@ def described(training: Training, metric: str | None = None) -> dict[str, Any]:
         "looks": looks,
         "drawn": LOOKS if looks > LOOKS else None,
         "metric": chosen,
-        "heads": heads if heads > 1 else None,
+        "heads": grid.heads if grid is not None and grid.heads > 1 else None,
+        "zeros": grid is not None and bool((grid.value == 0).any()) and decades(grid.value) > 2,
         "metrics": [
             {"name": name, "says": NAMES.get(name, name.replace("_", " "))} for name in training.metrics
         ],

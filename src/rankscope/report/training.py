@@ -48,7 +48,8 @@ def training_sections(training: Training) -> list[Section]:
         plots.append(Plot(
             "training", [(_label(name), layer_map(training, name)) for name in shown],
             f"A column is a look, a row a layer; layer 0 is the input. The colour is the mean over samples"
-            f"{_heads(training, shown)}, on a logarithmic scale where values span over two decades.{few}"
+            f"{_heads(training, shown)}, on a logarithmic scale where values span over two decades: there "
+            f"zero lies at the lower end.{few}"
             f"{marks}",
         ))  # fmt: skip
         plots.append(Plot(

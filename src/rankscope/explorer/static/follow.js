@@ -53,6 +53,7 @@ async function show(found) {
   alarms(found);
   $("map-note").textContent = [
     found.heads && `Mean over ${found.heads} heads.`,
+    found.zeros && "Values of zero are drawn at the lower end of the scale.",
     found.drawn && `Drawn are ${found.drawn} of ${whole(found.looks)} looks, and those with alarms.`,
     found.broken && `${several(found.broken, "reading")} of samples were no numbers: something overflowed.`,
   ].filter(Boolean).join(" ");
