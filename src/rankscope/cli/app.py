@@ -5,10 +5,12 @@ from typing import Annotated
 import typer
 
 from rankscope.cli.bounds import bounds
+from rankscope.cli.checkpoints import checkpoints
 from rankscope.cli.compare import compare
 from rankscope.cli.demo import demo
 from rankscope.cli.exits import Commands, unwrapped
 from rankscope.cli.explore import explore
+from rankscope.cli.follow import follow
 from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
 from rankscope.cli.models import models
@@ -23,7 +25,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-for command in (demo, measure, compare, paths, bounds, explore, reproduce, report, masks, models):
+for command in (
+    demo, measure, compare, paths, bounds, checkpoints, follow, explore, reproduce, report, masks, models,
+):  # fmt: skip
     app.command(help=unwrapped(command.__doc__))(command)
 
 

@@ -38,7 +38,16 @@ def compare(
 
     All read the same excerpts, each with its own tokenizer. Depths and widths may differ. A run is a folder
     that [bold]measure -o[/bold] or [bold]compare -o[/bold] has written; it keeps the text it was measured on.
+
+    Training runs, which a [bold]Monitor[/bold] or [bold]checkpoints[/bold] has written, are set side by side
+    at the steps that they have in common.
     """
+    from rankscope.cli.compare_training import compare_trainings, is_training
+
+    if any(map(is_training, things)):
+        refuse_twice(things, alone=True)
+        named = None if metrics == opt.DEFAULT_METRICS else metrics
+        return compare_trainings(things, named, output, as_json, quiet)
     from rankscope.cli.bounds import require_positive_threshold
     from rankscope.cli.measure import checked, command, end_if_stopped, together
     from rankscope.cli.show import show_run
@@ -138,9 +147,9 @@ def _last(path: str) -> str:
     return Path(path).name or Path(path).resolve().name or path
 
 
-def refuse_twice(things: list[str]) -> None:
-    """What is compared must differ."""
-    if len(things) < 2 and not (Path(things[0]) / "profile.parquet").is_file():
+def refuse_twice(things: list[str], alone: bool = False) -> None:
+    """What is compared must differ; one thing is enough where it may stand `alone`."""
+    if len(things) < 2 and not alone and not (Path(things[0]) / "profile.parquet").is_file():
         raise MetricError(
             f"compare must be given at least two things, as in compare {things[0]} {things[0]}:san; got one"
         )

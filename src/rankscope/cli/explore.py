@@ -23,8 +23,8 @@ def explore(
             autocompletion=one(names.MODELS),
         ),
     ] = None,
-    port: Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any that is free.")] = 0,
-    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")] = False,
+    port: opt.Port = 0,
+    no_open: opt.NoOpen = False,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
@@ -34,14 +34,7 @@ def explore(
     """
     from importlib.util import find_spec
 
-    from rankscope.errors import MissingExtraError
-
-    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(
-            f"the explorer needs {' and '.join(missing)}, which is not installed: {INSTALL}"
-        )
-
+    require_server("the explorer")
     from rankscope.cli.show import console, machine, say
     from rankscope.explorer.serve import bound, serve
     from rankscope.explorer.shelf import Shelf
@@ -61,3 +54,14 @@ def explore(
         console().print(address if quiet else f"Explorer: {address} (Ctrl-C ends it)", soft_wrap=True)
     sys.stdout.flush()
     serve(shelf, socket, None if no_open else address)
+
+
+def require_server(what: str) -> None:
+    """A sentence with the line that installs what serves a page, where it is not there."""
+    from importlib.util import find_spec
+
+    from rankscope.errors import MissingExtraError
+
+    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(f"{what} needs {' and '.join(missing)}, which is not installed: {INSTALL}")

@@ -68,6 +68,8 @@ Confirm = Annotated[bool, option(RESULT, " ", "confirm", (), "--confirm")]
 Threshold = Annotated[float, option(RESULT, "SHARE", "threshold")]
 Output = Annotated[Path | None, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
 Folder = Annotated[Path, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
+Port = Annotated[int, typer.Option(metavar="N", min=0, max=65535, help="0: any that is free.")]
+NoOpen = Annotated[bool, typer.Option("--no-open", help="Do not open a browser.")]
 Json = Annotated[bool, option(RESULT, " ", "json", (), "--json")]
 Quiet = Annotated[bool, option(RESULT, " ", "quiet", (), "--quiet", "-q")]
 DEFAULT_METRICS = "relative_residual,residual,relative_mu,mu"

@@ -11,7 +11,9 @@ from rankscope.cli import options as opt
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN", help="Folders that measure, paths, bounds, reproduce or demo wrote."),
+        typer.Argument(
+            metavar="RUN", help="Folders that measure, paths, bounds, checkpoints, a Monitor, ... wrote."
+        ),
     ],
     output: Annotated[
         Path, opt.option(opt.RESULT, "PAGE", "The page to write.", (), "-o", "--output")

@@ -46,9 +46,14 @@ def server_of(asgi: Guard, jobs: Jobs, patience: float = SECONDS) -> uvicorn.Ser
 
 
 def serve(shelf: Shelf, at: socket.socket, page: str | None = None) -> None:
-    """Serve until Ctrl-C, and open a browser at `page`."""
+    """The explorer over these networks, until Ctrl-C."""
     jobs = Jobs()
-    server = server_of(app(shelf, at.getsockname()[1], jobs), jobs)
+    serve_app(app(shelf, at.getsockname()[1], jobs), at, page, jobs)
+
+
+def serve_app(asgi: Guard, at: socket.socket, page: str | None = None, jobs: Jobs | None = None) -> None:
+    """Serve until Ctrl-C, and open a browser at `page`."""
+    server = server_of(asgi, jobs or Jobs())
     if page is not None:
         threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
     server.run(sockets=[at])

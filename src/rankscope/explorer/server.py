@@ -13,16 +13,14 @@ import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
-from starlette.exceptions import HTTPException as StarletteHTTPException
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from rankscope.errors import BusyError, LateError, RankscopeError
-from rankscope.explorer import settings
+from rankscope.explorer import pages, settings
 from rankscope.explorer.answer import Answers, why
 from rankscope.explorer.guard import Guard
 from rankscope.explorer.jobs import Job, Jobs
@@ -33,7 +31,6 @@ MOST_BYTES = 64 * 1024
 """Of a request."""
 BODY_SECONDS = 5.0
 """In which a request must have arrived."""
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 LIMITS = {"text": settings.MOST_TEXT, "tokens": settings.MOST_TOKENS, "depth": settings.MOST_DEPTH}
 VISITOR = re.compile(r"[\w-]{1,64}", re.ASCII)
 
@@ -51,33 +48,7 @@ def app(shelf: Shelf, port: int, jobs: Jobs | None = None, patience: float = BOD
 
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
-    @api.exception_handler(StarletteHTTPException)
-    async def refused(_: Request, error: StarletteHTTPException) -> Response:
-        return JSONResponse(
-            {"error": str(error.detail)}, status_code=error.status_code, headers=error.headers
-        )
-
-    @api.get("/")
-    async def page() -> Response:
-        return _static("index.html")
-
-    @api.get("/static/{name}")
-    async def static(name: str) -> Response:
-        return _static(name)
-
-    @api.get("/charts/{name}")
-    async def chart(name: str) -> Response:
-        return _static(name, "rankscope.charts")
-
-    @api.get("/plotly.js")
-    async def plotly() -> Response:
-        return FileResponse(
-            str(files("plotly").joinpath("package_data/plotly.min.js")), media_type=KINDS[".js"]
-        )
-
-    @api.get("/favicon.ico")
-    async def icon() -> Response:
-        return _static("icon.svg")
+    pages.put_on(api, "index.html")
 
     @api.get("/api/shelf")
     async def described() -> dict[str, Any]:
@@ -189,12 +160,3 @@ async def _body(request: Request, patience: float) -> bytes:
     except ClientDisconnect:
         raise HTTPException(400, "a request must arrive whole; this one broke off") from None
     return bytes(body)
-
-
-def _static(name: str, package: str = "rankscope.explorer") -> Response:
-    """A file of the page, by a name without any path in it."""
-    kind = KINDS.get(name[name.rfind(".") :])
-    found = files(package).joinpath("static")
-    if kind is None or name not in {each.name for each in found.iterdir()}:
-        raise HTTPException(404, "there is no such page")
-    return Response(found.joinpath(name).read_bytes(), media_type=kind)

@@ -19,6 +19,7 @@ LEFT_OUT = {
     "picture": "the pictures",
     "bounds": "the figure of the bounds",
     "lengths": "the figure of the paths",
+    "training": "the figures of the training",
     "curves": "the figure of the residual",
 }
 """Kinds of parts in the order in which they go, and what each is called."""

@@ -9,8 +9,9 @@ from typing import Any
 from rankscope import charts
 from rankscope.report.facts import facts, stopped
 from rankscope.report.finding import finding
+from rankscope.report.plots import Plot, Section
 from rankscope.report.run import Run
-from rankscope.report.sections import Plot, Section, sections_of
+from rankscope.report.sections import sections_of
 from rankscope.report.tables import checks
 from rankscope.runs import Manifest
 

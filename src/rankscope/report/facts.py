@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from rankscope.cards import counted
 from rankscope.profiles import Summary
 from rankscope.report.run import Run
+from rankscope.runs.training import Training
 
 SIZES = ("layers", "heads", "width")
 MONTHS = (
@@ -49,9 +50,18 @@ def facts(run: Run) -> list[str]:
     if run.measured is not None:
         found.append(counted(excerpts(run), "excerpt"))
         found.append(f"{', '.join(run.measured.arithmetics)} arithmetic")
+    if run.training is not None and run.measured is None:
+        found += _trained(run.training)
     if run.manifest.created:
         found.append(_when(run.manifest.created))
     return found
+
+
+def _trained(training: Training) -> list[str]:
+    """How large the model is that was trained, and how often it was looked at."""
+    sizes = [(network.model or {}).get("parameters") for network in training.manifest.networks]
+    said = [f"{size:,} parameters" for size in sizes[:1] if isinstance(size, int)]
+    return [*said, counted(len(training.steps), "look")]
 
 
 def _when(created: str) -> str:

@@ -9,8 +9,9 @@ from rankscope import charts
 from rankscope.figures import power
 from rankscope.profiles.views import CurveView
 from rankscope.report.causes import FINEST
+from rankscope.report.plots import Plot, Section
 from rankscope.report.run import Run
-from rankscope.report.sections import Plot, Section, by_variant
+from rankscope.report.sections import by_variant
 from rankscope.report.tables import Table
 
 METRIC = "relative_residual"

@@ -4,10 +4,12 @@
     cloud.parquet, spectrum.parquet    tokens on two axes, singular values
     lengths.parquet, heads.parquet     paths
     certificates*.parquet              bounds, a file for each variant
+    training/, alarms/                 a training run, as far as it is written
     **/outcome.json                    studies of the papers
     manifest.json                      what was run
 
-`measure`, `paths`, `bounds`, `reproduce` and `demo` write them, through `rankscope.runs`.
+`measure`, `paths`, `bounds`, `reproduce`, `checkpoints`, `demo` and `Monitor` write them, through
+`rankscope.runs`.
 """
 
 from dataclasses import dataclass, field
@@ -28,6 +30,8 @@ from rankscope.runs import Manifest, read
 from rankscope.runs import Run as Stored
 from rankscope.runs.store import document
 from rankscope.runs.tables import whole
+from rankscope.runs.training import TABLE as TRAINING
+from rankscope.runs.training import Training, read_training
 from rankscope.theory import Certificates
 
 LENGTHS = ("sample", "length", "start", "paths", "norm", "relative_residual", "below_floor", "share")
@@ -62,12 +66,15 @@ class Run:
     """Of each command that wrote into the folder."""
     closure: float | None = None
     """How nearly the paths add up to the output."""
+    training: Training | None = None
 
     @property
     def title(self) -> str:
         """What was run, for a heading."""
         if self.outcomes and self.measured is None:
             return self._studied()
+        if self.training is not None and self.measured is None:
+            return f"{self.training.name[:TITLE]}: a training run"
         origin = self.manifest.origin or {}
         name = Path(str(origin.get("name") or self.manifest.model or self.folder.resolve().name)).name
         given = self.manifest.title or (titled(origin) if origin.get("weights") else name)
@@ -119,15 +126,17 @@ def read_run(folder: str | Path) -> Run:
         each = validate.certificates(path, Certificates.read(stored.path(path.name)))
         certificates[", ".join(network.variant for network in each.manifest.networks)] = each
         inside.append(each.manifest)
+    training = read_training(folder) if TRAINING in stored.names else None
+    inside += [] if training is None else [training.manifest]
     outcomes = [_outcome(path.parent) for path in sorted(folder.rglob("outcome.json"))]
-    if measured is None and not tables and not certificates and not outcomes:
+    if not (measured is not None or tables or certificates or outcomes or training):
         raise FileError(
             f"{folder} must be a run directory, with profile.parquet, lengths.parquet, certificates.parquet "
             "or the like in it; it has none of them: measure, paths, bounds and reproduce write one with -o"
         )
     main = inside[0] if inside else Manifest()
     manifests = stored.manifests or ({"": main} if inside else {})
-    return Run(folder, main, measured, tables, certificates, outcomes, notes, manifests, closure)
+    return Run(folder, main, measured, tables, certificates, outcomes, notes, manifests, closure, training)
 
 
 def _measured(stored: Stored, notes: list[str]) -> Profile | Summary | None:

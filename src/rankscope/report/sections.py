@@ -1,24 +1,22 @@
 """The sections of a chapter: which figures and tables a run gives, each with a sentence on how to read it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import polars as pl
 
 from rankscope import charts
-from rankscope.charts import Figure
 from rankscope.charts.cloud import PANELS as CLOUDS
 from rankscope.metrics import symbol_of
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.views import CurveView
 from rankscope.report.facts import excerpts
 from rankscope.report.pictures import data_uri
+from rankscope.report.plots import Plot, Section, Views
 from rankscope.report.run import Run
-from rankscope.report.tables import Table, bound_tables, comparison_table, curve_table, spread_table
+from rankscope.report.tables import bound_tables, comparison_table, curve_table, spread_table
+from rankscope.report.training import training_sections
 from rankscope.theory.views import RANK
-
-Views = list[tuple[str, Figure]]
 
 FLOORS = (
     "Marks are hollow where a value lies at or below the dotted floor, the least that its arithmetic can "
@@ -28,38 +26,9 @@ MANY = 40
 """Pictures of studies up to which they are shown at full width."""
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A figure in the page, or several of which one is shown."""
-
-    key: str
-    views: Views
-    caption: str
-    small: bool = False
-
-    @property
-    def kind(self) -> str:
-        """Which of the figures of a run it is: curves, cloud, bounds, ..., or a small one."""
-        return "small" if self.small else self.key.partition("-")[0]
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading and what stands under it."""
-
-    key: str
-    title: str
-    lead: str = ""
-    plots: list[Plot] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    pictures: list[dict[str, str]] = field(default_factory=list)
-    """Of studies: a title and the picture as a data URI."""
-
-
 def sections_of(run: Run) -> list[Section]:
     """All that the run has something for, in the order of reading."""
-    found: list[Section] = []
+    found = [] if run.training is None else training_sections(run.training)
     if run.measured is not None:
         found += [_curves(run, run.measured), *_arithmetics(run.measured)]
     of = {"cloud": _cloud, "spectrum": _spectrum, "lengths": _paths, "heads": _heads}

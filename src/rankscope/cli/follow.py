@@ -1,0 +1,258 @@
+"""`rankscope follow`: a training run in the terminal, or on a page, while it trains."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from rankscope.cli import options as opt
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+    from rankscope.runs.training import Grid, Training
+
+EVERY = 1.0
+"""Seconds between two looks at the folder."""
+WIDTH, LAYERS, ALARMS = 32, 33, 6
+"""Characters of a sparkline, layers of a table and alarms that are shown, at most."""
+
+
+def follow(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder that a Monitor writes.")],
+    metric: Annotated[
+        str | None,
+        opt.option(opt.RESULT, "NAMES", "Comma-separated: what is shown by layer.", show_default="the first"),
+    ] = None,
+    once: Annotated[bool, opt.option(opt.RESULT, " ", "Print it once, and end.", (), "--once")] = False,
+    page: Annotated[
+        bool, opt.option(opt.RESULT, " ", "On a local page that keeps up.", (), "--page")
+    ] = False,
+    port: opt.Port = 0,
+    no_open: opt.NoOpen = False,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Follow a training run while it trains: its layers from the first look to the last, loss and alarms.
+
+    It reads what a [bold]Monitor[/bold] or [bold]rankscope checkpoints[/bold] writes, and disturbs neither.
+    Ctrl-C ends it.
+    """
+    from rankscope.runs.training import read_training
+
+    found = read_training(run)
+    names = _names(found, metric)
+    if page:
+        _page(run, names[0] if names else None, port, no_open, as_json, quiet)
+        return
+    if as_json:
+        from rankscope.cli.show import machine
+
+        machine(described(found, names))
+        return
+    from rankscope.cli.show import console
+
+    out = console()
+    if once or not (out.is_terminal and sys.stdout.isatty()):
+        out.print(shown(found, names, quiet))
+        return
+    _live(run, metric, quiet)
+
+
+def _names(found: "Training", asked: str | None) -> list[str]:
+    from rankscope.cli.inputs import listed
+
+    if asked is not None:
+        return [found.main(name) for name in listed("metric", asked)]
+    return found.metrics[:1]
+
+
+def _live(run: Path, metric: str | None, quiet: bool) -> None:
+    """Until Ctrl-C, which is how one leaves."""
+    from rich.live import Live
+
+    from rankscope.cli.show import console
+    from rankscope.runs.training import read_training, stamp
+
+    out, mark = console(), ""
+    found = read_training(run)
+    try:
+        with Live(console=out, auto_refresh=False) as live:
+            while True:
+                if (now := stamp(run)) != mark:
+                    found, mark = read_training(run), now
+                live.update(shown(found, _names(found, metric), quiet, out.height), refresh=True)
+                time.sleep(EVERY)
+    except KeyboardInterrupt:
+        return
+
+
+def _page(run: Path, metric: str | None, port: int, no_open: bool, as_json: bool, quiet: bool) -> None:
+    from rankscope.cli.explore import require_server
+    from rankscope.cli.show import console, machine
+
+    require_server("a page")
+    from rankscope.explorer.follow import app
+    from rankscope.explorer.serve import bound, serve_app
+
+    socket = bound(port)
+    number = socket.getsockname()[1]
+    address = f"http://127.0.0.1:{number}/"
+    if as_json:
+        machine({"address": address, "run": str(run)})
+    else:
+        console().print(address if quiet else f"Following: {address} (Ctrl-C ends it)", soft_wrap=True)
+    sys.stdout.flush()
+    serve_app(app(run, number, metric), socket, None if no_open else address)
+
+
+def shown(
+    found: "Training", names: list[str], quiet: bool = False, height: int | None = None
+) -> "RenderableType":
+    """Heading, loss, layers and alarms; no taller than `height` lines, where that can be."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(heading(found))]
+    if found.scalars:
+        parts += ["", _scalars(found)]
+    alarms = _alarms(found)
+    room = LAYERS
+    if height is not None and names:
+        taken = 6 + len(found.scalars) + 4 * len(found.alarms[-ALARMS:])
+        room = max(3, min(LAYERS, (height - taken) // len(names) - 3))
+    for name in names:
+        parts += ["", _layers(found.grid(name), room)]
+    if found.broken:
+        several = "reading was no number" if found.broken == 1 else "readings were no numbers"
+        parts += ["", Text(f"{found.broken} {several}: something overflowed.")]
+    if alarms is not None:
+        parts += ["", alarms]
+    elif found.steps and not quiet:
+        parts += ["", Text("No alarms.")]
+    return Group(*parts)
+
+
+def heading(found: "Training") -> str:
+    """Which model, how far, since when."""
+    parts = [found.name]
+    if found.steps:
+        looks = len(found.steps)
+        parts += [f"step {found.steps[-1]:,}", f"{looks:,} look{'s' * (looks != 1)}"]
+    else:
+        parts.append("no look yet")
+    if found.manifest.created:
+        parts.append(f"since {found.manifest.created[:16].replace('T', ' ')} UTC")
+    return " · ".join(parts)
+
+
+def described(found: "Training", names: list[str]) -> dict[str, Any]:
+    """The same for machines."""
+    from rankscope.runs.training import NAMES
+
+    grids = {name: found.grid(name) for name in names}
+    return {
+        "manifest": found.manifest.to_dict(),
+        "model": found.name,
+        "step": found.steps[-1] if found.steps else None,
+        "steps": found.steps,
+        "metrics": [{"name": name, "says": NAMES.get(name, name)} for name in found.metrics],
+        "scalars": {
+            name: [{"step": step, "value": value} for step, value in zip(*found.scalar(name), strict=True)]
+            for name in found.scalars
+        },
+        "layers": {
+            name: [
+                {"layer": layer, "steps": grid.steps, "values": row.tolist()}
+                for layer, row in zip(grid.layers, grid.value, strict=True)
+            ]
+            for name, grid in grids.items()
+        },
+        "alarms": found.alarms.to_dicts(),
+    }
+
+
+def _scalars(found: "Training") -> "Table":
+    from rankscope.cli.show import titled
+    from rankscope.runs.training import title_of
+
+    table = titled("")
+    table.title = None
+    for title, how in (("", "left"), ("start", "right"), ("now", "right"), ("steps →", "left")):
+        table.add_column(title, justify=how, no_wrap=True)  # type: ignore[arg-type]
+    for name in found.scalars[:8]:
+        _, values = found.scalar(name)
+        table.add_row(title_of(name)[:24], *_ends(values), _lines([values])[0])
+    return table
+
+
+def _layers(grid: "Grid", most: int) -> "Table":
+    """A line for each layer, the sparklines of all on one scale."""
+    from rankscope.cli.show import thinned, titled
+    from rankscope.runs.training import title_of
+
+    rows = list(thinned(list(range(len(grid.layers))), most))
+    noise = bool(grid.noise[rows, -1].any()) if grid.steps else False
+    few = len(rows) < len(grid.layers)
+    notes = [
+        f"Mean over {grid.heads} heads." if grid.heads > 1 else "",
+        f"{len(rows)} of {len(grid.layers)} layers." if few else "",
+        "○ at its floor: rounding noise." if noise else "",
+    ]
+    name = grid.metric if title_of(grid.metric) == grid.metric.replace("_", " ") else title_of(grid.metric)
+    table = titled(name, " ".join(filter(None, notes)))
+    for title, how in (("layer", "right"), ("start", "right"), ("now", "right"), ("steps →", "left")):
+        table.add_column(title, justify=how, no_wrap=True)  # type: ignore[arg-type]
+    values = [grid.value[row].tolist() for row in rows]
+    for row, each, line in zip(rows, values, _lines(values), strict=True):
+        start, now = _ends(each)
+        mark = " ○" if grid.noise[row, -1] else "  " if noise else ""
+        table.add_row(str(grid.layers[row]), start, now + mark, line)
+    return table
+
+
+def _ends(values: list[float]) -> tuple[str, str]:
+    """The first and the last number."""
+    from math import isfinite
+
+    known = [value for value in values if isfinite(value)]
+    return (f"{known[0]:.3g}" if known else "–", f"{values[-1]:.3g}" if isfinite(values[-1]) else "no number")
+
+
+def _lines(curves: list[list[float]]) -> list[str]:
+    """Sparklines on one scale: of values that span over two decades their logarithm."""
+    import numpy as np
+
+    from rankscope.cli.show import sparkline, thinned
+    from rankscope.runs.training import decades
+
+    values = np.array([thinned(curve, WIDTH) for curve in curves], dtype=float)
+    if decades(values) > 2:
+        with np.errstate(divide="ignore"):
+            values = np.log10(values)
+    known = values[np.isfinite(values)]
+    limits = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    values[values == -np.inf] = limits[0]
+    return [sparkline(row.tolist(), limits) for row in values]
+
+
+def _alarms(found: "Training") -> "Table | None":
+    """The last ones, as sentences."""
+    from rich.text import Text
+
+    from rankscope.cli.show import titled
+
+    rows = found.alarms.to_dicts()
+    if not rows:
+        return None
+    number = len(rows)
+    before = f", the last {ALARMS} of them" if number > ALARMS else ""
+    table = titled(f"{number} alarm{'s' * (number != 1)}{before}")
+    table.add_column("step", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
+    for row in rows[-ALARMS:]:
+        table.add_row(f"{row['step']:,}", Text(" ".join(str(row["sentence"]).split())))
+    return table

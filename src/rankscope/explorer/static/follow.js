@@ -1,0 +1,111 @@
+/* Asks what was written since, draws it, and asks again. The body's data-looks is the number of looks that are drawn,
+   data-metric what is shown. */
+const $ = (id) => document.getElementById(id);
+const EVERY = 2000; // milliseconds between two questions
+const state = { metric: decodeURIComponent(location.hash.slice(1)) || null, mark: "", asked: 0, timer: 0 };
+
+async function ask() {
+  const number = (state.asked += 1);
+  clearTimeout(state.timer);
+  const query = new URLSearchParams({ mark: state.mark, ...(state.metric && { metric: state.metric }) });
+  try {
+    const answer = await fetch("/api/training?" + query);
+    const found = await answer.json();
+    if (number !== state.asked) return; // another was asked for meanwhile
+    if (!answer.ok) throw new Error(found.error);
+    fault("");
+    if (found.figures) await show(found);
+    state.mark = found.mark;
+    said();
+  } catch (error) {
+    if (number !== state.asked) return;
+    fault(error instanceof TypeError ? "No answer: is rankscope follow still running?" : error.message);
+  }
+  state.timer = setTimeout(ask, EVERY);
+}
+
+function fault(message) {
+  $("error").textContent = message;
+  $("error").hidden = !message;
+}
+
+let changed = Date.now();
+function said() {
+  const seconds = Math.round((Date.now() - changed) / 1000);
+  $("state").textContent = seconds < 4 ? "up to date" : `nothing new for ${span(seconds)}`;
+}
+
+function span(seconds) {
+  if (seconds < 90) return `${seconds} s`;
+  return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
+}
+
+const whole = (number) => number.toLocaleString("en-US");
+const several = (number, what) => `${whole(number)} ${what}${number === 1 ? "" : "s"}`;
+
+async function show(found) {
+  changed = Date.now();
+  const since = found.since ? ` · since ${new Date(found.since).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })}` : "";
+  const far = found.step === null ? "no look yet" : `step ${whole(found.step)} · ${several(found.looks, "look")}`;
+  $("about").textContent = `${found.model} · ${far}${since}`;
+  document.title = `${found.raised ? `(${found.raised}) ` : ""}${found.model}, step ${found.step ?? 0} · rankscope`;
+  options(found);
+  alarms(found);
+  $("map-note").textContent = [
+    found.heads && `Mean over ${found.heads} heads.`,
+    found.zeros && "Values of zero are drawn at the lower end of the scale.",
+    found.drawn && `Drawn are ${found.drawn} of ${whole(found.looks)} looks, and those with alarms.`,
+    found.broken && `${several(found.broken, "reading")} of samples were no numbers: something overflowed.`,
+  ].filter(Boolean).join(" ");
+  const { map, curves, paths } = found.figures;
+  if (map) curves.layout.height = map.layout.height; // they stand side by side
+  $("run").closest(".card").classList.toggle("wide", !paths);
+  for (const name of ["map", "curves", "run", "gradients", "paths"]) {
+    const figure = found.figures[name];
+    $(name).closest(".card").hidden = !figure;
+    if (figure) await rankscope.draw($(name), figure);
+  }
+  document.body.dataset.looks = String(found.looks);
+  document.body.dataset.metric = found.metric ?? "";
+}
+
+function options(found) {
+  const select = $("metric");
+  const names = found.metrics.map((each) => each.name).join();
+  if (select.dataset.names !== names) {
+    select.dataset.names = names;
+    select.replaceChildren(...found.metrics.map((each) => new Option(each.says, each.name)));
+  }
+  if (found.metric) select.value = found.metric;
+}
+
+function alarms(found) {
+  $("alarms-card").classList.toggle("raised", found.raised > 0);
+  $("alarms-title").textContent = found.raised ? several(found.raised, "alarm") : "Alarms";
+  $("none").hidden = found.raised > 0;
+  const key = (each) => `${each.step} ${each.rule} ${each.layer} ${each.head}`;
+  const now = found.alarms.map(key).join();
+  if ($("alarms").dataset.key === now) return; // what is read aloud is what is new
+  $("alarms").dataset.key = now;
+  $("alarms").replaceChildren(...found.alarms.map((each) => {
+    const item = document.createElement("li");
+    const when = document.createElement("b");
+    when.textContent = `step ${whole(each.step)}`;
+    const rule = document.createElement("small");
+    rule.textContent = each.rule;
+    when.append(rule);
+    const words = document.createElement("span");
+    words.textContent = each.sentence;
+    item.append(when, words);
+    return item;
+  }));
+}
+
+$("metric").addEventListener("change", () => {
+  state.metric = $("metric").value;
+  history.replaceState(null, "", "#" + encodeURIComponent(state.metric));
+  ask();
+});
+addEventListener("hashchange", () => { state.metric = decodeURIComponent(location.hash.slice(1)) || null; ask(); });
+document.addEventListener("visibilitychange", () => { if (!document.hidden) ask(); });
+ask();

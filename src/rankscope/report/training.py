@@ -1,0 +1,133 @@
+"""The section of a training run: what was monitored as a map and as curves, and the alarms."""
+
+from math import isfinite
+
+from rankscope.cards import counted
+from rankscope.charts.training import LOOKS, layer_curves, layer_map, path_shares, run_curves
+from rankscope.metrics import symbol_of
+from rankscope.report.plots import Plot, Section
+from rankscope.report.tables import Table
+from rankscope.runs.training import LEARNING, NAMES, Training, title_of
+
+MAPS, PANELS, ALARMS = 8, 6, 200
+"""Metrics that are drawn as maps, panels of a figure, and alarms of the table, at most."""
+
+
+def training_said(training: Training) -> str:
+    """What came of it: how many alarms, and the first of them; how the loss went."""
+    if not training.steps:
+        return "Nothing was looked at yet."
+    number, last = training.alarms.height, training.steps[-1]
+    said = [
+        f"{counted(number, 'alarm')} up to step {last:,}." if number else f"No alarms up to step {last:,}."
+    ]
+    if number:
+        said.append(f"The first, at step {training.alarms['step'][0]:,}: {training.alarms['sentence'][0]}")
+    if "loss" in training.scalars:
+        _, values = training.scalar("loss")
+        first, now = (f"{value:.3g}" if isfinite(value) else "no number" for value in (values[0], values[-1]))
+        said.append(f"The loss went from {first} to {now}.")
+    return " ".join(said)
+
+
+def training_sections(training: Training) -> list[Section]:
+    """What the page shows of it."""
+    if not training.steps:
+        return []
+    looks = len(training.steps)
+    read = [name for name in training.metrics if not name.startswith(LEARNING)]
+    learning = [name for name in training.metrics if name.startswith(LEARNING)]
+    few = f" Drawn are {LOOKS} of {looks:,} looks, and those with alarms." if looks > LOOKS else ""
+    marks = (
+        " Alarms are marked ▼ on the axis of steps, and by a ring at their layer."
+        if len(training.alarms)
+        else ""
+    )
+    plots = []
+    if shown := (read or learning)[:MAPS]:
+        plots.append(Plot(
+            "training", [(_label(name), layer_map(training, name)) for name in shown],
+            f"A column is a look, a row a layer; layer 0 is the input. The colour is the mean over samples"
+            f"{_heads(training, shown)}, on a logarithmic scale where values span over two decades: there "
+            f"zero lies at the lower end.{few}"
+            f"{marks}",
+        ))  # fmt: skip
+        plots.append(Plot(
+            "training-curves", [(_label(name), layer_curves(training, [name])) for name in shown],
+            "The same as curves over the steps, a line for each layer, from the darkest at the input to the "
+            "lightest at the output.",
+        ))  # fmt: skip
+    if training.scalars:
+        plots.append(Plot(
+            "training-run", [("", run_curves(training, training.scalars[:PANELS]))],
+            "Numbers of the whole run, each the mean since the look before.",
+        ))  # fmt: skip
+    if learning:
+        plots.append(Plot(
+            "training-gradients", [("", layer_curves(training, learning[:PANELS]))],
+            "What learning does to each layer. Gradients: their size. Updates: the size of a step of the "
+            "optimiser as a share of the size of the weights that it changes.",
+        ))  # fmt: skip
+    if len(training.paths):
+        plots.append(Plot(
+            "training-paths", [("", path_shares(training))],
+            "Shares of the output that paths of each length carry, over the training.",
+        ))  # fmt: skip
+    first, last = training.steps[0], training.steps[-1]
+    lead = f"{counted(looks, 'look')} from step {first:,} to {last:,}. Monitored: {_monitored(training)}."
+    notes = []
+    if training.broken:
+        notes.append(
+            f"{counted(training.broken, 'reading')} of samples were no numbers: something overflowed."
+        )
+    return [Section("training", "The training, layer by step", lead, plots, _tables(training), notes)]
+
+
+def _tables(training: Training) -> list[Table]:
+    found = []
+    if len(training.alarms):
+        rows = [
+            [_where(row), str(row["sentence"])] for row in training.alarms.head(ALARMS).iter_rows(named=True)
+        ]
+        few = f"The first {ALARMS} of {len(training.alarms)}." if len(training.alarms) > ALARMS else ""
+        found.append(Table("Alarms", ["rule and place", "what it says"], rows, wordy=True, note=few))
+    if training.metrics:
+        grid = training.grid(training.metrics[0])
+        ends = [
+            (grid.steps[k], grid.value[:, k], grid.noise[:, k])
+            for k in dict.fromkeys((0, -1 % len(grid.steps)))
+        ]
+        marked = {
+            (row, place + 1) for row, (*_, noise) in enumerate(ends) for place in noise.nonzero()[0].tolist()
+        }
+        cells = [[f"step {step:,}", *(f"{value:.3g}" for value in values)] for step, values, _ in ends]
+        title = f"{training.metrics[0]} by layer, at the first look and the last"
+        note = "○ at or below the floor." if marked else ""
+        found.append(Table(title, ["layer", *map(str, grid.layers)], cells, marked, note))
+    return found
+
+
+def _where(row: dict[str, object]) -> str:
+    """Which rule spoke, when, and of which layer and head."""
+    parts = [f"{row['rule']} at step {row['step']:,}"]
+    parts += [f"since step {row['since']:,}"] if row["since"] not in (None, row["step"]) else []
+    parts += [f"{name} {row[name]}" for name in ("layer", "head") if row[name] is not None]
+    return ", ".join(parts)
+
+
+def _heads(training: Training, names: list[str]) -> str:
+    of = [name for name in names if training.grid(name).heads > 1]
+    return f" (of {', '.join(map(_label, of))} over heads, too)" if of else ""
+
+
+def _monitored(training: Training) -> str:
+    """What was read, in words."""
+    said = [
+        f"{name} ({symbol_of(name)})" if symbol_of(name) != name else title_of(name)
+        for name in training.metrics
+    ]
+    return "; ".join([*said, *map(title_of, training.scalars)])
+
+
+def _label(name: str) -> str:
+    return NAMES.get(name, name.replace("_", " "))

@@ -1,0 +1,69 @@
+"""The page of a training run in a real browser: what is drawn, and that it keeps up."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankscope.explorer.follow import app
+from rankscope.explorer.jobs import Jobs
+from rankscope.explorer.serve import bound, server_of
+from tests.browser.waiting import Watched, until
+from tests.trainings import ALARM, SENTENCE, learned, look, opened
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    at = bound(0)
+    server = server_of(app(folder, at.getsockname()[1]), Jobs())
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{at.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join()
+        at.close()
+
+
+def test_it_shows_the_run_and_keeps_up(browser: "Browser", tmp_path: Path) -> None:
+    book = opened(tmp_path)
+    for step in (0, 10, 20):
+        book.write(look(step, more=learned(step)))
+    with Watched(browser) as watched:
+        page = watched.page
+        with served(tmp_path) as url:
+            page.goto(url)
+            until(page, "document.body.dataset.looks === '3'")
+            for chart in ("map", "curves", "run", "gradients", "paths"):
+                assert page.locator(f"#{chart} .main-svg").count() > 0, chart
+            assert page.locator("#map .heatmaplayer image").count() == 1
+            assert page.inner_text("#none") == "None so far."
+
+            book.write(look(30, alarms=[ALARM], more=learned(30)))
+            until(page, "document.body.dataset.looks === '4'")
+            assert page.evaluate("document.getElementById('map').data[0].x") == [0, 10, 20, 30]
+            assert SENTENCE in page.inner_text("#alarms")  # its tags are text
+            assert "step 30 · 4 looks" in page.inner_text("#about")
+            assert page.title().startswith("(1) SmallGPT")
+            assert page.locator("#map .annotation").count() == 1
+
+            page.focus("#metric")
+            page.keyboard.press("End")
+            until(page, "document.body.dataset.metric === 'grad_mlp'")
+            assert page.evaluate("document.getElementById('map').data[0].y") == [1, 2, 3]
+            assert page.get_by_label("What is shown").input_value() == "grad_mlp"
+            assert all(each.get_attribute("aria-label") for each in page.locator(".chart [role=img]").all())
+            for width in (1300, 400):
+                page.set_viewport_size({"width": width, "height": 900})
+                until(page, "document.documentElement.scrollWidth <= innerWidth")
+            assert watched.faults == [] and all(each.startswith(url) for each in watched.requests)
+        until(page, "document.getElementById('error').textContent.includes('still running')")
+    book.close()

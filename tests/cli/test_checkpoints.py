@@ -1,0 +1,85 @@
+"""`rankscope checkpoints` on checkpoints of a real model, one of them damaged."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from rankscope import load, measure
+from rankscope.runs.training import read_training
+from tests.cli.running import answered, printed, rankscope
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+GIVEN = ("--tokens", "8", "--samples", "2", "--metrics", "relative_mu,entropy")
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """Three checkpoints, the tokenizer beside them, and what a trainer has logged; the second is cut off."""
+    folder = tmp_path / "trained"
+    tokenizer: Any = load("minilm").origin.tokenizer  # type: ignore[union-attr]
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    model = BertModel(BertConfig(vocab_size=len(tokenizer), **SMALL))
+    for step in (20, 100, 3):
+        saved = folder / f"checkpoint-{step}"
+        model.save_pretrained(saved)
+        history = [{"step": k, "loss": 1 / k, "learning_rate": k / 1000} for k in range(1, step + 1)]
+        (saved / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.5)
+    (folder / "checkpoint-20" / "model.safetensors").rename(folder / "whole")
+    (folder / "checkpoint-20" / "model.safetensors").write_bytes(b"cut off")
+    (folder / "checkpoint-best").mkdir()
+    return folder
+
+
+def test_they_are_measured_in_order_once_and_a_damaged_one_when_it_is_mended(
+    trained: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    said = printed("checkpoints", "trained", *GIVEN, "-o", "run", cwd=tmp_path)
+    assert "3 checkpoints in trained." in said and "step 100 · 2 looks" in said
+    assert "checkpoint-20 cannot be measured: the weights of" in " ".join(said.split())
+    assert (run / "report.html").is_file()
+    found = read_training(run)
+    assert found.steps == [3, 100] and found.metrics == ["relative_mu", "entropy"]
+    assert found.scalar("loss") == ([3, 100], [1 / 3, 1 / 100]) and found.scalar("lr")[1] == [0.003, 0.1]
+
+    net = load(str(trained / "checkpoint-100"))
+    from rankscope.cli.inputs import bundled
+
+    words: Any = load("minilm").origin.tokenizer  # type: ignore[union-attr]
+    encoded = load(str(trained / "checkpoint-100"), tokenizer=words).encode(bundled(2, 8), 8)
+    alone = measure(net, *encoded, ["relative_mu"]).curve("relative_mu").mean(0)
+    assert found.grid("relative_mu").value[:, 1].tolist() == pytest.approx(alone.tolist(), rel=1e-12)
+
+    before = found.table.filter(step=100)
+    shutil.move(trained / "whole", trained / "checkpoint-20" / "model.safetensors")
+    again = answered("checkpoints", str(trained), *GIVEN, "-o", str(run))
+    assert again["steps"] == [3, 20, 100] and again["alarms"] == []
+    assert read_training(run).table.filter(step=100).equals(before)
+    shutil.rmtree(trained / "checkpoint-3")
+    (trained / "checkpoint-100" / "model.safetensors").write_bytes(b"gone")
+    assert answered("checkpoints", str(trained), *GIVEN, "-o", str(run))["steps"] == [3, 20, 100]
+
+
+def test_a_folder_of_other_work_is_refused(trained: Path, tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    assert rankscope("checkpoints", str(trained), *GIVEN, "-o", run).code == 0
+    code, _, err = rankscope("checkpoints", str(trained), *GIVEN, "--tokens", "9", "-o", run)
+    assert code == 2 and "measured otherwise, in tokens (8, now 9)" in err
+    code, _, err = rankscope("checkpoints", str(tmp_path), "-o", run)
+    assert code == 2 and "must hold folders named checkpoint-N" in err
+    code, _, err = rankscope("checkpoints", str(tmp_path / "none"), "-o", run)
+    assert code == 2 and "there is none at" in err

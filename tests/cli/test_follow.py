@@ -1,0 +1,149 @@
+"""`rankscope follow` and `compare` of training runs, on runs whose every number is known."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from rankscope.runs.lines import FILE
+from tests.cli.running import COMMAND, answered, printed, rankscope
+from tests.trainings import SENTENCE, falling, learned, look, opened, row, written
+
+
+def test_it_shows_the_run_once_where_nobody_looks_on(tmp_path: Path) -> None:
+    said = printed("follow", str(written(tmp_path / "run")))
+    assert "SmallGPT · step 50 · 6 looks · since 20" in said
+    assert re.search(r"loss +4 +3\.5 +█", said)
+    for layer in range(4):
+        start, now = (f"{falling(step, layer):.3g}" for step in (0, 50))
+        assert re.search(rf"\n +{layer} +{start} +{now} ", said)
+    assert "1 alarm" in said and " ".join(SENTENCE.split()) in " ".join(said.split())
+    assert printed("follow", str(tmp_path / "run"), "--once") == said
+
+
+def test_machines_are_given_all_of_it(tmp_path: Path) -> None:
+    found = answered("follow", str(written(tmp_path / "run")))
+    assert found["steps"] == list(range(0, 60, 10)) and found["model"] == "SmallGPT"
+    assert found["layers"]["relative_residual"][2]["values"] == [falling(k, 2) for k in range(0, 60, 10)]
+    assert found["scalars"]["loss"][-1] == {"step": 50, "value": 3.5}
+    assert [each["sentence"] for each in found["alarms"]] == [SENTENCE]
+
+
+def test_it_reads_while_the_training_writes(tmp_path: Path) -> None:
+    """A line that is half written is not there yet; what was gathered into chunks is there once."""
+    book = opened(tmp_path)
+    assert "no look yet" in printed("follow", str(tmp_path))
+    for step in range(0, 700, 10):
+        book.write(look(step))
+    with (tmp_path / "training" / FILE).open("a") as file:
+        file.write('{"step": 700, "rows": {"lay')
+    found = answered("follow", str(tmp_path))
+    assert found["steps"] == list(range(0, 700, 10))
+    book.cut(395)  # it went back to a checkpoint
+    assert answered("follow", str(tmp_path))["steps"] == list(range(0, 400, 10))
+    book.close()
+
+
+def test_several_metrics_heads_and_what_is_no_number(tmp_path: Path) -> None:
+    book = opened(tmp_path, ("entropy", "relative_residual"))
+    for step in (0, 10):
+        heads = [row(step, 1, "entropy", value, head=head) for head, value in enumerate((1.0, 2.0))]
+        broken = row(step, 2, "entropy", None if step else 3.0, broken=1 if step else 0)
+        book.write(look(step, more=[*heads, broken, *learned(step)]))
+    book.close()
+    said = printed("follow", str(tmp_path), "--metric", "entropy,grad_mlp")
+    assert re.search(r"\n +1 +1\.5 +1\.5 ", said) and re.search(r"\n +2 +3 +no number ", said)
+    assert "Mean over 2 heads." in said and "gradient: MLP" in said
+    assert "1 reading was no number: something overflowed." in said
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("follow nowhere", "there is none at nowhere"),
+        ("follow empty", "empty must hold a training run, as Monitor(run=...)"),
+        ("follow run --metric mu", "a metric of run must be one of relative_residual; got 'mu'"),
+        ("compare run bert-tiny", "bert-tiny is none"),
+        ("compare run", "at least two training runs"),
+        ("compare run run", "run comes twice"),
+        ("compare run odd", "none in common"),
+        ("compare run odd --metrics entropy", "must all have entropy"),
+        ("compare run odd -o page", "rankscope report run odd"),
+    ],
+)
+def test_mistakes_are_sentences(tmp_path: Path, line: str, sentence: str) -> None:
+    written(tmp_path / "run")
+    written(tmp_path / "odd", [1, 3])
+    (tmp_path / "empty").mkdir()
+    code, out, err = rankscope(*line.split(), cwd=tmp_path)
+    assert code == 2 and out == "" and sentence in err and len(err.splitlines()) == 1, err
+
+
+def test_runs_are_compared_at_the_steps_that_they_share(tmp_path: Path) -> None:
+    """Layer 2 of the second run is twice as large from step 30 on, layer 1 for a while only."""
+
+    def other(step: int, layer: int) -> float:
+        far = (layer == 2 and step >= 30) or (layer == 1 and step == 20)
+        return falling(step, layer) * (2 if far else 1.05)
+
+    a = written(tmp_path / "a")
+    b = written(tmp_path / "b", range(0, 100, 15), values=other)
+    found = answered("compare", str(a), str(b))
+    assert found["steps"] == [0, 30]
+    parted = {line["of"]: line["parted_at"] for line in found["lines"]}
+    assert parted == {"loss": None, "layer 0": None, "layer 1": None, "layer 2": 30, "layer 3": None}
+    assert found["lines"][3]["values"] == {str(a): falling(30, 2), str(b): 2 * falling(30, 2)}
+    said = " ".join(printed("compare", "a", "b", cwd=tmp_path).split())
+    assert "they part first at layer 2, from step 30 on; in 1 of 4 layers" in said
+    assert "They end at steps 50, 90" in said
+
+
+def test_it_keeps_up_in_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
+    book = opened(tmp_path)
+    book.write(look(0))
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "follow", str(tmp_path)]
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+
+        def until(words: str) -> None:
+            seen = ""
+            while words not in seen:
+                seen += os.read(ours, 4096).decode(errors="replace")
+
+        until("1 look ")
+        book.write(look(10))
+        until("2 looks")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+    os.close(ours)
+    book.close()
+
+
+@pytest.mark.slow
+def test_the_page_is_served_until_ctrl_c(tmp_path: Path) -> None:
+    written(tmp_path)
+    command = [*COMMAND, "follow", str(tmp_path), "--page", "--no-open", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        url = json.loads(process.stdout.readline())["address"]
+        assert httpx.get(f"{url}api/training", timeout=60).json()["looks"] == 6
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) in (0, 130) and process.stderr.read() == ""
+
+
+def test_a_page_without_its_extra_says_the_line_that_installs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path)
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    code, _, err = rankscope("follow", str(tmp_path), "--page")
+    assert code == 2 and err.strip().endswith("pip install 'rankscope[explore]'")

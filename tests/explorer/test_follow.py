@@ -1,0 +1,77 @@
+"""What the page of a training run is told, and who may ask."""
+
+from pathlib import Path
+from typing import Any
+
+from starlette.testclient import TestClient
+
+from rankscope.charts.training import LOOKS
+from rankscope.explorer.follow import app
+from tests.trainings import ALARM, SENTENCE, falling, learned, look, opened, written
+
+
+def asked(folder: Path, **query: str) -> Any:
+    client = TestClient(app(folder, 80), base_url="http://127.0.0.1")
+    answer = client.get("/api/training", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_only_what_is_new_is_sent(tmp_path: Path) -> None:
+    book = opened(tmp_path)
+    book.write(look(0))
+    first = asked(tmp_path)
+    assert first["looks"] == 1 and asked(tmp_path, mark=first["mark"]) == {"mark": first["mark"]}
+    book.write(look(10, alarms=[ALARM]))
+    second = asked(tmp_path, mark=first["mark"])
+    assert second["looks"] == 2 and second["alarms"][0]["sentence"] == SENTENCE
+    book.cut(0)
+    assert asked(tmp_path, mark=second["mark"])["looks"] == 1
+    book.close()
+
+
+def test_the_map_has_every_layer_at_every_look(tmp_path: Path) -> None:
+    figures = asked(written(tmp_path))["figures"]
+    cells, ring = figures["map"]["data"]
+    assert cells["x"] == list(range(0, 60, 10)) and cells["y"] == [0, 1, 2, 3]
+    assert cells["text"][2][3] == f"{falling(30, 2):.3g}"
+    assert cells["colorbar"]["ticktext"] and min(map(min, cells["z"])) < -2  # over two decades: powers of ten
+    assert (ring["x"], ring["y"]) == ([30], [2]) and "&lt;b>bold" in ring["text"][0]
+    assert [line["name"] for line in figures["curves"]["data"]] == [f"layer {k}" for k in range(4)]
+    assert {shape["x0"] for shape in figures["run"]["layout"]["shapes"]} == {30}
+    assert "gradients" not in figures and "paths" not in figures
+
+
+def test_gradients_and_path_shares_where_there_are_any(tmp_path: Path) -> None:
+    book = opened(tmp_path)
+    for step in (0, 10):
+        book.write(look(step, more=learned(step)))
+    book.close()
+    found = asked(tmp_path, metric="grad_mlp")
+    assert found["metric"] == "grad_mlp" and found["figures"]["map"]["data"][0]["y"] == [1, 2, 3]
+    assert [line["name"] for line in found["figures"]["paths"]["data"]] == [f"length {k}" for k in range(4)]
+    assert found["figures"]["gradients"]["layout"]["yaxis"]["title"]["text"] == "gradient: MLP"
+
+
+def test_an_answer_stays_small_and_has_the_looks_with_alarms(tmp_path: Path) -> None:
+    book = opened(tmp_path)
+    for step in range(0, 4 * LOOKS):
+        book.write(look(step, alarms=[ALARM] if step == ALARM.step else ()))
+    book.close()
+    found = asked(tmp_path)
+    (cells, *_) = found["figures"]["map"]["data"]
+    assert found["looks"] == 4 * LOOKS and found["drawn"] == LOOKS
+    assert len(cells["x"]) <= LOOKS + 1 and {0, ALARM.step, 4 * LOOKS - 1} <= set(cells["x"])
+
+
+def test_it_answers_its_own_page_alone(tmp_path: Path) -> None:
+    client = TestClient(app(written(tmp_path), 80), base_url="http://evil.example")
+    refused = client.get("/api/training")
+    assert refused.status_code == 421 and "default-src 'none'" in refused.headers["content-security-policy"]
+    assert TestClient(app(tmp_path, 80), base_url="http://localhost").get("/static/../x").status_code == 404
+
+
+def test_a_folder_that_is_gone_is_a_sentence(tmp_path: Path) -> None:
+    client = TestClient(app(tmp_path / "none", 80), base_url="http://127.0.0.1")
+    answer = client.get("/api/training")
+    assert answer.status_code == 422 and "there is none at" in answer.json()["error"]

@@ -1,0 +1,78 @@
+"""The chapter of a training run."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.errors import FileError
+from rankscope.report import read_run, write_report
+from rankscope.report.budget import fit
+from rankscope.report.chapter import chapter
+from tests.report.runs import links_within
+from tests.trainings import SENTENCE, falling, learned, look, opened, row, written
+
+
+def figures(page: str) -> Any:
+    found = re.search(r'<script type="application/json" id="figures">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_it_has_the_map_the_curves_and_the_alarms(tmp_path: Path) -> None:
+    book = opened(tmp_path / "run")
+    for step in (0, 10, 20):
+        book.write(look(step, more=learned(step)))
+    book.close()
+    page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
+    links_within(page)
+    assert "SmallGPT: a training run" in page and "No alarms up to step 20." in page
+    assert "The loss went from 4 to 3.8." in page and "3 looks" in page
+    drawn = figures(page)
+    assert [name.removeprefix("run1-figure-") for name in drawn] == [
+        "training", "training-curves", "training-run", "training-gradients", "training-paths",
+    ]  # fmt: skip
+    (view,) = drawn["run1-figure-training"]
+    assert view["figure"]["data"][0]["text"][1] == [f"{falling(step, 1):.3g}" for step in (0, 10, 20)]
+    assert f"<td>{falling(20, 3):.3g}</td>" in re.sub(r"<td[^>]*>", "<td>", page)
+
+
+def test_alarms_are_said_first_and_stay_text(tmp_path: Path) -> None:
+    page = write_report([written(tmp_path / "run")], tmp_path / "page.html").read_text()
+    escaped = SENTENCE.replace("<", "&lt;").replace(">", "&gt;")
+    assert f"1 alarm up to step 50. The first, at step 30: {escaped}" in page and SENTENCE not in page
+    assert "collapse at step 30, since step 20, layer 2" in page
+
+
+def test_a_value_at_its_floor_is_marked(tmp_path: Path) -> None:
+    book = opened(tmp_path, ("mu",))
+    book.write(look(0, more=[row(0, 1, "mu", 1e-9, floor=1e-8), row(0, 2, "mu", 1.0, floor=1e-8)]))
+    book.close()
+    run = read_run(tmp_path)
+    (section,) = chapter(run, 1, run.title).sections
+    assert section.tables[-1].marked == {(0, 1)}
+
+
+def test_several_runs_and_a_run_that_has_just_begun(tmp_path: Path) -> None:
+    opened(tmp_path / "begun").close()
+    folders = [written(tmp_path / "a"), written(tmp_path / "b"), tmp_path / "begun"]
+    page = write_report(folders, tmp_path / "page.html").read_text()
+    links_within(page)
+    assert "Nothing was looked at yet." in page and page.count('class="verdict"') == 3
+    runs = [read_run(folder) for folder in folders[:2]]
+    chapters = [chapter(run, number, run.title) for number, run in enumerate(runs, 1)]
+    fit(chapters, budget=1)
+    assert chapters[0].figures and not chapters[1].figures and chapters[1].sections[0].tables
+
+
+def test_a_damaged_table_is_a_sentence(tmp_path: Path) -> None:
+    import polars as pl
+
+    from rankscope.runs import Manifest, Store
+
+    with Store(tmp_path) as store:
+        store.write("training", Manifest(), {"training": pl.DataFrame({"step": [1], "metric": ["mu"]})})
+    with pytest.raises(FileError, match="must have the columns step, layer"):
+        read_run(tmp_path)
