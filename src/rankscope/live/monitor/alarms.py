@@ -1,9 +1,9 @@
 """What hears a training run and says when something goes wrong: the frame of a rule.
 
 A rule looks for faults at every look. A fault that has lasted for `looks` looks in a row is said, once; and
-again only after it was gone for as many. Of several that are to be said at one look, one alarm names the
-first, and the others with it. A rule of one's own is any object with `hear(rows, step) -> list[Alarm]`; with
-`state_dict` and `load_state_dict` it lasts through a checkpoint.
+again only after it was gone for as many. Of several of one kind that are to be said at one look, one alarm
+names the first, and where else it is so. A rule of one's own is any object with `hear(rows, step)` that gives
+a list of alarms; with `state_dict` and `load_state_dict` it lasts through a checkpoint.
 """
 
 from abc import ABC, abstractmethod
@@ -37,6 +37,8 @@ class Fault:
     head: int | None
     said: str
     """What is wrong, in numbers: it follows "since step 30:"."""
+    kind: str = ""
+    """Those of one kind are said together."""
     at_once: bool = False
     """Whether it is said without waiting."""
 
@@ -66,7 +68,7 @@ class Rule(ABC):
         """What is wrong at this look."""
 
     def hear(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
-        """What there is to say at this step: one alarm at most."""
+        """What there is to say at this step: an alarm for each kind of fault that is new."""
         found = self.faults(Rows(rows))
         for name in [*self._lasting]:
             if name not in found:
@@ -75,17 +77,23 @@ class Rule(ABC):
             lasting = self._lasting.setdefault(name, {"since": step, "looks": 0, "said": False, "gone": 0})
             lasting.update(looks=lasting["looks"] + 1, gone=0)
         new = [name for name, fault in found.items() if self._to_say(name, fault.at_once)]
-        if not new:
-            return []
+        kinds: dict[str, list[str]] = {}
         for name in new:
             self._lasting[name]["said"] = True
-        first, since = found[new[0]], int(self._lasting[new[0]]["since"])
-        others = ", ".join(_place(found[name]) for name in new[1:9]) + (", ..." if len(new) > 9 else "")
+            kinds.setdefault(found[name].kind, []).append(name)
+        return [self._alarm(step, names, found) for names in kinds.values()]
+
+    def _alarm(self, step: int, names: Sequence[str], found: Mapping[str, Fault]) -> Alarm:
+        """Of faults of one kind: the first, and where else it is so."""
+        first, since = found[names[0]], int(self._lasting[names[0]]["since"])
+        others = ", ".join(_place(found[name]) for name in names[1:9]) + (
+            " and more" if len(names) > 9 else ""
+        )
         also = f" The same holds of {others}." if others else ""
         when = f"Step {step}" if since == step else f"Step {step}, since step {since}"
         sentence = f"{when}: {first.said}.{also} {self.helps}"
         action = self.action if isinstance(self.action, str) else "call"
-        return [Alarm(step, since, self.name, first.layer, first.head, action, sentence)]
+        return Alarm(step, since, self.name, first.layer, first.head, action, sentence)
 
     def state_dict(self) -> dict[str, Any]:
         """What it remembers, in plain numbers."""

@@ -2,7 +2,7 @@
 
 Of the weights W of a group (`parts.py`), at a step that is looked at:
 
-    grad_...   = ||G||_F                            G: the gradient as the optimiser takes it, clipped if it is
+    grad_...   = ||G||_F,  G the gradient as the optimiser takes it (clipped, where the loop clips)
     update_... = ||W_after - W_before||_F / ||W_before||_F
 
 Both are taken by hooks around `optimizer.step()`: copies of the weights are made at those steps alone, the

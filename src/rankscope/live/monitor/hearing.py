@@ -35,7 +35,7 @@ class Hearing:
             wanted = getattr(rule, "metrics", ())
             if wanted and not {*wanted} & {*metrics}:
                 found.append(
-                    f"the rule {name!r} hears {' or '.join(wanted)}, and none of it is measured: it says nothing"
+                    f"the rule {name!r} hears {' or '.join(wanted)}, which is not measured: it says nothing"
                 )
         return found
 

@@ -13,12 +13,12 @@ from rankscope.live.monitor.alarms import Action, Fault, Rows, Rule
 
 
 class Collapse(Rule):
-    """Tokens become the same: from some layer on, what they differ by is below a share of them at every layer,
+    """Tokens become the same: from some layer on, what they differ by is below a share of them at each layer,
     or has fallen by decades since the first look (`relative_mu`: ||res X||_F / ||X||_F)."""
 
     name = "tokens collapse"
     metrics = ("relative_mu", "relative_residual")
-    helps = "Skips of full weight, LayerNorm, and branches of weight 1/sqrt(depth) at the start hold tokens apart."
+    helps = "Skips of full weight, LayerNorm, and branches of weight 1/sqrt(depth) hold tokens apart."
 
     def __init__(
         self, threshold: float = 0.03, decades: float = 2.0, looks: int = 2, action: Action = "warn"
@@ -49,8 +49,8 @@ class Collapse(Rule):
 
 
 class EntropyCollapse(Rule):
-    """Attention of a layer falls on single tokens: its mean entropy over heads is below a number of nats, or a
-    share of the highest it ever had (Zhai et al. 2023: training that comes here diverges)."""
+    """Attention of a layer falls on single tokens: its entropy, mean over heads, is below a number of nats or
+    a share of the highest it ever had (Zhai et al. 2023: training that comes here diverges)."""
 
     name = "attention entropy collapses"
     metrics = ("entropy",)
@@ -71,8 +71,8 @@ class EntropyCollapse(Rule):
             highest = peak[str(layer)] = max(value, peak.get(str(layer), value))
             if value < self.threshold or value < self.share * highest:
                 said = (
-                    f"attention of layer {layer} falls on single tokens: its entropy is {_short(value)} nats, "
-                    f"of {_short(highest)} at the highest"
+                    f"attention of layer {layer} falls on single tokens: its entropy is {_short(value)} "
+                    f"nats, and was {_short(highest)} at the highest"
                 )
                 found[str(layer)] = Fault(layer, None, said)
         return found
@@ -107,7 +107,8 @@ class Sink(Rule):
 
 class Size(Rule):
     """Numbers by layer that blow up or vanish: samples that are no numbers at once; else by decades against
-    their own last looks (a mean of logarithms in which a look counts a tenth), or by more against the first."""
+    their own last looks (a mean of logarithms in which each look counts a tenth), or by more against the
+    first."""
 
     def __init__(
         self, jump: float = 2.0, drift: float = 5.0, looks: int = 2, action: Action = "warn"
@@ -115,88 +116,107 @@ class Size(Rule):
         super().__init__(looks, action)
         self.jump, self.drift = jump, drift
 
-    def changes(self, rows: Rows, metric: str, what: str) -> dict[str, Fault]:
-        """By metric, layer and direction."""
-        now = rows.layers(metric)
-        found = {
-            f"{metric} {layer} broken": Fault(layer, None, f"{what} of layer {layer} are no numbers "
-                                              f"({many} of the look's readings)", at_once=True)
-            for layer, many in rows.broken(metric).items()
-        }  # fmt: skip
-        names = {layer: f"{metric} {layer}" for layer in now}
-        logs = {names[layer]: math.log10(value) for layer, value in now.items() if value > 0}
+    def changes(
+        self, what: str, words: str, now: Mapping[int, float], broken: Mapping[int, str]
+    ) -> dict[str, Fault]:
+        """By layer and direction."""
+        found = {}
+        for layer, many in broken.items():
+            said = f"{words} of layer {layer} are no numbers, in {many} readings"
+            found[f"{what} {layer} broken"] = Fault(layer, None, said, f"{what} broken", at_once=True)
+        logs = {f"{what} {layer}": math.log10(value) for layer, value in now.items() if value > 0}
         start = self.first("start", logs)
         recent: dict[str, float] = self.memory.setdefault("recent", {})
-        for layer, name in names.items():
+        for layer, value in now.items():
+            name = f"{what} {layer}"
             if name not in start:
                 continue  # zero from the first
             log = logs.get(name, -math.inf)
-            since, lately = log - start[name], log - recent.get(name, log)
+            usual = recent.setdefault(name, start[name])
+            since, lately = log - start[name], log - usual
             if abs(lately) > self.jump or abs(since) > self.drift:
                 up = lately > 0 if abs(lately) > self.jump else since > 0
-                found[f"{name} {'up' if up else 'down'}"] = Fault(
-                    layer, None, f"{what} of layer {layer} {'blow up' if up else 'vanish'}: "
-                    f"{_short(now[layer])} now, {_short(10 ** recent.get(name, log))} over the last looks, "
-                    f"{_short(10 ** start[name])} at the first",
-                )  # fmt: skip
-            elif name in logs:  # what is wrong is not what is usual
-                recent[name] = recent.get(name, log) + 0.1 * (log - recent.get(name, log))
+                said = (
+                    f"{words} of layer {layer} {'blow up' if up else 'vanish'}: {_short(value)} now, "
+                    f"{_short(10**usual)} over the last looks, {_short(10 ** start[name])} at the first"
+                )
+                way = "up" if up else "down"
+                found[f"{name} {way}"] = Fault(layer, None, said, f"{what} {way}")
+            else:  # what is wrong is not what is usual
+                recent[name] = usual + 0.1 * lately
         return found
 
 
 class TokenSize(Size):
-    """Tokens blow up, vanish, or are no numbers (`mu`: ||res X||_F)."""
+    """Tokens blow up, vanish, or are no numbers: ||X||_F, which is `mu / relative_mu`; without the latter,
+    what they differ by."""
 
     name = "tokens blow up or vanish"
-    metrics = ("mu", "residual")
+    metrics = ("mu",)
     helps = "A lower learning rate, clipped gradients and a norm before each branch keep their size."
 
     def faults(self, rows: Rows) -> dict[str, Fault]:
         """By layer and direction."""
-        metric = rows.one_of(self.metrics)
-        return self.changes(rows, metric, "tokens") if metric else {}
+        differ, share = rows.layers("mu"), rows.layers("relative_mu")
+        if not share:
+            return self.changes("mu", "differences between tokens", differ, rows.broken("mu"))
+        sizes = {layer: differ[layer] / each for layer, each in share.items() if layer in differ and each > 0}
+        return self.changes("size", "tokens", sizes, rows.broken("mu"))
 
 
 class GradientSize(Size):
-    """Gradients of a layer blow up or vanish: against their own past as tokens do, and against the other layers
-    at the same look, by decades of their median."""
+    """Gradients of a layer blow up or vanish: against their own past as tokens do; against the median of the
+    layers at the same look, by decades; and those of queries and keys against those of values and outputs of
+    the same layer, since they are what vanishes where tokens collapse (Noci et al. 2022)."""
 
     name = "gradients blow up or vanish"
     metrics = ("grad_query_key", "grad_value_output", "grad_mlp", "grad_tokens")
     WORDS = ("gradients of queries and keys", "gradients of values and outputs", "gradients of the MLP",
              "gradients at the tokens")  # fmt: skip
     helps = (
-        "Those that vanish want skips and norms (where tokens collapse, queries and keys get none), those "
-        "that blow up a lower learning rate, a longer warm-up or clipping."
+        "Gradients that vanish want skips and norms, those that blow up a lower learning rate, a longer "
+        "warm-up or clipping."
     )
 
     def __init__(
         self,
         apart: float = 3.0,
+        starved: float = 4.0,
         jump: float = 3.0,
         drift: float = 5.0,
         looks: int = 3,
         action: Action = "warn",
     ) -> None:
         super().__init__(jump, drift, looks, action)
-        self.apart = apart
+        self.apart, self.starved = apart, starved
 
     def faults(self, rows: Rows) -> dict[str, Fault]:
-        """By metric, layer and direction; a layer far from the others first."""
+        """By metric, layer and direction; of one that is found in several ways, the first is said."""
         found: dict[str, Fault] = {}
+        later: dict[str, Fault] = {}
         for metric, words in zip(self.metrics, self.WORDS, strict=True):
             now = rows.layers(metric)
             middle = median(now.values()) if now else 0.0
             for layer, value in now.items():
-                off = math.log10(value / middle) if value > 0 and middle > 0 else 0.0
-                if abs(off) > self.apart or (value == 0 and middle > 0):
-                    way = "blow up" if off > 0 else "vanish"
-                    found[f"{metric} {layer} apart"] = Fault(
-                        layer, None, f"{words} of layer {layer} {way}: {_short(value)}, where the layers' "
-                        f"median is {_short(middle)}",
-                    )  # fmt: skip
-            found |= self.changes(rows, metric, words)
-        return found
+                off = -_decades(middle, value)
+                if abs(off) > self.apart:
+                    way, doing = ("up", "blow up") if off > 0 else ("down", "vanish")
+                    said = (
+                        f"{words} of layer {layer} {doing}: {_short(value)}, where the median of the layers "
+                        f"is {_short(middle)}"
+                    )
+                    found[f"{metric} {layer} {way}"] = Fault(layer, None, said, f"{metric} {way}")
+            later |= self.changes(metric, words, now, rows.broken(metric))
+        values = rows.layers("grad_value_output")
+        for layer, value in rows.layers("grad_query_key").items():
+            if _decades(values.get(layer, 0.0), value) > self.starved:
+                said = (
+                    f"gradients of queries and keys of layer {layer} vanish: {_short(value)}, where those of "
+                    f"its values and outputs are {_short(values[layer])}"
+                )
+                fault = Fault(layer, None, said, "grad_query_key down")
+                found.setdefault(f"grad_query_key {layer} down", fault)
+        return found | {name: fault for name, fault in later.items() if name not in found}
 
 
 class DeadHead(Rule):
