@@ -66,7 +66,8 @@ def said(case: Case, seed: int, small: bool = False) -> list[str]:
     torch.set_num_threads(1)
     text = characters()
     shape = Shape(len(text.alphabet), context=32, layers=6, width=48)
-    shape = replace(shape, **(case.shape or {}), **({"layers": 2, "width": 8} if small else {}))
+    shape = replace(shape, **(case.shape or {}))
+    shape = replace(shape, layers=2, width=8) if small else shape
     recipe = replace(Recipe(steps=600, batch=8, every=20, seed=seed), **(case.recipe or {}))
     recipe = replace(recipe, steps=4, every=1) if small else recipe
     torch.manual_seed(seed)
@@ -81,10 +82,10 @@ def said(case: Case, seed: int, small: bool = False) -> list[str]:
         return read(Path(folder)).table("alarms")["rule"].to_list()
 
 
-def rows(seeds: int = 5, small: bool = False) -> Iterator[tuple[str, int, int, int, dict[str, int]]]:
+def rows(seeds: int = 5) -> Iterator[tuple[str, int, int, int, dict[str, int]]]:
     """(runs, how many, in how many the expected rule spoke, alarms in all, how many of each rule)."""
     with ProcessPoolExecutor(2) as pool:
-        found = [[pool.submit(said, case, seed, small) for seed in range(seeds)] for case in CASES]
+        found = [[pool.submit(said, case, seed) for seed in range(seeds)] for case in CASES]
         for case, runs in zip(CASES, found, strict=True):
             each = [run.result() for run in runs]
             together = [name for names in each for name in names]
