@@ -51,9 +51,9 @@ def kill_a_head(model: GPT) -> None:
 CASES = [
     *(Case(f"healthy, rate {rate:g}", recipe={"rate": rate}) for rate in (3e-4, 1e-3, 3e-3)),
     Case("healthy, dropout 0.1", shape={"dropout": 0.1}),
-    Case("healthy, 12 layers", shape={"layers": 12}),
+    Case("healthy, 10 layers", shape={"layers": 10}),
     Case("no skips", "tokens collapse", {"skips": False}),
-    Case("no skips, 12 layers", "tokens collapse", {"skips": False, "layers": 12}),
+    Case("no skips, 10 layers", "tokens collapse", {"skips": False, "layers": 10}),
     Case("rate 0.1", "tokens blow up or vanish", recipe={"rate": 0.1}),
     Case("rate 0.1, no clipping", "tokens blow up or vanish", recipe={"rate": 0.1, "clip": 1e9}),
     Case("logits 64 times as large", "attention entropy collapses", spoil=partial(sharpen, by=8.0)),
@@ -65,7 +65,7 @@ def said(case: Case, seed: int, small: bool = False) -> list[str]:
     """The rules that spoke in one run, by name."""
     torch.set_num_threads(1)
     text = characters()
-    shape = Shape(len(text.alphabet), context=32, layers=6, width=48)
+    shape = Shape(len(text.alphabet), context=32, layers=4, width=32)
     shape = replace(shape, **(case.shape or {}))
     shape = replace(shape, layers=2, width=8) if small else shape
     recipe = replace(Recipe(steps=600, batch=8, every=20, seed=seed), **(case.recipe or {}))

@@ -86,7 +86,7 @@ def _summary(tables: "dict[str, pl.DataFrame]") -> "Table":
         loss = _last(rows, "loss").get(None)
         shown = [_shown(differ.get(layer)) for layer in layers]
         table.add_row(name, "" if loss is None else f"{loss:.2f}", *shown)
-    table.caption = "By layer: what tokens differ by, as a share of their size (1: all of it)."
+    table.caption = "By layer: what tokens differ by, over their size."
     table.caption_justify = "left"
     return table
 
