@@ -35,9 +35,10 @@ class Case:
 
 def sharpen(model: GPT, by: float) -> None:
     """Queries and keys so many times as large: attention logits by the square of that."""
-    for block in model.blocks:
-        weight = block.attn.in_proj_weight  # type: ignore[union-attr]
-        weight.data[: 2 * len(weight) // 3] *= by  # type: ignore[arg-type, index, union-attr]
+    blocks: Any = model.blocks
+    for block in blocks:
+        weight = block.attn.in_proj_weight
+        weight.data[: 2 * len(weight) // 3] *= by
 
 
 def kill_a_head(model: GPT) -> None:

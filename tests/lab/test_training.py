@@ -45,10 +45,10 @@ def test_a_run_that_was_broken_off_goes_on_as_if_it_had_not_been(tmp_path: Path)
 
 def test_a_block_without_skips_does_not_see_what_it_was_given() -> None:
     x = torch.randn(2, 5, 8)
-    without = Block(Shape(10, context=8, width=8, heads=2, skips=False))
+    without: Any = Block(Shape(10, context=8, width=8, heads=2, skips=False))
     with torch.no_grad():
         without.mlp[2].weight.zero_()
-    whole = Block(Shape(10, context=8, width=8, heads=2))
+    whole: Any = Block(Shape(10, context=8, width=8, heads=2))
     with torch.no_grad():
         whole.mlp[2].weight.zero_()
         whole.mlp[2].bias.zero_()

@@ -5,7 +5,7 @@ checkpoint gives what an unbroken one gives.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def training(
     *,
     alarms: Sequence[Hears] | None = None,
     model: GPT | None = None,
-) -> Iterator[int]:
+) -> Generator[int, None, None]:
     """Train, and give the number of each step after it is made; the monitor writes to `run`, where the
     checkpoint lies too. A run of the same shape and recipe goes on from there, another begins again.
 

@@ -103,7 +103,7 @@ def made(kind: str) -> tuple[nn.Module, list[nn.Module], Callable[[], Tensor], A
         return model, FAMILIES[kind].stack(model), lambda: model(**batch)[0].square().mean(), batch
     model = _nano() if kind == "nano" else _encoder()
     x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
-    stack = list(model.children() if kind == "nano" else model.layers)  # type: ignore[arg-type]
+    stack = list(model.children() if kind == "nano" else model.layers)
     return model, stack, lambda: (model(x) * x).square().mean(), x
 
 
@@ -192,9 +192,9 @@ def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
         weights.append([each.detach().clone() for each in model.parameters()])
     monitor.close()
     assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
-    assert (
-        not optimizer._optimizer_step_pre_hooks and not monitor.gradients.optimizer._optimizer_step_post_hooks
-    )  # type: ignore[union-attr]
+    assert monitor.gradients is not None
+    let_go = monitor.gradients.optimizer
+    assert not let_go._optimizer_step_pre_hooks and not let_go._optimizer_step_post_hooks
 
 
 def test_a_step_that_is_skipped_has_no_numbers(tmp_path: Path) -> None:

@@ -187,7 +187,8 @@ def test_an_alarm_warns_and_is_written(tmp_path: Path) -> None:
 
 
 def test_an_alarm_may_stop_the_training_or_call_a_function(tmp_path: Path) -> None:
-    model, called = encoder(), []
+    model = encoder()
+    called: list[Alarm] = []
     rules = [TokenSize(action="stop"), TokenSize(looks=3, action=called.append)]
     rules[1].name = "mine"
     with Monitor(model, every=1, probe=X, run=tmp_path, alarms=rules) as monitor:

@@ -9,6 +9,7 @@ Both are taken by hooks around `optimizer.step()`: copies of the weights are mad
 sums stay on their device until the look, and neither weights nor gradients are written to.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -93,7 +94,7 @@ class Gradients:
             self._squares["moved"] = self._sums(moved)
             self._before = {}
 
-    def _sums(self, tensors: "dict[Where, Tensor | None]") -> dict[Where, Tensor]:
+    def _sums(self, tensors: Mapping[Where, Tensor | None]) -> dict[Where, Tensor]:
         """The sum of squares at each output; a weight without gradient has none."""
         return {
             where: _squares(each, self._each[where].axis)
