@@ -8,9 +8,11 @@ from pathlib import Path
 import benchmarks
 import pytest
 from benchmarks import __main__ as printed
-from benchmarks import opening, peers, rates, recipes, timing
+from benchmarks import alarms, opening, peers, rates, recipes, timing
 
-ALONE = {"peers", "rates", "recipes", "timing"}
+from rankscope.live.monitor import default_rules
+
+ALONE = {"alarms", "peers", "rates", "recipes", "timing"}
 """Modules that `make bench` does not run: each has a command of its own, or none."""
 
 
@@ -51,6 +53,12 @@ def test_rates_of_collapse_are_numbers() -> None:
     assert [label for label, *_ in found] == [label for label, *_ in rates.ROWS[::4]]
     for label, log10, early, late in found:
         assert len(log10) == len(rates.LAYERS) and all(math.isfinite(x) for x in (*log10, early, late)), label
+
+
+@pytest.mark.parametrize("case", alarms.CASES[::4], ids=lambda case: case.label)
+def test_alarms_of_a_run_are_rules_that_there_are(case: alarms.Case) -> None:
+    assert {*alarms.said(case, seed=0, small=True)} <= {rule.name for rule in default_rules()}
+    assert not case.expected or case.expected in {rule.name for rule in default_rules()}
 
 
 @pytest.mark.parametrize("task", recipes.ROWS)

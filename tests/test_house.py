@@ -22,6 +22,7 @@ FLOORS = [
     "theory",
     "sources",
     "live",
+    "lab",
     "studies",
     "charts",
     "report",

@@ -22,7 +22,8 @@
     ├── ClosureError               parts that do not add up to the whole
     └── ConvergenceError           a numerical search that did not reach its tolerance
 
-Each message names what was expected, what came, and what to do about it.
+Each message names what was expected, what came, and what to do about it. `TrainingWarning` is no error: with
+it a monitor says what goes wrong in a training run.
 """
 
 from collections.abc import Iterable
@@ -59,6 +60,10 @@ class WatchError(RankscopeError, RuntimeError):
 
 class MonitorError(WatchError):
     """A training run that cannot be monitored so."""
+
+
+class TrainingWarning(UserWarning):
+    """Something goes wrong in a training run that is monitored."""
 
 
 class FileError(RankscopeError, OSError):

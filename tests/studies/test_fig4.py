@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from rankscope.errors import StudyError
+from rankscope.lab import pace
 from rankscope.nets.dropout import Dropout, training_states
 from rankscope.paths import Decomposition, all_paths, decompose
 from rankscope.studies import Setup, chosen, reproduce
@@ -37,7 +38,6 @@ from rankscope.studies.dong2021.train import (
     embed,
     logits,
     network,
-    pace,
     train,
 )
 

@@ -1,7 +1,7 @@
-"""`rankscope demo`: the main job on the embedded default model, and its report."""
+"""`rankscope demo`: the main job on the embedded default model, and its report; or a training (`--train`)."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import options as opt
 from rankscope.cli.output import opened, with_manifest
@@ -22,12 +22,35 @@ VARIANTS = (
     "san",
 )
 """What a verdict needs to name a cause: the whole, each part taken out by itself, and attention alone."""
+TRAIN = "Train a small GPT instead, whole and without skips, under the monitor."
 DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 """Of which the cloud and the spectra are drawn."""
 
 
-def demo(output: opt.Folder = Path("runs/demo"), as_json: opt.Json = False, quiet: opt.Quiet = False) -> None:
-    """Measure MiniLM, a trained BERT, with and without its parts, take it apart, certify it: a report."""
+def demo(
+    train: Annotated[bool, opt.option(opt.NETWORK, " ", TRAIN, (), "--train")] = False,
+    steps: Annotated[int, opt.option(opt.NETWORK, "N", "Of --train: how long.", min=1)] = 1000,
+    output: Annotated[
+        Path | None,
+        opt.option(
+            opt.RESULT, "FOLDER", "output", (), "-o", "--output", show_default="runs/demo or runs/demo-train"
+        ),
+    ] = None,
+    as_json: opt.Json = False,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Measure MiniLM, a trained BERT, with and without its parts, take it apart, certify it: a report.
+
+    With --train: train a small GPT, whole and without skips, under the monitor (about two minutes).
+    """
+    if train:
+        from rankscope.cli.train_demo import train_demo
+
+        return train_demo(output or Path("runs/demo-train"), steps, as_json, quiet)
+    _measured(output or Path("runs/demo"), as_json, quiet)
+
+
+def _measured(output: Path, as_json: bool, quiet: bool) -> None:
     from rankscope.cli.extra_tables import Pictures
     from rankscope.cli.inputs import bundled, described, title_of
     from rankscope.cli.measure import about, end_if_stopped, measured

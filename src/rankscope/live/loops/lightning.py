@@ -53,7 +53,7 @@ class MonitorCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin, or go on where the checkpoint stands."""
         self.close()
-        options = {**self.options}
+        options = {"optimizer": next(iter(trainer.optimizers), None), **self.options}
         if options.get("probe") is not None:
             options["probe"] = trainer.precision_plugin.convert_input(options["probe"])
         with _precision(trainer):
@@ -61,11 +61,6 @@ class MonitorCallback(Callback):
             if self._state and self._state["step"] == trainer.global_step:
                 self.monitor.load_state_dict(self._state)
         self._state = {}
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A training batch; what comes between two of them is none."""
-        if self.monitor is not None:
-            self.monitor.resume()
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Optimizer) -> None:
         """The learning rate that the step is made with: schedulers move it before the batch ends."""
@@ -78,7 +73,6 @@ class MonitorCallback(Callback):
         monitor = self.monitor
         if monitor is None:
             return
-        monitor.pause()
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, Tensor):
             # Lightning divides the loss of a batch by the number that is accumulated.
@@ -89,7 +83,6 @@ class MonitorCallback(Callback):
         self._losses = []
         with _precision(trainer):
             monitor.step(trainer.global_step, loss=mean, lr=self._lr)
-        monitor.pause()
         if monitor.should_stop:
             trainer.should_stop = True
 

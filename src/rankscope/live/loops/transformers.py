@@ -44,7 +44,8 @@ class MonitorCallback(TrainerCallback):
         """Begin, or go on where the checkpoint stands."""
         self.close()
         model: nn.Module = given["model"]
-        monitor = self.monitor = Monitor(model, step=state.global_step, **self.options)
+        options = {"optimizer": given.get("optimizer"), **self.options}
+        monitor = self.monitor = Monitor(model, step=state.global_step, **options)
         if state.global_step:
             looked = state.global_step - state.global_step % monitor.every
             since = [_numbers(logs) for logs in state.log_history if logs["step"] > looked]
@@ -57,8 +58,6 @@ class MonitorCallback(TrainerCallback):
     ) -> None:
         """The optimiser has made a step; where Trainer is about to log its loss, that comes first."""
         self._made = state.global_step
-        if self.monitor is not None:
-            self.monitor.pause()
         if not control.should_log:
             self._step(control)
 
@@ -77,10 +76,8 @@ class MonitorCallback(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
-        """Training batches from here on; before them, a step that was to be logged and was not."""
+        """A step that was to be logged and was not is made before the next."""
         self._step(control)
-        if self.monitor is not None:
-            self.monitor.resume()
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
@@ -101,7 +98,6 @@ class MonitorCallback(TrainerCallback):
         made, logged = self._made, self._logged
         self._made, self._logged = None, {}
         self.monitor.step(made, **logged)
-        self.monitor.pause()
         if self.monitor.should_stop:
             control.should_training_stop = True
 

@@ -21,16 +21,20 @@ from torch import Tensor, nn
 from rankscope.errors import MonitorError
 from rankscope.live.blocks import Blocks
 from rankscope.live.monitor import ranks
+from rankscope.live.monitor.alarms import Hears
 from rankscope.live.monitor.book import Book
+from rankscope.live.monitor.gradients import Gradients
+from rankscope.live.monitor.hearing import Hearing
 from rankscope.live.monitor.inline import Inline
 from rankscope.live.monitor.looks import Look, rows_of
 from rankscope.live.monitor.probe import Probe
+from rankscope.live.monitor.rules import default_rules
 from rankscope.live.monitor.tally import of_values
 from rankscope.live.notes import described
 from rankscope.live.watch import is_compiled, planned
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
-from rankscope.runs import manifest_of
+from rankscope.runs import manifest_of, read
 
 Sink = Callable[[Look], None]
 """Hears of every look; one with a `close` is closed with the monitor."""
@@ -42,8 +46,11 @@ class Monitor:
     `model` may be compiled, or wrapped for several processes; `metrics`, `layers`, `blocks`, `padding` and
     `layout` are those of `watch`. `probe` is a batch as the model is called with: a tensor, a dictionary of
     arguments, or a tuple of them; without one, training batches are measured. `run` is the folder that is
-    written; `sinks` hear of every look as well. Where `run` holds an earlier part of this training, `step`,
-    the steps that the model has made already, `load_state_dict` or `go_on(step)` says from where it goes on.
+    written; `sinks` hear of every look as well. With `optimizer`, gradients of weights and how far its steps
+    move them are measured too. `alarms` are rules that say when something goes wrong (`default_rules()` where
+    left out; none: `()`). Where `run` holds an earlier part of this training, `step`, the steps that the model
+    has made already, `load_state_dict` or `go_on(step)` says from where it goes on. `notes` are sentences on
+    what is not measured or heard.
 
     >>> import tempfile, rankscope
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -64,6 +71,8 @@ class Monitor:
         *,
         run: str | Path = "runs/training",
         sinks: Sequence[Sink] = (),
+        optimizer: Any = None,
+        alarms: Sequence[Hears] | None = None,
         layers: Sequence[int] | None = None,
         blocks: Blocks | None = None,
         padding: Tensor | Literal["model", "none"] = "model",
@@ -86,9 +95,14 @@ class Monitor:
                 f"of training batches a compiled model shows its tokens alone; {beyond[0]} was asked for, "
                 f"and this {type(self.model).__name__} is compiled: give a probe, or metrics of tokens"
             )
-        ranks.agree("metrics and steps", {"metrics": names, "every": every, "probe": probe is not None})
+        self.hearing = Hearing(default_rules() if alarms is None else alarms)
+        asked = {"metrics": names, "every": every, "probe": probe is not None}
+        asked |= {"optimizer": optimizer is not None, "alarms": self.hearing.names}
+        ranks.agree("metrics and steps", asked)
         self.probe = None if probe is None else Probe.of(probe)
         self.inline = Inline(self.model, self.plan, self.blocks) if probe is None else None
+        self.gradients = None if optimizer is None else Gradients(optimizer, self.blocks)
+        self.notes = self._noted(names)
         self.steps = step
         self.should_stop = False
         """Whether a rule says that the training should end."""
@@ -139,48 +153,54 @@ class Monitor:
     def look(self) -> Look:
         """Look now, whatever the step."""
         found = self.probe.look(self.model, self.plan, self.blocks) if self.probe else self._inline().taken()
+        if self.gradients is not None:
+            found.update(self.gradients.taken(rate="lr" not in self._scalars))
         for name, values in self._scalars.items():
             found.add(None, name, of_values(torch.stack([each.double().cpu() for each in values])))
         self._scalars = {}
-        tallies = ranks.joined(found.packed(), ranks.device_of(self.model))
-        look = Look(self.steps, rows_of(self.steps, found.keys(), tallies))
+        tallies = ranks.joined(found.packed())
+        rows = rows_of(self.steps, found.keys(), tallies)
+        look = Look(self.steps, rows, self.hearing.hear(rows, self.steps))
         if self._book is not None:
             self._book.write(look)
             for sink in self.sinks:
                 sink(look)
+        self.should_stop |= self.hearing.act(look.alarms, aloud=self._book is not None)
         return look
 
     def go_on(self, step: int) -> None:
         """Go on after this step: what was written of later ones is taken away."""
+        self._back(step, None)
+
+    def _back(self, step: int, heard: Mapping[str, Any] | None) -> None:
+        """After this step; rules remember what a checkpoint says they did, or hear the table again."""
         if self._book is not None:
             self._book.cut(step or -1)  # at step 0 it is looked at again
+        if heard is not None and self.hearing.fits(heard):
+            self.hearing.load_state_dict(heard)
+        else:
+            self.hearing.again(ranks.shared(None if self._book is None else read(self.run).table("training")))
         self.steps, self._behind, self._scalars = step, None, {}
         if step == 0:
             self._begin()
         self._ready()
 
-    def pause(self) -> None:
-        """What the model is called with from now on is no training: an evaluation, say."""
-        if self.inline is not None:
-            self.inline.on = False
-
-    def resume(self) -> None:
-        """It is training again."""
-        self._ready()
-
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint of the training should hold, so that the run goes on without gap or double."""
-        return {"step": self.steps, "scalars": {name: list(each) for name, each in self._scalars.items()}}
+        scalars = {name: list(each) for name, each in self._scalars.items()}
+        return {"step": self.steps, "scalars": scalars, "alarms": self.hearing.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint that holds `state_dict()`."""
-        self.go_on(int(state["step"]))
+        self._back(int(state["step"]), state.get("alarms"))
         self._scalars = {name: [_number(one) for one in each] for name, each in state["scalars"].items()}
 
     def close(self) -> None:
         """Let the model and the folder go."""
         if self.inline is not None:
             self.inline.close()
+        if self.gradients is not None:
+            self.gradients.close()
         if self._book is not None:
             self._book.close()
         for sink in self.sinks:
@@ -205,6 +225,14 @@ class Monitor:
             raise MonitorError(told)
         return book
 
+    def _noted(self, metrics: Sequence[str]) -> list[str]:
+        """What is not measured, and which rules hear nothing."""
+        measured = [*metrics] if self.probe is not None else [*metrics, "grad_tokens"]
+        if self.gradients is None:
+            return self.hearing.notes(measured)
+        measured += [f"grad_{group}" for _, group in self.gradients.parts]
+        return [*self.gradients.notes, *self.hearing.notes(measured)]
+
     def _begin(self) -> None:
         """A probe is looked at before the first step, too."""
         if self.probe is not None:
@@ -212,9 +240,12 @@ class Monitor:
         self._ready()
 
     def _ready(self) -> None:
-        """Training batches are measured while a step is made that will be looked at."""
+        """Training batches and gradients are measured while a step is made that will be looked at."""
+        on = (self.steps + 1) % self.every == 0
         if self.inline is not None:
-            self.inline.on = (self.steps + 1) % self.every == 0
+            self.inline.on = on
+        if self.gradients is not None:
+            self.gradients.on = on
 
     def _inline(self) -> Inline:
         assert self.inline is not None

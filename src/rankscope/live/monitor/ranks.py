@@ -20,11 +20,11 @@ def writes() -> bool:
     return number() == 1 or dist.get_rank() == 0
 
 
-def joined(own: Tallies, device: torch.device) -> Tallies:
+def joined(own: Tallies) -> Tallies:
     """The tallies of all ranks as one, merged in their order: the same on every rank."""
     if number() == 1:
         return own
-    here = own.to(device)
+    here = own.to(_device())
     parts = [torch.empty_like(here) for _ in range(number())]
     dist.all_gather(parts, here)
     whole, *others = (part.cpu() for part in parts)
@@ -68,7 +68,7 @@ def inner(model: nn.Module) -> nn.Module:
             return model
 
 
-def device_of(model: nn.Module) -> torch.device:
+def _device() -> torch.device:
     """Where numbers are gathered: NCCL wants them on the GPU."""
     if number() > 1 and dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())

@@ -86,6 +86,11 @@ class Tallied:
         before = self.parts.get(key)
         self.parts[key] = part if before is None else merged(before, part.to(before.device))
 
+    def update(self, other: "Tallied") -> None:
+        """All parts of another."""
+        for (layer, metric, _), part in other.parts.items():
+            self.add(layer, metric, part)
+
     def keys(self) -> list[Key]:
         """What each row of `packed` is of."""
         return [

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rankscope.files import atomic
+from rankscope.lab import pace
 from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout, training_states
 from rankscope.nets.initial import random_tensors
@@ -166,14 +167,6 @@ def train(
                 torch.save(state, temporary)
             say(f"{task.name}: epoch {finished} of {recipe.epochs}, loss {losses / batches:.4f}")
     return {name: each.detach() for name, each in tensors.items()}
-
-
-def pace(step: int, steps: int, warmup: float) -> float:
-    """The share of the rate at a step: a straight rise, then half a cosine."""
-    rise = max(1, round(warmup * steps))
-    if step < rise:
-        return (step + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
 
 
 def _resume(

@@ -1,0 +1,101 @@
+"""`rankscope demo --train`: a small GPT learns to write, whole and without its skips, under the monitor."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import polars as pl
+    from rich.table import Table
+
+RUNS = {"whole": True, "no-skips": False}
+"""The folder of each run, and whether its blocks have skips."""
+
+
+def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
+    """Train both, a step of each in turn; then show what came of them."""
+    from rankscope.cli.exits import Stopped
+    from rankscope.cli.show import console, machine, progress, say, say_where
+    from rankscope.files import writable_folder
+    from rankscope.lab import Recipe, Shape, characters, training
+    from rankscope.live.monitor import default_rules
+    from rankscope.report import write_report
+    from rankscope.runs import read
+
+    writable_folder(output)
+    if not (quiet or as_json):
+        say(
+            "A GPT of 6 layers, 64 wide, learns to write Moby Dick letter by letter: whole, and without its "
+            f"skips, {steps} steps each, side by side. A monitor looks at both every 20 steps.\n"
+        )
+    text = characters()
+    folders = {name: output / name for name in RUNS}
+    recipe = Recipe(steps=steps)
+    both = [
+        training(Shape(len(text.alphabet), skips=skips), recipe, text, folders[name],
+                 alarms=default_rules(action=lambda _: None))
+        for name, skips in RUNS.items()
+    ]  # fmt: skip
+    done = 0
+    try:
+        with progress(quiet or as_json) as start:
+            bar = start("training")
+            for found in both[0]:
+                done = next(both[1], found)
+                bar(done, steps)
+            for done in both[1]:  # where a run goes on, one may be behind
+                bar(done, steps)
+    except KeyboardInterrupt as stop:
+        raise Stopped(f"after {done} of {steps} steps; the same command goes on from there") from stop
+    finally:
+        for each in both:
+            each.close()
+    report = write_report([*folders.values()], output / "report.html")
+    tables = {name: read(folder).table("training") for name, folder in folders.items()}
+    alarms = {name: read(folder).table("alarms") for name, folder in folders.items()}
+    if as_json:
+        return machine(
+            {
+                "report": str(report),
+                "runs": {
+                    name: {"training": tables[name].to_dicts(), "alarms": alarms[name].to_dicts()}
+                    for name in RUNS
+                },
+            }
+        )
+    console().print(_summary(tables))
+    for name in RUNS:
+        said = alarms[name]["sentence"].to_list()
+        say("", f"{name}: {len(said)} alarm{'' if len(said) == 1 else 's'}", *(f"  {each}" for each in said))
+    if not quiet:
+        say("")
+        say_where("Report", report)
+
+
+def _summary(tables: "dict[str, pl.DataFrame]") -> "Table":
+    """The loss, and how far the tokens of each layer are apart, at the last look."""
+    from rich.table import Table
+
+    table = Table(title="At the last look", title_justify="left", box=None)
+    table.add_column("")
+    table.add_column("loss", justify="right")
+    layers: list[Any] = sorted(_last(next(iter(tables.values())), "relative_mu"))
+    for layer in layers:
+        table.add_column(f"layer {layer}" if layer == layers[0] else str(layer), justify="right")
+    for name, rows in tables.items():
+        differ = _last(rows, "relative_mu")
+        loss = _last(rows, "loss").get(None)
+        shown = [_shown(differ.get(layer)) for layer in layers]
+        table.add_row(name, "" if loss is None else f"{loss:.2f}", *shown)
+    table.caption = "By layer: what tokens differ by, over their size."
+    table.caption_justify = "left"
+    return table
+
+
+def _last(rows: "pl.DataFrame", metric: str) -> "dict[int | None, float]":
+    found = rows.filter(metric=metric)
+    found = found.filter(step=found["step"].max())
+    return dict(zip(found["layer"].to_list(), found["value"].to_list(), strict=True))
+
+
+def _shown(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"

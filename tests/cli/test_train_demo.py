@@ -1,0 +1,19 @@
+"""`rankscope demo --train`: both runs, their report, and what is said of them."""
+
+from pathlib import Path
+
+from rankscope import read
+from tests.cli.running import answered, printed
+
+
+def test_the_training_demo_trains_shows_and_goes_on(tmp_path: Path) -> None:
+    line = ["demo", "--train", "--steps", "20", "-o", "out"]
+    answer = answered(*line, cwd=tmp_path)
+    assert (tmp_path / answer["report"]).is_file()
+    assert [*answer["runs"]] == ["whole", "no-skips"]
+    for name, found in answer["runs"].items():
+        assert {row["step"] for row in found["training"]} == {0, 20}
+        assert found["training"] == read(tmp_path / "out" / name).table("training").to_dicts()
+    out = printed(*line, cwd=tmp_path)  # what is done already is not done again
+    assert "whole: 0 alarms" in out and "no-skips: 0 alarms" in out and "Report: out/report.html" in out
+    assert answered(*line, cwd=tmp_path) == answer
