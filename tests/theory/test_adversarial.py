@@ -9,6 +9,8 @@ import pytest
 
 from rankscope.theory import certify
 from tests.theory.attack.climb import ATTACKS, Attack, climbed
+from tests.theory.attack.draw import drawn
+from tests.theory.attack.truth import judged
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.theorem)
@@ -27,3 +29,14 @@ def test_no_ascent_passes_a_bound(attack: Attack) -> None:
             assert row["log10_bound"] == pytest.approx(bound, rel=1e-9, abs=1e-7)
         gains.append((most - first) / -first)  # the share of the slack that was taken away
     assert min(gains) > 0 and max(gains) > 0.2, f"an attack that does not climb: {gains}"
+
+
+@pytest.mark.parametrize(
+    ("seed", "number"),
+    [(1504, 609), (1508, 169), (1509, 751)],
+    ids=["zeros at a large scale", "tanh from tail to tail", "a token 1e300 times shorter"],
+)
+def test_networks_that_were_once_misread(seed: int, number: int) -> None:
+    _, (net, X) = drawn(seed, number)
+    found = judged(net, X, certify(net, X[None]))
+    assert not found.false and not found.misread

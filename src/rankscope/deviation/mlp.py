@@ -16,7 +16,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, saves_a_pass, spread
-from rankscope.deviation.series import SERIES, VALUES
+from rankscope.deviation.series import GATES, SERIES, VALUES
 from rankscope.deviation.state import State
 from rankscope.deviation.tails import FADING, TAIL, faded, tanh_change
 from rankscope.doubled import near_log, precision
@@ -119,13 +119,21 @@ def _act(name: str, z: Tensor, outside: Tensor) -> Tensor:
 
 
 def _plain(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
-    """`act(Z + D) - act(Z)` for large D; far out in a tail, where D may be lost beside Z, by the slope."""
-    plain = _act(name, Z[:, None] + D, outside) - _act(name, Z, outside)[:, None]
-    far = LINEAR * spread((-outside.clamp(0.0, 690.0)).exp(), Z)
-    if not bool((Z.abs() > far).any()):
-        return plain
-    slope = SERIES[name](Z.sign() * LINEAR, 1)[1][:, None]
-    return torch.where(Z.abs()[:, None] > far[:, None] + 2 * D.abs(), slope * D, plain)
+    """`act(Z + D) - act(Z)` for large D, where act is z g(z): `D g(Z + D) + Z (g(Z + D) - g(Z))`, so that of a
+    D that is small beside Z no digit is lost. g is taken on the side where it is small: g(z) = 1 - g(-z)."""
+    if name not in GATES:
+        return D
+    Z = Z[:, None]
+    W = Z + D
+    if saves_a_pass(outside, lambda: (outside <= 0).all()):
+        after, before = (GATES[name](-V.abs()) for V in (W, Z))
+    else:
+        grow = spread(outside.clamp(0.0, 690.0).exp(), D)
+        after, before = (GATES[name](-(V * grow).abs().clamp(max=2 * LINEAR)) for V in (W, Z))
+    low = W < 0
+    change = torch.addcmul(Z * (after - before), D, after)
+    change = torch.where(low, change, D - change)
+    return torch.where(low == (Z < 0), change, change - Z.abs() * (1 - 2 * before))
 
 
 def _quotient(name: str, Z: Tensor, D: Tensor, reach: float) -> Tensor:

@@ -21,6 +21,8 @@ STEEPEST = 600.0
 WIDEST = 30.0
 """The log within which the entries of V may stray from size one before they are brought back."""
 
+DISTANT = 300.0
+"""Logs this far apart are looked at before they are added: what is written at the larger may be zero."""
 SMALL = 1e-200
 """Factors below this go into the log."""
 
@@ -73,7 +75,9 @@ class Scaled:
         return Scaled(self.value / spread(safe, self.value), log)
 
     def __add__(self, other: "Scaled") -> "Scaled":
-        """The sum, at the larger of the two scales."""
+        """The sum, at the larger of the two scales; zeros at a large scale do not set it."""
+        if not saves_a_pass(self.log, lambda: ((self.log - other.log).abs() <= DISTANT).all()):
+            self, other = self.normalised(), other.normalised()
         if saves_a_pass(self.log, lambda: (other.log > self.log).all()):
             self, other = other, self
         log = torch.maximum(self.log, other.log)

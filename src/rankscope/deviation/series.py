@@ -112,3 +112,12 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "quick_gelu": lambda z: z * torch.sigmoid(constant("1.702", z) * z),
 }
 """The activations themselves, accurate in their tails."""
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": _normal_cdf,
+    "gelu_tanh": _gate,
+    "quick_gelu": lambda z: torch.sigmoid(constant("1.702", z) * z),
+    "relu": torch.zeros_like,
+    "silu": torch.sigmoid,
+}
+"""g of the activations that are z g(z), with g(-z) = 1 - g(z): asked below zero alone, where they are accurate."""

@@ -25,6 +25,7 @@ TAIL = -35.0
 _A, _B = math.sqrt(2 / math.pi), 0.044715
 _MILLS = (-1.0, 5 / 2, -37 / 3, 353 / 4, -4081 / 5)
 """log of Mills' ratio times z, in powers of 1/z^2."""
+TINY = 1e-290
 SLOPES = {"silu": 1.0, "quick_gelu": 1.702}
 FADING = (*SLOPES, "gelu", "gelu_tanh")
 """Activations that vanish in their lower tail."""
@@ -33,7 +34,8 @@ FADING = (*SLOPES, "gelu", "gelu_tanh")
 def tanh_change(Z: Tensor, D: Tensor, d: Scaled) -> Scaled:
     """`tanh(Z + D) - tanh(Z)`, D the same as d in units of one."""
     Z = Z[:, None]
-    exponent = D.abs() - Z.abs() - (Z + D).abs()  # never above 0
+    # |D| - |Z| - |Z + D|, without the digits that its terms lose to each other.
+    exponent = torch.where(Z * (Z + D) > 0, -2 * torch.minimum(Z.abs(), (Z + D).abs()), 0.0)
     most = _most(exponent)
     share = _over(-torch.expm1(-2 * D.abs()), 2 * D.abs())  # sinh(D) / D, without its growth
     slope = 4 * share * (exponent - spread(most, exponent)).exp()
@@ -83,8 +85,9 @@ def _slope(name: str, z: Tensor, d: Tensor) -> Tensor:
 
 
 def _over(a: Tensor, b: Tensor) -> Tensor:
-    """a / b, one where both vanish."""
-    return torch.where(b == 0, torch.ones_like(a), a / b.masked_fill(b == 0, 1.0))
+    """a / b, one where both vanish: among subnormal numbers they have few digits, and need not agree."""
+    gone = b.abs() < TINY
+    return torch.where(gone, torch.ones_like(a), a / b.masked_fill(gone, 1.0))
 
 
 def _most(logs: Tensor) -> Tensor:
