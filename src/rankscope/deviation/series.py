@@ -120,4 +120,4 @@ GATES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.zeros_like,
     "silu": torch.sigmoid,
 }
-"""g of the activations that are z g(z), with g(-z) = 1 - g(z): asked below zero alone, where they are accurate."""
+"""g of the activations that are z g(z), with g(-z) = 1 - g(z): asked below zero alone, where it is exact."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from rankscope.deviation.attention import Attention
 from rankscope.deviation.noise import ShakenDeviation, ShakenPlain
 from rankscope.deviation.propagate import DeviationStep, Given, restored
-from rankscope.deviation.scaled import LOWEST, Logs, chosen
+from rankscope.deviation.scaled import LOWEST, Logs, Scaled, chosen
 from rankscope.deviation.state import State
 from rankscope.nets import Step, Transformer
 from rankscope.nets.traversal import Block, traverse
@@ -30,6 +30,8 @@ STEEP = math.log(1e4)
 """The log of scores from which on their rounding may decide a softmax."""
 UNDECIDED = 1e-6
 """The difference of attention weights from which on two passes look at other tokens."""
+WAVERS = 1e-3
+"""The relative difference of logs of attention weights from which on two passes are undecided."""
 ALIKE = 1e-9
 """The distance of two states up to which they are the same."""
 WITHIN = 300.0
@@ -133,8 +135,10 @@ def _hidden(step: DeviationStep, seen: Seen) -> Bool[Tensor, " batch"]:
     if seen.plain is not None and seen.plain.attention is not None and bool(seen.sees.all()):
         other, state = seen.plain.attention, State.of(seen.plain.state, step.state.real.rows)
     else:
-        assert seen.fine.attention is not None
-        other, state = seen.fine.attention.matrix(), seen.fine.state
+        fine = seen.fine
+        assert fine.attention is not None
+        alike = distance(step.state, fine.state) <= ALIKE
+        return elsewhere(P, fine.attention.matrix()) & alike | undecided(P, fine.attention)
     return elsewhere(P, other) & (distance(step.state, state) <= ALIKE)
 
 
@@ -149,6 +153,16 @@ def steep(P: Attention) -> Bool[Tensor, " batch"]:
 def elsewhere(P: Attention, other: Float[Tensor, "batch head token token"]) -> Bool[Tensor, " batch"]:
     """Where two passes, their scores steep, look at other tokens."""
     return steep(P) & ((P.matrix() - other).abs().flatten(1).amax(1) > UNDECIDED)
+
+
+def undecided(P: Attention, other: Attention) -> Bool[Tensor, " batch"]:
+    """Where scores are steep, and two passes do not agree on by how much one token is looked at before
+    another: the same token by chance, perhaps."""
+    if P.logits is None or other.logits is None or not bool(steep(P).any()):
+        return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
+    one, two = (each.logits.log_softmax(P.visible) for each in (P, other) if each.logits is not None)
+    apart = (one - two).abs() / torch.maximum(one.abs(), two.abs()).clamp(min=1.0)
+    return steep(P) & (apart.nan_to_num(nan=0.0).flatten(1).amax(1) > WAVERS)
 
 
 def _sees(state: State) -> Bool[Tensor, " batch"]:
@@ -175,11 +189,18 @@ def distance(a: State, b: State, deep: bool = True) -> Logs:
     """How far the deviations of two passes are apart: `||r - s||` of their directions, and the difference of
     their logs. Where logs are beyond 1000, both as a share of a thousandth of them: each layer of pure
     attention triples an error, and the log with it. Without `deep`, as they are. Infinite where one is
-    zero."""
+    zero. Or how far their mean tokens are apart, beside the size of tokens, where that is more."""
     (r, of_r), (s, of_s) = (_direction(each) for each in (a, b))
     found = torch.maximum(torch.linalg.vector_norm(r - s, dim=(1, 2)), (of_r - of_s).abs())
     found = found / (of_r.abs() / 1e3).clamp(min=1.0) if deep else found
-    return found.nan_to_num(nan=torch.inf, posinf=torch.inf)
+    unit = torch.maximum(a.x.log_size(), a.R.log_size())
+    shift = torch.linalg.vector_norm(_mean(a).at(unit) - _mean(b).at(unit), dim=1)
+    shift = shift / (unit.abs() / 1e3).clamp(min=1.0) if deep else shift
+    return torch.maximum(found, shift).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _mean(state: State) -> Scaled:
+    return state.x + state.centred()[0]
 
 
 def _direction(state: State) -> tuple[Tensor, Logs]:

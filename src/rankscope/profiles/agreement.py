@@ -71,8 +71,11 @@ def _error(
     again = torch.ones_like(one.value, dtype=torch.bool)
     if plain is not None:
         error = difference(one, plain)
-        told = (one.value - plain.value).abs() > BLIND * plain.floor
-        told = told | ((error <= AGREED) & (plain.value.abs() > plain.floor))
+        floor = (
+            plain.floor if each.of == "tokens" or step.attention is None else plain.floor * _steepness(step)
+        )
+        told = (one.value - plain.value).abs() > BLIND * floor
+        told = told | ((error <= AGREED) & (plain.value.abs() > BLIND * floor))
         again = ~_spread(seen.sees, error) | ~told
     if bool(again.any()):
         found = _against(each, one, step, seen.fine)
@@ -87,6 +90,15 @@ def _error(
         noisy = _states(step.state, seen, deep=False) > NOISY * max(seen.before.R.value.shape[1:])
         error = error.masked_fill(_spread(noisy, error), torch.inf)
     return error.masked_fill(_spread(seen.lost, error), torch.inf)
+
+
+def _steepness(step: DeviationStep) -> Errors:
+    """How many times its own rounding an attention weight has of its scores', by head."""
+    P = step.attention
+    if P is None or P.logits is None:
+        return torch.ones((), dtype=torch.float64, device=step.state.x.log.device)
+    sizes = P.logits.ref.masked_fill(P.logits.ref.isinf(), 0.0).abs().amax(-1)
+    return 1 + torch.maximum(sizes, P.logits.D.log_size().clamp(max=100.0).exp())
 
 
 def _against(each: Metric, one: Reading, step: DeviationStep, other: DeviationStep) -> Errors:

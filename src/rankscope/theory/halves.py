@@ -58,6 +58,10 @@ def half_facts(
             raw = branch.raw.tidy()
             stretch = times(stretch, norm_stretch(arch, after, raw))
             ranked(raw, branch.out, rank_loss(arch, after))
+            if branch.kind == "attention":
+                w = layer.attention
+                most = w.value.weight.norm() * w.output.weight.norm() * branch.inside.whole[0].norm()
+                vanished = vanished or _vanishes(arch, raw, log(float(most)) + float(branch.inside.log[0]))
         stretches.append(stretch)
     stretch, normed = plus(*stretches), 0.0
     if half.after is not half.summed:
@@ -72,14 +76,16 @@ def half_facts(
     )  # fmt: skip
 
 
-def _vanishes(arch: Architecture, state: State) -> bool:
-    """Whether a norm, whose eps does not hide it, meets a token that is zero but for rounding beside another:
-    what it makes of one is a direction of full length or none, and with few entries passes that round
-    otherwise may agree on it by chance."""
+def _vanishes(arch: Architecture, state: State, beside: float | None = None) -> bool:
+    """Whether a norm, whose eps does not hide it, meets a token that is zero but for rounding beside another,
+    or beside the log of what it is the sum of: what it makes of one is a direction of full length or none,
+    and with few entries passes that round otherwise may agree on it by chance."""
     norm, whole = norm_of(arch.norm), state.whole[0]
     lengths = torch.linalg.vector_norm(whole if norm is None else norm.centre(whole), dim=-1)
-    least = VANISHED * float(torch.linalg.vector_norm(whole, dim=-1).max())
-    return float(lengths.min()) <= least and log(arch.norm_eps) < 2 * (log(least) + float(state.log[0]))
+    if beside is None:
+        beside = log(float(torch.linalg.vector_norm(whole, dim=-1).max())) + float(state.log[0])
+    least = log(VANISHED) + beside
+    return log(float(lengths.min())) + float(state.log[0]) <= least and log(arch.norm_eps) < 2 * least
 
 
 def _ratio(state: State, other: State) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rankscope.deviation import KERNELS
-from rankscope.deviation.witness import distance, elsewhere, lost, steep
+from rankscope.deviation.witness import distance, elsewhere, lost, steep, undecided
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis
 from rankscope.theory.theorem import Evaluation, Theorem
@@ -96,6 +96,7 @@ def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
             here, there = first.layers[layer - 1], [each.layers[layer - 1].attention for each in others]
             gone = gone or any(half.vanished for half in here.halves)
             gone = gone or bool(lost(first.sizes[layer - 1].state, sizes.state))
+            gone = gone or any(bool(undecided(here.attention, P)) for P in there)
             if apart <= AGREED and bool(steep(here.attention)):
                 # Other tokens are looked at, and it does not show.
                 gone = gone or any(bool(elsewhere(here.attention, P.matrix())) for P in there)

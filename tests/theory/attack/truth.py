@@ -52,6 +52,12 @@ class Exact(Network):
         self.normed.append((X, found))
         return found
 
+    def blind(self, size: Any, digits: int) -> bool:
+        """Whether a norm was given a row that may be what is left of zero."""
+        least = size * mp.mpf(10) ** (-digits // 2)
+        rows = [_centred_row(self.arch.norm, row) for given, _ in self.normed for row in given]
+        return any(0 < max(map(abs, row)) < least for row in rows)
+
 
 def _centred_row(kind: Any, row: list[Any]) -> list[Any]:
     mean = mp.fsum(row) / len(row) if kind == "layer" else 0
@@ -87,7 +93,7 @@ class Layer:
     """log10 of each quantity; None at zero."""
     ranks: list[tuple[int, int]]
     resolved: bool
-    """Whether the digits that were used see what tokens differ by."""
+    """Whether the digits that were used see what tokens differ by, and what norms without eps divide by."""
 
 
 def layers(net: Transformer, X: Tensor, digits: int) -> Iterator[Layer]:
@@ -105,6 +111,7 @@ def layers(net: Transformer, X: Tensor, digits: int) -> Iterator[Layer]:
             seen = value > size * mp.mpf(10) ** (-digits // 2)
             resolved = resolved and bool(seen or not value)
             logs[name] = mp.log10(value) if value > 0 else None
+        resolved = resolved and not (net.arch.norm_eps == 0 and network.blind(size, digits))
         ranks = [_ranks(after, digits) for _, after in network.normed]
         yield Layer(logs, ranks, resolved)
 
