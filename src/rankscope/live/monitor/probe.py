@@ -1,6 +1,7 @@
 """The probe: a fixed batch that is looked at again and again while the model learns."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
 from rankscope.live.call import Plan
+from rankscope.live.monitor.backward import Backward, Loss, loss_in
 from rankscope.live.monitor.tally import Tallied, tally
 from rankscope.live.monitor.untouched import untouched
 from rankscope.live.watch import Watch
@@ -20,16 +22,18 @@ class Probe:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    loss: Loss | None = None
+    """Whose gradients are taken; left out, the output's own."""
 
     @classmethod
-    def of(cls, given: object) -> "Probe":
+    def of(cls, given: object, loss: Loss | None = None) -> "Probe":
         """A tensor, a dictionary of the model's arguments, or a tuple or list of them."""
         if isinstance(given, Tensor):
-            found = cls((_copied(given),), {})
+            found = cls((_copied(given),), {}, loss)
         elif isinstance(given, Mapping):
-            found = cls((), {str(name): _copied(each) for name, each in given.items()})
+            found = cls((), {str(name): _copied(each) for name, each in given.items()}, loss)
         elif isinstance(given, tuple | list):
-            found = cls(tuple(_copied(each) for each in given), {})
+            found = cls(tuple(_copied(each) for each in given), {}, loss)
         else:
             raise MonitorError(
                 "a probe must be a tensor, a dictionary of the model's arguments, or a tuple of them; "
@@ -44,15 +48,26 @@ class Probe:
         device = next((each.device for each in model.parameters()), torch.device("cpu"))
         args = [_moved(each, device) for each in self.args]
         kwargs = {name: _moved(each, device) for name, each in self.kwargs.items()}
-        with untouched(model), Watch(model, plan, blocks, "as given", eager=True) as seen:
-            model(*args, **kwargs)
+        with untouched(model), torch.set_grad_enabled(self.learns):
+            back = Backward(plan, blocks)
+            with Watch(model, plan, blocks, "as given", eager=True) as seen, back if self.learns else nullcontext():
+                output = model(*args, **kwargs)
+            loss = loss_in(output, self.loss) if self.learns else None
+            gradients = Tallied() if loss is None else back.taken(loss)
         found = Tallied()
         for layer, readings in seen.readings:
             for metric, reading in readings:
                 found.add(layer, metric.name, tally(reading))
         if not found:
             seen.profile()  # which says why there is none
+        found.update(gradients)
         return found
+
+    @property
+    def learns(self) -> bool:
+        """Whether there is something to differentiate: a loss, or labels of which the model makes one."""
+        labelled = any(name.endswith("labels") and each is not None for name, each in self.kwargs.items())
+        return self.loss is not None or labelled
 
 
 def _copied(given: Any) -> Any:
