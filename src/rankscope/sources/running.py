@@ -47,8 +47,8 @@ def running(model: nn.Module, batch: Mapping[str, Any]) -> Running:
     if not off <= TOLERANCE:
         raise ParityError(
             f"the canonical network must agree with {name} on this batch within {TOLERANCE:g}; it is off by "
-            f"{off:.1e}: it takes {', '.join(given)} otherwise (where padding comes first, position_ids must "
-            "count from the first real token)"
+            f"{off:.1e}: it takes one of {', '.join(given)} otherwise (position_ids, as one, must count real "
+            "tokens one by one)"
         )
     return Running(net, X, padding)
 
