@@ -168,9 +168,7 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
     return replace(parity, reach=reach, named=max((n for n in lengths if beyond(n) > reach), default=None))
 
 
-def _own(
-    mine: Run, real: Tensor, family: Family, core: Any, given: Mapping[str, Any], name: str
-) -> float:
+def _own(mine: Run, real: Tensor, family: Family, core: Any, given: Mapping[str, Any], name: str) -> float:
     """How far the states are from the original's as it runs; 0 where that is eager attention, or one of
     transformers' own that needs another device or dtype and computes the same."""
     how = core.config._attn_implementation

@@ -1,17 +1,18 @@
-"""Gradients at each layer's tokens of a probe: those of plain autograd, and no trace of them in the training."""
+"""Gradients at each layer's tokens of a probe: those of plain autograd; the training does not notice."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.live.monitor.small import encoder, loss_of, tokens
-from tests.live.monitor.training import batch, gpt2, loss_of as loss_of_logits, probe, probed, train
 from torch import Tensor, nn
 
 import rankscope
 from rankscope import Monitor
 from rankscope.errors import MonitorError
+from tests.live.monitor.small import encoder, loss_of, tokens
+from tests.live.monitor.training import batch, gpt2, probe, probed, train
+from tests.live.monitor.training import loss_of as loss_of_logits
 
 
 def sizes(run: Path, step: int = 0) -> dict[int, float]:

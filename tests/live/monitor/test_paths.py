@@ -1,4 +1,4 @@
-"""Path shares and certificates of a probe while the model learns: those of the model as it is at that step."""
+"""Path shares and certificates of a probe while the model learns: of the model as it is at that step."""
 
 from pathlib import Path
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from tests.live.monitor.small import encoder, tokens
-from tests.live.monitor.training import TOKENS, batch, gpt2, train
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import rankscope
 from rankscope import Monitor, certify, decompose, load
 from rankscope.errors import MonitorError
+from tests.live.monitor.small import encoder, tokens
+from tests.live.monitor.training import TOKENS, batch, gpt2, train
 
 
 def padded(samples: int = 3) -> dict[str, Tensor]:
@@ -42,7 +42,7 @@ def test_they_are_those_of_the_loaded_model_at_that_step(tmp_path: Path) -> None
             monitor.step()
         nets[4] = load(model)
         assert not [each for each in monitor.notes if "paths" in each]
-    found, bounds = shares(tmp_path), rankscope.read(tmp_path).table("certificates")
+    found, bounds = shares(tmp_path), rankscope.read(tmp_path).table("training_certificates")
     for table in (found, bounds):
         assert table["step"].unique().sort().to_list() == [0, 4]
     for step, net in nets.items():
@@ -84,7 +84,7 @@ def test_weights_that_are_no_numbers_have_none(tmp_path: Path) -> None:
         assert any("step 1: paths are not measured: the weights" in each for each in monitor.notes)
     rows = shares(tmp_path).filter(step=1)
     assert rows["value"].null_count() == 3 and rows["broken"].to_list() == [1, 1, 1]
-    assert rankscope.read(tmp_path).table("certificates")["step"].unique().to_list() == [0]
+    assert rankscope.read(tmp_path).table("training_certificates")["step"].unique().to_list() == [0]
 
 
 def test_going_back_takes_certificates_away(tmp_path: Path) -> None:
@@ -95,12 +95,14 @@ def test_going_back_takes_certificates_away(tmp_path: Path) -> None:
             monitor.step()
     with Monitor(model, **given) as again:  # which reads no paths, and still takes away
         again.go_on(1)
-    steps = rankscope.read(tmp_path).table("certificates")["step"].unique().sort().to_list()
+    steps = rankscope.read(tmp_path).table("training_certificates")["step"].unique().sort().to_list()
     assert steps == [0, 1] == shares(tmp_path)["step"].unique().sort().to_list()
 
 
 def test_of_a_large_probe_the_first_samples_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope.live.monitor.paths.MOST", 2.5 * 2**2 * 12 * 16 * (4 * 16 + 2 * 64 + 2 * 12))
+    monkeypatch.setattr(
+        "rankscope.live.monitor.paths.MOST", 2.5 * 2**2 * 12 * 16 * (4 * 16 + 2 * 64 + 2 * 12)
+    )
     with Monitor(gpt2(), "mu", every=1, probe=padded(), paths=1, run=tmp_path) as monitor:
         said = "paths and certificates are of the first 2 of the probe's 3 samples"
         assert any(said in each for each in monitor.notes)

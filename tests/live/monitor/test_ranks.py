@@ -61,7 +61,11 @@ def test_paths_are_of_the_samples_of_all_ranks(runs: tuple[Path, list[str]]) -> 
     assert rows[0]["samples"].to_list() == rows[1]["samples"].to_list() == [4, 4, 4]
     assert ((rows[0]["value"] - rows[1]["value"]).abs() < 1e-9).all()
     names = ["theorem", "met_to", "says_at"]
-    assert one.table("certificates").select(names).equals(two.table("certificates").select(names))
+    assert (
+        one.table("training_certificates")
+        .select(names)
+        .equals(two.table("training_certificates").select(names))
+    )
 
 
 def test_paths_of_weights_that_are_spread_out_are_refused(runs: tuple[Path, list[str]]) -> None:

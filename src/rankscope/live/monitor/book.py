@@ -5,6 +5,7 @@ from pathlib import Path
 from rankscope.live.monitor.looks import ALARMS, CERTIFICATES, TRAINING, Look, alarm_rows
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import Journal
+from rankscope.runs.training import PROVED
 
 ENTRY = "training"
 
@@ -19,8 +20,8 @@ class Book:
         try:
             self.looks = Journal(self.store, ENTRY, "training", TRAINING, manifest)
             self.alarms = Journal(self.store, ENTRY, "alarms", ALARMS, manifest)
-            if certified or "certificates" in self.store.run.names:
-                self.certificates = Journal(self.store, ENTRY, "certificates", CERTIFICATES, manifest)
+            if certified or PROVED in self.store.run.names:
+                self.certificates = Journal(self.store, ENTRY, PROVED, CERTIFICATES, manifest)
         except BaseException:
             self.store.close()
             raise

@@ -48,7 +48,7 @@ CERTIFICATES: dict[str, Any] = {
     "broken": pl.Int64,  # guarantees that the measurement contradicts; there should be none
     "why": pl.String,  # the first hypothesis that fails, with its number
 }
-"""The columns of the table `certificates`: `certify(...).summary()` of the probe, step by step."""
+"""The columns of the table `training_certificates`: `certify(...).summary()` of the probe, step by step."""
 
 
 @dataclass(frozen=True)

@@ -49,11 +49,12 @@ class Monitor:
     `layout` are those of `watch`. `probe` is a batch as the model is called with: a tensor, a dictionary of
     arguments, or a tuple of them; without one, training batches are measured. `run` is the folder that is
     written; `sinks` hear of every look as well. With `optimizer`, gradients of weights and how far its steps
-    move them are measured too. Of a probe with labels, or with `loss`, a function of what the model gives
-    back, gradients at each layer's tokens are. Every `paths` steps, where `load` knows the model's family, so
-    are the shares of paths by length, and certificates. `alarms` are rules that say when something goes wrong (`default_rules()` where
-    left out; none: `()`). Where `run` holds an earlier part of this training, `step`, the steps that the model
-    has made already, `load_state_dict` or `go_on(step)` says from where it goes on.
+    move them are measured too. So are gradients at each layer's tokens, of a probe with labels, or with
+    `loss`, a function of what the model gives back; and, every `paths` steps, path shares by length and
+    certificates of the probe, where `load` knows the model's family. `alarms` are rules that say when
+    something goes wrong (`default_rules()` where left out; none: `()`). Where `run` holds an earlier part of
+    this training, `step`, the steps that the model has made already, `load_state_dict` or `go_on(step)` says
+    from where it goes on.
 
     >>> import tempfile, rankscope
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)

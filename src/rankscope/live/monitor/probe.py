@@ -50,7 +50,10 @@ class Probe:
         kwargs = {name: _moved(each, device) for name, each in self.kwargs.items()}
         with untouched(model), torch.set_grad_enabled(self.learns):
             back = Backward(plan, blocks)
-            with Watch(model, plan, blocks, "as given", eager=True) as seen, back if self.learns else nullcontext():
+            with (
+                Watch(model, plan, blocks, "as given", eager=True) as seen,
+                back if self.learns else nullcontext(),
+            ):
                 output = model(*args, **kwargs)
             loss = loss_in(output, self.loss) if self.learns else None
             gradients = Tallied() if loss is None else back.taken(loss)
