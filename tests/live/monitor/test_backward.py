@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import rankscope
 from rankscope import Monitor
@@ -24,6 +25,7 @@ def reference(model: nn.Module, ids: Tensor) -> dict[int, float]:
     """By hand: embeddings and blocks one after another, `retain_grad` on what each gives."""
     model = model.eval()
     core: Any = model.transformer
+    head: Any = model.lm_head
     x = core.wte(ids) + core.wpe(torch.arange(ids.shape[1]))
     states = [x]
     for block in core.h:
@@ -31,7 +33,7 @@ def reference(model: nn.Module, ids: Tensor) -> dict[int, float]:
         states.append(out if isinstance(out, Tensor) else out[0])
     for state in states:
         state.retain_grad()
-    loss_of_logits(model.lm_head(core.ln_f(states[-1])), ids).backward()
+    loss_of_logits(head(core.ln_f(states[-1])), ids).backward()
     found = {}
     for layer, state in enumerate(states):
         assert state.grad is not None
@@ -115,17 +117,43 @@ def test_of_several_tensors_it_is_the_one_that_is_passed_on(tmp_path: Path) -> N
     Monitor(model, "mu", every=1, probe=X, run=tmp_path, loss=lambda out: out.square().mean()).close()
     states = [X.clone()]
     for layer in model.layers:
-        states.append(states[-1] + layer.linear(states[-1]).tanh())
+        linear: Any = layer.linear
+        states.append(states[-1] + linear(states[-1]).tanh())
     for state in states[1:]:
         state.retain_grad()
     states[-1].square().mean().backward()
     found = sizes(tmp_path)
     # of the last layer nothing says which it is; layer 0 is what was given, which needs no gradient
     assert found.keys() == {1, 2}
-    for layer, size in found.items():
-        grad = states[layer].grad
+    for number, size in found.items():
+        grad = states[number].grad
         assert grad is not None
         assert abs(size / float(grad.flatten(1).norm(dim=1).mean() * 2) - 1) < 1e-5
+
+
+class Checkpointed(nn.Module):
+    """Recomputes its blocks in the old way, which takes gradients of weights alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = encoder().layers
+
+    def forward(self, X: Tensor) -> Tensor:
+        for layer in self.layers:
+            again = torch.is_grad_enabled()
+            X = checkpoint(layer, X.requires_grad_(), use_reentrant=True) if again else layer(X)
+        return X
+
+
+def test_code_that_has_none_is_looked_at_without(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"every": 1, "probe": tokens(1), "loss": lambda output: output.mean()}
+    with Monitor(Checkpointed(), "mu", run=tmp_path, **given) as monitor:
+        monitor.step()
+        said = [each for each in monitor.notes if "gradients at the probe's tokens are not measured" in each]
+    assert len(said) == 1 and "heckpoint" in said[0] and not sizes(tmp_path)
+    assert (
+        rankscope.read(tmp_path).table("training").filter(metric="mu")["step"].to_list() == [0] * 4 + [1] * 4
+    )
 
 
 LOOPS: list[dict[str, Any]] = [
@@ -152,7 +180,7 @@ def test_gradients_that_wait_for_their_step_are_left_alone(tmp_path: Path) -> No
         monitor.look()
     assert len(hooked) == heard
     for each, kept, place in zip(model.parameters(), before, places, strict=True):
-        assert each.grad is place and (kept is None or torch.equal(place, kept))  # type: ignore[arg-type]
+        assert each.grad is place and (kept is None or torch.equal(place, kept))
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,7 @@ class Monitor:
         asked |= {"paths": paths, "loss": loss is not None}
         ranks.agree("metrics and steps", asked)
         self.probe = None if probe is None else Probe.of(probe, loss)
+        ranks.agree("labels of the probe", self.probe is not None and self.probe.learns)
         self.paths = None if paths is None else Paths(model, self.probe, every, paths)
         self.inline = Inline(self.model, self.plan, self.blocks) if probe is None else None
         self.gradients = None if optimizer is None else Gradients(optimizer, self.blocks)
@@ -244,7 +245,8 @@ class Monitor:
     @property
     def notes(self) -> list[str]:
         """What is not measured or heard, in sentences."""
-        return [*self._notes, *(self.paths.notes if self.paths is not None else [])]
+        parts = [part for part in (self.probe, self.paths) if part is not None]
+        return [*self._notes, *(said for part in parts for said in part.notes)]
 
     def _noted(self, metrics: Sequence[str]) -> list[str]:
         """What is not measured, and which rules hear nothing."""

@@ -12,6 +12,8 @@ and the copy is let go. A model that cannot be taken over any more, as one whose
 rows without numbers; `notes` says why.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import polars as pl
@@ -29,10 +31,12 @@ from rankscope.live.monitor.untouched import untouched
 from rankscope.nets import Architecture
 from rankscope.paths import decompose
 from rankscope.runs import Manifest
-from rankscope.sources.running import Running, running
+from rankscope.sources.checkpoint import first_line
+from rankscope.sources.running import running
 from rankscope.theory import certify
 from rankscope.theory.certificates import Certificates
 
+CPU = torch.device("cpu")
 MOST = 2e11
 """Multiplications of a look, about a minute of one core: of a larger probe the first samples are taken, one
 at least."""
@@ -61,7 +65,8 @@ class Paths:
         self.batch = arguments_of(self.model, probe.args, probe.kwargs)
         failed = None
         try:
-            found = self._running()
+            with self._aside():
+                found = running(self.model, self.batch)
             self.lengths, number = found.net.arch.layers + 1, len(found.X)
             self.samples = self._fitting(found.net.arch, number, found.X.shape[1])
         except RankscopeError as error:
@@ -80,13 +85,13 @@ class Paths:
         shares = torch.full((self.lengths, self.samples), torch.nan, dtype=torch.float64)
         table, failed = None, None
         try:
-            with untouched(self.model), isolated(torch.device("cpu")), torch.device("cpu"):
+            with self._aside():
                 net, X, padding = running(self.model, self.batch)
                 rows = decompose(net, X, padding).by_length().table.filter(start="all").sort("length")
                 shares = torch.tensor(rows["share"].to_list(), dtype=torch.float64).view_as(shares)
                 table = certify(net, X, padding).table.drop("hypotheses")
-        except (RankscopeError, torch.linalg.LinAlgError) as error:
-            failed = f"step {step}: paths are not measured: {error}"
+        except (RankscopeError, RuntimeError, MemoryError) as error:  # too little memory ends no training
+            failed = f"step {step}: paths are not measured: {first_line(error)}"
         tables = ranks.each(table)
         self.notes += [said for said in dict.fromkeys(ranks.each(failed)) if said is not None]
         found = Tallied()
@@ -94,9 +99,11 @@ class Paths:
             found.add(None, f"paths_{length}", of_values(each))
         return found, certificates(step, [each for each in tables if each is not None])
 
-    def _running(self) -> Running:
-        with untouched(self.model), isolated(torch.device("cpu")), torch.device("cpu"):
-            return running(self.model, self.batch)
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """On the CPU, as it is without the loop's autocast and default device."""
+        with untouched(self.model), isolated(CPU), CPU:
+            yield
 
     def _fitting(self, arch: Architecture, samples: int, tokens: int) -> int:
         """How many samples a look can afford."""

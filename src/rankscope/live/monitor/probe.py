@@ -2,18 +2,20 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import MonitorError
+from rankscope.errors import MonitorError, RankscopeError
 from rankscope.live.call import Plan
+from rankscope.live.monitor import ranks
 from rankscope.live.monitor.backward import Backward, Loss, loss_in
 from rankscope.live.monitor.tally import Tallied, tally
 from rankscope.live.monitor.untouched import untouched
 from rankscope.live.watch import Watch
+from rankscope.sources.checkpoint import first_line
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Probe:
     kwargs: dict[str, Any]
     loss: Loss | None = None
     """Whose gradients are taken; left out, the output's own."""
+    notes: list[str] = field(default_factory=list)
+    """Why gradients are not taken, once that has failed."""
 
     @classmethod
     def of(cls, given: object, loss: Loss | None = None) -> "Probe":
@@ -44,19 +48,32 @@ class Probe:
         return found
 
     def look(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> Tallied:
-        """What the model makes of it now, reduced to tallies; the training does not notice."""
+        """What the model makes of it now, reduced to tallies; the training does not notice. Where gradients
+        cannot be taken on some rank, as for want of memory, they are left out from then on, on all."""
+        if self.learns:
+            found, failed = Tallied(), None
+            try:
+                found = self._seen(model, plan, blocks, back=Backward(plan, blocks))
+            except RankscopeError:
+                raise
+            except RuntimeError as error:  # too little memory, code that has no gradient
+                failed = first_line(error)
+            why = next((each for each in ranks.each(failed) if each is not None), None)
+            if why is None:
+                return found
+            self.notes.append(f"gradients at the probe's tokens are not measured: {why}")
+        return self._seen(model, plan, blocks, back=None)
+
+    def _seen(self, model: nn.Module, plan: Plan, blocks: list[nn.Module], back: Backward | None) -> Tallied:
         device = next((each.device for each in model.parameters()), torch.device("cpu"))
         args = [_moved(each, device) for each in self.args]
         kwargs = {name: _moved(each, device) for name, each in self.kwargs.items()}
-        with untouched(model), torch.set_grad_enabled(self.learns):
-            back = Backward(plan, blocks)
-            with (
-                Watch(model, plan, blocks, "as given", eager=True) as seen,
-                back if self.learns else nullcontext(),
-            ):
+        gradients = Tallied()
+        with untouched(model), torch.set_grad_enabled(back is not None):
+            with Watch(model, plan, blocks, "as given", eager=True) as seen, back or nullcontext():
                 output = model(*args, **kwargs)
-            loss = loss_in(output, self.loss) if self.learns else None
-            gradients = Tallied() if loss is None else back.taken(loss)
+            if back is not None and (loss := loss_in(output, self.loss)) is not None:
+                gradients = back.taken(loss)
         found = Tallied()
         for layer, readings in seen.readings:
             for metric, reading in readings:
@@ -70,7 +87,7 @@ class Probe:
     def learns(self) -> bool:
         """Whether there is something to differentiate: a loss, or labels of which the model makes one."""
         labelled = any(name.endswith("labels") and each is not None for name, each in self.kwargs.items())
-        return self.loss is not None or labelled
+        return not self.notes and (self.loss is not None or labelled)
 
 
 def _copied(given: Any) -> Any:
