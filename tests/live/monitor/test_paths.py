@@ -81,7 +81,9 @@ def test_weights_that_are_no_numbers_have_none(tmp_path: Path) -> None:
         with torch.no_grad():
             next(model.transformer.h.parameters()).fill_(torch.nan)
         monitor.step()
-        assert any("step 1: paths are not measured: the weights" in each for each in monitor.notes)
+        assert any(
+            "step 1: paths or certificates are not measured: the weights" in each for each in monitor.notes
+        )
     rows = shares(tmp_path).filter(step=1)
     assert rows["value"].null_count() == 3 and rows["broken"].to_list() == [1, 1, 1]
     assert rankscope.read(tmp_path).table("training_certificates")["step"].unique().to_list() == [0]

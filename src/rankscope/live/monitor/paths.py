@@ -91,13 +91,13 @@ class Paths:
                 shares = torch.tensor(rows["share"].to_list(), dtype=torch.float64).view_as(shares)
                 table = certify(net, X, padding).table.drop("hypotheses")
         except (RankscopeError, RuntimeError, MemoryError) as error:  # too little memory ends no training
-            failed = f"step {step}: paths are not measured: {first_line(error)}"
-        tables = ranks.each(table)
+            failed = f"step {step}: paths or certificates are not measured: {first_line(error)}"
+        tables = [each for each in ranks.each(table) if each is not None]
         self.notes += [said for said in dict.fromkeys(ranks.each(failed)) if said is not None]
         found = Tallied()
         for length, each in enumerate(shares):
             found.add(None, f"paths_{length}", of_values(each))
-        return found, certificates(step, [each for each in tables if each is not None])
+        return found, certificates(step, tables if len(tables) == ranks.number() else [])
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
@@ -124,7 +124,7 @@ class Paths:
 
 
 def certificates(step: int, tables: list[pl.DataFrame]) -> pl.DataFrame:
-    """A row for each theorem, of the samples of all ranks."""
+    """A row for each theorem, of the samples of all ranks; none where one of them has none."""
     if not tables:
         return pl.DataFrame(schema=CERTIFICATES)
     found = Certificates(pl.concat(tables), Manifest())  # samples of other ranks may have the same numbers
