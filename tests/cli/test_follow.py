@@ -28,6 +28,18 @@ def test_it_shows_the_run_once_where_nobody_looks_on(tmp_path: Path) -> None:
     assert printed("follow", str(tmp_path / "run"), "--once") == said
 
 
+def test_path_shares_are_shown(tmp_path: Path) -> None:
+    book = opened(tmp_path)
+    for step in (0, 10, 20):
+        book.write(look(step, more=[] if step == 10 else learned(step)))
+    book.close()
+    said = printed("follow", str(tmp_path))
+    assert "path shares: what paths of each length carry of the output" in said
+    assert re.search(r"\n +length 3 +50\.0% +50\.0% ", said)
+    shares = answered("follow", str(tmp_path))["paths"]
+    assert shares["length 2"] == [{"step": step, "value": 2 / 6} for step in (0, 20)]
+
+
 def test_machines_are_given_all_of_it(tmp_path: Path) -> None:
     found = answered("follow", str(written(tmp_path / "run")))
     assert found["steps"] == list(range(0, 60, 10)) and found["model"] == "SmallGPT"

@@ -2,15 +2,20 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 
 from rankscope.errors import FileError
+from rankscope.live.monitor.book import Book
+from rankscope.live.monitor.looks import CERTIFICATES
 from rankscope.report import read_run, write_report
 from rankscope.report.budget import fit
 from rankscope.report.chapter import chapter
+from rankscope.runs import Manifest, Store
 from tests.report.runs import links_within
 from tests.trainings import SENTENCE, falling, learned, look, opened, row, written
 
@@ -37,6 +42,23 @@ def test_it_has_the_map_the_curves_and_the_alarms(tmp_path: Path) -> None:
     (view,) = drawn["run1-figure-training"]
     assert view["figure"]["data"][0]["text"][1] == [f"{falling(step, 1):.3g}" for step in (0, 10, 20)]
     assert f"<td>{falling(20, 3):.3g}</td>" in re.sub(r"<td[^>]*>", "<td>", page)
+
+
+def test_what_is_proved_is_a_table(tmp_path: Path) -> None:
+    known = {"kind": "lower", "quantity": "mu", "slack": 1.0, "log10_size": 2.0, "broken": 0, "why": None}
+    book = Book(tmp_path, Manifest(), certified=True)
+    for step, met in ((0, 3), (10, 0)):
+        numbers = {"met_to": met, "says_at": met or None, "log10_bound": 0.0, "log10_measured": 1.0}
+        rows = [{"step": step, "theorem": name, **known, **numbers} for name in ("kept", "never")]
+        rows[1] |= {"met_to": 0, "says_at": None, "why": "skips"}
+        proved = pl.DataFrame(rows, schema=CERTIFICATES)
+        book.write(replace(look(step), certificates=proved))
+    book.close()
+    (section,) = chapter(run := read_run(tmp_path), 1, run.title).sections
+    (table,) = [each for each in section.tables if each.title == "What is proved of the probe"]
+    assert table.headings == ["theorem", "of", "step 0", "step 10"]
+    assert table.rows == [["kept", "‖res X‖F", "10 ≥ 1, layer 3", "does not hold"]]
+    assert table.note.endswith("Hypotheses not met: never.")
 
 
 def test_alarms_are_said_first_and_stay_text(tmp_path: Path) -> None:
@@ -68,10 +90,6 @@ def test_several_runs_and_a_run_that_has_just_begun(tmp_path: Path) -> None:
 
 
 def test_a_damaged_table_is_a_sentence(tmp_path: Path) -> None:
-    import polars as pl
-
-    from rankscope.runs import Manifest, Store
-
     with Store(tmp_path) as store:
         store.write("training", Manifest(), {"training": pl.DataFrame({"step": [1], "metric": ["mu"]})})
     with pytest.raises(FileError, match="must have the columns step, layer"):

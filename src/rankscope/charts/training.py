@@ -131,10 +131,7 @@ def run_curves(training: Training, names: Sequence[str]) -> Figure:
 def path_shares(training: Training) -> Figure:
     """What paths of each length carry of the output, over the steps."""
     rows = training.paths
-    names = sorted(
-        rows["of"].unique().to_list(),
-        key=lambda name: ([int(n) for n in name.split() if n.isdecimal()], name),
-    )
+    names = training.lengths
     data: list[dict[str, Any]] = []
     table: dict[str, list[Any]] = {"of": [], "step": [], "value": []}
     for place, name in enumerate(names):

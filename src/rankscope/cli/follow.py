@@ -123,9 +123,11 @@ def shown(
     room = LAYERS
     if height is not None and names:
         taken = 6 + len(found.scalars) + 4 * len(found.alarms[-ALARMS:])
-        room = max(3, min(LAYERS, (height - taken) // len(names) - 3))
+        room = max(3, min(LAYERS, (height - taken) // (len(names) + bool(len(found.paths))) - 3))
     for name in names:
         parts += ["", _layers(found.grid(name), room)]
+    if len(found.paths):
+        parts += ["", _paths(found, room)]
     if found.broken:
         several = "reading was no number" if found.broken == 1 else "readings were no numbers"
         parts += ["", Text(f"{found.broken} {several}: something overflowed.")]
@@ -171,6 +173,11 @@ def described(found: "Training", names: list[str]) -> dict[str, Any]:
             ]
             for name, grid in grids.items()
         },
+        "paths": {
+            name: found.paths.filter(of=name).sort("step").select("step", "value").to_dicts()
+            for name in found.lengths
+        },
+        "certificates": found.certificates.to_dicts(),
         "alarms": found.alarms.to_dicts(),
     }
 
@@ -214,6 +221,27 @@ def _layers(grid: "Grid", most: int) -> "Table":
     return table
 
 
+def _paths(found: "Training", most: int) -> "Table":
+    """A line for each length of paths."""
+    from math import isfinite
+
+    from rankscope.cli.show import thinned, titled
+
+    names = list(thinned(found.lengths, most))
+    few = f"{len(names)} of {len(found.lengths)} lengths." if len(names) < len(found.lengths) else ""
+    table = titled("path shares: what paths of each length carry of the output", few)
+    for title, how in (("", "left"), ("start", "right"), ("now", "right"), ("steps →", "left")):
+        table.add_column(title, justify=how, no_wrap=True)  # type: ignore[arg-type]
+    curves = []
+    for name in names:
+        shares = found.paths.filter(of=name).sort("step")["value"]
+        curves.append(shares.fill_null(float("nan")).to_list())
+    for name, each, line in zip(names, curves, _lines(curves, log=False), strict=True):
+        start, now = (f"{each[k]:z.1%}" if isfinite(each[k]) else "no number" for k in (0, -1))
+        table.add_row(name, start, now, line)
+    return table
+
+
 def _ends(values: list[float]) -> tuple[str, str]:
     """The first and the last number."""
     from math import isfinite
@@ -222,15 +250,15 @@ def _ends(values: list[float]) -> tuple[str, str]:
     return (f"{known[0]:.3g}" if known else "–", f"{values[-1]:.3g}" if isfinite(values[-1]) else "no number")
 
 
-def _lines(curves: list[list[float]]) -> list[str]:
-    """Sparklines on one scale: of values that span over two decades their logarithm."""
+def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
+    """Sparklines on one scale: of values that span over two decades their logarithm, unless not `log`."""
     import numpy as np
 
     from rankscope.cli.show import sparkline, thinned
     from rankscope.runs.training import decades
 
     values = np.array([thinned(curve, WIDTH) for curve in curves], dtype=float)
-    if decades(values) > 2:
+    if log and decades(values) > 2:
         with np.errstate(divide="ignore"):
             values = np.log10(values)
     known = values[np.isfinite(values)]

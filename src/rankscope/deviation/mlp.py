@@ -119,8 +119,8 @@ def _act(name: str, z: Tensor, outside: Tensor) -> Tensor:
 
 
 def _plain(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
-    """`act(Z + D) - act(Z)` for large D, where act is z g(z): `D g(Z + D) + Z (g(Z + D) - g(Z))`, so that no
-    digit of a D that is small beside Z is lost. g is taken on the side where it is small: g(z) = 1 - g(-z)."""
+    """`act(Z + D) - act(Z)` for large D, where act is z g(z): `D g(Z + D) + Z (g(Z + D) - g(Z))`, so that a D
+    that is small beside Z keeps its digits. g is taken on the side where it is small: g(z) = 1 - g(-z)."""
     if name not in GATES:
         return D
     Z = Z[:, None]

@@ -8,6 +8,7 @@ from rankscope.metrics import symbol_of
 from rankscope.report.plots import Plot, Section
 from rankscope.report.tables import Table
 from rankscope.runs.training import LEARNING, NAMES, Training, title_of
+from rankscope.theory.views import BoundView, quantity, summary_views
 
 MAPS, PANELS, ALARMS = 8, 6, 200
 """Metrics that are drawn as maps, panels of a figure, and alarms of the table, at most."""
@@ -91,6 +92,7 @@ def _tables(training: Training) -> list[Table]:
         ]
         few = f"The first {ALARMS} of {len(training.alarms)}." if len(training.alarms) > ALARMS else ""
         found.append(Table("Alarms", ["rule and place", "what it says"], rows, wordy=True, note=few))
+    found += _proved(training)
     if training.metrics:
         grid = training.grid(training.metrics[0])
         ends = [
@@ -105,6 +107,35 @@ def _tables(training: Training) -> list[Table]:
         note = "○ at or below the floor." if marked else ""
         found.append(Table(title, ["layer", *map(str, grid.layers)], cells, marked, note))
     return found
+
+
+def _proved(training: Training) -> list[Table]:
+    """What theorems say of the probe, at the first look that asked them and the last."""
+    found = training.certificates
+    steps = sorted(found["step"].unique().to_list())
+    if not steps:
+        return []
+    ends = list(dict.fromkeys((steps[0], steps[-1])))
+    columns = [{each.theorem: each for each in summary_views(found.filter(step=step))} for step in ends]
+    held = [name for name in columns[-1] if any(name in views and views[name].met_to for views in columns)]
+    rows = []
+    for name in held:
+        last = columns[-1][name]
+        cells = [_bound(views[name]) if name in views else "–" for views in columns]
+        rows.append([name, quantity(last.quantity).symbol, *cells])
+    unmet = [name for name in columns[-1] if name not in held]
+    note = "Measured, and the bound; of the sample with the most slack."
+    if unmet:
+        note += f" Hypotheses not met: {', '.join(unmet)}."
+    heads = ["theorem", "of", *(f"step {step:,}" for step in ends)]
+    return [Table("What is proved of the probe", heads, rows, note=note, titled=True)]
+
+
+def _bound(view: BoundView) -> str:
+    if not view.met_to:
+        return "does not hold"
+    said = f"{view.measured} {view.sign} {view.bound}" if view.state == "says" else "says nothing"
+    return f"{said}, layer {view.layer}"
 
 
 def _where(row: dict[str, object]) -> str:

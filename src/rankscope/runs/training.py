@@ -1,7 +1,8 @@
 """A training run as it is read: what was written of it so far, by metric, layer and step.
 
-`Monitor` writes two tables that grow while it trains, `training` and `alarms`; `rankscope checkpoints` writes
-the same of a training that nobody watched. Reading them needs no torch, and never waits for the writer.
+`Monitor` writes tables that grow while it trains, `training` and `alarms`, and `training_certificates` where
+they were asked for; `rankscope checkpoints` writes the same of a training that nobody watched. Reading them
+needs no torch, and never waits for the writer.
 """
 
 import hashlib
@@ -20,9 +21,10 @@ from rankscope.runs.lines import FILE
 from rankscope.runs.manifest import Manifest
 from rankscope.runs.store import MANIFEST, read
 
-TABLE, ALARMS = "training", "alarms"
+TABLE, ALARMS, PROVED = "training", "alarms", "training_certificates"
 COLUMNS = ("step", "layer", "head", "metric", "value", "floor", "samples", "broken")
 SAID = ("step", "since", "rule", "layer", "head", "action", "sentence")
+BOUNDS = ("step", "theorem", "kind", "quantity", "met_to", "says_at", "log10_bound", "log10_measured", "why")
 PATHS = "paths_"
 """How the names of path shares begin."""
 LEARNING = ("grad_", "update_")
@@ -66,6 +68,8 @@ class Training:
     manifest: Manifest
     table: pl.DataFrame
     alarms: pl.DataFrame
+    certificates: pl.DataFrame
+    """What is proved of the probe; no rows where that was not asked for."""
 
     @cached_property
     def steps(self) -> list[int]:
@@ -92,6 +96,12 @@ class Training:
         rows = self.table.filter(pl.col("metric").str.starts_with(PATHS))
         named = [path_name(name, layer) for name, layer in rows.select("metric", "layer").iter_rows()]
         return rows.with_columns(pl.Series("of", named, dtype=pl.String)).select("step", "of", "value")
+
+    @property
+    def lengths(self) -> list[str]:
+        """What path shares are of, the shortest paths first."""
+        names = self.paths["of"].unique().to_list()
+        return sorted(names, key=lambda name: ([int(n) for n in name.split() if n.isdecimal()], name))
 
     @property
     def name(self) -> str:
@@ -202,13 +212,19 @@ def _read(folder: Path) -> Training:
     table = _with(folder, run.table(TABLE), TABLE, COLUMNS)
     alarms = run.table(ALARMS) if ALARMS in run.names else pl.DataFrame(schema=dict.fromkeys(SAID, pl.Null))
     manifest = run.manifests.get(TABLE) or next(iter(run.manifests.values()), Manifest())
-    return Training(folder, manifest, table, _with(folder, alarms, ALARMS, SAID).sort("step"))
+    proved = run.table(PROVED) if PROVED in run.names else pl.DataFrame(schema=dict.fromkeys(BOUNDS, pl.Null))
+    return Training(
+        folder, manifest, table, _with(folder, alarms, ALARMS, SAID).sort("step"),
+        _with(folder, proved, PROVED, BOUNDS),
+    )  # fmt: skip
 
 
 def _with(folder: Path, found: pl.DataFrame, name: str, columns: Sequence[str]) -> pl.DataFrame:
     """The table with the columns it must have, each of its kind."""
     kinds: dict[str, Any] = {"metric": pl.String, "rule": pl.String, "action": pl.String}
     kinds |= {"sentence": pl.String, "value": pl.Float64, "floor": pl.Float64}
+    kinds |= dict.fromkeys(("theorem", "kind", "quantity", "why"), pl.String)
+    kinds |= dict.fromkeys(("log10_bound", "log10_measured"), pl.Float64)
     try:
         found = found.select(pl.col(each).cast(kinds.get(each, pl.Int64)) for each in columns)
     except pl.exceptions.PolarsError as error:

@@ -48,7 +48,7 @@ def load(
     (6, torch.Size([1, 8, 384]))
     """
     if isinstance(source, nn.Module):
-        checkpoint, name, details = _in_memory(source, family), type(source).__name__, {}
+        checkpoint, name, details = in_memory(source, family), type(source).__name__, {}
 
         def find() -> Any:
             raise SourceError(
@@ -74,7 +74,7 @@ def load(
         )
     if tokenizer is not None and not callable(tokenizer):
         raise SourceError(f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}")
-    with _built_as(checkpoint.family, name):
+    with built_as(checkpoint.family, name):
         net, embedding = canonical(checkpoint, name)
         core = checkpoint.family.core(checkpoint.model)
         parity = check(net, checkpoint.family, core, embedding, name)
@@ -86,7 +86,7 @@ def load(
     return replace(net, origin=origin).to(dtype, device)
 
 
-def _in_memory(model: nn.Module, family: str | Family | None) -> Checkpoint:
+def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoint:
     """A copy in float64: the user's model is never touched."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
@@ -107,11 +107,21 @@ def _in_memory(model: nn.Module, family: str | Family | None) -> Checkpoint:
             "holds no numbers: load the model from its files"
         )
     kind = family_of(config.model_type, family)
-    return Checkpoint(copy.deepcopy(kind.core(model)).to("cpu", torch.float64).eval(), kind, ())
+    return Checkpoint(_copied(kind.core(model)).to("cpu", torch.float64).eval(), kind, ())
+
+
+def _copied(core: nn.Module) -> Any:
+    """Weights are brought over one by one: where the model is, there is no room for a second one."""
+    weights = {
+        id(each): nn.Parameter(each.detach().to("cpu", torch.float64, copy=True), each.requires_grad)
+        for each in core.parameters()
+        if type(each) is nn.Parameter and each.is_floating_point()
+    }
+    return copy.deepcopy(core, weights)
 
 
 @contextmanager
-def _built_as(family: Family, name: str) -> Iterator[None]:
+def built_as(family: Family, name: str) -> Iterator[None]:
     """A model that goes by a family's name and is built otherwise fails in ways of its own: one sentence."""
     try:
         yield

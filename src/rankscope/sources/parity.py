@@ -12,7 +12,7 @@ far the original's own float32 parts take it from itself is measured and said (`
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -70,7 +70,7 @@ class Original:
 
 
 @torch.no_grad()
-def original(family: Family, core: Any, probe: Probe, attention: bool = True) -> Original:
+def original(family: Family, core: Any, arguments: Mapping[str, Any], attention: bool = True) -> Original:
     """Run the original and keep what its blocks give."""
     blocks = family.blocks(core)
     states: list[Tensor] = []
@@ -89,7 +89,7 @@ def original(family: Family, core: Any, probe: Probe, attention: bool = True) ->
     handles += [block.register_forward_hook(after) for block in dict.fromkeys(blocks)]
     try:
         cached = {} if family.sees or not hasattr(core.config, "use_cache") else {"use_cache": False}
-        found = core(**probe.arguments(family), **cached, output_attentions=attention, return_dict=True)
+        found = core(**arguments, **cached, output_attentions=attention, return_dict=True)
     finally:
         for handle in handles:
             handle.remove()
@@ -137,16 +137,17 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
     copy of our own: it is left with eager attention."""
     probe = Probe.of(family, core, embedding, net.arch)
     X, padding = embedding.embed(probe.inputs, probe.padding)
+    given = probe.arguments(family)
     mine, real = net.run(X, padding, attention=True), ~padding
-    own = _own(mine, real, family, core, probe, name)
+    own = _own(mine, real, family, core, given, name)
     with quiet():
         core.set_attn_implementation("eager")
     with lifted() as lift:
-        theirs = original(family, core, probe)
+        theirs = original(family, core, given)
     parity = Parity(
-        states=max(own, _states(mine, theirs, real, family.output(core), name)),
+        states=max(own, distance(mine, theirs, real, family.output(core), name)),
         attention=_attention(mine, theirs, real),
-        float32_parts=_distance(original(family, core, probe), theirs) if lift.calls else None,
+        float32_parts=_distance(original(family, core, given), theirs) if lift.calls else None,
         tokens=probe.tokens,
     )
     worst = max(parity.states, parity.attention)
@@ -167,7 +168,7 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
     return replace(parity, reach=reach, named=max((n for n in lengths if beyond(n) > reach), default=None))
 
 
-def _own(mine: Run, real: Tensor, family: Family, core: Any, probe: Probe, name: str) -> float:
+def _own(mine: Run, real: Tensor, family: Family, core: Any, given: Mapping[str, Any], name: str) -> float:
     """How far the states are from the original's as it runs; 0 where that is eager attention, or one of
     transformers' own that needs another device or dtype and computes the same."""
     how = core.config._attn_implementation
@@ -179,7 +180,7 @@ def _own(mine: Run, real: Tensor, family: Family, core: Any, probe: Probe, name:
     )
     try:
         with lifted():
-            theirs = original(family, core, probe, attention=False)
+            theirs = original(family, core, given, attention=False)
     except Exception as error:
         if how == "sdpa":
             raise
@@ -187,7 +188,7 @@ def _own(mine: Run, real: Tensor, family: Family, core: Any, probe: Probe, name:
             f"{said} cannot be run in float64 on the CPU to compare ({first_line(error)}): set 'eager' if it "
             "computes the same, or watch the model as it is"
         ) from error
-    found = _states(mine, theirs, real, family.output(core), name)
+    found = distance(mine, theirs, real, family.output(core), name)
     if not found <= TOLERANCE and how != "sdpa":
         raise ParityError(f"{said} is off by {found:.1e} in its states: watch measures it as it is")
     return found
@@ -205,7 +206,8 @@ def is_transformers_own(function: Any) -> bool:
     return str(getattr(getattr(function, "func", function), "__module__", "")).startswith("transformers.")
 
 
-def _states(mine: Run, theirs: Original, real: Tensor, whole: bool, name: str) -> float:
+def distance(mine: Run, theirs: Original, real: Tensor, whole: bool, name: str) -> float:
+    """Over all states at real tokens, and the output where that is the `whole` network's."""
     if len(theirs.states) != len(mine.states):
         raise ParityError(
             f"every block must run once per layer; {name} has {len(mine.states) - 1} layers and its blocks "

@@ -134,6 +134,13 @@ def bound_views(summary: pl.DataFrame, table: pl.DataFrame) -> list[BoundView]:
     return found
 
 
+def summary_views(summary: pl.DataFrame) -> list[BoundView]:
+    """From a summary alone, as a training run has it: without curves."""
+    named = ("theorem", "quantity", "kind", "met_to", "says_at", "log10_measured", "log10_bound", "why")
+    rows = summary.select(named).iter_rows(named=True)
+    return [BoundView(**row, decades=None, by_layer=[]) for row in rows]
+
+
 def bounds_said(bounds: Sequence[BoundView], where: str = "here") -> str:
     """How many theorems hold, and how many of these say something."""
     states = [bound.state for bound in bounds]

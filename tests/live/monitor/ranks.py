@@ -22,7 +22,7 @@ def main(rank: int, number: int, folder: Path, ways: list[str]) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=number)
     for way in ways:
         try:
-            train(way, rank, number, folder / way)
+            (paths if way.startswith("paths") else train)(way, rank, number, folder / way)
         except RankscopeError as error:
             sys.stdout.write(f"{error}\n")
     dist.destroy_process_group()
@@ -48,7 +48,8 @@ def train(way: str, rank: int, number: int, folder: Path) -> None:
     if way == "inline":
         given["metrics"] = METRICS[:2]
     else:
-        given["probe"] = part(tokens(99))
+        given["probe"] = X = part(tokens(99))
+        given["loss"] = lambda output: (output[:, 1:] - X[:, :-1]).square().mean()
     monitor = Monitor(model, **given)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # after a look: FSDP's shares must be back
     for step in range(4):
@@ -58,6 +59,19 @@ def train(way: str, rank: int, number: int, folder: Path) -> None:
         optimizer.step()
         monitor.step(loss=loss)
     monitor.close()
+
+
+def paths(way: str, rank: int, number: int, folder: Path) -> None:
+    """A GPT-2 whose paths are read; of weights that are spread over ranks they cannot be."""
+    from tests.live.monitor.training import batch, gpt2
+
+    model: nn.Module = gpt2()
+    if way == "paths_fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (number,)))
+    else:
+        model = DistributedDataParallel(model)
+    ids = batch(99)[rank * 4 // number : (rank + 1) * 4 // number]
+    Monitor(model, "mu", every=1, probe={"input_ids": ids}, paths=1, run=folder).close()
 
 
 if __name__ == "__main__":

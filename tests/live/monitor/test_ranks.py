@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 import rankscope
@@ -29,8 +30,8 @@ def together(number: int, folder: Path, *ways: str) -> list[str]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """(where one process and two wrote, what the two said)."""
     folder = tmp_path_factory.mktemp("ranks")
-    together(1, folder / "1", "ddp", "inline")
-    return folder, together(2, folder / "2", "ddp", "fsdp", "inline", "disagree")
+    together(1, folder / "1", "ddp", "inline", "paths")
+    return folder, together(2, folder / "2", "ddp", "fsdp", "inline", "disagree", "paths", "paths_fsdp")
 
 
 @pytest.mark.parametrize(("way", "alone"), [("ddp", "ddp"), ("fsdp", "ddp"), ("inline", "inline")])
@@ -40,7 +41,9 @@ def test_two_processes_give_the_numbers_of_one(way: str, alone: str, runs: tuple
         rankscope.read(runs[0] / each).table("training").sort(keys) for each in (f"1/{alone}", f"2/{way}")
     )
     assert one.select(keys).equals(two.select(keys)) and len(one)  # written once
-    one, two = (each.filter(metric="mu").vstack(each.filter(metric="relative_mu")) for each in (one, two))
+    compared = pl.col("metric").is_in(["mu", "relative_mu", "grad_tokens"])
+    one, two = (each.filter(compared) for each in (one, two))
+    assert one["metric"].n_unique() == 3
     assert one["samples"].to_list() == two["samples"].to_list() == [4] * len(one)
     for name in ("value", "spread", "least", "most"):
         assert ((one[name] - two[name]).abs() <= 1e-10 * one["value"].abs()).all()
@@ -50,3 +53,21 @@ def test_ranks_that_disagree_are_told(runs: tuple[Path, list[str]]) -> None:
     said = "all ranks must be given the same metrics and steps; rank 0 has"
     assert all(said in each for each in runs[1])
     assert not (runs[0] / "2" / "disagree").exists()
+
+
+def test_paths_are_of_the_samples_of_all_ranks(runs: tuple[Path, list[str]]) -> None:
+    one, two = (rankscope.read(runs[0] / each / "paths") for each in ("1", "2"))
+    rows = [run.table("training").filter(pl.col("metric").str.starts_with("paths")) for run in (one, two)]
+    assert rows[0]["samples"].to_list() == rows[1]["samples"].to_list() == [4, 4, 4]
+    assert ((rows[0]["value"] - rows[1]["value"]).abs() < 1e-9).all()
+    names = ["theorem", "met_to", "says_at"]
+    assert (
+        one.table("training_certificates")
+        .select(names)
+        .equals(two.table("training_certificates").select(names))
+    )
+
+
+def test_paths_of_weights_that_are_spread_out_are_refused(runs: tuple[Path, list[str]]) -> None:
+    assert all("paths need the weights whole; those of" in each for each in runs[1])
+    assert not (runs[0] / "2" / "paths_fsdp").exists()

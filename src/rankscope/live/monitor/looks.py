@@ -34,6 +34,22 @@ ALARMS: dict[str, Any] = {
 }
 """The columns of the table `alarms`."""
 
+CERTIFICATES: dict[str, Any] = {
+    "step": pl.Int64,
+    "theorem": pl.String,
+    "kind": pl.String,  # upper or lower bound
+    "quantity": pl.String,
+    "met_to": pl.Int64,  # its hypotheses hold from layer 1 to this one for every sample; 0: nowhere
+    "says_at": pl.Int64,  # the last layer at which it says more than is known anyway
+    "log10_bound": pl.Float64,  # there, of the sample with the most slack
+    "log10_measured": pl.Float64,
+    "log10_size": pl.Float64,
+    "slack": pl.Float64,  # decades between the two
+    "broken": pl.Int64,  # guarantees that the measurement contradicts; there should be none
+    "why": pl.String,  # the first hypothesis that fails, with its number
+}
+"""The columns of the table `training_certificates`: `certify(...).summary()` of the probe, step by step."""
+
 
 @dataclass(frozen=True)
 class Alarm:
@@ -55,6 +71,8 @@ class Look:
     step: int
     rows: pl.DataFrame
     alarms: tuple[Alarm, ...] = ()
+    certificates: pl.DataFrame | None = None
+    """What is proved of the probe, where that was asked for at this step."""
 
 
 def rows_of(step: int, keys: Sequence[Key], tallies: Tallies) -> pl.DataFrame:

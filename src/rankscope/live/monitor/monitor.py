@@ -22,14 +22,16 @@ from rankscope.errors import MonitorError
 from rankscope.live.blocks import Blocks
 from rankscope.live.monitor import ranks
 from rankscope.live.monitor.alarms import Hears
+from rankscope.live.monitor.backward import Loss
 from rankscope.live.monitor.book import Book
 from rankscope.live.monitor.gradients import Gradients
 from rankscope.live.monitor.hearing import Hearing
-from rankscope.live.monitor.inline import Inline
+from rankscope.live.monitor.inline import GRADIENT, Inline
 from rankscope.live.monitor.looks import Look, rows_of
+from rankscope.live.monitor.paths import Paths
 from rankscope.live.monitor.probe import Probe
 from rankscope.live.monitor.rules import default_rules
-from rankscope.live.monitor.tally import of_values
+from rankscope.live.monitor.tally import Tallied, of_values
 from rankscope.live.notes import described
 from rankscope.live.watch import is_compiled, planned
 from rankscope.metrics import MetricsLike
@@ -47,10 +49,12 @@ class Monitor:
     `layout` are those of `watch`. `probe` is a batch as the model is called with: a tensor, a dictionary of
     arguments, or a tuple of them; without one, training batches are measured. `run` is the folder that is
     written; `sinks` hear of every look as well. With `optimizer`, gradients of weights and how far its steps
-    move them are measured too. `alarms` are rules that say when something goes wrong (`default_rules()` where
-    left out; none: `()`). Where `run` holds an earlier part of this training, `step`, the steps that the
-    model has made already, `load_state_dict` or `go_on(step)` says from where it goes on. `notes` are
-    sentences on what is not measured or heard.
+    move them are measured too. So are gradients at each layer's tokens, of a probe with labels, or with
+    `loss`, a function of what the model gives back; and, every `paths` steps, path shares by length and
+    certificates of the probe, where `load` knows the model's family. `alarms` are rules that say when
+    something goes wrong (`default_rules()` where left out; none: `()`). Where `run` holds an earlier part of
+    this training, `step`, the steps that the model has made already, `load_state_dict` or `go_on(step)` says
+    from where it goes on.
 
     >>> import tempfile, rankscope
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -72,6 +76,8 @@ class Monitor:
         run: str | Path = "runs/training",
         sinks: Sequence[Sink] = (),
         optimizer: Any = None,
+        loss: Loss | None = None,
+        paths: int | None = None,
         alarms: Sequence[Hears] | None = None,
         layers: Sequence[int] | None = None,
         blocks: Blocks | None = None,
@@ -95,14 +101,22 @@ class Monitor:
                 f"of training batches a compiled model shows its tokens alone; {beyond[0]} was asked for, "
                 f"and this {type(self.model).__name__} is compiled: give a probe, or metrics of tokens"
             )
+        if loss is not None and (probe is None or not callable(loss)):
+            raise MonitorError(
+                "loss must be a function of what the model gives back on the probe; "
+                + ("there is no probe: give probe=" if probe is None else f"got a {type(loss).__name__}")
+            )
         self.hearing = Hearing(default_rules() if alarms is None else alarms)
         asked = {"metrics": names, "every": every, "probe": probe is not None}
         asked |= {"optimizer": optimizer is not None, "alarms": self.hearing.names}
+        asked |= {"paths": paths, "loss": loss is not None}
         ranks.agree("metrics and steps", asked)
-        self.probe = None if probe is None else Probe.of(probe)
+        self.probe = None if probe is None else Probe.of(probe, loss)
+        ranks.agree("labels of the probe", self.probe is not None and self.probe.learns)
+        self.paths = None if paths is None else Paths(model, self.probe, every, paths)
         self.inline = Inline(self.model, self.plan, self.blocks) if probe is None else None
         self.gradients = None if optimizer is None else Gradients(optimizer, self.blocks)
-        self.notes = self._noted(names)
+        self._notes = self._noted(names)
         self.steps = step
         self.should_stop = False
         """Whether a rule says that the training should end."""
@@ -155,12 +169,15 @@ class Monitor:
         found = self.probe.look(self.model, self.plan, self.blocks) if self.probe else self._inline().taken()
         if self.gradients is not None:
             found.update(self.gradients.taken(rate="lr" not in self._scalars))
+        paths = self.paths if self.paths is not None and self.paths.due(self.steps) else None
+        shares, certificates = (Tallied(), None) if paths is None else paths.look(self.steps)
+        found.update(shares)
         for name, values in self._scalars.items():
             found.add(None, name, of_values(torch.stack([each.double().cpu() for each in values])))
         self._scalars = {}
         tallies = ranks.joined(found.packed())
         rows = rows_of(self.steps, found.keys(), tallies)
-        look = Look(self.steps, rows, self.hearing.hear(rows, self.steps))
+        look = Look(self.steps, rows, self.hearing.hear(rows, self.steps), certificates)
         if self._book is not None:
             self._book.write(look)
             for sink in self.sinks:
@@ -215,7 +232,7 @@ class Monitor:
             device = ", ".join(said["model"]["devices"])
             manifest = manifest_of(said, device, "as given", "as trained", metrics, {})
             try:
-                book = Book(self.run, manifest)
+                book = Book(self.run, manifest, self.paths is not None)
             except Exception as error:
                 failed = error
         told = ranks.shared(None if failed is None else str(failed))
@@ -225,9 +242,17 @@ class Monitor:
             raise MonitorError(told)
         return book
 
+    @property
+    def notes(self) -> list[str]:
+        """What is not measured or heard, in sentences."""
+        parts = [part for part in (self.probe, self.paths) if part is not None]
+        return [*self._notes, *(said for part in parts for said in part.notes)]
+
     def _noted(self, metrics: Sequence[str]) -> list[str]:
         """What is not measured, and which rules hear nothing."""
-        measured = [*metrics] if self.probe is not None else [*metrics, "grad_tokens"]
+        measured = [*metrics]
+        if self.probe is None or self.probe.learns:
+            measured.append(GRADIENT)
         if self.gradients is None:
             return self.hearing.notes(measured)
         measured += [f"grad_{group}" for _, group in self.gradients.parts]

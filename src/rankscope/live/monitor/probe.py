@@ -1,17 +1,21 @@
 """The probe: a fixed batch that is looked at again and again while the model learns."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import MonitorError
+from rankscope.errors import MonitorError, RankscopeError
 from rankscope.live.call import Plan
+from rankscope.live.monitor import ranks
+from rankscope.live.monitor.backward import Backward, Loss, loss_in
 from rankscope.live.monitor.tally import Tallied, tally
 from rankscope.live.monitor.untouched import untouched
 from rankscope.live.watch import Watch
+from rankscope.sources.checkpoint import first_line
 
 
 @dataclass(frozen=True)
@@ -20,16 +24,20 @@ class Probe:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    loss: Loss | None = None
+    """Whose gradients are taken; left out, the output's own."""
+    notes: list[str] = field(default_factory=list)
+    """Why gradients are not taken, once that has failed."""
 
     @classmethod
-    def of(cls, given: object) -> "Probe":
+    def of(cls, given: object, loss: Loss | None = None) -> "Probe":
         """A tensor, a dictionary of the model's arguments, or a tuple or list of them."""
         if isinstance(given, Tensor):
-            found = cls((_copied(given),), {})
+            found = cls((_copied(given),), {}, loss)
         elif isinstance(given, Mapping):
-            found = cls((), {str(name): _copied(each) for name, each in given.items()})
+            found = cls((), {str(name): _copied(each) for name, each in given.items()}, loss)
         elif isinstance(given, tuple | list):
-            found = cls(tuple(_copied(each) for each in given), {})
+            found = cls(tuple(_copied(each) for each in given), {}, loss)
         else:
             raise MonitorError(
                 "a probe must be a tensor, a dictionary of the model's arguments, or a tuple of them; "
@@ -40,19 +48,46 @@ class Probe:
         return found
 
     def look(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> Tallied:
-        """What the model makes of it now, reduced to tallies; the training does not notice."""
+        """What the model makes of it now, reduced to tallies; the training does not notice. Where gradients
+        cannot be taken on some rank, as for want of memory, they are left out from then on, on all."""
+        if self.learns:
+            found, failed = Tallied(), None
+            try:
+                found = self._seen(model, plan, blocks, back=Backward(plan, blocks))
+            except RankscopeError:
+                raise
+            except RuntimeError as error:  # too little memory, code that has no gradient
+                failed = first_line(error)
+            why = next((each for each in ranks.each(failed) if each is not None), None)
+            if why is None:
+                return found
+            self.notes.append(f"gradients at the probe's tokens are not measured: {why}")
+        return self._seen(model, plan, blocks, back=None)
+
+    def _seen(self, model: nn.Module, plan: Plan, blocks: list[nn.Module], back: Backward | None) -> Tallied:
         device = next((each.device for each in model.parameters()), torch.device("cpu"))
         args = [_moved(each, device) for each in self.args]
         kwargs = {name: _moved(each, device) for name, each in self.kwargs.items()}
-        with untouched(model), Watch(model, plan, blocks, "as given", eager=True) as seen:
-            model(*args, **kwargs)
+        gradients = Tallied()
+        with untouched(model), torch.set_grad_enabled(back is not None):
+            with Watch(model, plan, blocks, "as given", eager=True) as seen, back or nullcontext():
+                output = model(*args, **kwargs)
+            if back is not None and (loss := loss_in(output, self.loss)) is not None:
+                gradients = back.taken(loss)
         found = Tallied()
         for layer, readings in seen.readings:
             for metric, reading in readings:
                 found.add(layer, metric.name, tally(reading))
         if not found:
             seen.profile()  # which says why there is none
+        found.update(gradients)
         return found
+
+    @property
+    def learns(self) -> bool:
+        """Whether there is something to differentiate: a loss, or labels of which the model makes one."""
+        labelled = any(name.endswith("labels") and each is not None for name, each in self.kwargs.items())
+        return not self.notes and (self.loss is not None or labelled)
 
 
 def _copied(given: Any) -> Any:

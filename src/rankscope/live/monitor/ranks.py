@@ -37,14 +37,22 @@ def agree(what: str, mine: Any) -> None:
     """Every rank must say the same; each is told who does not."""
     if number() == 1:
         return
-    said: list[Any] = [None] * number()
-    dist.all_gather_object(said, mine)
+    said = each(mine)
     other = next((rank for rank, each in enumerate(said) if each != said[0]), None)
     if other is not None:
         raise MonitorError(
             f"all ranks must be given the same {what}; rank 0 has {said[0]!r} and rank {other} has "
             f"{said[other]!r}: build the monitor alike on every rank"
         )
+
+
+def each(mine: Any) -> list[Any]:
+    """What every rank has, in their order."""
+    if number() == 1:
+        return [mine]
+    said: list[Any] = [None] * number()
+    dist.all_gather_object(said, mine)
+    return said
 
 
 def shared(mine: Any) -> Any:
@@ -66,6 +74,14 @@ def inner(model: nn.Module) -> nn.Module:
                 break
         else:
             return model
+
+
+def spread(model: nn.Module) -> bool:
+    """Whether no rank has all of its weights, as under FSDP or ZeRO-3."""
+    wrapped = any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules())
+    return wrapped or any(
+        hasattr(weight, "full_tensor") or hasattr(weight, "ds_id") for weight in model.parameters()
+    )
 
 
 def _device() -> torch.device:

@@ -5,6 +5,7 @@ from typing import Any
 
 from rankscope.errors import MissingExtraError
 from rankscope.live.monitor.looks import Look
+from rankscope.runs.training import PATHS
 
 WHOLE = "monitor"
 """The group of what is of the whole run. Not `train`: loops write a `train/loss` of their own there."""
@@ -13,7 +14,7 @@ WHOLE = "monitor"
 def scalars(look: Look) -> dict[str, float]:
     """Every value of a look that is a number, by a name whose first part is what pages group by:
 
-    relative_mu/layer_03    head_mu/layer_03/head_02    monitor/loss
+    relative_mu/layer_03    head_mu/layer_03/head_02    paths/length_02    monitor/loss
     """
     columns = (look.rows[name].to_list() for name in ("metric", "layer", "head", "value"))
     return {
@@ -24,7 +25,14 @@ def scalars(look: Look) -> dict[str, float]:
 
 
 def name(metric: str, layer: int | None, head: int | None) -> str:
-    """Of one number; padded, so that names sort as layers do."""
+    """Of one number; padded, so that names sort as layers do.
+
+    >>> name("mu", 3, None), name("paths_2", None, None), name("loss", None, None)
+    ('mu/layer_03', 'paths/length_02', 'monitor/loss')
+    """
+    length = metric.removeprefix(PATHS)
+    if layer is None and length != metric and length.isdecimal():
+        return f"{PATHS[:-1]}/length_{int(length):02}"
     if layer is None:
         return f"{WHOLE}/{metric}"
     return f"{metric}/layer_{layer:02}" + ("" if head is None else f"/head_{head:02}")
