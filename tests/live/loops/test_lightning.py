@@ -130,6 +130,24 @@ def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path, pre
     assert found.sort("layer")["value"].to_list() == pytest.approx(means, rel=1e-12)
 
 
+def test_gradients_and_updates_are_those_of_lightnings_optimiser(tmp_path: Path) -> None:
+    """Lightning makes gradients inside of `optimizer.step(closure)`, and clips them there."""
+
+    class Around(Learner):
+        def optimizer_step(self, epoch: int, index: int, optimizer: Any, closure: Any = None) -> None:
+            steps.begins()
+            super().optimizer_step(epoch, index, optimizer, closure)
+            steps.ends()
+
+    learner, run = Around(), tmp_path / "run"
+    steps = tasks.Steps(learner.model.transformer.h)
+    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=2, run=run)
+    fit(learner, tmp_path, monitor, steps=4, accumulate_grad_batches=2, gradient_clip_val=0.01)
+    steps.hold(table(run), every=2)
+    assert max(map(max, steps.gradients)) < 0.01
+    assert table(run).filter(metric="lr")["step"].to_list() == [2, 4]
+
+
 @pytest.mark.parametrize("dies_at", [7, 11])
 def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, dies_at: int) -> None:
     """Checkpoints every three steps, the ends of epochs, looks every four; the folder is let go when it dies.

@@ -10,6 +10,7 @@ from tests.live.monitor.small import encoder, loss_of, tokens
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import Monitor
@@ -49,8 +50,10 @@ def train(way: str, rank: int, number: int, folder: Path) -> None:
         given["metrics"] = METRICS[:2]
     else:
         given["probe"] = part(tokens(99))
-    monitor = Monitor(model, **given)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # after a look: FSDP's shares must be back
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    monitor = Monitor(model, optimizer=optimizer, **given)
+    if way == "fsdp":  # after a look each rank has its share again
+        assert all(isinstance(each, DTensor) for each in model.parameters())
     for step in range(4):
         loss = loss_of(model, part(tokens(step)))
         optimizer.zero_grad()

@@ -233,3 +233,34 @@ def test_what_is_no_optimiser_is_refused(tmp_path: Path) -> None:
     model, _, _, probe = made("nano")
     with pytest.raises(MonitorError, match="optimizer must be a torch optimiser; received a int"):
         Monitor(model, "mu", probe=probe, run=tmp_path, optimizer=3)
+
+
+@pytest.mark.parametrize("way", ["closure", "scaler", "fused scaler"])
+def test_gradients_are_those_that_the_optimiser_takes(way: str, tmp_path: Path) -> None:
+    """A closure makes them inside of the step; a scaler multiplies them, and a fused optimiser is left to
+    divide."""
+    model, stack, loss, probe = made("encoder")
+    (own,) = torch.autograd.grad(loss(), [stack[0].linear1.weight])  # type: ignore[list-item, union-attr]
+    (other,) = torch.autograd.grad(loss(), [stack[0].linear2.weight])  # type: ignore[list-item, union-attr]
+    model.float()
+    x = probe.float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=way == "fused scaler")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        found = (model(x) * x).square().mean()
+        (found if way == "closure" else scaler.scale(found)).backward()
+        return found
+
+    with Monitor(model, "mu", every=1, probe=x, run=tmp_path, optimizer=optimizer) as monitor:
+        if way == "closure":
+            assert optimizer.step(closure) is not None
+        else:
+            closure()
+            scaler.step(optimizer)
+            scaler.update()
+        monitor.step()
+    expected = float(torch.stack([own.norm(), other.norm()]).norm())
+    rows = read(tmp_path).table("training")
+    assert value(rows.filter(step=1), "grad_mlp", 1) == pytest.approx(expected, rel=1e-5)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import rankscope
+from rankscope.live.monitor.parts import GROUPS
 
 
 def together(number: int, folder: Path, *ways: str) -> list[str]:
@@ -40,10 +41,23 @@ def test_two_processes_give_the_numbers_of_one(way: str, alone: str, runs: tuple
         rankscope.read(runs[0] / each).table("training").sort(keys) for each in (f"1/{alone}", f"2/{way}")
     )
     assert one.select(keys).equals(two.select(keys)) and len(one)  # written once
-    one, two = (each.filter(metric="mu").vstack(each.filter(metric="relative_mu")) for each in (one, two))
-    assert one["samples"].to_list() == two["samples"].to_list() == [4] * len(one)
-    for name in ("value", "spread", "least", "most"):
-        assert ((one[name] - two[name]).abs() <= 1e-10 * one["value"].abs()).all()
+    for name in ("mu", "relative_mu"):
+        tokens = one.filter(metric=name), two.filter(metric=name)
+        assert all(each["samples"].unique().to_list() == [4] for each in tokens)
+        for column in ("value", "spread", "least", "most"):
+            assert (tokens[0][column] - tokens[1][column]).abs().max() <= 1e-10 * tokens[0]["value"].max()
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp", "inline"])
+def test_gradients_and_updates_are_those_of_the_joined_batch(way: str, runs: tuple[Path, list[str]]) -> None:
+    alone = "inline" if way == "inline" else "ddp"
+    one, two = (rankscope.read(runs[0] / each).table("training") for each in (f"1/{alone}", f"2/{way}"))
+    groups = [f"{what}_{group}" for what in ("grad", "update") for group in GROUPS]
+    for name in [*groups, "lr"]:
+        mine, ours = (each.filter(metric=name).sort("step", "layer") for each in (one, two))
+        assert len(mine) == len(ours) == (2 if name == "lr" else 2 * 3)  # two looks at three layers
+        assert ours["samples"].unique().to_list() == [1] and mine["value"].min() > 0  # type: ignore[operator]
+        assert ours["value"].to_list() == pytest.approx(mine["value"].to_list(), rel=1e-9)
 
 
 def test_ranks_that_disagree_are_told(runs: tuple[Path, list[str]]) -> None:

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from rankscope.errors import MissingExtraError
 from rankscope.live.monitor import Monitor
+from rankscope.live.monitor.gradients import plain
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -53,7 +54,7 @@ class MonitorCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin, or go on where the checkpoint stands."""
         self.close()
-        options = {"optimizer": next(iter(trainer.optimizers), None), **self.options}
+        options = {"optimizer": plain(next(iter(trainer.optimizers), None)), **self.options}
         if options.get("probe") is not None:
             options["probe"] = trainer.precision_plugin.convert_input(options["probe"])
         with _precision(trainer):
