@@ -192,6 +192,33 @@ def test_training_batches_are_measured_and_those_of_validation_are_not(tmp_path:
     assert states["samples"].to_list() == [6, 6]  # three batches of two in each step that is looked at
 
 
+def test_several_optimisers_make_a_step_together(tmp_path: Path) -> None:
+    class Two(Learner):
+        automatic_optimization = False
+
+        def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+            loss = super().training_step(batch, index)
+            self.manual_backward(loss)
+            for optimizer in self.optimizers():  # type: ignore[union-attr]
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            halves = self.model.transformer.h.parameters(), self.model.transformer.wte.parameters()
+            return [torch.optim.SGD(each, lr) for each, lr in zip(halves, (1e-2, 1e-3), strict=True)]
+
+    learner, run = Two(), tmp_path / "run"
+    fit(learner, tmp_path, MonitorCallback(metrics="relative_mu", every=2, run=run), steps=8)
+    rows = table(run)
+    assert rows.filter(metric="relative_mu", layer=1)["samples"].to_list() == [2, 2]
+    losses = rows.filter(metric="loss")
+    assert losses["step"].to_list() == [2, 4]
+    assert losses["value"].to_list() == pytest.approx([sum(learner.losses[k : k + 2]) / 2 for k in (0, 2)])
+    assert rows.filter(metric="lr")["value"].to_list() == [1e-2, 1e-2]
+    assert (rows.filter(metric="grad_mlp")["value"] > 0).to_list() == [True] * 4
+
+
 def test_the_package_of_the_older_name_takes_it_too(tmp_path: Path) -> None:
     older = pytest.importorskip("pytorch_lightning")
     monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=2, run=tmp_path / "run")

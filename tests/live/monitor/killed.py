@@ -4,10 +4,10 @@ import sys
 from pathlib import Path
 
 import torch
-from tests.live.monitor.small import encoder, loss_of, tokens
 
 from rankscope import Monitor
 from rankscope.files import atomic
+from tests.live.monitor.small import encoder, loss_of, tokens
 
 SAVED = 7
 """Steps from checkpoint to checkpoint."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.live.monitor.small import encoder, loss_of, tokens
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -15,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import Monitor
 from rankscope.errors import RankscopeError
+from tests.live.monitor.small import encoder, loss_of, tokens
 
 METRICS = ["relative_mu", "mu", "entropy"]
 

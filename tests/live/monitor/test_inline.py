@@ -6,12 +6,12 @@ from typing import Any
 import polars as pl
 import pytest
 import torch
-from tests.live.monitor.training import batch, gpt2, loss_of, train
 from torch import nn
 
 import rankscope
 from rankscope import Monitor
 from rankscope.errors import MonitorError
+from tests.live.monitor.training import batch, gpt2, loss_of, train
 
 METRICS = ["relative_mu", "mu", "mean_cosine"]
 

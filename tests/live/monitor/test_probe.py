@@ -8,13 +8,13 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from tests.live.monitor.training import TOKENS, gpt2, probe, probed, train
 from torch import Tensor, nn
 
 import rankscope
 from rankscope import Monitor, watch
 from rankscope.errors import FileError, MetricError, MonitorError, WatchError
 from rankscope.live.monitor.untouched import untouched
+from tests.live.monitor.training import TOKENS, gpt2, probe, probed, train
 
 LOOPS: dict[str, dict[str, Any]] = {
     "a plain loop": {},

@@ -8,13 +8,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 import torch
-from tests.live.monitor.small import encoder, tokens
 
 import rankscope
 from rankscope import Monitor
 from rankscope.errors import MonitorError
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import GATHERED, Journal
+from tests.live.monitor.small import encoder, tokens
 
 STEPS = 300
 

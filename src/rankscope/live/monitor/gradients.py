@@ -80,8 +80,8 @@ class Gradients:
 
     @torch.no_grad()
     def _begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        """`args` has the optimiser first. A closure, as Lightning gives one, makes the gradients inside of the
-        step: they are taken after it."""
+        """`args` has the optimiser first. A closure, as Lightning gives one, makes the gradients inside
+        the step: they are taken after it."""
         if not self.on:
             return None
         rate = optimizer.param_groups[0]["lr"]

@@ -48,9 +48,9 @@ class Monitor:
     arguments, or a tuple of them; without one, training batches are measured. `run` is the folder that is
     written; `sinks` hear of every look as well. With `optimizer`, gradients of weights and how far its steps
     move them are measured too. `alarms` are rules that say when something goes wrong (`default_rules()` where
-    left out; none: `()`). Where `run` holds an earlier part of this training, `step`, the steps that the model
-    has made already, `load_state_dict` or `go_on(step)` says from where it goes on. `notes` are sentences on
-    what is not measured or heard.
+    left out; none: `()`). Where `run` holds an earlier part of this training, `step`, the steps that the
+    model has made already, `load_state_dict` or `go_on(step)` says from where it goes on. `notes` are
+    sentences on what is not measured or heard.
 
     >>> import tempfile, rankscope
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
