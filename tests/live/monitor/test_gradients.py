@@ -197,13 +197,20 @@ def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
     assert not let_go._optimizer_step_pre_hooks and not let_go._optimizer_step_post_hooks
 
 
-def test_a_step_that_is_skipped_has_no_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_has_no_numbers_and_no_alarm(fused: bool, tmp_path: Path) -> None:
     model, _, _, probe = made("nano")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Monitor(model, "mu", every=1, probe=probe, run=tmp_path, optimizer=optimizer, alarms=()) as monitor:
-        monitor.step()  # as where a scaler found infinite gradients
-    rows = read(tmp_path).table("training").filter(metric="grad_mlp", step=1)
-    assert rows["value"].to_list() == [None, None] and rows["broken"].to_list() == [1, 1]
+    model.float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
+    with Monitor(model, "mu", every=1, probe=probe.float(), run=tmp_path, optimizer=optimizer) as monitor:
+        scaler.scale(1e9 * model(probe.float()).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        monitor.step()
+    rows = read(tmp_path).table("training").filter(pl.col("metric").is_in(["grad_mlp", "update_mlp"]), step=1)
+    assert rows["value"].to_list() == [None] * 4
+    assert rows["samples"].to_list() == rows["broken"].to_list() == [0] * 4
 
 
 def test_what_is_not_recognised_is_said(tmp_path: Path) -> None:

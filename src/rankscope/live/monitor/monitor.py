@@ -25,7 +25,7 @@ from rankscope.live.monitor.alarms import Hears
 from rankscope.live.monitor.book import Book
 from rankscope.live.monitor.gradients import Gradients
 from rankscope.live.monitor.hearing import Hearing
-from rankscope.live.monitor.inline import Inline
+from rankscope.live.monitor.inline import GRADIENT, Inline, Passing
 from rankscope.live.monitor.looks import Look, rows_of
 from rankscope.live.monitor.probe import Probe
 from rankscope.live.monitor.rules import default_rules
@@ -227,7 +227,9 @@ class Monitor:
 
     def _noted(self, metrics: Sequence[str]) -> list[str]:
         """What is not measured, and which rules hear nothing."""
-        measured = [*metrics] if self.probe is not None else [*metrics, "grad_tokens"]
+        measured = [*metrics]
+        if self.inline is not None and isinstance(self.inline.way, Passing):
+            measured.append(GRADIENT)
         if self.gradients is None:
             return self.hearing.notes(measured)
         measured += [f"grad_{group}" for _, group in self.gradients.parts]
