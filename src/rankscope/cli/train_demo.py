@@ -101,8 +101,9 @@ def _summary(tables: "dict[str, pl.DataFrame]") -> "Table":
 
 
 def _last(rows: "pl.DataFrame", metric: str) -> "dict[int | None, float]":
-    found = rows.filter(metric=metric)
-    found = found.filter(step=found["step"].max())
+    import polars as pl
+
+    found = rows.filter(metric=metric).filter(pl.col("step") == pl.col("step").max())
     return dict(zip(found["layer"].to_list(), found["value"].to_list(), strict=True))
 
 

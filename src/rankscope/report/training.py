@@ -55,8 +55,8 @@ def training_sections(training: Training) -> list[Section]:
         ))  # fmt: skip
         plots.append(Plot(
             "training-curves", [(_label(name), layer_curves(training, [name])) for name in shown],
-            f"The same as curves over the steps, a line for {_lines(training, shown, LINES)}, from the darkest "
-            "at the input to the lightest at the output.",
+            f"The same as curves over the steps, a line for {_lines(training, shown, LINES)}, from the "
+            "darkest at the input to the lightest at the output.",
         ))  # fmt: skip
     if training.scalars:
         plots.append(Plot(

@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """(where one process and two wrote, what the two said)."""
     folder = tmp_path_factory.mktemp("ranks")
     together(1, folder / "1", "ddp", "inline")
-    return folder, together(2, folder / "2", "ddp", "fsdp", "inline", "disagree")
+    return folder, together(2, folder / "2", "ddp", "fsdp", "inline", "disagree", "silent")
 
 
 @pytest.mark.parametrize(("way", "alone"), [("ddp", "ddp"), ("fsdp", "ddp"), ("inline", "inline")])
@@ -64,3 +64,5 @@ def test_ranks_that_disagree_are_told(runs: tuple[Path, list[str]]) -> None:
     said = "all ranks must be given the same metrics and steps; rank 0 has"
     assert all(said in each for each in runs[1])
     assert not (runs[0] / "2" / "disagree").exists()
+    said = "the same numbers in monitor.step; rank 0 has ['loss'] and rank 1 has []"
+    assert all(said in each for each in runs[1])

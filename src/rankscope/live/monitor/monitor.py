@@ -155,7 +155,8 @@ class Monitor:
         found = self.probe.look(self.model, self.plan, self.blocks) if self.probe else self._inline().taken()
         if self.gradients is not None:
             found.update(self.gradients.taken(rate="lr" not in self._scalars))
-        for name, values in self._scalars.items():
+        ranks.agree("numbers in monitor.step", sorted(self._scalars))
+        for name, values in sorted(self._scalars.items()):
             found.add(None, name, of_values(torch.stack([each.double().cpu() for each in values])))
         self._scalars = {}
         tallies = ranks.joined(found.packed())
