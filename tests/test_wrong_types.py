@@ -8,8 +8,10 @@ CASES = """
 import torch, rankscope
 from rankscope.metrics import Metric, residual
 from rankscope.errors import RankscopeError
+from rankscope.live.monitor.rules import Collapse
 
 net = rankscope.Transformer.random(rankscope.Architecture(layers=1, width=4, heads=1))
+encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(4, 1, batch_first=True), 2)
 cases = [
     lambda: residual([[1.0, 2.0]]),
     lambda: residual(torch.ones(2, 2), centre="median"),
@@ -18,6 +20,8 @@ cases = [
     lambda: net.run([[1.0]]),
     lambda: rankscope.measure(net, [[1.0]]),
     lambda: rankscope.Monitor("gpt2"),
+    lambda: Collapse(action="shout"),
+    lambda: rankscope.Monitor(encoder, probe=torch.randn(1, 2, 4), run="nowhere", alarms=[3]),
     lambda: net.variant(layers=[0.5]),
     lambda: net.variant(mask=[(0, 1, 2)]),
     lambda: rankscope.Architecture.from_dict({"layers": 1, "width": 4, "heads": 1, "kernel": 3}),
@@ -85,6 +89,8 @@ def test_wrong_python_types_are_sentences() -> None:
         ("TokensError", "tokens must be a tensor [batch, token, width] of width 4", "received list"),
         ("TokensError", "tokens must be a floating tensor", "received list"),
         ("MonitorError", "a monitor takes a torch module", "received a str"),
+        ("MonitorError", "action must be one of warn, stop, a function of the alarm", "got 'shout'"),
+        ("MonitorError", "alarms must be rules: objects with hear(rows, step)", "received a int"),
         ("ArchitectureError", "layers must name layers 0..0", "got [0.5]"),
         ("MaskError", "a mask must be a string, a boolean tensor or a list of edges", "(0, 1, 2)"),
         ("ArchitectureError", "kernel must be a word", "got 3"),

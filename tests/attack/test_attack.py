@@ -29,6 +29,7 @@ BROKE = {
     "a step of 1e-321 in a tail": 513014,
     "a step that is small beside silu at 113": 511124,
     "rows that differ by roundings of scores of 684": 521543,
+    "gelu's tanh form at -22": 546404,
 }
 
 

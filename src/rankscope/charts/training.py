@@ -14,8 +14,9 @@ from rankscope.charts.powers import Powers
 from rankscope.charts.style import FAINT, SEQUENTIAL, colour, evenly, figure, heading, in_order, suffix, trace
 from rankscope.runs.training import NAMES, Grid, Training, decades, title_of
 
-LOOKS, LINES, MARKS = 300, 9, 40
-"""Looks that are drawn, layers that have a line, and steps with alarms that are marked, at most."""
+LOOKS, LINES, FEW, MARKS = 300, 9, 6, 40
+"""Looks that are drawn, layers that have a line (of one panel, of several), and steps with alarms that are
+marked, at most."""
 NOISE = ", at its floor: rounding noise"
 
 
@@ -68,7 +69,7 @@ def layer_curves(training: Training, metrics: Sequence[str]) -> Figure:
     """A panel for each of the metrics, a line for each layer, from dark to light with depth."""
     grids = [_drawn(training, training.grid(metric)) for metric in metrics]
     several = len(grids) > 1
-    shown = evenly(sorted({layer for grid in grids for layer in grid.layers}), 5 if several else LINES)
+    shown = evenly(sorted({layer for grid in grids for layer in grid.layers}), FEW if several else LINES)
     data: list[dict[str, Any]] = []
     layout = _marked(training, len(grids), several)
     for panel, grid in enumerate(grids):

@@ -13,6 +13,11 @@ RUNS = {"whole": True, "no-skips": False}
 
 def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
     """Train both, a step of each in turn; then show what came of them."""
+    import torch
+    from rich.padding import Padding
+    from rich.text import Text
+
+    from rankscope.cards import counted
     from rankscope.cli.exits import Stopped
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
@@ -35,7 +40,8 @@ def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
                  alarms=default_rules(action=lambda _: None))
         for name, skips in RUNS.items()
     ]  # fmt: skip
-    done = 0
+    done, threads = 0, torch.get_num_threads()
+    torch.set_num_threads(1)  # threads of so small a network mostly wait for each other
     try:
         with progress(quiet or as_json) as start:
             bar = start("training")
@@ -47,6 +53,7 @@ def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
     except KeyboardInterrupt as stop:
         raise Stopped(f"after {done} of {steps} steps; the same command goes on from there") from stop
     finally:
+        torch.set_num_threads(threads)
         for each in both:
             each.close()
     report = write_report([*folders.values()], output / "report.html")
@@ -65,7 +72,9 @@ def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
     console().print(_summary(tables))
     for name in RUNS:
         said = alarms[name]["sentence"].to_list()
-        say("", f"{name}: {len(said)} alarm{'' if len(said) == 1 else 's'}", *(f"  {each}" for each in said))
+        say("", f"{name}: {counted(len(said), 'alarm')}")
+        for each in said:
+            console().print(Padding(Text(each), (0, 0, 0, 2)))
     if not quiet:
         say("")
         say_where("Report", report)
@@ -92,8 +101,9 @@ def _summary(tables: "dict[str, pl.DataFrame]") -> "Table":
 
 
 def _last(rows: "pl.DataFrame", metric: str) -> "dict[int | None, float]":
-    found = rows.filter(metric=metric)
-    found = found.filter(step=found["step"].max())
+    import polars as pl
+
+    found = rows.filter(metric=metric).filter(pl.col("step") == pl.col("step").max())
     return dict(zip(found["layer"].to_list(), found["value"].to_list(), strict=True))
 
 

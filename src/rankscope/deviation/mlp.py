@@ -72,7 +72,7 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
         # Drawn - outside is 0 unless constant: there d goes on as large as it is.
         change = tanh_change(Z, D, Scaled(d.value, d.log))
         return Scaled(common, drawn), Scaled(change.value, change.log + drawn - outside)
-    if name in FADING and bool((gone := _faded(Z, D)).any()):
+    if name in FADING and bool((gone := _faded(name, Z, D)).any()):
         fine, rest = (
             faded(name, Z, D, Scaled(d.value, d.log - outside)),
             _drawn(name, Z, D, d, outside, drawn),
@@ -82,12 +82,12 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
     return Scaled(common, drawn), _drawn(name, Z, D, d, outside, drawn)
 
 
-def _faded(Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
+def _faded(name: str, Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
     """Where nothing is left of any unit of any token."""
-    low = (Z < TAIL).all(-1) | (Z == 0).all(-1)
+    low = (Z < TAIL[name]).all(-1) | (Z == 0).all(-1)
     if not D.shape[1] or not bool(low.any()):
         return torch.zeros_like(low)
-    return low & ((Z[:, None] + D).flatten(1).amax(1) < TAIL)
+    return low & ((Z[:, None] + D).flatten(1).amax(1) < TAIL[name])
 
 
 def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: Tensor) -> Scaled:

@@ -1,6 +1,6 @@
 """Activations far out in a tail, where float64 has nothing left of them: their logs, and differences.
 
-Below `TAIL` each activation but relu is `-e^{L(z)}`, with
+Below its `TAIL` each activation but relu is `-e^{L(z)}`, with
 
 | activation   | L(z)                                                              |
 |--------------|-------------------------------------------------------------------|
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST, Scaled, spread
 
-TAIL = -35.0
+TAIL = {"silu": -35.0, "quick_gelu": -35.0, "gelu": -35.0, "gelu_tanh": -12.0}
+"""From where on each is its L(z), and before float64 has lost it."""
 _A, _B = math.sqrt(2 / math.pi), 0.044715
 _MILLS = (-1.0, 5 / 2, -37 / 3, 353 / 4, -4081 / 5)
 """log of Mills' ratio times z, in powers of 1/z^2."""
@@ -46,9 +47,9 @@ def tanh_change(Z: Tensor, D: Tensor, d: Scaled) -> Scaled:
 def faded(name: str, Z: Tensor, D: Tensor, d: Scaled) -> tuple[Scaled, Scaled]:
     """(act(Z), act(Z + D) - act(Z)) where all of Z, or none, and all of Z + D lie in the lower tail."""
     nothing = Z == 0  # act(0) is 0: the difference is the activation itself
-    Z = torch.where(nothing, torch.full_like(Z, TAIL), Z)
+    Z = torch.where(nothing, torch.full_like(Z, TAIL[name]), Z)
     L, Z = _log(name, Z), Z[:, None]
-    whole = _log(name, torch.where(nothing[:, None], D, Z + D).clamp(max=TAIL))
+    whole = _log(name, torch.where(nothing[:, None], D, Z + D).clamp(max=TAIL[name]))
     rise = torch.where(nothing[:, None], whole - L[:, None], D * _slope(name, Z, D))
     L = L.masked_fill(nothing, -torch.inf)
     most = torch.maximum(_most(L[:, None]), _most(whole))

@@ -3,8 +3,7 @@
 from math import isfinite
 
 from rankscope.cards import counted
-from rankscope.charts.training import LOOKS, layer_curves, layer_map, path_shares, run_curves
-from rankscope.metrics import symbol_of
+from rankscope.charts.training import FEW, LINES, LOOKS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.report.plots import Plot, Section
 from rankscope.report.tables import Table
 from rankscope.runs.training import LEARNING, NAMES, Training, title_of
@@ -23,7 +22,9 @@ def training_said(training: Training) -> str:
         f"{counted(number, 'alarm')} up to step {last:,}." if number else f"No alarms up to step {last:,}."
     ]
     if number:
-        said.append(f"The first, at step {training.alarms['step'][0]:,}: {training.alarms['sentence'][0]}")
+        step, sentence = training.alarms["step"][0], str(training.alarms["sentence"][0])
+        when = "" if sentence.startswith(f"Step {step}") else f", at step {step:,}"
+        said.append(f"The first{when}: {sentence}")
     if "loss" in training.scalars:
         _, values = training.scalar("loss")
         first, now = (f"{value:.3g}" if isfinite(value) else "no number" for value in (values[0], values[-1]))
@@ -55,8 +56,8 @@ def training_sections(training: Training) -> list[Section]:
         ))  # fmt: skip
         plots.append(Plot(
             "training-curves", [(_label(name), layer_curves(training, [name])) for name in shown],
-            "The same as curves over the steps, a line for each layer, from the darkest at the input to the "
-            "lightest at the output.",
+            f"The same as curves over the steps, a line for {_lines(training, shown, LINES)}, from the "
+            "darkest at the input to the lightest at the output.",
         ))  # fmt: skip
     if training.scalars:
         plots.append(Plot(
@@ -66,8 +67,8 @@ def training_sections(training: Training) -> list[Section]:
     if learning:
         plots.append(Plot(
             "training-gradients", [("", layer_curves(training, learning[:PANELS]))],
-            "What learning does to each layer. Gradients: their size. Updates: the size of a step of the "
-            "optimiser as a share of the size of the weights that it changes.",
+            f"What learning does to {_lines(training, learning, FEW)}. Gradients: their size. Updates: the "
+            "size of a step of the optimiser as a share of the size of the weights that it changes.",
         ))  # fmt: skip
     if len(training.paths):
         plots.append(Plot(
@@ -151,13 +152,15 @@ def _heads(training: Training, names: list[str]) -> str:
     return f" (of {', '.join(map(_label, of))} over heads, too)" if of else ""
 
 
+def _lines(training: Training, names: list[str], most: int) -> str:
+    """Which layers are drawn."""
+    number = len({layer for name in names for layer in training.grid(name).layers})
+    return "each layer" if number <= most else f"{most} of the {number} layers"
+
+
 def _monitored(training: Training) -> str:
     """What was read, in words."""
-    said = [
-        f"{name} ({symbol_of(name)})" if symbol_of(name) != name else title_of(name)
-        for name in training.metrics
-    ]
-    return "; ".join([*said, *map(title_of, training.scalars)])
+    return "; ".join(map(title_of, [*training.metrics, *training.scalars]))
 
 
 def _label(name: str) -> str:

@@ -26,20 +26,25 @@ def train(run: Path | None, precision: str) -> tuple[list[float], nn.Module]:
     model, optimizer, loader = accelerator.prepare(model, *made)
     monitor = None
     if run is not None:
-        monitor = rankscope.Monitor(model, "relative_mu", EVERY, tasks.probe(), run=run)
-    losses = []
+        monitor = rankscope.Monitor(model, "relative_mu", EVERY, tasks.probe(), run=run, optimizer=optimizer)
+    losses, steps = [], tasks.Steps(accelerator.unwrap_model(model).transformer.h)
     torch.manual_seed(2)
     for batch in loader:
         with accelerator.accumulate(model):
             loss = model(**batch).loss
             losses.append(float(loss.detach()))
             accelerator.backward(loss)
+            if accelerator.sync_gradients:
+                steps.begins()
             optimizer.step()
+            if accelerator.sync_gradients:
+                steps.ends()
             optimizer.zero_grad()
         if accelerator.sync_gradients and monitor is not None:
             monitor.step(loss=loss)
     if monitor is not None:
         monitor.close()
+        steps.hold(rankscope.read(run).table("training"), EVERY)  # type: ignore[arg-type]
     return losses, accelerator.unwrap_model(model)
 
 

@@ -130,6 +130,24 @@ def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path, pre
     assert found.sort("layer")["value"].to_list() == pytest.approx(means, rel=1e-12)
 
 
+def test_gradients_and_updates_are_those_of_lightnings_optimiser(tmp_path: Path) -> None:
+    """Lightning makes gradients inside of `optimizer.step(closure)`, and clips them there."""
+
+    class Around(Learner):
+        def optimizer_step(self, epoch: int, index: int, optimizer: Any, closure: Any = None) -> None:
+            steps.begins()
+            super().optimizer_step(epoch, index, optimizer, closure)
+            steps.ends()
+
+    learner, run = Around(), tmp_path / "run"
+    steps = tasks.Steps(learner.model.transformer.h)
+    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=2, run=run)
+    fit(learner, tmp_path, monitor, steps=4, accumulate_grad_batches=2, gradient_clip_val=0.01)
+    steps.hold(table(run), every=2)
+    assert max(map(max, steps.gradients)) < 0.01
+    assert table(run).filter(metric="lr")["step"].to_list() == [2, 4]
+
+
 @pytest.mark.parametrize("dies_at", [7, 11])
 def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, dies_at: int) -> None:
     """Checkpoints every three steps, the ends of epochs, looks every four; the folder is let go when it dies.
@@ -172,6 +190,33 @@ def test_training_batches_are_measured_and_those_of_validation_are_not(tmp_path:
     states = rows.filter((polars.col("metric") == "relative_mu") & (polars.col("layer") == 1))
     assert states["step"].to_list() == [2, 4]
     assert states["samples"].to_list() == [6, 6]  # three batches of two in each step that is looked at
+
+
+def test_several_optimisers_make_a_step_together(tmp_path: Path) -> None:
+    class Two(Learner):
+        automatic_optimization = False
+
+        def training_step(self, batch: dict[str, Tensor], index: int) -> Tensor:
+            loss = super().training_step(batch, index)
+            self.manual_backward(loss)
+            for optimizer in self.optimizers():  # type: ignore[union-attr]
+                optimizer.step()
+                optimizer.zero_grad()
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            halves = self.model.transformer.h.parameters(), self.model.transformer.wte.parameters()
+            return [torch.optim.SGD(each, lr) for each, lr in zip(halves, (1e-2, 1e-3), strict=True)]
+
+    learner, run = Two(), tmp_path / "run"
+    fit(learner, tmp_path, MonitorCallback(metrics="relative_mu", every=2, run=run), steps=8)
+    rows = table(run)
+    assert rows.filter(metric="relative_mu", layer=1)["samples"].to_list() == [2, 2]
+    losses = rows.filter(metric="loss")
+    assert losses["step"].to_list() == [2, 4]
+    assert losses["value"].to_list() == pytest.approx([sum(learner.losses[k : k + 2]) / 2 for k in (0, 2)])
+    assert rows.filter(metric="lr")["value"].to_list() == [1e-2, 1e-2]
+    assert (rows.filter(metric="grad_mlp")["value"] > 0).to_list() == [True] * 4
 
 
 def test_the_package_of_the_older_name_takes_it_too(tmp_path: Path) -> None:

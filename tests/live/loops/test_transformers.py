@@ -92,9 +92,33 @@ def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path) -> 
 
 def test_the_learning_rate_of_a_look_is_that_of_its_steps(tmp_path: Path) -> None:
     monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=2, run=tmp_path / "run")
-    trainer(tmp_path, monitor, max_steps=4, learning_rate=1.0, lr_scheduler_type="linear").train()
+    trainer(tmp_path, monitor, max_steps=4, learning_rate=1e-3, lr_scheduler_type="linear").train()
     rows = table(tmp_path / "run").filter(pl.col("metric") == "lr").sort("step")
-    assert rows["value"].to_list() == pytest.approx([(1 + 0.75) / 2, (0.5 + 0.25) / 2])
+    assert rows["value"].to_list() == pytest.approx([1e-3 * (1 + 0.75) / 2, 1e-3 * (0.5 + 0.25) / 2])
+
+
+@pytest.mark.parametrize("logged", [1, 4])
+def test_gradients_and_updates_are_those_of_trainers_optimiser(tmp_path: Path, logged: int) -> None:
+    """Clipped, and where nothing was logged the learning rate is the optimiser's own."""
+
+    class Around(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            self.steps = tasks.Steps(given["model"].transformer.h)
+
+        def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            self.steps.begins()
+
+        def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+            self.steps.ends()
+
+    around, run = Around(), tmp_path / "run"
+    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=2, run=run)
+    settings = {"max_steps": 4, "logging_steps": logged, "gradient_accumulation_steps": 2}
+    trainer(tmp_path, monitor, around, **settings, max_grad_norm=0.01, learning_rate=1e-3).train()
+    around.steps.hold(table(run), every=2)
+    assert max(map(max, around.steps.gradients)) < 0.01
+    assert table(run).filter(metric="lr")["step"].to_list() == [2, 4]
+    assert table(run).filter(metric="loss")["step"].to_list() == ([2, 4] if logged == 1 else [4])
 
 
 @pytest.mark.parametrize("killed", [7, 11])

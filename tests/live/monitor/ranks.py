@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import Monitor
@@ -29,7 +30,7 @@ def main(rank: int, number: int, folder: Path, ways: list[str]) -> None:
 
 
 def train(way: str, rank: int, number: int, folder: Path) -> None:
-    """`way`: ddp or fsdp with a probe, inline, or ranks that disagree."""
+    """`way`: ddp or fsdp with a probe, inline, or ranks that disagree in what they measure or say."""
 
     def part(whole: Tensor) -> Tensor:
         return whole[rank * len(whole) // number : (rank + 1) * len(whole) // number]
@@ -50,14 +51,16 @@ def train(way: str, rank: int, number: int, folder: Path) -> None:
     else:
         given["probe"] = X = part(tokens(99))
         given["loss"] = lambda output: (output[:, 1:] - X[:, :-1]).square().mean()
-    monitor = Monitor(model, **given)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # after a look: FSDP's shares must be back
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    monitor = Monitor(model, optimizer=optimizer, **given)
+    if way == "fsdp":  # after a look each rank has its share again
+        assert all(isinstance(each, DTensor) for each in model.parameters())
     for step in range(4):
         loss = loss_of(model, part(tokens(step)))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        monitor.step(loss=loss)
+        monitor.step(loss=None if way == "silent" and rank else loss)
     monitor.close()
 
 

@@ -197,13 +197,20 @@ def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
     assert not let_go._optimizer_step_pre_hooks and not let_go._optimizer_step_post_hooks
 
 
-def test_a_step_that_is_skipped_has_no_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_has_no_numbers_and_no_alarm(fused: bool, tmp_path: Path) -> None:
     model, _, _, probe = made("nano")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Monitor(model, "mu", every=1, probe=probe, run=tmp_path, optimizer=optimizer, alarms=()) as monitor:
-        monitor.step()  # as where a scaler found infinite gradients
-    rows = read(tmp_path).table("training").filter(metric="grad_mlp", step=1)
-    assert rows["value"].to_list() == [None, None] and rows["broken"].to_list() == [1, 1]
+    model.float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
+    with Monitor(model, "mu", every=1, probe=probe.float(), run=tmp_path, optimizer=optimizer) as monitor:
+        scaler.scale(1e9 * model(probe.float()).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        monitor.step()
+    rows = read(tmp_path).table("training").filter(pl.col("metric").is_in(["grad_mlp", "update_mlp"]), step=1)
+    assert rows["value"].to_list() == [None] * 4
+    assert rows["samples"].to_list() == rows["broken"].to_list() == [0] * 4
 
 
 def test_what_is_not_recognised_is_said(tmp_path: Path) -> None:
@@ -233,3 +240,34 @@ def test_what_is_no_optimiser_is_refused(tmp_path: Path) -> None:
     model, _, _, probe = made("nano")
     with pytest.raises(MonitorError, match="optimizer must be a torch optimiser; received a int"):
         Monitor(model, "mu", probe=probe, run=tmp_path, optimizer=3)
+
+
+@pytest.mark.parametrize("way", ["closure", "scaler", "fused scaler"])
+def test_gradients_are_those_that_the_optimiser_takes(way: str, tmp_path: Path) -> None:
+    """A closure makes them inside of the step; a scaler multiplies them, and a fused optimiser is left to
+    divide."""
+    model, stack, loss, probe = made("encoder")
+    weights = [stack[0].get_parameter(f"linear{k}.weight") for k in (1, 2)]
+    own = torch.autograd.grad(loss(), weights)
+    model.float()
+    x = probe.float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=way == "fused scaler")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        found = (model(x) * x).square().mean()
+        (found if way == "closure" else scaler.scale(found)).backward()
+        return found
+
+    with Monitor(model, "mu", every=1, probe=x, run=tmp_path, optimizer=optimizer) as monitor:
+        if way == "closure":
+            assert optimizer.step(closure) is not None
+        else:
+            closure()
+            scaler.step(optimizer)
+            scaler.update()
+        monitor.step()
+    expected = float(torch.stack([each.norm() for each in own]).norm())
+    rows = read(tmp_path).table("training")
+    assert value(rows.filter(step=1), "grad_mlp", 1) == pytest.approx(expected, rel=1e-5)

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 import rankscope
+from rankscope.live.monitor.parts import GROUPS
 
 
 def together(number: int, folder: Path, *ways: str) -> list[str]:
@@ -31,7 +32,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """(where one process and two wrote, what the two said)."""
     folder = tmp_path_factory.mktemp("ranks")
     together(1, folder / "1", "ddp", "inline", "paths")
-    return folder, together(2, folder / "2", "ddp", "fsdp", "inline", "disagree", "paths", "paths_fsdp")
+    ways = ("ddp", "fsdp", "inline", "disagree", "silent", "paths", "paths_fsdp")
+    return folder, together(2, folder / "2", *ways)
 
 
 @pytest.mark.parametrize(("way", "alone"), [("ddp", "ddp"), ("fsdp", "ddp"), ("inline", "inline")])
@@ -41,18 +43,31 @@ def test_two_processes_give_the_numbers_of_one(way: str, alone: str, runs: tuple
         rankscope.read(runs[0] / each).table("training").sort(keys) for each in (f"1/{alone}", f"2/{way}")
     )
     assert one.select(keys).equals(two.select(keys)) and len(one)  # written once
-    compared = pl.col("metric").is_in(["mu", "relative_mu", "grad_tokens"])
-    one, two = (each.filter(compared) for each in (one, two))
-    assert one["metric"].n_unique() == 3
-    assert one["samples"].to_list() == two["samples"].to_list() == [4] * len(one)
-    for name in ("value", "spread", "least", "most"):
-        assert ((one[name] - two[name]).abs() <= 1e-10 * one["value"].abs()).all()
+    for name in ("mu", "relative_mu", "grad_tokens"):
+        tokens = one.filter(metric=name), two.filter(metric=name)
+        assert all(each["samples"].unique().to_list() == [4] for each in tokens)
+        for column in ("value", "spread", "least", "most"):
+            assert ((tokens[0][column] - tokens[1][column]).abs() <= 1e-10 * tokens[0]["value"].abs()).all()
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp", "inline"])
+def test_gradients_and_updates_are_those_of_the_joined_batch(way: str, runs: tuple[Path, list[str]]) -> None:
+    alone = "inline" if way == "inline" else "ddp"
+    one, two = (rankscope.read(runs[0] / each).table("training") for each in (f"1/{alone}", f"2/{way}"))
+    names = [f"{what}_{group}" for what in ("grad", "update") for group in GROUPS]
+    for name in [*names, "lr"]:
+        mine, ours = (each.filter(metric=name).sort("step", "layer") for each in (one, two))
+        assert len(mine) == len(ours) == (2 if name == "lr" else 2 * 3)  # two looks at three layers
+        assert ours["samples"].unique().to_list() == [1] and mine["value"].min() > 0  # type: ignore[operator]
+        assert ours["value"].to_list() == pytest.approx(mine["value"].to_list(), rel=1e-9)
 
 
 def test_ranks_that_disagree_are_told(runs: tuple[Path, list[str]]) -> None:
     said = "all ranks must be given the same metrics and steps; rank 0 has"
     assert all(said in each for each in runs[1])
     assert not (runs[0] / "2" / "disagree").exists()
+    said = "the same numbers in monitor.step; rank 0 has ['loss'] and rank 1 has []"
+    assert all(said in each for each in runs[1])
 
 
 def test_paths_are_of_the_samples_of_all_ranks(runs: tuple[Path, list[str]]) -> None:
@@ -60,12 +75,8 @@ def test_paths_are_of_the_samples_of_all_ranks(runs: tuple[Path, list[str]]) -> 
     rows = [run.table("training").filter(pl.col("metric").str.starts_with("paths")) for run in (one, two)]
     assert rows[0]["samples"].to_list() == rows[1]["samples"].to_list() == [4, 4, 4]
     assert ((rows[0]["value"] - rows[1]["value"]).abs() < 1e-9).all()
-    names = ["theorem", "met_to", "says_at"]
-    assert (
-        one.table("training_certificates")
-        .select(names)
-        .equals(two.table("training_certificates").select(names))
-    )
+    proved = [run.table("training_certificates").select("theorem", "met_to", "says_at") for run in (one, two)]
+    assert proved[0].equals(proved[1])
 
 
 def test_paths_of_weights_that_are_spread_out_are_refused(runs: tuple[Path, list[str]]) -> None:

@@ -3,9 +3,10 @@
     from rankscope.live.loops.lightning import MonitorCallback
     trainer = Trainer(callbacks=[MonitorCallback(probe=batch, every=100, run="runs/mine")])
 
-- Steps are `trainer.global_step`: one for each step of an optimiser, however many batches it accumulates.
+- Steps are `trainer.global_step`: one for each step of the optimiser, however many batches it accumulates. It
+  counts those of several optimisers together: then steps are their share.
 - The loss is what `training_step` returns, the mean over accumulated batches; the learning rate is that of
-  the first parameters of the first optimiser, as the step was made with it.
+  the first parameters of the first optimiser, as the step was made with it. Gradients are its own too.
 - The probe is given to the `LightningModule` itself, or to a part of it (`part="model"`), under the
   precision of the strategy: autocast where training is autocast.
 - `trainer.fit(..., ckpt_path=...)` goes on in the same folder; what was written of later steps is taken away.
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 
 from rankscope.errors import MissingExtraError
 from rankscope.live.monitor import Monitor
+from rankscope.live.monitor.gradients import plain
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
@@ -53,12 +55,12 @@ class MonitorCallback(Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin, or go on where the checkpoint stands."""
         self.close()
-        options = {"optimizer": next(iter(trainer.optimizers), None), **self.options}
+        options = {"optimizer": plain(next(iter(trainer.optimizers), None)), **self.options}
         if options.get("probe") is not None:
             options["probe"] = trainer.precision_plugin.convert_input(options["probe"])
         with _precision(trainer):
-            self.monitor = Monitor(pl_module.get_submodule(self.part), step=trainer.global_step, **options)
-            if self._state and self._state["step"] == trainer.global_step:
+            self.monitor = Monitor(pl_module.get_submodule(self.part), step=_made(trainer), **options)
+            if self._state and self._state["step"] == _made(trainer):
                 self.monitor.load_state_dict(self._state)
         self._state = {}
 
@@ -77,12 +79,12 @@ class MonitorCallback(Callback):
         if isinstance(loss, Tensor):
             # Lightning divides the loss of a batch by the number that is accumulated.
             self._losses.append(loss.detach() * trainer.accumulate_grad_batches)
-        if trainer.global_step == monitor.steps:
+        if _made(trainer) == monitor.steps:
             return
         mean = torch.stack(self._losses).mean() if self._losses else None
         self._losses = []
         with _precision(trainer):
-            monitor.step(trainer.global_step, loss=mean, lr=self._lr)
+            monitor.step(_made(trainer), loss=mean, lr=self._lr)
         if monitor.should_stop:
             trainer.should_stop = True
 
@@ -107,6 +109,11 @@ class MonitorCallback(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Kept until there is a model."""
         self._state = state_dict
+
+
+def _made(trainer: Any) -> int:
+    """Steps so far, of each of its optimisers."""
+    return int(trainer.global_step) // max(1, len(trainer.optimizers))
 
 
 def _precision(trainer: Any) -> AbstractContextManager[None]:

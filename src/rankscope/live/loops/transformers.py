@@ -23,6 +23,7 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 
 from rankscope.live.monitor import Monitor
+from rankscope.live.monitor.gradients import plain
 
 LOGGED = {"loss": "loss", "learning_rate": "lr"}
 """What Trainer logs, by the name it has here."""
@@ -44,7 +45,7 @@ class MonitorCallback(TrainerCallback):
         """Begin, or go on where the checkpoint stands."""
         self.close()
         model: nn.Module = given["model"]
-        options = {"optimizer": given.get("optimizer"), **self.options}
+        options = {"optimizer": plain(given.get("optimizer")), **self.options}
         monitor = self.monitor = Monitor(model, step=state.global_step, **options)
         if state.global_step:
             looked = state.global_step - state.global_step % monitor.every

@@ -30,8 +30,8 @@ class Gradients:
     """What is seen of an optimiser's steps."""
 
     def __init__(self, optimizer: Any, blocks: list[nn.Module]) -> None:
-        inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps it
-        if not isinstance(inner, torch.optim.Optimizer):
+        inner = plain(optimizer)
+        if inner is None:
             raise MonitorError(
                 f"optimizer must be a torch optimiser; received a {type(optimizer).__name__}: give the one "
                 "whose step() the loop calls"
@@ -50,21 +50,22 @@ class Gradients:
         self._squares: dict[str, dict[Where, Tensor]] = {}
         """Of gradients, of weights and of what was added to them: a sum of squares for each output."""
         self._rate: Any = None
+        self._scale: float | Tensor = 1.0
+        self._skipped: bool | Tensor = False
         self._hooks = [inner.register_step_pre_hook(self._begins), inner.register_step_post_hook(self._ends)]
 
     @torch.no_grad()
     def taken(self, rate: bool) -> Tallied:
-        """The numbers of the step that was seen (and its learning rate): every group's, whether or not the
-        optimiser was called, so that all ranks have the same; no numbers where it was not, as where a scaler
-        skips a step."""
+        """The numbers of the step that was seen (and its learning rate): a row for every group, so that all
+        ranks have the same, without a number where a scaler found infinite gradients and skipped the step."""
         found = Tallied()
         if not self.on:
             return found
+        made = "moved" in self._squares and not self._skipped
         for (layer, group), parts in self.parts.items():
             of = {what: _size(parts, squares) for what, squares in self._squares.items()}
-            none = torch.tensor(torch.nan, dtype=torch.float64)
-            found.add(layer, f"grad_{group}", _one(of.get("gradient", none)))
-            found.add(layer, f"update_{group}", _one(of["moved"] / of["weight"] if "moved" in of else none))
+            found.add(layer, f"grad_{group}", _one(of["gradient"] / self._scale) if made else NONE)
+            found.add(layer, f"update_{group}", _one(of["moved"] / of["weight"]) if made else NONE)
         if rate:
             last = self.optimizer.param_groups[0]["lr"] if self._rate is None else self._rate
             found.add(None, "lr", _one(torch.as_tensor(last, dtype=torch.float64)))
@@ -78,14 +79,38 @@ class Gradients:
         self._before = {}
 
     @torch.no_grad()
-    def _begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self.on:
-            rate = optimizer.param_groups[0]["lr"]
-            self._rate = rate.clone() if isinstance(rate, Tensor) else rate
-            self._before = {where: part.weight.detach().clone() for where, part in self._each.items()}
-            self._squares = {"weight": self._sums(self._before), "gradient": self._sums(
-                {where: part.weight.grad for where, part in self._each.items()}
-            )}  # fmt: skip
+    def _begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        """`args` has the optimiser first. A closure, as Lightning gives one, makes the gradients inside
+        the step: they are taken after it."""
+        if not self.on:
+            return None
+        rate = optimizer.param_groups[0]["lr"]
+        self._rate = rate.clone() if isinstance(rate, Tensor) else rate
+        self._before = {where: part.weight.detach().clone() for where, part in self._each.items()}
+        self._squares = {"weight": self._sums(self._before)}
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._take()
+            return None
+
+        def closed() -> Any:
+            loss = closure()
+            self._take()
+            return loss
+
+        return (
+            ((args[0], closed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": closed})
+        )
+
+    @torch.no_grad()
+    def _take(self) -> None:
+        """The gradients as they are now; a fused optimiser is left to divide them by a scaler's scale, and to
+        skip the step where they are infinite."""
+        self._squares["gradient"] = self._sums({name: part.weight.grad for name, part in self._each.items()})
+        scale = getattr(self.optimizer, "grad_scale", None)
+        self._scale = 1.0 if scale is None else scale.double().clone()
+        infinite = getattr(self.optimizer, "found_inf", None)
+        self._skipped = False if infinite is None else infinite.clone()
 
     @torch.no_grad()
     def _ends(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -101,6 +126,12 @@ class Gradients:
             for where, each in tensors.items()
             if each is not None
         }
+
+
+def plain(optimizer: Any) -> torch.optim.Optimizer | None:
+    """torch's own, which Accelerate wraps; none where it is of another kind, as DeepSpeed's is."""
+    inner = getattr(optimizer, "optimizer", optimizer)
+    return inner if isinstance(inner, torch.optim.Optimizer) else None
 
 
 def _where(part: Part) -> Where:

@@ -26,7 +26,7 @@ from rankscope.live.monitor.backward import Loss
 from rankscope.live.monitor.book import Book
 from rankscope.live.monitor.gradients import Gradients
 from rankscope.live.monitor.hearing import Hearing
-from rankscope.live.monitor.inline import GRADIENT, Inline
+from rankscope.live.monitor.inline import GRADIENT, Inline, Passing
 from rankscope.live.monitor.looks import Look, rows_of
 from rankscope.live.monitor.paths import Paths
 from rankscope.live.monitor.probe import Probe
@@ -172,7 +172,8 @@ class Monitor:
         paths = self.paths if self.paths is not None and self.paths.due(self.steps) else None
         shares, certificates = (Tallied(), None) if paths is None else paths.look(self.steps)
         found.update(shares)
-        for name, values in self._scalars.items():
+        ranks.agree("numbers in monitor.step", sorted(self._scalars))
+        for name, values in sorted(self._scalars.items()):
             found.add(None, name, of_values(torch.stack([each.double().cpu() for each in values])))
         self._scalars = {}
         tallies = ranks.joined(found.packed())
@@ -251,7 +252,8 @@ class Monitor:
     def _noted(self, metrics: Sequence[str]) -> list[str]:
         """What is not measured, and which rules hear nothing."""
         measured = [*metrics]
-        if self.probe is None or self.probe.learns:
+        passing = self.inline is not None and isinstance(self.inline.way, Passing)
+        if passing or (self.probe is not None and self.probe.learns):
             measured.append(GRADIENT)
         if self.gradients is None:
             return self.hearing.notes(measured)
