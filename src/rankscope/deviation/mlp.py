@@ -84,10 +84,11 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
 
 def _faded(name: str, Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
     """Where nothing is left of any unit of any token."""
-    low = (Z < TAIL[name]).all(-1) | (Z == 0).all(-1)
+    tail = TAIL[name]
+    low = Z.lt(tail).all(-1) | (Z == 0).all(-1)
     if not D.shape[1] or not bool(low.any()):
         return torch.zeros_like(low)
-    return low & ((Z[:, None] + D).flatten(1).amax(1) < TAIL[name])
+    return low & ((Z[:, None] + D).flatten(1).amax(1) < tail)
 
 
 def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: Tensor) -> Scaled:
