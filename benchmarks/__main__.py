@@ -17,6 +17,7 @@ TITLES = {
     "deviations": "BERT-base, 4 x 128 tokens, float64",
     "streaming": "Peak memory of measure --text, bert-tiny, 2 variants, 16 tokens",
     "watching": "GPT-2, 4 x 128 tokens",
+    "monitoring": "Watching a training: GPT-2, 4 x 128 tokens, AdamW",
     "paths": "Paths: BERT-base, 4 x 128 tokens, float64; 6 layers of 2 heads",
     "certifying": "Certificates: BERT-base, 2 x 64 tokens",
     "exploring": "The explorer: MiniLM, 32 tokens, through HTTP",

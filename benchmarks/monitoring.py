@@ -1,0 +1,199 @@
+"""What watching a training costs: GPT-2, AdamW, 4 x 128 tokens in float32; on a GPU 16 x 512 in bfloat16.
+
+    python -m benchmarks.monitoring [cuda]
+
+A step that is looked at and one that is not are timed apart, each beside a step of the bare loop, taking
+turns: of a look every E steps the loop takes ((E - 1) quiet + looking) / (E bare).
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from benchmarks.peers import gpt2
+from benchmarks.timing import Row, report_rise, rise_of_memory
+
+QUIET = 2
+"""Steps that are not looked at, before one that is."""
+
+
+class Loop:
+    """A training loop as people write it; `after` is what a tool asks for at the end of a step."""
+
+    def __init__(self, small: bool = False, device: str = "cpu") -> None:
+        torch.manual_seed(0)
+        shape = (1, 8) if small else (16, 512) if device == "cuda" else (4, 128)
+        self.ids = torch.randint(0, 50257, shape).to(device)
+        self.model = gpt2(small, "GPT2LMHeadModel").train().to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.cast: AbstractContextManager[Any] = (
+            torch.autocast("cuda", torch.bfloat16) if device == "cuda" else nullcontext()
+        )
+        self.after: Callable[[torch.Tensor], object] = lambda loss: None
+        self.wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
+
+    def step(self) -> None:
+        """Forward, backward, and a step of the optimiser."""
+        with self.cast:
+            loss = self.model(input_ids=self.ids, labels=self.ids).loss
+        loss.backward()
+        self.optimizer.step()
+        self.after(loss.detach())
+        self.optimizer.zero_grad()
+
+    def timed(self) -> float:
+        """Seconds of a step."""
+        self.wait()
+        start = time.perf_counter()
+        self.step()
+        self.wait()
+        return time.perf_counter() - start
+
+
+@contextmanager
+def monitored(loop: Loop, **options: Any) -> Iterator[None]:
+    """Ours; the step after `QUIET` others is looked at."""
+    from rankscope import Monitor
+
+    with (
+        TemporaryDirectory() as folder,
+        Monitor(loop.model, every=QUIET + 1, run=f"{folder}/run", alarms=(), **options) as monitor,
+    ):
+        loop.after = lambda loss: monitor.step(loss=loss)
+        yield
+
+
+@contextmanager
+def histograms(loop: Loop) -> Iterator[None]:
+    """TensorBoard's, of weights and gradients."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    steps = 0
+
+    def after(loss: torch.Tensor) -> None:
+        nonlocal steps
+        steps += 1
+        if steps % (QUIET + 1) == 0:
+            writer.add_scalar("loss", loss, steps)
+            for name, each in loop.model.named_parameters():
+                writer.add_histogram(f"weights/{name}", each, steps)
+                writer.add_histogram(f"gradients/{name}", each.grad, steps)
+
+    with TemporaryDirectory() as folder, SummaryWriter(folder) as writer:  # type: ignore[no-untyped-call]
+        loop.after = after
+        yield
+
+
+@contextmanager
+def wandb_watched(loop: Loop) -> Iterator[None]:
+    """Weights & Biases' `watch` of weights and gradients, offline."""
+    import wandb
+
+    with TemporaryDirectory() as folder:
+        settings = wandb.Settings(silent=True, console="off")
+        run = wandb.init(mode="offline", dir=folder, settings=settings)
+        run.watch(loop.model, log="all", log_freq=QUIET + 1)
+        loop.after = lambda loss: run.log({"loss": float(loss)})
+        try:
+            yield
+        finally:
+            run.unwatch(loop.model)
+            run.finish()
+
+
+def cases(loop: Loop) -> dict[str, tuple[int, Callable[[], AbstractContextManager[None]]]]:
+    """(every how many steps it looks, what is put around the loop), by what it is."""
+    probe = {"input_ids": loop.ids}
+    found: dict[str, tuple[int, Callable[[], AbstractContextManager[None]]]] = {
+        "probe every 100": (100, lambda: monitored(loop, probe=probe)),
+        "and entropy, gradients, updates": (
+            100,
+            lambda: monitored(
+                loop,
+                probe=probe,
+                metrics=["relative_residual", "relative_mu", "mu", "entropy"],
+                optimizer=loop.optimizer,
+            ),
+        ),
+        "training batches every 10": (10, lambda: monitored(loop)),
+    }
+    if find_spec("tensorboard"):
+        found["TensorBoard histograms every 100"] = 100, lambda: histograms(loop)
+    if find_spec("wandb"):
+        found["wandb.watch every 100"] = 100, lambda: wandb_watched(loop)
+    return found
+
+
+def rows(small: bool = False, device: str = "cpu", rounds: int = 5) -> list[Row]:
+    """(what, against what, ratio of the loop's time)."""
+    loop = Loop(small, device)
+    ways = cases(loop)
+    bare = float("inf")
+    quiet, looking = dict.fromkeys(ways, bare), dict.fromkeys(ways, bare)
+    loop.step()
+    for _ in range(1 if small else rounds):
+        for name, (_, around) in ways.items():
+            bare = min([bare, *(loop.timed() for _ in range(QUIET))])
+            with around():
+                quiet[name] = min([quiet[name], *(loop.timed() for _ in range(QUIET))])
+                looking[name] = min(looking[name], loop.timed())
+            loop.after = lambda loss: None
+    against = f"bare loop, {bare:.3f} s a step"
+    found = []
+    for name, (every, _) in ways.items():
+        found.append((name, against, ((every - 1) * quiet[name] + looking[name]) / (every * bare)))
+        found.append((f"  a step that is looked at ({name})", against, looking[name] / bare))
+    return found
+
+
+def memory(device: str = "cpu") -> list[tuple[str, float]]:
+    """(what, MB above the peak of a bare step)."""
+    if device == "cpu":
+        names = [*cases(Loop(small=True))]
+        return [(name, rise_of_memory("-m", "benchmarks.monitoring", "rise", name)) for name in names]
+    loop, found = Loop(device=device), []
+
+    def peak() -> float:
+        torch.cuda.reset_peak_memory_stats()
+        loop.step()
+        return torch.cuda.max_memory_allocated() / 2**20
+
+    loop.step()
+    before = peak()
+    for name, (_, around) in cases(loop).items():
+        with around():
+            found.append((name, max(peak() for _ in range(QUIET + 1)) - before))
+        loop.after = lambda loss: None
+    return found
+
+
+def main() -> None:
+    """Print both tables, or, asked for a rise, that of one case alone."""
+    if sys.argv[1:2] == ["rise"]:
+        loop = Loop()
+        around = cases(loop)[sys.argv[2]][1]
+
+        def looked_at() -> None:
+            with around():
+                for _ in range(QUIET + 1):
+                    loop.step()
+            loop.after = lambda loss: None
+
+        loop.step()
+        report_rise(loop.step, looked_at)
+        return
+    device = "cuda" if sys.argv[1:] == ["cuda"] else "cpu"
+    for what, against, ratio in rows(device=device):
+        print(f"  {what:60} / {against:32} {ratio:6.3f}")
+    for what, rise in memory(device):
+        print(f"  {what:60} +{rise:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()
