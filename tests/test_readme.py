@@ -15,9 +15,9 @@ def blocks(language: str, page: Path = ROOT / "README.md") -> list[str]:
 
 
 def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
-    (code,) = blocks("python")
+    code = "\n".join(blocks("python"))
     subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, check=True, timeout=300)
-    assert (tmp_path / "run.parquet").is_file()
+    assert (tmp_path / "run.parquet").is_file() and (tmp_path / "runs" / "training").is_dir()
 
 
 def test_the_python_of_the_docs_runs(tmp_path: Path) -> None:
