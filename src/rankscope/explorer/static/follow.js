@@ -95,7 +95,8 @@ function alarms(found) {
     rule.textContent = each.rule;
     when.append(rule);
     const words = document.createElement("span");
-    words.textContent = each.sentence;
+    const rest = each.sentence.replace(`Step ${each.step}, `, ""); // its step stands beside it
+    words.textContent = rest.charAt(0).toUpperCase() + rest.slice(1);
     item.append(when, words);
     return item;
   }));
