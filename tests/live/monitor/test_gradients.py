@@ -271,3 +271,19 @@ def test_gradients_are_those_that_the_optimiser_takes(way: str, tmp_path: Path) 
     expected = float(torch.stack([each.norm() for each in own]).norm())
     rows = read(tmp_path).table("training")
     assert value(rows.filter(step=1), "grad_mlp", 1) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_look_of_ones_own_takes_nothing_from_the_next(tmp_path: Path) -> None:
+    model = _encoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    X = torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    with Monitor(model, "mu", every=2, probe=X, optimizer=optimizer, run=tmp_path / "run") as monitor:
+        for step in (1, 2):
+            model(X).square().mean().backward()
+            optimizer.step()
+            monitor.step()
+            assert monitor.look().step == monitor.look().step == step
+    rows = read(tmp_path / "run").table("training")
+    assert rows.group_by("step", "layer", "metric").len()["len"].max() == 1  # each once
+    assert rows.filter(step=2, metric="grad_mlp")["value"].is_not_nan().all()
+    assert rows.filter(step=2, metric="grad_mlp").height == 2

@@ -121,6 +121,7 @@ class Monitor:
         self.should_stop = False
         """Whether a rule says that the training should end."""
         self._scalars: dict[str, list[Any]] = {}
+        self._last: Look | None = None
         self._book = self._opened(names)
         self._behind: int | None = ranks.shared(self._book.last if self._book else None)
         """The last look of an earlier part of this run, until it is said from where it goes on."""
@@ -162,10 +163,13 @@ class Monitor:
                 self._scalars.setdefault(name, []).append(_number(value))
         if number % self.every == 0:
             self.look()
-        self._ready()
+        else:
+            self._ready()
 
     def look(self) -> Look:
-        """Look now, whatever the step."""
+        """Look now, whatever the step; at one that was looked at, that look again."""
+        if self._last is not None and self._last.step == self.steps:
+            return self._last
         found = self.probe.look(self.model, self.plan, self.blocks) if self.probe else self._inline().taken()
         if self.gradients is not None:
             found.update(self.gradients.taken(rate="lr" not in self._scalars))
@@ -178,12 +182,13 @@ class Monitor:
         self._scalars = {}
         tallies = ranks.joined(found.packed())
         rows = rows_of(self.steps, found.keys(), tallies)
-        look = Look(self.steps, rows, self.hearing.hear(rows, self.steps), certificates)
+        look = self._last = Look(self.steps, rows, self.hearing.hear(rows, self.steps), certificates)
         if self._book is not None:
             self._book.write(look)
             for sink in self.sinks:
                 sink(look)
         self.should_stop |= self.hearing.act(look.alarms, aloud=self._book is not None)
+        self._ready()
         return look
 
     def go_on(self, step: int) -> None:
@@ -198,7 +203,7 @@ class Monitor:
             self.hearing.load_state_dict(heard)
         else:
             self.hearing.again(ranks.shared(None if self._book is None else read(self.run).table("training")))
-        self.steps, self._behind, self._scalars = step, None, {}
+        self.steps, self._behind, self._scalars, self._last = step, None, {}, None
         if step == 0:
             self._begin()
         self._ready()
@@ -264,7 +269,8 @@ class Monitor:
         """A probe is looked at before the first step, too."""
         if self.probe is not None:
             self.look()
-        self._ready()
+        else:
+            self._ready()
 
     def _ready(self) -> None:
         """Training batches and gradients are measured while a step is made that will be looked at."""
