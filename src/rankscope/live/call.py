@@ -22,6 +22,8 @@ class Plan:
     """None for all."""
     keep: frozenset[str]
     layout: Layout
+    grid: bool
+    """Whether states of four dims are tokens in rows and columns."""
     padding: Tensor | None
     """Given by the user; else the model's own."""
     own_padding: bool
@@ -73,6 +75,8 @@ class Call:
     """Attention after the first of a block: cross-attention, as a rule."""
     unfit: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes of attention that is not of the block's tokens to themselves."""
+    elsewhere: list[str] = field(default_factory=list)
+    """The same of attention seen through torch's functions, in words."""
     spoken: Tensor | None = None
     """The heads' outputs, until the output projection is called."""
     projection: tuple[nn.Module, Tensor, Tensor] | None = None

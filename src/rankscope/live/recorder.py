@@ -8,25 +8,24 @@ is kept.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
+from rankscope.live.attending import Attending
 from rankscope.live.call import Call, Plan
-from rankscope.live.heads import CLOSURE, check_closure, contributions, weight_of
-from rankscope.live.isolation import isolated
+from rankscope.live.functions import Functions
 from rankscope.live.mask import arguments_of, continues_from_cache, find_padding
-from rankscope.live.multihead import head_outputs
-from rankscope.live.reading import arithmetic_of, dropout_of, read_attention, read_heads, read_state
-from rankscope.live.states import states_in
+from rankscope.live.reading import arithmetic_of, dropout_of, read_state
+from rankscope.live.states import fitting_in, states_in
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.profiles.rows import Found
 
 
-class Recorder:
+class Recorder(Attending):
     """Follows a model through its calls."""
 
     def __init__(self, plan: Plan, blocks: Sequence[nn.Module]) -> None:
@@ -34,6 +33,8 @@ class Recorder:
         self.blocks = blocks
         self.position = {id(block): k for k, block in reversed(list(enumerate(blocks)))}
         self.call: Call | None = None
+        self.functions: Functions | None = None
+        """On while a block runs, where attention is seen through torch's functions."""
         self.depth = 0
         self.calls = 0
         self.samples = 0
@@ -46,6 +47,7 @@ class Recorder:
         self.attended: set[int] = set()
         self.left_out: Counter[str] = Counter()
         self.others = 0
+        self.elsewhere = 0
         self.outside = 0
         self.between: set[int] = set()
         """Layers whose state the next block did not take as it was."""
@@ -79,6 +81,7 @@ class Recorder:
         self.depth -= 1
         if self.depth:
             return
+        self._off()
         call, self.call = self.call, None
         if failed:
             self.left_out["it failed"] += 1
@@ -90,6 +93,11 @@ class Recorder:
         if self.depth:
             self.left_out["it was interrupted"] += 1
         self.depth, self.call = 0, None
+        self._off()
+
+    def _off(self) -> None:
+        if self.functions is not None:
+            self.functions.close()
 
     def passing(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A part of the model around the blocks is called: a mask may be among its arguments."""
@@ -108,8 +116,10 @@ class Recorder:
         call.inside.append(call.layer)
         call.took.append(states[0].shape if states else None)
         if call.shape is not None:
+            place = call.chain.continues(states)
             if len(call.inside) == 1:
                 self._settle(call, call.chain.takes(states))
+            self._follow(given, place)
             return
         state = states[0]
         if not len(state) or state.shape[1] == 1:
@@ -118,6 +128,12 @@ class Recorder:
             return
         self._start(call, state, arguments_of(block, args, kwargs))
         read_state(self.plan, call, 0, state)
+        self._follow(given, 0)
+
+    def _follow(self, given: tuple[Any, ...], place: int) -> None:
+        """The block's state, through what it calls."""
+        if self.functions is not None:
+            self.functions.start(fitting_in(given, self.plan.grid)[place : place + 1])
 
     def leave(self, block: nn.Module, output: Any, failed: bool) -> None:
         """A block has returned: its output is its layer's state."""
@@ -125,6 +141,8 @@ class Recorder:
             return
         call = self.call
         layer, took = call.inside.pop(), call.took.pop()
+        if self.functions is not None:
+            self.functions.stop()
         if failed:
             return
         call.fired.append(layer)
@@ -143,7 +161,7 @@ class Recorder:
     def _states(self, found: object, where: str, needed: bool) -> list[Tensor]:
         """What could be a state; none where that does not matter."""
         try:
-            return states_in(found, self.plan.layout, where)
+            return states_in(found, self.plan.layout, where, self.plan.grid)
         except WatchError:
             if needed:
                 raise
@@ -166,63 +184,6 @@ class Recorder:
         """Read a state that waited for the next block to say which tensor it is."""
         if open_one is not None:
             read_state(self.plan, call, *open_one)
-
-    def attention(self, weights: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """Attention through the interface, inside a block: its weights, and its heads' outputs."""
-        if not self._listens():
-            return
-        P, spoken = weights()
-        call = self._attending(P)
-        if call is not None and self.plan.wants("heads"):
-            call.spoken = spoken
-
-    def projected(self, projection: nn.Module, x: Tensor, y: Tensor) -> None:
-        """A linear map inside a block was called; if on the heads' outputs, it is their projection."""
-        call = self.call
-        if call is None or call.spoken is None or x.numel() != call.spoken.numel():
-            return
-        spoken = call.spoken
-        if x.shape[-1] != spoken.shape[-2] * spoken.shape[-1]:
-            return
-        beside = spoken.flatten(-2).reshape(x.shape)
-        with isolated(x.device):
-            if not bool(torch.isclose(x, beside.to(x.dtype), equal_nan=True).all()):
-                return
-            call.spoken = None
-            added = contributions(spoken, weight_of(projection))
-            check_closure(added, projection.bias, y, type(projection).__name__)  # type: ignore[arg-type]
-            read_heads(self.plan, call, added)
-            call.projection = (projection, x, y.clone())  # a wrapper may add to y in place
-
-    def wrapped(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
-        """A module with several weights was called; if around the heads' projection, both must agree."""
-        if self.call is None or self.call.projection is None:
-            return
-        projection, given, output = self.call.projection
-        if x.shape != given.shape or projection not in set(module.modules()):
-            return
-        with isolated(x.device):
-            same = y.shape == output.shape and torch.allclose(y.to(output), output, CLOSURE, 1e-12, True)
-            if torch.equal(x, given) and not same:
-                raise WatchError(
-                    f"what each head adds needs a plain output projection; {type(module).__name__} adds to "
-                    f"what a {type(projection).__name__} in it returns, as LoRA does: merge it into the "
-                    "weights, or watch metrics of tokens or attention"
-                )
-
-    def multihead(
-        self, module: nn.MultiheadAttention, weights: Callable[[], tuple[Tensor, Tensor, Tensor]]
-    ) -> None:
-        """Attention of torch's own module, inside a block."""
-        if not self._listens():
-            return
-        P, value, output = weights()
-        call = self._attending(P)
-        if call is not None and self.plan.wants("heads"):
-            with isolated(P.device):
-                added = contributions(head_outputs(module, P, value), weight_of(module.out_proj))
-                check_closure(added, module.out_proj.bias, output, type(module).__name__)
-                read_heads(self.plan, call, added)
 
     def _start(self, call: Call, state: Tensor, block_arguments: dict[str, Any]) -> None:
         """The first state of a call says its samples, its padding and its arithmetic."""
@@ -251,10 +212,14 @@ class Recorder:
         if call.shape is None:
             return
         if (self.plan.wants("attention") or self.plan.wants("heads")) and not call.attended:
-            came = f"attention of shape {call.unfit[0]}" if call.unfit else "none"
+            came = call.elsewhere or [f"attention of shape {each}" for each in call.unfit] or ["none"]
+            where = "" if self.functions is None else (
+                ": it is seen in Hugging Face models, nn.MultiheadAttention and "
+                "F.scaled_dot_product_attention, not in flex attention or a softmax written out"
+            )
             raise WatchError(
-                f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came} "
-                "came through: watch metrics of tokens"
+                f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came[0]} "
+                f"came through{where}: watch metrics of tokens"
             )
         self._settle(call, call.chain.ends())
         call.chain.check("blocks found in it" if self.plan.found else "blocks named")
@@ -267,33 +232,8 @@ class Recorder:
         self.fired.update(call.fired)
         self.attended.update(call.attended)
         self.others += call.others
+        self.elsewhere += len(call.elsewhere)
         self.samples += call.shape[0]
         self.padded.append((~next(iter(call.real.values()))).sum())
         for what, layer, x in call.kept:
             self.kept[what][layer].append(x)
-
-    def _listens(self) -> bool:
-        """Whether attention that happens now is the first of a block in a call that is measured."""
-        call = self.call
-        if call is None or not call.inside or call.shape is None:
-            return False
-        if call.inside[-1] in call.attended:
-            call.others += 1
-            return False
-        return True
-
-    def _attending(self, P: Tensor) -> Call | None:
-        """The call whose attention this is, once read; None where it is not the tokens' own, or not asked
-        for."""
-        call = self.call
-        assert call is not None and call.shape is not None
-        layer = call.inside[-1]
-        batch, token = call.shape
-        if P.ndim != 4 or (P.shape[0], *P.shape[2:]) != (batch, token, token):
-            call.unfit.append(tuple(P.shape))
-            return None
-        call.attended.add(layer)
-        if not self.plan.measures(layer):
-            return None
-        self.narrow |= read_attention(self.plan, call, layer, P)
-        return call

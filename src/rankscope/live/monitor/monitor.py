@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
 from rankscope.live.blocks import Blocks
+from rankscope.live.compiled import is_compiled
 from rankscope.live.monitor import ranks
 from rankscope.live.monitor.alarms import Hears
 from rankscope.live.monitor.backward import Loss
@@ -33,7 +34,7 @@ from rankscope.live.monitor.probe import Probe
 from rankscope.live.monitor.rules import default_rules
 from rankscope.live.monitor.tally import Tallied, of_values
 from rankscope.live.notes import described
-from rankscope.live.watch import is_compiled, planned
+from rankscope.live.watch import planned
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
