@@ -45,6 +45,7 @@ class Attending:
                 "metrics of tokens"
             )
         elif self.plan.measures(call.inside[-1]):
+            self.padded_attention(seen.unseen(), "a mask that hides tokens from all")
             self._heard(*seen.weights())
         else:
             call.attended.add(call.inside[-1])
@@ -62,6 +63,19 @@ class Attending:
                 added = contributions(head_outputs(module, P, value), weight_of(module.out_proj))
                 check_closure(added, module.out_proj.bias, output, type(module).__name__)
                 read_heads(self.plan, call, added)
+
+    def padded_attention(self, mask: Tensor | None, name: str = "a key_padding_mask") -> None:
+        """Attention inside a block was given padding: it must be the one that was found."""
+        call = self.call
+        if mask is None or call is None or not call.inside or call.mask is not None or self.plan.decoder:
+            return
+        hidden = mask < 0 if mask.is_floating_point() else mask.bool()
+        if self.plan.own_padding and hidden.shape == call.shape and bool(hidden.any()):
+            raise WatchError(
+                "padding must be found in what the model is called with; attention inside a block was "
+                f"given {name}, and no argument that watch knows holds it: give padding= (True at padded "
+                "tokens)"
+            )
 
     def projected(self, projection: nn.Module, x: Tensor, y: Tensor) -> None:
         """A linear map inside a block was called; if on the heads' outputs, it is their projection."""

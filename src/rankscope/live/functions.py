@@ -65,18 +65,29 @@ class Attention:
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
         if self.grouped:
             key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-        scores = query @ key.mT * scale
-        mask = self.mask
+        scores, mask = query @ key.mT * scale, self._mask()
         if self.causal:
-            mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        elif (materialise := getattr(mask, "_materialize", None)) is not None:  # torch.nn.attention.bias
-            mask = materialise(scores.device)
+            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
         if mask is not None and mask.dtype == torch.bool:
             scores = scores.masked_fill(~mask, -torch.inf)
         elif mask is not None:
-            scores = scores + mask.detach()
+            scores = scores + mask
         blind = (scores == -torch.inf).all(-1, keepdim=True)  # a row that sees nothing gets nothing
         return scores.softmax(-1).masked_fill(blind, 0.0)
+
+    def _mask(self) -> Tensor | None:
+        if (materialise := getattr(self.mask, "_materialize", None)) is not None:  # torch.nn.attention.bias
+            return materialise(self.query.device)
+        return None if self.mask is None else self.mask.detach()
+
+    def unseen(self) -> Tensor | None:
+        """`[batch, token]`: tokens that the mask lets no token look at; None where it says nothing of it."""
+        mask = self._mask()
+        if mask is None or mask.ndim < 3:  # the same for every sample: no padding
+            return None
+        mask = mask.expand(*self.query.shape[:-1], self.key.shape[-2])
+        hidden = mask < -1e3 if mask.is_floating_point() else ~mask
+        return _by_head(hidden).all(2).all(1)
 
     def _cast(self, x: Tensor) -> Tensor:
         """As the kernel took it under autocast; and then wide enough for a softmax."""

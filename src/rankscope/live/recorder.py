@@ -167,19 +167,6 @@ class Recorder(Attending):
                 raise
             return []
 
-    def padded_attention(self, mask: Tensor | None) -> None:
-        """Attention inside a block was given padding: it must be the one that was found."""
-        call = self.call
-        if mask is None or call is None or not call.inside or call.mask is not None or self.plan.decoder:
-            return
-        hidden = mask < 0 if mask.is_floating_point() else mask.bool()
-        if self.plan.own_padding and hidden.shape == call.shape and bool(hidden.any()):
-            raise WatchError(
-                "padding must be found in what the model is called with; attention inside a block was "
-                "given a key_padding_mask, and no argument that watch knows holds it: give padding= (True at "
-                "padded tokens)"
-            )
-
     def _settle(self, call: Call, open_one: tuple[int, Tensor] | None) -> None:
         """Read a state that waited for the next block to say which tensor it is."""
         if open_one is not None:
