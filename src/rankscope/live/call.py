@@ -49,6 +49,8 @@ class Call:
     """One call of the model, while it runs."""
 
     arguments: dict[str, Any]
+    alone: bool = False
+    """Whether it is a call of a part of the model, from outside the model."""
     layer: int = 0
     """The layer entered last."""
     around: list[dict[str, Any]] = field(default_factory=list)

@@ -25,6 +25,9 @@ from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.profiles.rows import Found
 
 
+CACHED = "it went on from a cache"
+
+
 class Recorder(Attending):
     """Follows a model through its calls."""
 
@@ -62,22 +65,31 @@ class Recorder(Attending):
         """Whether a model in float64 computed attention in float32."""
         self.kept: defaultdict[str, dict[int, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
 
-    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A call of the model begins; a call inside a call belongs to it."""
+    def begin(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool = False
+    ) -> None:
+        """A call begins, of the model or, `alone`, of a part of it around the blocks (an encoder, in
+        generation). A call inside a call belongs to it; one in a backward pass is made again, and not new."""
+        if not self.depth and torch._C._current_graph_task_id() != -1:
+            return
         self.depth += 1
+        arguments = arguments_of(model, args, kwargs)
         if self.depth > 1:
+            if self.call is not None and self.call.shape is None:
+                self.call.around.append(arguments)
             return
         self.calls += 1
-        arguments = arguments_of(model, args, kwargs)
         if continues_from_cache(arguments):
-            self.left_out["it went on from a cache"] += 1
+            self.left_out[CACHED] += 1
         elif self.plan.trained and not model.training:
             self.left_out["it was not in train mode"] += 1
         else:
-            self.call = Call(arguments)
+            self.call = Call(arguments, alone)
 
     def end(self, failed: bool) -> None:
-        """A call of the model ended: what was read of it counts."""
+        """The call ended: what was read of it counts."""
+        if not self.depth:
+            return
         self.depth -= 1
         if self.depth:
             return
@@ -98,11 +110,6 @@ class Recorder(Attending):
     def _off(self) -> None:
         if self.functions is not None:
             self.functions.close()
-
-    def passing(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A part of the model around the blocks is called: a mask may be among its arguments."""
-        if self.call is not None and self.call.shape is None:
-            self.call.around.append(arguments_of(part, args, kwargs))
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A block is called: the first block's input is layer 0."""
@@ -178,7 +185,8 @@ class Recorder(Attending):
         padding = self.plan.padding
         if padding is None and self.plan.own_padding:
             calls = [call.arguments, *call.around]
-            found = find_padding(calls, block_arguments, call.shape, self.plan.decoder)
+            decoder = self.plan.decoder and not call.alone  # called by itself it has no other side
+            found = find_padding(calls, block_arguments, call.shape, decoder)
             padding, call.mask = (None, None) if found is None else found
         call.real[state.device] = real_tokens(call.shape, padding, state.device)
         arithmetic = arithmetic_of(self.blocks, state)
@@ -200,10 +208,12 @@ class Recorder(Attending):
             return
         if (self.plan.wants("attention") or self.plan.wants("heads")) and not call.attended:
             came = call.elsewhere or [f"attention of shape {each}" for each in call.unfit] or ["none"]
-            where = "" if self.functions is None else (
-                ": it is seen in Hugging Face models, nn.MultiheadAttention and "
-                "F.scaled_dot_product_attention, not in flex attention or a softmax written out"
-            )
+            where = ""
+            if self.functions is not None and not call.elsewhere:
+                where = (
+                    ": it is seen in Hugging Face models, nn.MultiheadAttention and "
+                    "F.scaled_dot_product_attention, not in flex attention or a softmax written out"
+                )
             raise WatchError(
                 f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came[0]} "
                 f"came through{where}: watch metrics of tokens"

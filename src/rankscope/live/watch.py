@@ -28,7 +28,7 @@ from rankscope.live.interface import calls_torch, is_outside, owner_of, refusal,
 from rankscope.live.mask import arguments_of, is_decoder
 from rankscope.live.multihead import multiheads, through_hooks, unfused
 from rankscope.live.notes import checks, described, dtype_name, notes
-from rankscope.live.recorder import Recorder
+from rankscope.live.recorder import CACHED, Recorder
 from rankscope.live.spans import Spans, is_span, parts_of
 from rankscope.live.states import in_rows_and_columns, layout_of
 from rankscope.metrics import MetricsLike, chosen_metrics
@@ -74,10 +74,10 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise WatchError(f"watch takes a torch module; received a {type(model).__name__}")
-    model = original(model)
     refuse(model)
-    plan, found = planned(model, metrics, layers, blocks=blocks, padding=padding, layout=layout, keep=keep)
-    return Watch(model, plan, found, variant)
+    inner = original(model)
+    plan, found = planned(inner, metrics, layers, blocks=blocks, padding=padding, layout=layout, keep=keep)
+    return Watch(inner, plan, found, variant, compiled=is_compiled(model))
 
 
 def planned(
@@ -128,12 +128,12 @@ class Watch:
     """A model being measured: see `watch`. It may be entered again, and goes on counting."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, blocks: list[nn.Module], variant: str, *, eager: bool = False
+        self, model: nn.Module, plan: Plan, blocks: list[nn.Module], variant: str, *, compiled: bool = False
     ) -> None:
-        """`eager`: compiled code runs as it was written while this watch looks; its caller sees to it."""
+        """`compiled`: whether the model is, so that this watch must see to it that it runs as written."""
         self.model = model
         self.variant = variant
-        self._eager = eager
+        self._compiled = compiled
         self._plan = plan
         self._blocks = list(dict.fromkeys(blocks))
         self._seen = Recorder(plan, blocks)
@@ -148,8 +148,7 @@ class Watch:
         if self._stack is not None:
             raise WatchError("this watch is already inside its with: use a second watch")
         with ExitStack() as stack:
-            if not self._eager and is_compiled(self.model):
-                refuse(self.model)
+            if self._compiled:
                 stack.enter_context(eagerly())
                 self._changed("The model is compiled: while watched, its original ran as it was written.")
             if stack.enter_context(unfused(self.model)):
@@ -175,6 +174,8 @@ class Watch:
             raise WatchError("the model was not called inside watch: call model(...), not model.forward(...)")
         if not seen.samples:
             why = "; ".join(f"{number} left out: {why}" for why, number in seen.left_out.items())
+            if CACHED in seen.left_out:
+                why += ": call the model on a whole sequence"
             raise WatchError(
                 f"of {seen.calls} calls of the model none was measured: "
                 + (why or "none of its blocks was called; name those that are with blocks=")
@@ -229,10 +230,10 @@ class Watch:
         def after(module: nn.Module, called: Callable[[nn.Module, Any, Any], None]) -> None:
             stack.callback(module.register_forward_hook(called, always_call=True).remove)
 
-        # The model's own hooks are the outer ones, also where the model is itself a block.
-        before(self.model, lambda module, args, kwargs: seen.begin(module, args, kwargs))
-        for part in around(self.model, self._blocks[0]):
-            before(part, lambda module, args, kwargs: seen.passing(module, args, kwargs))
+        # The hooks of what is around are the outer ones, also where the model is itself a block.
+        outer = [self.model, *around(self.model, self._blocks[0])]
+        for part in outer:
+            before(part, partial(seen.begin, alone=part is not self.model))
         spans = Spans(seen.enter, seen.leave)
         for block in self._blocks:
             if is_span(block):
@@ -243,8 +244,7 @@ class Watch:
             before(block, lambda module, args, kwargs: seen.enter(module, args, kwargs))
             after(block, lambda module, args, output: seen.leave(module, output, _failed(output)))
         if any(map(is_span, self._blocks)):
-            holder = [self.model, *around(self.model, self._blocks[0])][-1]
-            after(holder, lambda module, args, output: spans.end(_failed(output)))
+            after(outer[-1], lambda module, args, output: spans.end(_failed(output)))
         for part in multiheads(self._blocks):
             before(
                 part,
@@ -252,7 +252,8 @@ class Watch:
                     arguments_of(module, args, kwargs).get("key_padding_mask")
                 ),
             )
-        after(self.model, lambda module, args, output: seen.end(_failed(output)))
+        for part in outer:
+            after(part, lambda module, args, output: seen.end(_failed(output)))
 
     def _watch_attention(self, stack: ExitStack) -> None:
         if any(block in _attended for block in self._blocks):
