@@ -48,7 +48,7 @@ class GPT(nn.Module):
     def __init__(self, dropout: float = 0.0, block: Any = Block) -> None:
         super().__init__()
         torch.manual_seed(0)
-        parts = {"wte": nn.Embedding(WORDS, WIDTH), "wpe": nn.Embedding(CONTEXT, WIDTH)}
+        parts: dict[str, nn.Module] = {"wte": nn.Embedding(WORDS, WIDTH), "wpe": nn.Embedding(CONTEXT, WIDTH)}
         parts["h"] = nn.ModuleList([block(dropout) for _ in range(LAYERS)])
         self.transformer = nn.ModuleDict(parts | {"ln_f": nn.LayerNorm(WIDTH)})
         self.lm_head = nn.Linear(WIDTH, WORDS, bias=False)

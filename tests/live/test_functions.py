@@ -85,9 +85,7 @@ def test_weights_that_do_not_give_the_output_are_refused() -> None:
 def canonical() -> tuple[GPT, Any]:
     """The hand-written GPT, and transformers' with its weights."""
     mine = GPT().double().eval()
-    config = hf.GPT2Config(
-        vocab_size=WORDS, n_positions=CONTEXT, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS
-    )
+    config = hf.GPT2Config(vocab_size=WORDS, n_positions=CONTEXT, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS)
     theirs = hf.GPT2LMHeadModel(config).double().eval()
     weights = {
         name: x.T if name.endswith("weight") and ("c_" in name) else x
@@ -180,7 +178,7 @@ def test_cross_attention_of_as_many_tokens_is_told_apart(order: str) -> None:
     model, lone = GPT(block=of_kind(order)).eval(), GPT(block=of_kind("self")).eval()
     lone.load_state_dict(model.state_dict())
     states: list[Tensor] = []
-    model.transformer["h"][0].ln_1.register_forward_pre_hook(lambda module, args: states.append(args[0]))  # type: ignore[index, union-attr]
+    model.transformer["h"][0].ln_1.register_forward_pre_hook(lambda module, args: states.append(args[0]))  # type: ignore[index]
     w = seen(model, ["entropy"], words())
     assert any("not of a block's tokens to themselves" in note and "3 calls" in note for note in w.notes)
     block = lone.transformer["h"][0]  # type: ignore[index]
@@ -225,7 +223,7 @@ class Hiding(nn.Module):
         super().__init__()
         self.blocks = nn.ModuleList([nn.ModuleDict({"qkv": nn.Linear(WIDTH, 3 * WIDTH)}) for _ in range(2)])
         for block in self.blocks:
-            block.forward = self.block(block)  # type: ignore[method-assign]
+            block.forward = self.block(block)
 
     def block(self, block: Any) -> Callable[[Tensor, Tensor], Tensor]:
         def forward(x: Tensor, valid: Tensor) -> Tensor:
@@ -257,7 +255,7 @@ def test_padding_that_attention_alone_knows_is_asked_for() -> None:
 
 def test_a_model_that_fails_leaves_no_mode_behind() -> None:
     model = GPT().eval()
-    failing = model.transformer["h"][1].mlp.c_fc.register_forward_hook(lambda *_: 1 / 0)  # type: ignore[index, union-attr]
+    failing = model.transformer["h"][1].mlp.c_fc.register_forward_hook(lambda *_: 1 / 0)  # type: ignore[index]
     with rankscope.watch(model, "entropy") as w:
         with pytest.raises(ZeroDivisionError):
             model(words())

@@ -330,7 +330,7 @@ REFUSED: list[tuple[Any, dict[str, Any], type[Exception], str]] = [
     ),
     (encoder(), {"keep": "state"}, WatchError, "keep must be one of states, attention; got 'state'"),
     (encoder(), {"layout": "first"}, WatchError, "layout must be one of batch first, token first"),
-    (Loop(), {}, WatchError, r"none: first, second, spare \(3 blocks of Mixer\) could be: name them, as in blocks=\['first', "),
+    (Loop(), {}, WatchError, r"first, second, spare \(3 blocks of Mixer\) could be: name them, as in bl"),
     (Loop(), {"blocks": ["secnd"]}, WatchError, "blocks must be one of first, .*did you mean 'second'"),
     (Loop(), {"blocks": [nn.Linear(2, 2)]}, WatchError, "modules inside Loop"),
     (Loop(), {"blocks": []}, WatchError, "at least one block"),

@@ -34,8 +34,10 @@ class Attending:
             return
         batch, token = call.shape
         if seen.sizes != (batch, token, token):
-            call.elsewhere.append(f"attention of {seen.sizes[1]} tokens to {seen.sizes[2]} in {seen.sizes[0]} "
-                                  "samples (windows, or cross-attention)")
+            call.elsewhere.append(
+                f"attention of {seen.sizes[1]} tokens to {seen.sizes[2]} in {seen.sizes[0]} "
+                "samples (windows, or cross-attention)"
+            )
         elif not own:
             call.elsewhere.append("attention whose queries and keys do not both come from the block's tokens")
         elif call.inside[-1] in call.attended:

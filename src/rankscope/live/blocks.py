@@ -44,7 +44,9 @@ def _found(model: nn.Module) -> tuple[str, list[nn.Module]]:
         return next(iter(found.items()))
     what = type(model).__name__
     if found:
-        said = ", ".join(f"{name or '(the model itself)'} ({_kinds(inside)})" for name, inside in found.items())
+        said = ", ".join(
+            f"{name or '(the model itself)'} ({_kinds(inside)})" for name, inside in found.items()
+        )
         raise WatchError(
             f"watch measures one stack of blocks; {what} holds {len(found)}: {said}: name one, as in "
             f"blocks={next(iter(found))!r}"
@@ -55,6 +57,14 @@ def _found(model: nn.Module) -> tuple[str, list[nn.Module]]:
         f"{what} must hold its blocks in a ModuleList or Sequential for watch to find them; it holds none: "
         f"{could}name them, as in blocks={next(iter(close), repr(['block1', 'block2']))}"
     )
+
+
+def finer(name: str, blocks: Sequence[nn.Module]) -> str:
+    """The stacks inside the blocks of a stack, in words."""
+    inside = (
+        [stack for k, block in enumerate(blocks) for stack in _inside(f"{name}.{k}", block)] if name else []
+    )
+    return ", ".join(f"{each} ({_kinds(members)})" for each, members in inside[:NAMED] if len(members) > 1)
 
 
 def _kinds(members: Sequence[nn.Module]) -> str:

@@ -30,6 +30,8 @@ class Plan:
     """Whether to take the padding from the model's call."""
     found: bool
     """Whether the blocks were found, not named."""
+    finer: str
+    """Stacks inside the blocks, in words."""
     decoder: bool
     """Whether the blocks are the decoder's of a model that has an encoder as well."""
     trained: bool = False

@@ -126,14 +126,14 @@ class Functions(TorchFunctionMode):
         for x in states:
             self.own[x] = True
         if not self.depth:
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
         self.depth += 1
 
     def stop(self) -> None:
         """A block is left."""
         self.depth -= 1
         if not self.depth:
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self.own.clear()
 
     def close(self) -> None:

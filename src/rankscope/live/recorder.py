@@ -24,7 +24,6 @@ from rankscope.live.states import fitting_in, states_in
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.profiles.rows import Found
 
-
 CACHED = "it went on from a cache"
 
 

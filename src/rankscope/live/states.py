@@ -1,9 +1,9 @@
 """The tokens in what a block was given and in what it gave back.
 
 Blocks take and return a tensor, a tuple, a dictionary or an object like one: a floating tensor of three dims
-in it is the state, or of four where tokens stand in rows and columns. Where there are several, it is the one of the shape that the block took, and of these
-the one that the next block takes. Most put the batch first, `[batch, token, width]`; torch's own with
-`batch_first=False` and XLNet put the token first.
+in it is the state, or of four where tokens stand in rows and columns. Where there are several, it is the one
+of the shape that the block took, and of these the one that the next block takes. Most put the batch first,
+`[batch, token, width]`; torch's own with `batch_first=False` and XLNet put the token first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -19,7 +19,7 @@ from weakref import WeakSet
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError, one_of
-from rankscope.live.blocks import Blocks, blocks_of
+from rankscope.live.blocks import Blocks, blocks_of, finer
 from rankscope.live.call import Plan
 from rankscope.live.compiled import eagerly, is_compiled, original, refuse
 from rankscope.live.functions import Functions
@@ -119,6 +119,7 @@ def planned(
         padding=padding if isinstance(padding, Tensor) else None,
         own_padding=isinstance(padding, str) and padding == "model",
         found=blocks is None,
+        finer=finer(name, found),
         decoder=is_decoder(model, name),
     )
     return plan, found

@@ -17,6 +17,7 @@ from rankscope.errors import MonitorError
 from rankscope.live.call import Plan
 from rankscope.live.monitor.inline import GRADIENT
 from rankscope.live.monitor.tally import Tallied, of_values
+from rankscope.live.spans import is_span
 from rankscope.live.states import states_in
 
 Loss = Callable[[Any], Tensor]
@@ -36,6 +37,8 @@ class Backward:
         self._stack = ExitStack()
 
     def __enter__(self) -> "Backward":
+        if any(map(is_span, self.blocks)):
+            raise RuntimeError("its layers are lists of parts, and are not called themselves")
         for block in self.blocks:
             self._stack.callback(block.register_forward_pre_hook(self._enters, with_kwargs=True).remove)
             self._stack.callback(block.register_forward_hook(self._leaves).remove)

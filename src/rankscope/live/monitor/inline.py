@@ -6,8 +6,9 @@ decided inside, when it runs, so that there is no second graph. A forward pass t
 backward pass (activation checkpointing) is not counted, nor is a call in eval mode: an evaluation between two
 steps is no training batch.
 
-Attention and what each head adds need more than a block's tokens: where they are asked for, the model is
-watched as by `watch` during the steps that count, which compiled code cannot be.
+Attention and what each head adds need more than a block's tokens, and layers that are lists of parts are not
+called themselves: there the model is watched as by `watch` during the steps that count, which compiled code
+cannot be.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from rankscope.live.call import Call, Plan
 from rankscope.live.mask import find_padding, masks_of
 from rankscope.live.monitor.tally import Tallied, of_values, tally
 from rankscope.live.reading import arithmetic_of, read_state
+from rankscope.live.spans import is_span
 from rankscope.live.states import states_in
 from rankscope.live.watch import Watch, around
 from rankscope.metrics.tokens import real_tokens, unit_of
@@ -55,7 +57,7 @@ class Inline:
     """What is measured of training batches, in either way."""
 
     def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> None:
-        beyond = any(each.of != "tokens" for each in plan.metrics)
+        beyond = any(each.of != "tokens" for each in plan.metrics) or any(map(is_span, blocks))
         plan = replace(plan, trained=True)
         self.way: Passing | Watched = (Watched if beyond else Passing)(model, plan, blocks)
 
