@@ -188,7 +188,7 @@ def test_cross_attention_of_as_many_tokens_is_told_apart(order: str) -> None:
 
 
 REFUSED = {
-    "cross": "queries and keys do not both come from the block's tokens came through",
+    "cross": "queries and keys cannot both be followed back to the block's tokens came through",
     "self, self": "a second one came in block 1: name finer blocks",
 }
 
@@ -282,6 +282,7 @@ class _Flex(nn.Module):
         return y.transpose(1, 2).flatten(2)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_flex_attention_is_left_alone_and_said_not_to_be_seen() -> None:
     model = GPT(block=Flexible).eval()

@@ -145,6 +145,7 @@ class TestTimm:
             model(X)
 
 
+@pytest.mark.slow
 def test_sentence_transformers(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers")
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]

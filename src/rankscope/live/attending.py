@@ -36,10 +36,12 @@ class Attending:
         if seen.sizes != (batch, token, token):
             call.elsewhere.append(
                 f"attention of {seen.sizes[1]} tokens to {seen.sizes[2]} in {seen.sizes[0]} "
-                "samples (windows, or cross-attention)"
+                "samples (windows, other tokens, or heads counted as samples)"
             )
         elif not own:
-            call.elsewhere.append("attention whose queries and keys do not both come from the block's tokens")
+            call.elsewhere.append(
+                "attention whose queries and keys cannot both be followed back to the block's tokens"
+            )
         elif call.inside[-1] in call.attended:
             raise WatchError(
                 f"a block must have one attention of its tokens to themselves for its weights to be read; a "

@@ -7,8 +7,8 @@ as it is. Of attention it takes the arguments, and computes the weights beside, 
 
 That P V is what the call gave is checked every time. Whose tokens attention looks at is found by following
 the block's state through the calls: where queries and keys both come from it, tokens attend to themselves;
-keys from elsewhere are cross-attention. Calls inside scripted or compiled code, and flex attention, which
-compiles itself, are not seen.
+keys from elsewhere are cross-attention. Calls inside scripted or compiled code or `vmap`, and flex attention,
+which compiles itself, are not seen.
 """
 
 import math
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -25,6 +26,11 @@ from rankscope.errors import WatchError
 from rankscope.live.heads import CLOSURE, ROUNDINGS
 from rankscope.live.isolation import isolated
 from rankscope.metrics.tokens import unit_of
+
+
+_ATEN = torch.ops.aten.scaled_dot_product_attention
+ATTENTION = (F.scaled_dot_product_attention, _ATEN, _ATEN.default)
+"""One function, by each of its names."""
 
 
 class Attention:
@@ -37,9 +43,9 @@ class Attention:
         key: Tensor,
         value: Tensor,
         attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
+        dropout_p: float | int = 0.0,
         is_causal: bool = False,
-        scale: float | None = None,
+        scale: float | int | None = None,
         enable_gqa: bool = False,
     ) -> None:
         self.output, self.query, self.key, self.value = output, query, key, value
@@ -153,7 +159,7 @@ class Functions(TorchFunctionMode):
             # What an assignment writes into is no result.
             for x in _tensors((found, args[0] if func is Tensor.__setitem__ else None)):
                 self.own[x] = True
-        if func is F.scaled_dot_product_attention:
+        if func in ATTENTION and not is_functorch_wrapped_tensor(found):
             call = Attention(found, *args, **given)
             self.seen(call, call.query in self.own and call.key in self.own)
         return found

@@ -50,8 +50,16 @@ def is_outside(owner: Any) -> bool:
 
 
 def calls_torch(owner: Any) -> bool:
-    """Whether the modeling file that such a model is written in calls torch's attention function itself."""
-    return "scaled_dot_product_attention" in inspect.getsource(sys.modules[type(owner).__module__])
+    """Whether the files that such a model is written in may call torch's attention function themselves."""
+    names = {type(part).__module__ for part in owner.modules()}
+    return any(map(_mentions_torch, (name for name in names if not name.startswith("torch."))))
+
+
+def _mentions_torch(name: str) -> bool:
+    try:
+        return "scaled_dot_product_attention" in inspect.getsource(sys.modules[name])
+    except (KeyError, OSError, TypeError):  # a notebook has no file
+        return True
 
 
 def refusal(owner: Any) -> str:
