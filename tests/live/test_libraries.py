@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import WatchError
+from rankscope.live import Monitor
 from rankscope.live.blocks import stacks
 from tests.live import reference
 from tests.live.families import FAMILIES, GPT2, HEADS, LAYERS, NAMED, T5, WIDTH, WORDS, checks, seen, tiny
@@ -308,3 +309,16 @@ def test_tokens_in_rows_and_columns_are_tokens() -> None:
     model, X = nn.Sequential(Rows(), Rows()), torch.randn(2, 3, 4, WIDTH)
     grid, flat = seen(model, "mu", X), seen(model, "mu", X.flatten(1, 2))
     torch.testing.assert_close(grid.profile().curve("mu"), flat.profile().curve("mu"))
+
+
+@pytest.mark.parametrize("probed", [True, False])
+def test_a_monitor_sees_rows_and_columns_too(probed: bool, tmp_path: Path) -> None:
+    model, X = nn.Sequential(Rows(), Rows()), torch.randn(2, 3, 4, WIDTH)
+    expected = seen(model, "mu", X).profile().curve("mu").mean(0)
+    with Monitor(
+        model, "mu", every=1, probe=X if probed else None, run=tmp_path / "run", alarms=()
+    ) as monitor:
+        model(X).sum().backward()
+        monitor.step()
+    rows = rankscope.read(monitor.run).table("training").filter(metric="mu", step=1).sort("layer")
+    torch.testing.assert_close(torch.tensor(rows["value"].to_list(), dtype=torch.float64), expected)

@@ -27,7 +27,6 @@ from rankscope.live.heads import CLOSURE, ROUNDINGS
 from rankscope.live.isolation import isolated
 from rankscope.metrics.tokens import unit_of
 
-
 _ATEN = torch.ops.aten.scaled_dot_product_attention
 ATTENTION = (F.scaled_dot_product_attention, _ATEN, _ATEN.default)
 """One function, by each of its names."""

@@ -63,7 +63,7 @@ class Backward:
         grads = torch.autograd.grad(loss, list(edges.values()), allow_unused=True)
         for layer, grad in zip(edges, grads, strict=True):
             if grad is not None:
-                state = states_in(grad, self.plan.layout, "a gradient")[0]
+                state = states_in(grad, self.plan.layout, "a gradient", self.plan.grid)[0]
                 size = torch.linalg.vector_norm(state.double(), dim=(1, 2)) * len(state)
                 found.add(layer, GRADIENT, of_values(size))
         return found

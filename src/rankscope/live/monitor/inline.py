@@ -133,7 +133,7 @@ class Passing:
         if self.call is None or (layer == 0 and self.call.shape is not None and self.several):
             self.call = Call({})  # nothing around the blocks said that it began
         call = self.call
-        state = states_in(x, self.plan.layout, f"layer {layer}")[0]
+        state = states_in(x, self.plan.layout, f"layer {layer}", self.plan.grid)[0]
         if layer < 0:  # one module called many times: layers by the order of calls
             layer = call.layer = call.layer + 1
         if call.shape is None:
@@ -189,7 +189,7 @@ class Passing:
 
     def _gradient(self, layer: int, grad: Tensor) -> None:
         if self.on:
-            state = states_in(grad, self.plan.layout, "a gradient")[0]
+            state = states_in(grad, self.plan.layout, "a gradient", self.plan.grid)[0]
             size = torch.linalg.vector_norm(state.double(), dim=(1, 2)) * len(state)
             self.found.add(layer, GRADIENT, of_values(size))
 
