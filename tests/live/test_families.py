@@ -166,7 +166,7 @@ class TestEncoderAndDecoder:
 
     def test_one_must_be_named(self) -> None:
         with pytest.raises(
-            WatchError, match=r"holds 2: encoder.block \(3 blocks\), decoder.block \(2 blocks\)"
+            WatchError, match=r"holds 2: encoder.block \(3 blocks of T5Block\), decoder.block \(2 blocks"
         ):
             rankscope.watch(self.model())
 
