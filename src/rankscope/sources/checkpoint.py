@@ -151,8 +151,7 @@ def family_of(model_type: str | None, asked: str | Family | None = None) -> Fami
     own = next((family for family in FAMILIES.values() if model_type in family.types), None)
     if asked is None:
         if own is None:
-            known = [kind for family in FAMILIES.values() for kind in family.types]
-            raise SourceError(f"{one_of('model type', model_type, known)}: watch measures any model as it is")
+            raise SourceError(_unknown(str(model_type)))
         return own
     if asked not in FAMILIES:
         raise SourceError(one_of("family", asked, FAMILIES))
@@ -162,6 +161,28 @@ def family_of(model_type: str | None, asked: str | Family | None = None) -> Fami
             f"family {own.name}, and {asked!r} was asked for: leave family out"
         )
     return FAMILIES[asked]
+
+
+RECURRENT = ("mamba", "rwkv", "xlstm")
+"""How the model types of recurrent models without attention begin or end."""
+CLOSE = 0.8
+"""The likeness, of at most one, from which on a name may be a slip of another."""
+
+
+def _unknown(model_type: str) -> str:
+    """The sentence for a model type of no family. One that transformers knows is no slip of another."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    known = [kind for family in FAMILIES.values() for kind in family.types]
+    theirs = model_type in CONFIG_MAPPING_NAMES
+    near = [] if theirs else get_close_matches(model_type, known, n=1, cutoff=CLOSE)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    if model_type.rstrip("0123456789").endswith(RECURRENT):
+        hint = ", a recurrent model without attention"
+    return (
+        f"load maps model types {', '.join(known)}; this one is {model_type!r}{hint}: watch measures any model "
+        "as it is, and docs/models.md says how to add a family"
+    )
 
 
 def _config(found: Place, family: str | Family | None) -> Any:
