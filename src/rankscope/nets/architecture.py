@@ -33,7 +33,7 @@ DEEPEST = 10**6
 """Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen."""
 
 
-LISTED = ("kept_heads", "biases", "mask", "rotary_frequencies", "bare_layers", "parts")
+LISTED = ("kept_heads", "biases", "mask", "rotary_frequencies", "rotary_scales", "bare_layers", "parts")
 """Fields that hold more than one number or word."""
 OWN: dict[str, type] = {"kernel": Kernel, "mask": Mask, "norm": Norm}
 """Fields that take an object of one's own in the place of a name."""
@@ -75,6 +75,12 @@ class Architecture:
     rotary_frequencies: tuple[tuple[float, ...], ...] = ()
     """The angle per position of each rotated pair, by layer; given by layer they repeat, as masks do.
     Empty: `rotary_base^(-2k / rotated width)` in every layer."""
+    rotary_scales: tuple[float, ...] = ()
+    """What rotated entries of queries and keys are multiplied by (yarn, longrope), by layer, repeating.
+    Empty: 1."""
+    rotary_reach: int = 0
+    """The most tokens for which the angles are right, where they follow the length of the input (dynamic,
+    longrope). 0: any number."""
     query_norm: bool = False
     """Every query and key goes through an RMSNorm of its own before positions (Qwen 3, Gemma 3). It belongs
     to the scores: a variant without norms keeps it."""
@@ -157,7 +163,7 @@ class Architecture:
             )
         put(self, "biases", tuple(biases) if not isinstance(biases, bool) else BIASES if biases else ())
         put(self, "mask", self.mask if isinstance(self.mask, Mask) else mask_spec(self.mask))
-        for name in ("kept_heads", "rotary_frequencies", "bare_layers", "parts"):
+        for name in ("kept_heads", "rotary_frequencies", "rotary_scales", "bare_layers", "parts"):
             value = _frozen(getattr(self, name))
             if not isinstance(value, tuple) and (name != "kept_heads" or value is not None):
                 raise ArchitectureError(f"{name} must be a tuple; got {value!r}")
@@ -218,6 +224,10 @@ class Architecture:
                 )
             if not all(isinstance(number, int | float) and math.isfinite(number) for number in frequencies):
                 raise ArchitectureError(f"rotary_frequencies must be finite numbers; got {frequencies!r}")
+        if not all(type(scale) in (int, float) and 0 < scale < math.inf for scale in self.rotary_scales):
+            raise ArchitectureError(f"rotary_scales must be finite numbers > 0; got {self.rotary_scales!r}")
+        if self.rotary_reach < 0:
+            raise ArchitectureError(f"rotary_reach must be a number of tokens >= 0; got {self.rotary_reach}")
         if self.positions == "relative" and self.width % 2:
             raise ArchitectureError(f"relative positions need an even width; got {self.width}")
         if self.kernel == "linear" and self.positions in ("relative", "bias", "alibi"):

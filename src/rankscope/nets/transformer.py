@@ -246,6 +246,11 @@ class Transformer:
         limited = self.arch.positions == "absolute" or self.arch.linformer_rank is not None
         if limited and X.shape[1] > self.arch.length:
             raise TokensError(f"this network takes at most {self.arch.length} tokens; received {X.shape[1]}")
+        if 0 < self.arch.rotary_reach < X.shape[1]:
+            raise TokensError(
+                f"the rotary angles of this network are those of up to {self.arch.rotary_reach} tokens; "
+                f"received {X.shape[1]}: the original turns longer inputs by other angles, watch measures it"
+            )
         return real_tokens(X.shape[:-1], padding, X.device)
 
     def variant(

@@ -11,6 +11,7 @@ from rankscope.sources.families.gpt_neox import GPTNeoX
 from rankscope.sources.families.llama import Llama
 from rankscope.sources.families.modernbert import ModernBert
 from rankscope.sources.families.opt import OPT
+from rankscope.sources.families.phi3 import Phi3
 from rankscope.sources.families.roberta import Roberta
 from rankscope.sources.families.t5 import T5
 from rankscope.sources.families.vit import ViT
@@ -28,6 +29,7 @@ FAMILIES: dict[str, Family] = {
         OPT(),
         GPTNeoX(),
         Llama(),
+        Phi3(),
         Gemma3(),
         T5(),
         ViT(),
