@@ -15,7 +15,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 from rankscope.errors import ParityError, SourceError
 from rankscope.nets import Transformer
 from rankscope.sources import load
-from rankscope.sources.families import FAMILIES
+from rankscope.sources.families import FAMILIES, rotary
 from rankscope.sources.families.family import SMALL_TEXT
 from rankscope.sources.families.llama import Llama
 from rankscope.sources.parity import Parity, lifted
