@@ -27,6 +27,7 @@ OUTPUT = {
     "gpt_neox": "attention.dense",
     "llama": "self_attn.o_proj",
     "phi3": "self_attn.o_proj",
+    "gemma2": "self_attn.o_proj",
     "gemma3": "self_attn.o_proj",
     "t5": "layer.0.SelfAttention.o",
     "vit": "attention.o_proj",
@@ -225,6 +226,9 @@ def test_configs_outside_the_canonical_network_are_refused() -> None:
     small = FAMILIES["gemma3"].tiny()["text"]
     small.attn_logit_softcapping = 50.0
     with pytest.raises(SourceError, match="attn_logit_softcapping=None; this config has 50.0"):
+        load(Gemma3TextModel(small))
+    small.attn_logit_softcapping, small.use_bidirectional_attention = None, True
+    with pytest.raises(SourceError, match="use_bidirectional_attention=False; this config has True"):
         load(Gemma3TextModel(small))
     fields: Any = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
                    "intermediate_size": 8}  # fmt: skip

@@ -35,6 +35,8 @@ DEEPEST = 10**6
 
 LISTED = ("kept_heads", "biases", "mask", "rotary_frequencies", "rotary_scales", "bare_layers", "parts")
 """Fields that hold more than one number or word."""
+CAPPED = ("softmax", "sigmoid", "uniform")
+"""Kernels under which scores can be capped."""
 OWN: dict[str, type] = {"kernel": Kernel, "mask": Mask, "norm": Norm}
 """Fields that take an object of one's own in the place of a name."""
 
@@ -59,6 +61,8 @@ class Architecture:
     """softmax, gaussian, uniform, sigmoid, linear, linformer:k, or a `Kernel` (see `kernels.py`)."""
     divisor: float = 0.0
     """Scores are divided by it: the temperature. 0: sqrt(head_width)."""
+    score_cap: float = 0.0
+    """Scores s, positions and all, become `cap tanh(s / cap)` (Gemma 2). 0: they stay as they are."""
     mask: str | Mask = "complete"
     """Who attends to whom (see `masks.py`). Masks given by layer are joined by `;` and repeat."""
     kept_heads: tuple[tuple[int, ...], ...] | None = None
@@ -203,6 +207,7 @@ class Architecture:
                 f"a parallel block has one skip, attention_skip; got mlp_skip {self.mlp_skip}"
             )
         self._check_positions()
+        self._check_cap()
         self._check_linformer()
         self._check_kept_heads()
         self._check_bare_layers()
@@ -234,6 +239,17 @@ class Architecture:
             raise ArchitectureError(
                 f"kernel 'linear' has no scores to add {self.positions} positions to: "
                 "use none, absolute or rotary"
+            )
+
+    def _check_cap(self) -> None:
+        if not 0 <= self.score_cap < math.inf:
+            raise ArchitectureError(
+                f"score_cap must be a finite number > 0, or 0 for none; got {self.score_cap!r}"
+            )
+        if self.score_cap and self.kernel not in CAPPED:
+            raise ArchitectureError(
+                f"scores can be capped under kernel {', '.join(CAPPED)}; got {self.kernel!r}: take the cap "
+                "out, score_cap=0"
             )
 
     def _check_linformer(self) -> None:
@@ -344,6 +360,12 @@ class Architecture:
         """k of `linformer:k`; None for every other kernel."""
         name, _, rank = self.kernel.partition(":") if isinstance(self.kernel, str) else ("", "", "")
         return int(rank) if name == "linformer" else None
+
+    def rotary_scale_of(self, layer: int) -> float:
+        """What rotated entries are multiplied by in a layer (0-based); 1 where nothing is rotated."""
+        if self.positions != "rotary" or not self.rotary_scales:
+            return 1.0
+        return self.rotary_scales[layer % len(self.rotary_scales)]
 
     def mask_of(self, layer: int) -> str | Mask:
         """The mask of a layer (0-based): by-layer masks repeat."""

@@ -53,6 +53,7 @@ def with_changes(
     norm: bool,
     mask: MaskLike | None,
     divisor: float | None,
+    score_cap: float | None,
     kernel: str | Kernel | None,
     activation: str | None,
     heads: Heads | None,
@@ -69,7 +70,7 @@ def with_changes(
         changes["norm"] = "none"
     if mask is not None:
         changes["mask"] = mask if isinstance(mask, Mask) else mask_spec(mask)
-    given = {"divisor": divisor, "kernel": kernel, "activation": activation}
+    given = {"divisor": divisor, "score_cap": score_cap, "kernel": kernel, "activation": activation}
     changes |= {name: value for name, value in given.items() if value is not None}
     if heads is not None:
         changes["kept_heads"] = kept_heads(arch, heads)

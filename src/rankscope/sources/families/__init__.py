@@ -5,6 +5,7 @@ from rankscope.sources.families.bert import Bert
 from rankscope.sources.families.dinov2 import DinoV2
 from rankscope.sources.families.distilbert import DistilBert
 from rankscope.sources.families.family import Family
+from rankscope.sources.families.gemma2 import Gemma2
 from rankscope.sources.families.gemma3 import Gemma3
 from rankscope.sources.families.gpt2 import GPT2
 from rankscope.sources.families.gpt_neox import GPTNeoX
@@ -30,6 +31,7 @@ FAMILIES: dict[str, Family] = {
         GPTNeoX(),
         Llama(),
         Phi3(),
+        Gemma2(),
         Gemma3(),
         T5(),
         ViT(),

@@ -1,0 +1,73 @@
+"""The cap on scores, `s -> C tanh(s / C)` (Gemma 2), of scores split into what rows share and what not.
+
+A score is `c + r_i + h_j + D_ij`: without a cap c and r_i are constant along a row and drop out of the
+softmax; under it they do not. With T = tanh, all in units of C, and `x = c + r_i + h_j`,
+
+    T(x + D) = [T(c + r_i): constant along the row] + [T(c + h_j) - T(c): the same in every row]
+             + [T(x + D) - T(x)] + [T(x) - T(c + r_i) - T(c + h_j) + T(c)],
+
+where no difference is taken of rounded numbers:
+
+    T(x + D) - T(x)                          =  sinh(D) / (cosh(x) cosh(x + D)),
+    T(x) - T(c + r) - T(c + h) + T(c)        = -sinh(r) sinh(h) sinh(2c + r + h)
+                                               / (cosh(c) cosh(c + r) cosh(c + h) cosh(x)).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.scaled import Scaled, spread
+from rankscope.deviation.tails import most, sinh_share, tanh_change
+from rankscope.doubled import quotient
+
+
+class Constant(NamedTuple):
+    """What is constant along a row of scores."""
+
+    c: Scaled  # [batch, head]
+    rows: Scaled  # [batch, head, token]
+
+
+def capped(constant: Constant | None, ref: Scaled, D: Scaled, cap: float) -> tuple[Scaled, Scaled]:
+    """(ref, D) of capped scores; without a `constant`, ref is zero and D all of the score."""
+    batch, heads, n = ref.value.shape
+    share = quotient(1.0, cap, ref.value)
+    h, D = (_apart(part * share) for part in (ref, D))
+    zero = Scaled(h.value * 0.0, h.log)
+    if constant is None:
+        new_ref, new_D = zero, tanh_change(torch.zeros_like(D.value), D.explicit(), D)
+    else:
+        r = _apart(constant.rows * share)
+        common = constant.c * share
+        c = common.explicit().reshape(-1, 1)  # [batch * head, 1]
+        across, down = h.explicit()[:, None], r.explicit()[..., None]
+        new_ref = tanh_change(c.expand(-1, n), across, Scaled(h.value[:, None], h.log))
+        new_ref = Scaled(new_ref.value[:, 0], new_ref.log)
+        new_D = tanh_change(c[..., None] + down + across, D.explicit(), D)
+        new_D = new_D + _bent(c[..., None], r, h, down, across)
+    return tuple(  # type: ignore[return-value]
+        Scaled(part.value.view(batch, heads, *part.value.shape[1:]), part.log.view(batch, heads)) * cap
+        for part in (new_ref, new_D)
+    )
+
+
+def _bent(c: Tensor, r: Scaled, h: Scaled, down: Tensor, across: Tensor) -> Scaled:
+    """`T(c + r + h) - T(c + r) - T(c + h) + T(c)`; `down` and `across` are r and h in units of one."""
+    corners = (c, c + down, c + across, c + down + across)
+    middle = 2 * c + down + across
+    exponent = down.abs() + across.abs() + middle.abs()
+    for corner in corners:
+        exponent = exponent - corner.abs()
+    largest = most(exponent)
+    slope = -8 * sinh_share(down) * sinh_share(across) * torch.expm1(-2 * middle.abs())
+    slope = torch.where(middle > 0, -slope, slope) * (exponent - spread(largest, exponent)).exp()
+    for corner in corners:
+        slope = slope / (1 + (-2 * corner.abs()).exp())
+    return Scaled(r.value[..., None] * h.value[:, None] * slope, r.log + h.log + largest)
+
+
+def _apart(part: Scaled) -> Scaled:
+    """Heads as samples."""
+    return Scaled(part.value.flatten(0, 1), part.log.flatten())
