@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.scaled import Scaled, spread
+from rankscope.deviation.scaled import STEEPEST, Scaled, spread
 from rankscope.deviation.tails import most, sinh_share, tanh_change
 from rankscope.doubled import quotient
 
@@ -34,23 +34,23 @@ def capped(constant: Constant | None, ref: Scaled, D: Scaled, cap: float) -> tup
     """(ref, D) of capped scores; without a `constant`, ref is zero and D all of the score."""
     batch, heads, n = ref.value.shape
     share = quotient(1.0, cap, ref.value)
-    h, D = (_apart(part * share) for part in (ref, D))
-    zero = Scaled(h.value * 0.0, h.log)
-    if constant is None:
-        new_ref, new_D = zero, tanh_change(torch.zeros_like(D.value), D.explicit(), D)
-    else:
-        r = _apart(constant.rows * share)
-        common = constant.c * share
-        c = common.explicit().reshape(-1, 1)  # [batch * head, 1]
-        across, down = h.explicit()[:, None], r.explicit()[..., None]
-        new_ref = tanh_change(c.expand(-1, n), across, Scaled(h.value[:, None], h.log))
-        new_ref = Scaled(new_ref.value[:, 0], new_ref.log)
-        new_D = tanh_change(c[..., None] + down + across, D.explicit(), D)
-        new_D = new_D + _bent(c[..., None], r, h, down, across)
+    c = ref.mapped(lambda t: t[..., :1] * 0.0) if constant is None else constant.c.mapped(lambda t: t[..., None])
+    rows = ref.mapped(lambda t: t * 0.0) if constant is None else constant.rows
+    common, r, h, D = _within([_apart(part * share) for part in (c, rows, ref, D)])
+    at, across, down = common.explicit()[..., None], h.explicit()[:, None], r.explicit()[..., None]
+    new_ref = tanh_change(at.expand(-1, -1, n), across, Scaled(h.value[:, None], h.log))
+    new_D = tanh_change(at + down + across, D.explicit(), D) + _bent(at, r, h, down, across)
     return tuple(  # type: ignore[return-value]
-        Scaled(part.value.view(batch, heads, *part.value.shape[1:]), part.log.view(batch, heads)) * cap
-        for part in (new_ref, new_D)
+        Scaled(value.view(batch, heads, *value.shape[1:]), log.view(batch, heads)) * cap
+        for value, log in ((new_ref.value[:, 0], new_ref.log), (new_D.value, new_D.log))
     )
+
+
+def _within(parts: list[Scaled]) -> list[Scaled]:
+    """Beyond e^600 caps only the sign of a score matters: all cut alike."""
+    parts = [part.normalised() for part in parts]
+    cut = (torch.stack([part.log for part in parts]).amax(0) - STEEPEST).clamp(min=0.0)
+    return [Scaled(part.value, part.log - cut) for part in parts]
 
 
 def _bent(c: Tensor, r: Scaled, h: Scaled, down: Tensor, across: Tensor) -> Scaled:
@@ -60,6 +60,7 @@ def _bent(c: Tensor, r: Scaled, h: Scaled, down: Tensor, across: Tensor) -> Scal
     exponent = down.abs() + across.abs() + middle.abs()
     for corner in corners:
         exponent = exponent - corner.abs()
+    exponent = exponent.clamp(max=0.0)  # but for rounding, it is
     largest = most(exponent)
     slope = -8 * sinh_share(down) * sinh_share(across) * torch.expm1(-2 * middle.abs())
     slope = torch.where(middle > 0, -slope, slope) * (exponent - spread(largest, exponent)).exp()

@@ -91,7 +91,7 @@ def scores(
         D = D + Scaled.plain(setting.bias.expand(len(zero), -1, -1, -1)).by_head()
     if arch.score_cap:
         constant = constant and Constant(constant.c * share, constant.rows * share)
-        ref, D = capped(constant, ref.normalised(), D.normalised(), arch.score_cap)
+        ref, D = capped(constant, ref, D, arch.score_cap)
     return Scores(ref, D.normalised())
 
 
