@@ -57,6 +57,16 @@ class Checkpoint:
     family: Family
     missing: tuple[str, ...]
     """Weights that the files did not have."""
+    original: Any = None
+    """The model as it was, where `model` is changed: adapters beside their matrices."""
+    notes: tuple[str, ...] = ()
+    """What was done to the model to read it."""
+
+    @property
+    def core(self) -> Any:
+        """What the network is held against: the model as it was, without heads for tasks."""
+        core = self.family.core(self.model if self.original is None else self.original)
+        return core if self.original is None else self.family.widen(core)
 
 
 def place(source: str, options: dict[str, Any]) -> Place:
@@ -75,22 +85,24 @@ def place(source: str, options: dict[str, Any]) -> Place:
         raise FileError(
             f"a model is loaded from a directory with config.json and its weights; {source} is a file"
         )
-    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+    files = ("config.json", "adapter_config.json")
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in files):
         raise FileError(
             f"a model directory must hold config.json and its weights; {source} has no config.json"
         )
     return Place(source, source, options)
 
 
-def read(found: Place, family: str | Family | None) -> Checkpoint:
-    """The model at a place, in float64 on the CPU, with the attention that transformers runs it with."""
+def read(found: Place, family: str | Family | None, named: str | None = None) -> Checkpoint:
+    """The model at a place, in float64 on the CPU, with the attention that transformers runs it with; by the
+    class of transformers that is `named`, if not by the family's own."""
     with quiet(), clear_errors(found):
         import transformers
 
         _refuse_too_large(found)
         config = _config(found, family)
         kind = family_of(config.model_type, family)
-        loader = getattr(transformers, kind.loader)
+        loader = getattr(transformers, named or kind.loader)
         model, report = loader.from_pretrained(
             found.where, config=config, dtype=torch.float64, attn_implementation="eager", weights_only=True,
             output_loading_info=True, ignore_mismatched_sizes=True, **found.options,
