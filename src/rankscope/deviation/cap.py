@@ -18,9 +18,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.scaled import STEEPEST, Scaled, spread
+from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.tails import most, sinh_share, tanh_change
 from rankscope.doubled import quotient
+
+
+MOST = 1e3
+"""Where tanh is one to every digit."""
 
 
 class Constant(NamedTuple):
@@ -34,23 +38,38 @@ def capped(constant: Constant | None, ref: Scaled, D: Scaled, cap: float) -> tup
     """(ref, D) of capped scores; without a `constant`, ref is zero and D all of the score."""
     batch, heads, n = ref.value.shape
     share = quotient(1.0, cap, ref.value)
-    c = ref.mapped(lambda t: t[..., :1] * 0.0) if constant is None else constant.c.mapped(lambda t: t[..., None])
+    c = (
+        ref.mapped(lambda t: t[..., :1] * 0.0)
+        if constant is None
+        else constant.c.mapped(lambda t: t[..., None])
+    )
     rows = ref.mapped(lambda t: t * 0.0) if constant is None else constant.rows
-    common, r, h, D = _within([_apart(part * share) for part in (c, rows, ref, D)])
+    parts = [_apart(part * share).normalised() for part in (c, rows, ref, D)]
+    cut = (torch.stack([part.log for part in parts]).amax(0) - STEEPEST).clamp(min=0.0)
+    common, r, h, D = (Scaled(part.value, part.log - cut) for part in parts)
     at, across, down = common.explicit()[..., None], h.explicit()[:, None], r.explicit()[..., None]
     new_ref = tanh_change(at.expand(-1, -1, n), across, Scaled(h.value[:, None], h.log))
     new_D = tanh_change(at + down + across, D.explicit(), D) + _bent(at, r, h, down, across)
+    if bool((beyond := cut > 0).any()):
+        straight = _straight(at, down, across, D.explicit(), cut)
+        new_ref, new_D = (
+            chosen(beyond, Scaled.plain(a), b) for a, b in zip(straight, (new_ref, new_D), strict=True)
+        )
     return tuple(  # type: ignore[return-value]
         Scaled(value.view(batch, heads, *value.shape[1:]), log.view(batch, heads)) * cap
         for value, log in ((new_ref.value[:, 0], new_ref.log), (new_D.value, new_D.log))
     )
 
 
-def _within(parts: list[Scaled]) -> list[Scaled]:
-    """Beyond e^600 caps only the sign of a score matters: all cut alike."""
-    parts = [part.normalised() for part in parts]
-    cut = (torch.stack([part.log for part in parts]).amax(0) - STEEPEST).clamp(min=0.0)
-    return [Scaled(part.value, part.log - cut) for part in parts]
+def _straight(at: Tensor, down: Tensor, across: Tensor, D: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
+    """(ref, D) as differences of tanh, where scores are beyond e^600 caps: e^-cut of each part is given."""
+    grow = spread(cut.clamp(max=STEEPEST).exp(), D)
+
+    def T(x: Tensor) -> Tensor:
+        return torch.tanh((x * grow).clamp(-MOST, MOST))
+
+    shared = T(at + across) - T(at)
+    return shared, T(at + down + across + D) - T(at + down) - shared
 
 
 def _bent(c: Tensor, r: Scaled, h: Scaled, down: Tensor, across: Tensor) -> Scaled:

@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from rankscope.errors import FileError, MissingExtraError, SourceError
-from rankscope.sources.checkpoint import Checkpoint, Place, clear_errors, first_line, place, quiet, read
+from rankscope.sources.checkpoint import Checkpoint, Place, clear_errors, first_line, place, quiet
 from rankscope.sources.families import Family
+from rankscope.sources.quantised import read_dequantised
 
 CONFIG = "adapter_config.json"
 LOADERS = {
@@ -66,7 +67,7 @@ def read_adapter(found: Place, family: str | Family | None) -> Checkpoint:
     with clear_errors(found):
         config = PeftConfig.from_pretrained(found.where)
         named = (config.auto_mapping or {}).get("base_model_class") or LOADERS.get(str(config.task_type))
-    checkpoint = read(base, family, named)
+    checkpoint = read_dequantised(base, family, named)
     with quiet(), clear_errors(found):
         adapted: Any = PeftModel.from_pretrained(checkpoint.model, found.where, autocast_adapter_dtype=False)
         stored, taken = load_peft_weights(found.where, device="cpu"), get_peft_model_state_dict(adapted)

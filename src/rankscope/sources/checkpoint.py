@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from rankscope.errors import FileError, MissingExtraError, SourceError, one_of
+from rankscope.errors import FileError, MissingExtraError, SourceError
 from rankscope.nets.room import FLOAT64, OBJECTS, machine_memory, size
-from rankscope.sources.families import FAMILIES, Family
+from rankscope.sources.families import Family
+from rankscope.sources.model_types import family_of
 from rankscope.sources.presets import PRESETS
 
 SIZES = (
@@ -101,6 +102,7 @@ def read(found: Place, family: str | Family | None, named: str | None = None) ->
 
         _refuse_too_large(found)
         config = _config(found, family)
+        notes = _to_be_dequantised(config)
         kind = family_of(config.model_type, family)
         loader = getattr(transformers, named or kind.loader)
         model, report = loader.from_pretrained(
@@ -113,14 +115,33 @@ def read(found: Place, family: str | Family | None, named: str | None = None) ->
         if core._supports_sdpa:
             core.set_attn_implementation("sdpa")
     _refuse_surplus(found, model, report["unexpected_keys"])
-    return Checkpoint(model.eval(), kind, tuple(sorted(report["missing_keys"])))
+    return Checkpoint(model.eval(), kind, tuple(sorted(report["missing_keys"])), notes=notes)
+
+
+def _to_be_dequantised(config: Any) -> tuple[str, ...]:
+    """What is to be said of a config whose weights transformers dequantises while it reads them."""
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    settings = getattr(config, "quantization_config", None) or {}
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
+    method = str(getattr(method, "value", method))
+    return (f"quantised weights ({method}) dequantised",) if method in AUTO_QUANTIZER_MAPPING else ()
 
 
 def _refuse_surplus(found: Place, model: Any, unexpected: Iterable[str]) -> None:
-    """Weights of more layers than the config asks for must not be left out in silence. What is named like no
-    part of the model, a head for some task, may be left out."""
+    """Weights of more layers than the config asks for must not be left out in silence, nor scales of
+    quantised ones. What is named like no part of the model, a head for some task, may be left out."""
     known = {re.sub(r"\d+", "#", name) for name in model.state_dict()}
     surplus = sorted(name for name in unexpected if re.sub(r"\d+", "#", name) in known)
+    beside = [
+        name for name in sorted(unexpected) if f"{name.rpartition('.')[0]}.weight" in model.state_dict()
+    ]
+    if beside:
+        raise SourceError(
+            f"the weights of {found.name} must be what its config says; {beside[0]} stands beside a matrix of "
+            "the model, which does not read it: quantised weights need the quantization_config that they "
+            "were written with"
+        )
     if surplus:
         raise SourceError(
             f"the weights of {found.name} must fit its config; {len(surplus)} are of layers that the config "
@@ -154,47 +175,6 @@ def tokenizer(found: Place) -> Any:
                 "encode, or load(..., tokenizer=)"
             ) from error
         return read
-
-
-def family_of(model_type: str | None, asked: str | Family | None = None) -> Family:
-    """The family of a model type, or the one asked for: one's own, or by name."""
-    if isinstance(asked, Family):
-        return asked
-    own = next((family for family in FAMILIES.values() if model_type in family.types), None)
-    if asked is None:
-        if own is None:
-            raise SourceError(_unknown(str(model_type)))
-        return own
-    if asked not in FAMILIES:
-        raise SourceError(one_of("family", asked, FAMILIES))
-    if own is not None and own.name != asked:
-        raise SourceError(
-            f"family is for a config that does not say its model type; this one says {model_type!r}, of "
-            f"family {own.name}, and {asked!r} was asked for: leave family out"
-        )
-    return FAMILIES[asked]
-
-
-RECURRENT = ("mamba", "rwkv", "xlstm")
-"""How the model types of recurrent models without attention begin or end."""
-CLOSE = 0.8
-"""The likeness, of at most one, from which on a name may be a slip of another."""
-
-
-def _unknown(model_type: str) -> str:
-    """The sentence for a model type of no family. One that transformers knows is no slip of another."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-    known = [kind for family in FAMILIES.values() for kind in family.types]
-    theirs = model_type in CONFIG_MAPPING_NAMES
-    near = [] if theirs else get_close_matches(model_type, known, n=1, cutoff=CLOSE)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
-    if model_type.rstrip("0123456789").endswith(RECURRENT):
-        hint = ", a recurrent model without attention"
-    return (
-        f"load maps model types {', '.join(known)}; this one is {model_type!r}{hint}: watch measures any model "
-        "as it is, and docs/models.md says how to add a family"
-    )
 
 
 def _config(found: Place, family: str | Family | None) -> Any:
@@ -264,6 +244,11 @@ def _sentence(found: Place, error: Exception) -> str:
     said, kind = first_line(error), type(error).__name__
     if kind == "SafetensorError" or isinstance(error, EOFError):
         return f"the weights of {found.name} are damaged or cut off ({said}): copy or download them again"
+    if isinstance(error, ImportError):
+        return (
+            f"{found.name} takes a package to read that is not here ({said}): install it, or load a copy whose "
+            "weights are not quantised"
+        )
     if kind == "UnpicklingError" or "weights_only" in str(error):
         return (
             f"the weights of {found.name} must be plain tensors; its .bin file holds other objects or is "

@@ -14,12 +14,14 @@ from rankscope.errors import RankscopeError, SourceError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.architecture import BIASES
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
-from rankscope.sources.checkpoint import Checkpoint, family_of, first_line, place, read
+from rankscope.sources.checkpoint import Checkpoint, first_line, place
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
 from rankscope.sources.loaded import Loaded
+from rankscope.sources.model_types import family_of
 from rankscope.sources.parity import check
+from rankscope.sources.quantised import dequantised, read_dequantised
 
 
 def load(
@@ -37,7 +39,8 @@ def load(
 ) -> Transformer:
     """The network of a model: `"minilm"`, a local directory, an id on the hub, or a model in memory.
 
-    An in-memory model is left as it is; adapters (peft) are merged on a copy, and `net.origin` says so.
+    An in-memory model is left as it is; adapters (peft) are merged and quantised weights
+    dequantised, on a copy, and `net.origin` says so.
     `family` names the family where a config does not say its model
     type, or is one of your own, a `sources.Family`.
     `revision`, `cache_dir`, `local_files_only` and `token` are as transformers has them; code that comes with
@@ -65,7 +68,7 @@ def load(
         given = {key: value for key, value in options.items() if value is not None}
         found = place(str(source), given)
         adapter = is_adapter(found)
-        checkpoint, name = (read_adapter if adapter else read)(found, family), found.name
+        checkpoint, name = (read_adapter if adapter else read_dequantised)(found, family), found.name
 
         def find() -> Any:
             own = not adapter or (Path(found.where) / "tokenizer_config.json").is_file()
@@ -115,7 +118,9 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
             "holds no numbers: load the model from its files"
         )
     kind = family_of(config.model_type, family)
-    return merged(Checkpoint(_copied(kind.core(model)).to("cpu", torch.float64).eval(), kind, ()))
+    opened, notes = dequantised(model)
+    core = _copied(kind.core(opened)).to("cpu", torch.float64).eval()
+    return merged(Checkpoint(core, kind, (), notes=notes))
 
 
 def _copied(core: nn.Module) -> Any:
