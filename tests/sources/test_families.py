@@ -33,6 +33,7 @@ OUTPUT = {
     "vit": "attention.o_proj",
     "dinov2": "attention.o_proj",
     "modernbert": "attn.Wo",
+    **dict.fromkeys(("clip_text", "clip_vision", "siglip_text", "siglip_vision"), "self_attn.out_proj"),
 }
 """Where each original projects its heads; XLNet does it without a module."""
 LENGTHS = (15, 11, 4)
@@ -49,7 +50,7 @@ def inputs_of(name: str, model: Any) -> tuple[dict[str, Tensor], Tensor]:
     generator = torch.Generator().manual_seed(11)
     if FAMILIES[name].sees:
         images = torch.randn(3, 3, 12, 12, generator=generator, dtype=torch.float64)
-        return {"pixel_values": images}, torch.zeros(3, 10, dtype=torch.bool)
+        return {"pixel_values": images}, torch.zeros(3, 9 + (name != "siglip_vision"), dtype=torch.bool)
     ids = torch.randint(3, 60, (3, max(LENGTHS)), generator=generator)
     padding = torch.arange(max(LENGTHS))[None] >= torch.tensor(LENGTHS)[:, None]
     ids = ids.masked_fill(padding, getattr(model.config, "pad_token_id", None) or 0)

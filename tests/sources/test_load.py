@@ -340,3 +340,20 @@ def test_an_unknown_model_type_gets_no_misleading_hint(copied: Path, model_type:
     """A type that transformers has is never taken for a slip of another."""
     configure(copied, model_type=model_type)
     refused(f"load maps model types bert, .*; this one is {said}", copied)
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
+def test_a_model_of_two_towers_is_loaded_as_one_of_them(kind: str, tmp_path: Path) -> None:
+    import transformers
+
+    name = kind.lower()
+    towers = {part: FAMILIES[f"{name}_{part}"].tiny() for part in ("text", "vision")}
+    configs = {f"{part}_config": next(iter(tiny.values())).to_dict() for part, tiny in towers.items()}
+    model: Any = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**configs))
+    model.save_pretrained(tmp_path)
+    for source in (model, tmp_path):
+        refused(f"a {name} model has two towers; name.*family='{name}_text' or '{name}_vision'", source)
+    for part in towers:
+        family = f"{name}_{part}"
+        net, own = load(model, family=family), load(getattr(model, f"{part}_model"))
+        assert same(net, own) and same(load(tmp_path, family=family), own)

@@ -34,6 +34,11 @@ def _unknown(model_type: str) -> str:
     """The sentence for a model type of no family. One that transformers knows is no slip of another."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+    towers = [name for name in FAMILIES if name in (f"{model_type}_text", f"{model_type}_vision")]
+    if towers:
+        return (
+            f"a {model_type} model has two towers; name the one to load, family={' or '.join(map(repr, towers))}"
+        )
     known = [kind for family in FAMILIES.values() for kind in family.types]
     theirs = model_type in CONFIG_MAPPING_NAMES
     near = [] if theirs else get_close_matches(model_type, known, n=1, cutoff=CLOSE)

@@ -2,6 +2,7 @@
 
 from rankscope.sources.families.albert import Albert
 from rankscope.sources.families.bert import Bert
+from rankscope.sources.families.clip import ClipText, ClipVision, SiglipText, SiglipVision
 from rankscope.sources.families.dinov2 import DinoV2
 from rankscope.sources.families.distilbert import DistilBert
 from rankscope.sources.families.family import Family
@@ -37,6 +38,10 @@ FAMILIES: dict[str, Family] = {
         ViT(),
         DinoV2(),
         ModernBert(),
+        ClipText(),
+        ClipVision(),
+        SiglipText(),
+        SiglipVision(),
     )
 }
 
