@@ -20,7 +20,8 @@ ROPE: tuple[dict[str, Any], ...] = (
     {"rope_type": "yarn", **SCALED, "original_max_position_embeddings": 8},
     {"rope_type": "yarn", **SCALED, "original_max_position_embeddings": 8, "attention_factor": 0.7},
     {"rope_type": "yarn", **SCALED, "original_max_position_embeddings": 8, "truncate": False},
-    {"rope_type": "yarn", **SCALED, "original_max_position_embeddings": 8, "mscale": 0.7, "mscale_all_dim": 0.3},
+    {"rope_type": "yarn", **SCALED, "original_max_position_embeddings": 8, "mscale": 0.7,
+     "mscale_all_dim": 0.3},
     {"rope_type": "llama3", **SCALED, "original_max_position_embeddings": 8, "low_freq_factor": 1.0,
      "high_freq_factor": 4.0},
     {"rope_type": "proportional", **SCALED},
@@ -108,7 +109,8 @@ INERT = {
         "drop_path_rate", "layerdrop", "use_mems_train",
     ),
     "when weights are drawn": (
-        "initializer_range", "initializer_factor", "init_std", "initializer_cutoff_factor", "layerscale_value",
+        "initializer_range", "initializer_factor", "init_std", "initializer_cutoff_factor",
+        "layerscale_value",
     ),
     "in a head for a task": (
         "classifier_dropout", "classifier_dropout_prob", "classifier_activation", "classifier_bias",

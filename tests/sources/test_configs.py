@@ -20,7 +20,7 @@ from tests.sources.configs import INERT, VALUES, altered, fields
 
 TINY = {(name, label): config for name, family in FAMILIES.items() for label, config in family.tiny().items()}
 CONFIGS = list(TINY)
-FIRST = list({type(TINY[case]): case for case in reversed(CONFIGS)}.values())
+FIRST = list({type(TINY[case]): case for case in reversed(CONFIGS)}.values())[::-1]
 """One config of every class."""
 
 
