@@ -145,7 +145,9 @@ def test_padded_and_unpadded_agree(name: str, label: str) -> None:
 def test_gradients_are_the_originals(name: str, label: str) -> None:
     """Of one and the same number of the last state, in the tokens that enter the first block."""
     model, net, inputs, padding = case(name, label)
-    family, entered, left = FAMILIES[name], [], []
+    family = FAMILIES[name]
+    entered: list[Tensor] = []
+    left: list[Any] = []
     core = family.core(model)
     blocks = family.blocks(core)
 

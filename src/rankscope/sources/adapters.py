@@ -94,7 +94,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
                 f"{getattr(config.peft_type, 'value', config.peft_type)}, which adds tokens: watch "
                 "measures it as it is"
             )
-    return model.get_base_model()  # type: ignore[operator, no-any-return]
+    return model.get_base_model()  # type: ignore[operator]
 
 
 def merged(checkpoint: Checkpoint) -> Checkpoint:
@@ -107,7 +107,7 @@ def merged(checkpoint: Checkpoint) -> Checkpoint:
 
     kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
     before = checkpoint.model
-    beside = [part for part in before.modules() if isinstance(part, kinds)]
+    beside: list[Any] = [part for part in before.modules() if isinstance(part, kinds)]
     if not beside:
         return checkpoint
     own = {id(weight) for part in beside for weight in part.parameters()}

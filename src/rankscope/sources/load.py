@@ -54,7 +54,8 @@ def load(
     (6, torch.Size([1, 8, 384]))
     """
     if isinstance(source, nn.Module):
-        checkpoint, name, details = in_memory(source, family), type(source).__name__, {}
+        checkpoint, name = in_memory(source, family), type(source).__name__
+        details: dict[str, Any] = {}
 
         def find() -> Any:
             raise SourceError(

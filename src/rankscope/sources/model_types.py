@@ -34,14 +34,14 @@ def family_of(model_type: str | None, asked: str | Family | None = None) -> Fami
 
 def _unknown(model_type: str) -> str:
     """The sentence for a model type of no family. One that transformers knows is no slip of another."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
 
     towers = [name for name in FAMILIES if name in (f"{model_type}_text", f"{model_type}_vision")]
     if towers:
         either = " or ".join(map(repr, towers))
         return f"a {model_type} model has two towers; name the one to load, family={either}"
     known = [kind for family in FAMILIES.values() for kind in family.types]
-    theirs = model_type in CONFIG_MAPPING_NAMES
+    theirs = model_type in CONFIG_MAPPING
     near = [] if theirs else get_close_matches(model_type, known, n=1, cutoff=CLOSE)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     if model_type.rstrip("0123456789").endswith(RECURRENT):

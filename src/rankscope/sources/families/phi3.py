@@ -34,7 +34,7 @@ class Phi3(Llama):
         """Queries, then keys, then values: of each kind so many heads."""
         found, fused = read(block, self.parts, arch), block.self_attn.qkv_proj
         heads = {"query": arch.heads, "key": arch.key_heads, "value": arch.key_heads}
-        parts = matrix(fused).split([number * arch.head_width for number in heads.values()], 1)
+        parts = matrix(fused).split([number * arch.head_width for number in heads.values()], 1)  # type: ignore[no-untyped-call]
         for (name, number), part in zip(heads.items(), parts, strict=True):
             found |= heads_in(name, Linear(part), number)
         return found
