@@ -38,6 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
     "bias positions, no biases": {"positions": "bias", "biases": False, "divisor": 1.0},
     "sigmoid": {"kernel": "sigmoid"},
     "linformer": {"kernel": "linformer:2", "positions": "absolute"},
+    "capped": {"score_cap": 0.5},
     "bare first layer": {"norm_place": "pre", "bare_layers": (0,)},
 }  # fmt: skip
 
