@@ -13,6 +13,7 @@ from rankscope.deviation.attention import (
     heads,
     mixed,
 )
+from rankscope.deviation.experts import mixture
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
 from rankscope.deviation.scaled import Scaled
@@ -36,6 +37,7 @@ class Deviation(Arithmetic):
     def __init__(self, arch: Architecture, setting: Setting) -> None:
         self.arch, self.setting = arch, setting
         self.memory: dict[str, Any] = {}
+        self.routed: dict[int, Tensor] = {}
 
     def norm(self, block: Block, name: str, state: State) -> State:
         """Each token, normalised (`norms.py`). What a branch adds is not tidy yet."""
@@ -75,8 +77,12 @@ class Deviation(Arithmetic):
         )
 
     def mlp(self, block: Block, state: State) -> State:
-        """What the MLP adds (`mlp.py`)."""
-        return mlp(self.arch, block.weights, state, self.touch)
+        """What the MLP adds (`mlp.py`), or a mixture of experts (`experts.py`)."""
+        if block.weights.experts is not None:
+            out, self.routed[block.index] = mixture(self.arch, block.weights.experts, state, self.touch)
+            return out
+        assert block.weights.mlp is not None
+        return mlp(self.arch, block.weights.mlp, state, self.touch)
 
     def touch(self, part: Scaled) -> Scaled:
         """What comes of a product with a matrix or of an activation, as it is."""

@@ -18,7 +18,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError, one_of
+from rankscope.errors import MetricError, WatchError, one_of
 from rankscope.live.blocks import Blocks, blocks_of
 from rankscope.live.call import Plan
 from rankscope.live.heads import projections
@@ -91,6 +91,12 @@ def planned(
             "them first"
         )
     chosen = chosen_metrics("watch", metrics)
+    for each in chosen:
+        if each.of == "routing":
+            raise MetricError(
+                f"{each.name} is read off the router of a canonical network; got it for a live model: load "
+                "the model, and measure it"
+            )
     kept = frozenset([keep] if isinstance(keep, str) else keep)
     for each in kept - {"states", "attention"}:
         raise WatchError(one_of("keep", each, ("states", "attention")))

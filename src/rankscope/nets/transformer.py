@@ -39,6 +39,8 @@ class Step(NamedTuple):
     state: Float[Tensor, "batch token width"]
     attention: Float[Tensor, "batch head token token"] | None
     heads: Float[Tensor, "batch token head head_width"] | None = None
+    routing: Float[Tensor, "batch token expert"] | None = None
+    """The weight of each expert for each token, of a layer that is a mixture of experts."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,15 +186,16 @@ class Transformer:
                 yield step
             else:
                 parts = order.restored(step.state), order.restored_square(step.attention)  # type: ignore[arg-type]
-                yield Step(step.layer, *parts, order.restored(step.heads))  # type: ignore[arg-type]
+                routing = None if step.routing is None else order.restored(step.routing)
+                yield Step(step.layer, *parts, order.restored(step.heads), routing)  # type: ignore[arg-type]
 
     def traversed(self, X: Tensor, real: Tensor, rules: Rules[Tensor]) -> Iterator[Step]:
         """Layers 1, 2, ... of prepared tokens by any rules on tensors; padding stays zero."""
         hidden = None if bool(real.all()) else ~real[..., None]
         for block in self.blocks:
-            X, P, heads = traverse(block, rules, X)
+            X, *rest = traverse(block, rules, X)
             X = X if hidden is None else X.masked_fill(hidden, 0.0)
-            yield Step(block.index + 1, X, P, heads)
+            yield Step(block.index + 1, X, *rest)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -223,7 +226,7 @@ class Transformer:
     def run(self, X: Tensor, padding: Tensor | None = None, *, attention: bool = False) -> Run:
         """The forward pass with all its states, and with all attention matrices when asked."""
         steps = [
-            step._replace(attention=step.attention if attention else None, heads=None)
+            step._replace(attention=step.attention if attention else None, heads=None, routing=None)
             for step in self.steps(X, padding)
         ]
         return Run(

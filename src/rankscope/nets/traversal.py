@@ -15,7 +15,7 @@ from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Branch, Half, order, speaking
 from rankscope.nets.parts import Part, Place
-from rankscope.nets.weights import Layer, Weights
+from rankscope.nets.weights import Layer, MLPWeights, Weights
 
 State = TypeVar("State")
 
@@ -33,6 +33,15 @@ class Block:
     def of(cls, arch: Architecture, index: int, weights: Layer) -> "Block":
         """Layer `index` of a network of this architecture."""
         return cls(arch, index, weights, order(arch, index))
+
+    @property
+    def mlp(self) -> MLPWeights:
+        """Its MLP; of a mixture, all experts side by side, which at the gates that it has on some tokens is
+        the mixture."""
+        if self.weights.experts is not None:
+            return self.weights.experts.side_by_side()
+        assert self.weights.mlp is not None
+        return self.weights.mlp
 
     @property
     def speaking(self) -> tuple[int, ...]:
@@ -78,12 +87,13 @@ class Rules(Protocol[State]):
 
 
 class Passed(NamedTuple):
-    """What a block gives: its tokens, and of its attention P and what the heads say (None where no rule went
-    through attention)."""
+    """What a block gives: its tokens, of its attention P and what the heads say (None where no rule went
+    through attention), and how a mixture of experts routed its tokens (None where there is none)."""
 
     state: Any
     weights: Any
     heads: Any
+    routing: Any = None
 
 
 def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
@@ -106,7 +116,9 @@ def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
             branches[branch.part] = out if branch.after is None else rules.norm(block, branch.after, out)
         state = rules.add(block, half, state, branches)
         state = state if half.after is None else rules.norm(block, half.after, state)
-    return Passed(changed("stream", block, rules, state, state), weights, heads)
+    routed: dict[int, Any] = getattr(rules, "routed", {})
+    state = changed("stream", block, rules, state, state)
+    return Passed(state, weights, heads, routed.pop(block.index, None))
 
 
 def changed(place: Place, block: Block, rules: Rules[Any], x: Any, inside: Any) -> Any:

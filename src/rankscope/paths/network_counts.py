@@ -45,8 +45,7 @@ class Counting(Arithmetic):
 
     def mlp(self, block: Block, counts: Counts) -> Counts:
         """Its two biases start here."""
-        w = block.weights.mlp
-        assert w is not None
+        w = block.mlp
         return _started(_started(counts, w.up.bias), w.down.bias)
 
     def add(self, block: Block, half: Half, counts: Counts, branches: dict[str, Counts]) -> Counts:

@@ -90,8 +90,8 @@ class FrozenRules(Arithmetic):
 
     def mlp(self, block: Block, terms: Terms) -> Terms:
         """The MLP branch, at the gates it had."""
-        w, gate, start = block.weights.mlp, self.layer(block).gate, terms.start
-        assert w is not None and gate is not None
+        w, gate, start = block.mlp, self.layer(block).gate, terms.start
+        assert gate is not None
         hidden = with_bias(terms.parts @ w.up.weight, start, w.up.bias).mul_(gate)
         return Terms(with_bias(hidden @ w.down.weight, start, w.down.bias), start)
 

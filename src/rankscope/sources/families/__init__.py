@@ -9,6 +9,7 @@ from rankscope.sources.families.gemma3 import Gemma3
 from rankscope.sources.families.gpt2 import GPT2
 from rankscope.sources.families.gpt_neox import GPTNeoX
 from rankscope.sources.families.llama import Llama
+from rankscope.sources.families.mixtral import Mixtral
 from rankscope.sources.families.modernbert import ModernBert
 from rankscope.sources.families.opt import OPT
 from rankscope.sources.families.roberta import Roberta
@@ -28,6 +29,7 @@ FAMILIES: dict[str, Family] = {
         OPT(),
         GPTNeoX(),
         Llama(),
+        Mixtral(),
         Gemma3(),
         T5(),
         ViT(),
