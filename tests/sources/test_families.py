@@ -26,6 +26,7 @@ OUTPUT = {
     "opt": "self_attn.out_proj",
     "gpt_neox": "attention.dense",
     "llama": "self_attn.o_proj",
+    "mixtral": "self_attn.o_proj",
     "gemma3": "self_attn.o_proj",
     "t5": "layer.0.SelfAttention.o",
     "vit": "attention.o_proj",

@@ -25,14 +25,15 @@ class Mixtral(Llama):
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
         arch = self.gated(config, norm_place="pre", query_norm=config.model_type == "qwen3_moe")
-        return arch.replace(mlp="experts", experts=self.experts(config))
+        experts = self.experts(config)
+        return arch if experts is None else arch.replace(mlp="experts", experts=experts)
 
     def mask(self, config: Any) -> str:
         """Only Qwen 2's code reads the kinds of layers."""
         return masks(config) if config.model_type == "qwen2_moe" else sliding(config)
 
-    def experts(self, config: Any) -> Experts:
-        """What the config says of them."""
+    def experts(self, config: Any) -> Experts | None:
+        """What the config says of them; None where every layer is dense."""
         fields: dict[str, Any] = {"number": config.num_experts, "chosen": config.num_experts_per_tok}
         if config.model_type == "mixtral":
             return Experts(**fields, width=config.intermediate_size, renormalised=True)
@@ -42,6 +43,8 @@ class Mixtral(Llama):
             for layer in range(config.num_hidden_layers)
             if layer in config.mlp_only_layers or not config.num_experts or (layer + 1) % step
         ]
+        if len(dense) == config.num_hidden_layers:
+            return None
         shared = config.model_type == "qwen2_moe"
         return Experts(
             **fields, width=config.moe_intermediate_size, renormalised=config.norm_topk_prob,

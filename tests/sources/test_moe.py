@@ -1,0 +1,71 @@
+"""Mixtures of experts against their originals."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope.paths import decompose
+from rankscope.profiles import measure
+from rankscope.sources import load
+from rankscope.sources.families import FAMILIES
+from rankscope.sources.parity import lifted
+from tests.sources.models import model_of
+from tests.sources.originals import WITHIN, agrees, padded
+
+LABELS = list(FAMILIES["mixtral"].tiny())
+
+
+@pytest.mark.parametrize("label", LABELS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_states_attention_and_gradients_are_the_originals(label: str, seed: int) -> None:
+    model: Any = model_of("mixtral", label, seed)
+    net = load(model)
+    for length, side in ((1, "right"), (5, "left"), (9, "right"), (17, "left")):
+        assert agrees(model, net, *padded(length, side, seed)) <= WITHIN
+
+
+@pytest.mark.parametrize("label", LABELS)
+@torch.no_grad()
+def test_routing_is_the_originals(label: str) -> None:
+    """Loads are counted from what the original's routers chose."""
+    model = model_of("mixtral", label)
+    net, (ids, padding) = load(model), padded(9, "right", 3)
+    chosen: list[torch.Tensor] = []
+    gates = [block.mlp.gate for block in model.layers if hasattr(block.mlp, "experts")]
+    handles = [gate.register_forward_hook(lambda _, args, out: chosen.append(out[2])) for gate in gates]
+    with lifted():
+        model(input_ids=ids, attention_mask=(~padding).long())
+    for handle in handles:
+        handle.remove()
+    found = measure(net, *net.encode(ids, padding=padding), "expert_load", "float64").curve("expert_load")
+    layers = [layer + 1 for layer in range(net.arch.layers) if net.arch.mixes(layer)]
+    assert len(layers) == len(chosen) > 0
+    for layer, index in zip(layers, chosen, strict=True):
+        for sample, real in enumerate(~padding):
+            picked = index.view(*ids.shape, -1)[sample, real].flatten().bincount()
+            assert float(found[sample, layer]) == pytest.approx(int(picked.max()) / int(real.sum()))
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_paths_add_up_with_routing_frozen(label: str) -> None:
+    net = load(model_of("mixtral", label))
+    d = decompose(net, *net.encode(*padded(6, "left", 2)[:1]))
+    assert d.closure < 1e-12 and d.by_length().closure < 1e-12
+
+
+@pytest.mark.parametrize("label", ["mixtral", "qwen 2"])
+def test_a_checkpoint_on_disk_is_the_model_in_memory(label: str, tmp_path: Path) -> None:
+    model: Any = model_of("mixtral", label)
+    model.save_pretrained(tmp_path)
+    assert load(tmp_path).fingerprint == load(model).fingerprint
+
+
+def test_a_mixture_without_experts_is_dense() -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeModel
+
+    fields: dict[str, Any] = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 2, "head_dim": 4,
+                              "num_attention_heads": 2, "num_key_value_heads": 2}  # fmt: skip
+    for without in ({"num_experts": 0}, {"mlp_only_layers": [0, 1]}, {"decoder_sparse_step": 3}):
+        assert load(Qwen3MoeModel(Qwen3MoeConfig(**fields, **without))).arch.mlp == "gated"
