@@ -195,13 +195,17 @@ class Network:
         def row(h: int, i: int) -> list[Any]:
             g = h // (arch.heads // arch.key_heads)
             seen = [j for j in range(n) if mask[i][j]]
-            scores = {j: self.score(index, here, h, i, j, q[h][i], k[g][j]) for j in seen}
+            scores = {j: self.capped(self.score(index, here, h, i, j, q[h][i], k[g][j])) for j in seen}
             top = max(scores.values())
             weights = {j: mp.exp(score - top) for j, score in scores.items()}
             total = mp.fsum(weights.values())
             return [weights.get(j, 0) / total for j in range(n)]
 
         return [[row(h, i) for i in range(n)] for h in range(arch.heads)]
+
+    def capped(self, score: Any) -> Any:
+        cap = mp.mpf(self.arch.score_cap)
+        return cap * mp.tanh(score / cap) if cap else score
 
     def scaled(self, name: str, parts: list[Rows]) -> list[Rows]:
         """Every query or key divided by its root mean square, times a gain."""

@@ -46,6 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
         "mlp": "experts", "mlp_skip": 0.0, "activation": "silu",
         "experts": Experts(number=3, chosen=1, width=3, shared_width=5, shared_gate=True),
     },
+    "capped": {"score_cap": 0.5},
     "bare first layer": {"norm_place": "pre", "bare_layers": (0,)},
 }  # fmt: skip
 

@@ -30,6 +30,19 @@ def met(found: Certificates) -> set[str]:
     return set(found.table.filter("met")["theorem"])
 
 
+# Scores
+
+
+def test_theorems_on_scores_of_tokens_are_refused_under_a_cap() -> None:
+    """They bound what differs between scores by W_QK; those that look at attention itself still hold."""
+    net, X = net_of(layers=2, **SAN), normal(1, 4, 4)
+    free, capped = certify(net, X), certify(net.variant(score_cap=0.2), X)
+    assert "the cap on scores (0: none): 0.2, must be = 0" in why(capped, "dong2021-2.3")
+    assert met(capped) < met(free) and "dobrushin" in met(capped) and capped.broken().is_empty()
+    gone = met(free) - met(capped)
+    assert {"dong2021-2.3"} <= gone and all("cap on scores" in why(capped, each) for each in gone)
+
+
 # gamma = 1
 
 

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rankscope.deviation.attention import deviations, heads
+from rankscope.deviation.cap import Constant, capped
 from rankscope.deviation.norms import Touch, normed
 from rankscope.deviation.scaled import STEEPEST, Scaled
 from rankscope.deviation.state import Real, State
@@ -60,11 +61,17 @@ def scores(
         k, dk = _normed(k, dk, w.key_norm, state.real, arch.norm_eps, rounding)
     ref = Scaled.plain(zero).by_head()  # zeros do not set the scale
     if arch.kernel == "gaussian":
-        # -|k_j|^2 / 2 is the same in every row.
-        ref = ref + Scaled(-(dk.value @ k.value[..., None])[..., 0], dk.log + k.log)
-        ref = ref + Scaled(-dk.value.square().sum(-1) / 2, 2 * dk.log)
+        # -|k_j|^2 / 2 is the same in every row; rotations keep lengths, but for their scale.
+        long, dlong = (part.mapped(lambda t: _stretched(arch, index, t)) for part in (k, dk))
+        ref = ref + Scaled(-(dlong.value @ long.value[..., None])[..., 0], dlong.log + long.log)
+        ref = ref + Scaled(-dlong.value.square().sum(-1) / 2, 2 * dlong.log)
     content = q if w.content_bias is None else q + Scaled.plain(w.content_bias.expand_as(q.value)).by_head()
+    constant = None
     if not setting.rotary:
+        constant = Constant(
+            Scaled((content.value * k.value).sum(-1), content.log + k.log),
+            Scaled((dq.value @ k.value[..., None])[..., 0], dq.log + k.log),
+        )
         ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
         D = Scaled(dq.value @ dk.value.mT, dq.log + dk.log)
     else:
@@ -82,7 +89,16 @@ def scores(
     D, ref = D * share, ref * share
     if setting.bias is not None:
         D = D + Scaled.plain(setting.bias.expand(len(zero), -1, -1, -1)).by_head()
+    if arch.score_cap:
+        constant = constant and Constant(constant.c * share, constant.rows * share)
+        ref, D = capped(constant, ref, D, arch.score_cap)
     return Scores(ref, D.normalised())
+
+
+def _stretched(arch: Architecture, index: int, t: Tensor) -> Tensor:
+    """As long as after rotation."""
+    scale, width = arch.rotary_scale_of(index), arch.rotary_width
+    return t if scale == 1.0 else torch.cat([t[..., :width] * scale, t[..., width:]], -1)
 
 
 def _normed(

@@ -34,8 +34,12 @@ DEEPEST = 10**6
 """Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen."""
 
 
-LISTED = ("kept_heads", "biases", "mask", "rotary_frequencies", "bare_layers", "parts", "experts")
+LISTED = (
+    "kept_heads", "biases", "mask", "rotary_frequencies", "rotary_scales", "bare_layers", "parts", "experts",
+)  # fmt: skip
 """Fields that hold more than one number or word."""
+CAPPED = ("softmax", "sigmoid", "uniform")
+"""Kernels under which scores can be capped."""
 OWN: dict[str, type] = {"kernel": Kernel, "mask": Mask, "norm": Norm}
 """Fields that take an object of one's own in the place of a name."""
 
@@ -60,6 +64,8 @@ class Architecture:
     """softmax, gaussian, uniform, sigmoid, linear, linformer:k, or a `Kernel` (see `kernels.py`)."""
     divisor: float = 0.0
     """Scores are divided by it: the temperature. 0: sqrt(head_width)."""
+    score_cap: float = 0.0
+    """Scores s, positions and all, become `cap tanh(s / cap)` (Gemma 2). 0: they stay as they are."""
     mask: str | Mask = "complete"
     """Who attends to whom (see `masks.py`). Masks given by layer are joined by `;` and repeat."""
     kept_heads: tuple[tuple[int, ...], ...] | None = None
@@ -76,6 +82,12 @@ class Architecture:
     rotary_frequencies: tuple[tuple[float, ...], ...] = ()
     """The angle per position of each rotated pair, by layer; given by layer they repeat, as masks do.
     Empty: `rotary_base^(-2k / rotated width)` in every layer."""
+    rotary_scales: tuple[float, ...] = ()
+    """What rotated entries of queries and keys are multiplied by (yarn, longrope), by layer, repeating.
+    Empty: 1."""
+    rotary_reach: int = 0
+    """The most tokens for which the angles are right, where they follow the length of the input (dynamic,
+    longrope). 0: any number."""
     query_norm: bool = False
     """Every query and key goes through an RMSNorm of its own before positions (Qwen 3, Gemma 3). It belongs
     to the scores: a variant without norms keeps it."""
@@ -160,7 +172,7 @@ class Architecture:
             )
         put(self, "biases", tuple(biases) if not isinstance(biases, bool) else BIASES if biases else ())
         put(self, "mask", self.mask if isinstance(self.mask, Mask) else mask_spec(self.mask))
-        for name in ("kept_heads", "rotary_frequencies", "bare_layers", "parts"):
+        for name in ("kept_heads", "rotary_frequencies", "rotary_scales", "bare_layers", "parts"):
             value = _frozen(getattr(self, name))
             if not isinstance(value, tuple) and (name != "kept_heads" or value is not None):
                 raise ArchitectureError(f"{name} must be a tuple; got {value!r}")
@@ -200,6 +212,7 @@ class Architecture:
                 f"a parallel block has one skip, attention_skip; got mlp_skip {self.mlp_skip}"
             )
         self._check_positions()
+        self._check_cap()
         self._check_linformer()
         self._check_kept_heads()
         self._check_bare_layers()
@@ -222,12 +235,27 @@ class Architecture:
                 )
             if not all(isinstance(number, int | float) and math.isfinite(number) for number in frequencies):
                 raise ArchitectureError(f"rotary_frequencies must be finite numbers; got {frequencies!r}")
+        if not all(type(scale) in (int, float) and 0 < scale < math.inf for scale in self.rotary_scales):
+            raise ArchitectureError(f"rotary_scales must be finite numbers > 0; got {self.rotary_scales!r}")
+        if self.rotary_reach < 0:
+            raise ArchitectureError(f"rotary_reach must be a number of tokens >= 0; got {self.rotary_reach}")
         if self.positions == "relative" and self.width % 2:
             raise ArchitectureError(f"relative positions need an even width; got {self.width}")
         if self.kernel == "linear" and self.positions in ("relative", "bias", "alibi"):
             raise ArchitectureError(
                 f"kernel 'linear' has no scores to add {self.positions} positions to: "
                 "use none, absolute or rotary"
+            )
+
+    def _check_cap(self) -> None:
+        if not 0 <= self.score_cap < math.inf:
+            raise ArchitectureError(
+                f"score_cap must be a finite number > 0, or 0 for none; got {self.score_cap!r}"
+            )
+        if self.score_cap and self.kernel not in CAPPED:
+            raise ArchitectureError(
+                f"scores can be capped under kernel {', '.join(CAPPED)}; got {self.kernel!r}: take the cap "
+                "out, score_cap=0"
             )
 
     def _check_linformer(self) -> None:
@@ -356,6 +384,12 @@ class Architecture:
         """k of `linformer:k`; None for every other kernel."""
         name, _, rank = self.kernel.partition(":") if isinstance(self.kernel, str) else ("", "", "")
         return int(rank) if name == "linformer" else None
+
+    def rotary_scale_of(self, layer: int) -> float:
+        """What rotated entries are multiplied by in a layer (0-based); 1 where nothing is rotated."""
+        if self.positions != "rotary" or not self.rotary_scales:
+            return 1.0
+        return self.rotary_scales[layer % len(self.rotary_scales)]
 
     def mask_of(self, layer: int) -> str | Mask:
         """The mask of a layer (0-based): by-layer masks repeat."""

@@ -59,7 +59,8 @@ class Plain(Arithmetic):
         if w.content_bias is not None:
             q = q + w.content_bias[:, None]
         mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
-        context = KernelContext(setting.visible[arch.mask_of(block.index)], added, arch.divisor, mixing)
+        visible = setting.visible[arch.mask_of(block.index)]
+        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing)
         return kernel_of(arch.kernel).weights(q, k, context)
 
     def through(self, X: Tensor, linear: Linear) -> Tensor:

@@ -249,6 +249,11 @@ class Transformer:
         limited = self.arch.positions == "absolute" or self.arch.linformer_rank is not None
         if limited and X.shape[1] > self.arch.length:
             raise TokensError(f"this network takes at most {self.arch.length} tokens; received {X.shape[1]}")
+        if 0 < self.arch.rotary_reach < X.shape[1]:
+            raise TokensError(
+                f"the rotary angles of this network are those of up to {self.arch.rotary_reach} tokens; "
+                f"received {X.shape[1]}: the original turns longer inputs by other angles, watch measures it"
+            )
         return real_tokens(X.shape[:-1], padding, X.device)
 
     def variant(
@@ -261,6 +266,7 @@ class Transformer:
         norm: bool = True,
         mask: MaskLike | None = None,
         divisor: float | None = None,
+        score_cap: float | None = None,
         kernel: str | Kernel | None = None,
         activation: str | None = None,
         heads: Heads | None = None,
@@ -270,7 +276,7 @@ class Transformer:
 
         skip, attention_skip, mlp_skip: a weight; False or 0 takes the skip out, True is 1.
         mlp=False: without the MLP, its skip and its norm. norm=False: without any norm.
-        mask, divisor, kernel, activation: as in `Architecture`.
+        mask, divisor, score_cap, kernel, activation: as in `Architecture`.
         heads: the heads that speak, in every layer or by layer {3: [0, 5]}.
         layers: a depth (12 layers repeated to 128), or the layers to apply, in order ([0] * 300). A mask or
         heads named along with it describe the new depth.
@@ -279,7 +285,7 @@ class Transformer:
         arch = with_changes(
             self.arch if layers is None else with_layers(self.arch, chosen),
             skip=skip, attention_skip=attention_skip, mlp_skip=mlp_skip, mlp=mlp, norm=norm, mask=mask,
-            divisor=divisor, kernel=kernel, activation=activation, heads=heads,
+            divisor=divisor, score_cap=score_cap, kernel=kernel, activation=activation, heads=heads,
         )  # fmt: skip
         stored = tuple(self.weights.layers[index] for index in chosen)
         return replace(self, arch=arch, weights=replace(self.weights, layers=stored))

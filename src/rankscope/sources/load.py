@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +13,15 @@ from torch import Tensor, nn
 from rankscope.errors import RankscopeError, SourceError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.architecture import BIASES
-from rankscope.sources.checkpoint import Checkpoint, family_of, first_line, place, read
+from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
+from rankscope.sources.checkpoint import Checkpoint, first_line, place
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
 from rankscope.sources.loaded import Loaded
+from rankscope.sources.model_types import family_of
 from rankscope.sources.parity import check
+from rankscope.sources.quantised import dequantised, read_dequantised
 
 
 def load(
@@ -35,7 +39,9 @@ def load(
 ) -> Transformer:
     """The network of a model: `"minilm"`, a local directory, an id on the hub, or a model in memory.
 
-    An in-memory model is left as it is. `family` names the family where a config does not say its model
+    An in-memory model is left as it is; adapters (peft) are merged and quantised weights
+    dequantised, on a copy, and `net.origin` says so.
+    `family` names the family where a config does not say its model
     type, or is one of your own, a `sources.Family`.
     `revision`, `cache_dir`, `local_files_only` and `token` are as transformers has them; code that comes with
     a checkpoint runs only with `remote_code=True`.
@@ -61,10 +67,12 @@ def load(
                    "token": token, "trust_remote_code": remote_code}  # fmt: skip
         given = {key: value for key, value in options.items() if value is not None}
         found = place(str(source), given)
-        checkpoint, name = read(found, family), found.name
+        adapter = is_adapter(found)
+        checkpoint, name = (read_adapter if adapter else read_dequantised)(found, family), found.name
 
         def find() -> Any:
-            return read_tokenizer(found)
+            own = not adapter or (Path(found.where) / "tokenizer_config.json").is_file()
+            return read_tokenizer(found if own else base_of(found))
 
         details = {} if revision is None or found.local else {"revision": revision}
     else:
@@ -76,18 +84,21 @@ def load(
         raise SourceError(f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}")
     with built_as(checkpoint.family, name):
         net, embedding = canonical(checkpoint, name)
-        core = checkpoint.family.core(checkpoint.model)
+        core = checkpoint.core
         parity = check(net, checkpoint.family, core, embedding, name)
     details["model_type"] = core.config.model_type
     if tokenizer is not None:
         find = lambda: tokenizer  # noqa: E731
     weights = "given" if isinstance(source, nn.Module) else "trained"
+    if checkpoint.notes:
+        details["notes"] = list(checkpoint.notes)
     origin = Loaded(name, checkpoint.family.name, embedding, parity, find, weights, details)
     return replace(net, origin=origin).to(dtype, device)
 
 
 def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoint:
     """A copy in float64: the user's model is never touched."""
+    model = unwrapped(model)
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
         raise SourceError(
@@ -107,7 +118,9 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
             "holds no numbers: load the model from its files"
         )
     kind = family_of(config.model_type, family)
-    return Checkpoint(_copied(kind.core(model)).to("cpu", torch.float64).eval(), kind, ())
+    opened, notes = dequantised(model)
+    core = _copied(kind.core(opened)).to("cpu", torch.float64).eval()
+    return merged(Checkpoint(core, kind, (), notes=notes))
 
 
 def _copied(core: nn.Module) -> Any:

@@ -213,7 +213,9 @@ def _theory(
 
     found = crossing(lambda weight: fmean(each.rate for each in exponents(weight)))
     arch = net.arch
-    scores_bounded = arch.norm != "none" or arch.query_norm or arch.kernel == "uniform"
+    scores_bounded = bool(
+        arch.norm != "none" or arch.query_norm or arch.score_cap or arch.kernel == "uniform"
+    )
     rows_alike = all(bool((nu == 0).all()) for nu in modes.values())
     if found.weight is None or scores_bounded or rows_alike:
         return found

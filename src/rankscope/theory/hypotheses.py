@@ -105,6 +105,7 @@ def token_scores(arch: Architecture) -> list[Hypothesis]:
             0,
         ),
         equal("norms of queries and keys", arch.query_norm, 0),
+        equal("the cap on scores (0: none)", arch.score_cap, 0),
     ]
 
 
