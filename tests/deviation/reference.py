@@ -176,9 +176,14 @@ class Network:
             self.tensors[f"{name}.weight"],
             self.tensors.get(f"{name}.bias"),
         )
-        parts = [
-            times(times(P, v[h // group]), output[h]) for h, P in enumerate(self.matrices(index, here, X))
-        ]
+        said = [times(P, v[h // group]) for h, P in enumerate(self.matrices(index, here, X))]
+        if self.arch.head_gate:
+            gates = self.heads(here, "gate", X)
+            said = [
+                [[u * sigmoid(g) for u, g in zip(*rows, strict=True)] for rows in zip(*pair, strict=True)]
+                for pair in zip(said, gates, strict=True)
+            ]
+        parts = [times(each, output[h]) for h, each in enumerate(said)]
         return [
             [mp.fsum(part[i][j] for part in parts) + (bias[j] if bias else 0) for j in range(self.arch.width)]
             for i in range(len(X))

@@ -93,7 +93,13 @@ class Enumeration:
     def head(self, layer: int, h: int, Z: Array) -> Array:
         g = h // (self.arch.heads // self.arch.key_heads)
         V = Z @ self.weight(layer, "attention.value")[:, g] + self.bias(layer, "attention.value", g)
-        return self.P[layer][h] @ V @ self.weight(layer, "attention.output")[h]
+        said = self.P[layer][h] @ V
+        if self.arch.head_gate:
+            if self.biases == EVERY:
+                z = Z @ self.weight(layer, "attention.gate")[:, h] + self.bias(layer, "attention.gate", h)
+                self.measured[layer, f"head {h}"] = 1 / (1 + np.exp(-z))
+            said = said * self.measured[layer, f"head {h}"]
+        return said @ self.weight(layer, "attention.output")[h]
 
     def mlp(self, layer: int, Y: Array) -> Array:
         place, act = self.arch.norm_place, ACTIVATIONS[self.arch.activation]

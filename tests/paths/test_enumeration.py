@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
         "experts": Experts(number=3, chosen=1, width=3, shared_width=5, shared_gate=True),
     },
     "capped": {"score_cap": 0.5},
+    "gated heads": {"norm_place": "pre", "head_gate": True, "key_heads": 1},
     "bare first layer": {"norm_place": "pre", "bare_layers": (0,)},
 }  # fmt: skip
 

@@ -226,6 +226,7 @@ ASKED: list[tuple[dict[str, Any], str, str]] = [
     ({"positions": "rotary", **SAN}, "oscillation", "where tokens stand"),
     ({**SAN, "mlp": "gated"}, "dong2021-3.2", "MLPs that are gated"),
     ({**SAN, "mlp": "experts", "experts": MIXED}, "dobrushin", "not the theorem's (a mixture of experts): 1"),
+    ({**SAN, "head_gate": True}, "attention-factors", "not the theorem's (gates on heads): 1"),
     ({}, "dong2021-2.3", "norms in a layer"),
     ({}, "untouched", "norms after a skip's sum"),
     ({"norm_place": "sandwich"}, "untouched", "norms after a branch"),

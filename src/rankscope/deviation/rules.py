@@ -14,6 +14,7 @@ from rankscope.deviation.attention import (
     mixed,
 )
 from rankscope.deviation.experts import mixture
+from rankscope.deviation.gates import gated
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
 from rankscope.deviation.scaled import Scaled
@@ -65,6 +66,13 @@ class Deviation(Arithmetic):
     def mix(self, block: Block, P: Attention, values: Values) -> Spoken:
         """What each head says."""
         return mixed(self.arch, self.speaking(block), block.weights.attention.output.weight, P, values)
+
+    def gate(self, block: Block, spoken: Spoken, state: State) -> Spoken:
+        """What each head says, times its gate (`gates.py`)."""
+        w = block.weights.attention.gate
+        assert w is not None
+        z, d = self.touch(heads(state.x, w, self.arch)), self.touch(deviations(state.R, w, self.arch))
+        return gated(spoken, z, d)
 
     def output(self, block: Block, spoken: Spoken) -> State:
         """What heads add: their common values and deviations through the output projection."""

@@ -91,6 +91,9 @@ class Architecture:
     query_norm: bool = False
     """Every query and key goes through an RMSNorm of its own before positions (Qwen 3, Gemma 3). It belongs
     to the scores: a variant without norms keeps it."""
+    head_gate: bool = False
+    """What each head says is multiplied, entry by entry, by a sigmoid of the token that it says it to
+    (Qwen3-Next)."""
     bias_buckets: int = 32
     bias_reach: int = 128
     """Distance from which the `bias` positions share one bucket (T5)."""
@@ -365,6 +368,7 @@ class Architecture:
         ]
         said += [f"no {word}" for word, kind in (("MLP", self.mlp), ("norm", self.norm)) if kind == "none"]
         said += [] if self.kept_heads is None else ["some heads silent"]
+        said += ["gated heads"] if self.head_gate else []
         if self.mask != "complete":
             mask = spec_of(self.mask) if isinstance(self.mask, Mask) else self.mask
             said.append(f"mask {mask if len(mask) <= 40 else mask[:39] + '…'}")

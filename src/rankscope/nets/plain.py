@@ -83,6 +83,16 @@ class Plain(Arithmetic):
             heads = heads * speaks
         return heads.transpose(1, 2)  # [batch, token, head, head_width]
 
+    def gate(self, block: Block, spoken: Spoken, X: Tokens) -> Spoken:
+        """`(P_h V_h) * sigmoid(X W_G + b_G)`, entry by entry."""
+        return spoken * self.opened(block, X)
+
+    def opened(self, block: Block, X: Tokens) -> Spoken:
+        """How far the gate of each entry of each head is open."""
+        gate = block.weights.attention.gate
+        assert gate is not None
+        return self.heads(X, gate).sigmoid().transpose(1, 2)
+
     def output(self, block: Block, spoken: Spoken) -> Tokens:
         """`sum_h P_h X W_h + 1 b^T` (Dong et al. 2021, section 2)."""
         w = block.weights.attention.output

@@ -3,7 +3,8 @@
 An arithmetic is a set of **rules**: what a norm, attention, an MLP and a sum do to its kind of state (a
 tensor, a deviation with its scale, terms of paths, a count, a bound). `traverse` takes a state through a
 block and asks the rules at every part; it knows none of them, and they do not know the order. Attention has
-four rules: `values`, `weights` (the matrix P), `mix` (P V of every head) and `output` (what heads add).
+five rules: `values`, `weights` (the matrix P), `mix` (P V of every head), `gate` (where heads have gates)
+and `output` (what heads add).
 
 A part of one's own (`parts.py`) stands at a named place of the traversal and brings a rule per arithmetic.
 """
@@ -73,6 +74,9 @@ class Rules(Protocol[State]):
     def mix(self, block: Block, weights: Any, values: Any) -> Any:
         """What each head says."""
 
+    def gate(self, block: Block, heads: Any, state: State) -> Any:
+        """What each head says, times its gate; asked where an architecture has a `head_gate`."""
+
     def output(self, block: Block, heads: Any) -> State:
         """What heads add to the stream."""
 
@@ -108,7 +112,9 @@ def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
             if branch.part == "attention":
                 values = changed("values", block, rules, rules.values(block, inside), inside)
                 weights = changed("weights", block, rules, rules.weights(block, inside), inside)
-                heads = changed("heads", block, rules, rules.mix(block, weights, values), inside)
+                heads = rules.mix(block, weights, values)
+                heads = rules.gate(block, heads, inside) if block.arch.head_gate else heads
+                heads = changed("heads", block, rules, heads, inside)
                 out = rules.output(block, heads)
             else:
                 out = rules.mlp(block, inside)

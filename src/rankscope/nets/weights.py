@@ -37,6 +37,8 @@ class Attention:
     key: Linear  # [width, key_head, head_width]
     value: Linear  # [width, key_head, head_width]
     output: Linear  # [head, head_width, width]
+    gate: Linear | None = None  # [width, head, head_width]
+    """Of what heads say (architecture's `head_gate`)."""
     query_norm: NormWeights = UNWEIGHTED
     """Of each query, before positions (architecture's `query_norm`)."""
     key_norm: NormWeights = UNWEIGHTED
@@ -130,6 +132,8 @@ def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
         **_linear("attention.value", (d, g, c), (g, c), arch.has_bias("value")),
         **_linear("attention.output", (h, c, d), (d,), arch.has_bias("output")),
     }
+    if arch.head_gate:
+        shapes |= _linear("attention.gate", (d, h, c), (h, c), arch.has_bias("query"))
     if arch.query_norm:
         shapes |= {"attention.query_norm.gain": (c,), "attention.key_norm.gain": (c,)}
     if arch.positions == "relative":

@@ -64,6 +64,8 @@ class FrozenLayer:
     norms: dict[str, FrozenNorm] = field(default_factory=dict)
     """By their names in the weights."""
     gate: Float[Tensor, "batch token mlp_width"] | None = None
+    head_gate: Float[Tensor, "batch head token head_width"] | None = None
+    """How far the gates on what heads say were open."""
 
     @property
     def ways(self) -> tuple[int | None, ...]:
@@ -127,6 +129,11 @@ class _Freezing(Plain):
     def mix(self, block: Block, P: Square, V: Heads) -> Spoken:
         self.layer(block).P = P
         return super().mix(block, P, V)
+
+    def opened(self, block: Block, X: Tokens) -> Spoken:
+        found = super().opened(block, X)
+        self.layer(block).head_gate = found.transpose(1, 2)
+        return found
 
     def mlp(self, block: Block, X: Tokens) -> Tokens:
         w, act = block.mlp, ACTIVATIONS[self.arch.activation]

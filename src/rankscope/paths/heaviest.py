@@ -193,6 +193,10 @@ class _Gain(Arithmetic):
         """Left to `output`."""
         return gain
 
+    def gate(self, block: Block, gain: Tensor, inside: Tensor) -> Tensor:
+        """Open by at most one."""
+        return gain
+
     def output(self, block: Block, gain: Tensor) -> Tensor:
         """The largest of all heads."""
         gains = [self._head(block, head) for head in block.speaking]

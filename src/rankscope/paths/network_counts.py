@@ -39,6 +39,10 @@ class Counting(Arithmetic):
         heads = len(block.speaking)
         return Counts(*([0, *(heads * number for number in known)] for known in counts))
 
+    def gate(self, block: Block, counts: Counts, inside: Counts) -> Counts:
+        """A gate on what heads say is passed with them."""
+        return counts
+
     def output(self, block: Block, counts: Counts) -> Counts:
         """The output bias starts here, past the heads."""
         return _started(counts, block.weights.attention.output.bias)

@@ -115,7 +115,8 @@ def critical_skip(
     crossing = partial(_crossing, low=low, high=high, tolerance=tolerance, layers=net.arch.layers)
     measured = crossing(lambda weight: _measured(net, X, padding, metric, weight))
     theory = _theory(net, X, padding, metric, crossing)
-    elementary = net.arch.norm == "none" and net.arch.mlp == "none" and metric == "mu"
+    bare = net.arch.norm == "none" and net.arch.mlp == "none" and not net.arch.head_gate
+    elementary = bare and metric == "mu"
     return CriticalSkip(
         weight=measured.weight,
         rate_low=measured.points[0][1],

@@ -88,8 +88,10 @@ def skips(arch: Architecture) -> list[float]:
 
 
 def no_parts(arch: Architecture) -> list[Hypothesis]:
-    """Of parts of one's own, and of mixtures of experts, no theorem here knows anything."""
-    names = [part.name for part in arch.parts] + (["a mixture of experts"] if arch.mlp == "experts" else [])
+    """Of parts of one's own, and of mixtures of experts and gates on heads, no theorem here knows anything."""
+    names = [part.name for part in arch.parts]
+    names += ["a mixture of experts"] if arch.mlp == "experts" else []
+    names += ["gates on heads"] if arch.head_gate else []
     said = f"parts that are not the theorem's ({', '.join(names)})"
     return [equal(said, len(names), 0)] if names else []
 

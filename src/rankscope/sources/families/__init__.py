@@ -15,6 +15,7 @@ from rankscope.sources.families.mixtral import Mixtral
 from rankscope.sources.families.modernbert import ModernBert
 from rankscope.sources.families.opt import OPT
 from rankscope.sources.families.phi3 import Phi3
+from rankscope.sources.families.qwen3_next import Qwen3Next
 from rankscope.sources.families.roberta import Roberta
 from rankscope.sources.families.t5 import T5
 from rankscope.sources.families.vit import ViT
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Family] = {
         GPTNeoX(),
         Llama(),
         Mixtral(),
+        Qwen3Next(),
         Phi3(),
         Gemma2(),
         Gemma3(),

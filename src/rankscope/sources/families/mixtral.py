@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture, Experts
 from rankscope.sources.families.family import SMALL_TEXT, Tensors, read
-from rankscope.sources.families.llama import QUERY_NORMS, Llama
+from rankscope.sources.families.llama import NO_TOKENS, QUERY_NORMS, Llama
 from rankscope.sources.families.rotary import masks, sliding
 
 DENSE = ("mlp.gate", "mlp.up", "mlp.down")
@@ -45,7 +45,7 @@ class Mixtral(Llama):
         ]
         if len(dense) == config.num_hidden_layers:
             return None
-        shared = config.model_type == "qwen2_moe"
+        shared = hasattr(config, "shared_expert_intermediate_size")
         return Experts(
             **fields, width=config.moe_intermediate_size, renormalised=config.norm_topk_prob,
             shared_width=config.shared_expert_intermediate_size if shared else 0, shared_gate=shared,
@@ -79,8 +79,7 @@ class Mixtral(Llama):
         weights."""
         from transformers import MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
-        tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-        small: dict[str, Any] = {**SMALL_TEXT, **tokens, "num_key_value_heads": 2, "intermediate_size": 24}
+        small: dict[str, Any] = {**SMALL_TEXT, **NO_TOKENS, "num_key_value_heads": 2, "intermediate_size": 24}
         few: dict[str, Any] = {**small, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
         return {
             "mixtral": MixtralConfig(**small, num_local_experts=4),
