@@ -5,14 +5,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError, TokensError
+from rankscope.files import writable_folder
 from rankscope.metrics.tokens import real_tokens
+from rankscope.nets import saved
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.changes import Heads, chosen_layers, with_changes, with_layers
 from rankscope.nets.initial import random_tensors
@@ -126,6 +129,26 @@ class Transformer:
             return self
         moved = converted(self.weights, lambda tensor: tensor.to(device=device, dtype=dtype))
         return replace(self, weights=moved)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write it, a variant too, into a folder that `rankscope.load` reads back bit for bit: weights,
+        architecture, and where it came from a model, its embedding and tokenizer."""
+        keep = getattr(self.origin, "save", None)
+        writable_folder(folder)
+        about = {"fingerprint": self.fingerprint, "origin": None if keep is None else keep(Path(folder))}
+        return saved.write(folder, self.arch, self.state(), about)
+
+    def to_hf(self, config: Any = None) -> Any:
+        """A model of transformers, without a head for a task, that computes what this network does; its own
+        `save_pretrained` writes it. `config` is that of the model the network came from, if left out. What
+        the family has no config for, as a variant without skips, is refused."""
+        export = getattr(self.origin, "to_hf", None)
+        if export is None:
+            raise ArchitectureError(
+                "a model of transformers has an embedding, which a network that was not loaded lacks: load "
+                "gives networks that have one; net.save(folder) writes this one as it is"
+            )
+        return export(self, config)
 
     @cached_property
     def fingerprint(self) -> str:
