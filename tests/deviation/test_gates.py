@@ -45,4 +45,4 @@ def test_a_sigmoids_change_at_every_size() -> None:
 def test_doubled_precision_confirms_gated_heads() -> None:
     arch = Architecture(**SMALL, norm="rms", norm_place="pre", head_gate=True, attention_skip=0.0)
     found = measure(awake(arch), normal(1, 4, 4), metrics=["mu", "head_mu"], confirm=True)
-    assert found.table["digits"].min() > 12 and not found.table["below_floor"].any()
+    assert float(found.table["digits"].to_torch().min()) > 12 and not found.table["below_floor"].any()

@@ -293,7 +293,7 @@ def test_an_mlp_far_out_in_its_tails_does_not_lose_what_tokens_differ_by(activat
     x, R = 1e20 * tokens(1, 8)[:, 0], tokens(4, 8, seed=3)
     real = Real(torch.ones(1, 4, dtype=torch.bool))
     assert layer.mlp is not None
-    found = mlp(arch, layer, State(Scaled.plain(x), Scaled.plain(R), real)).R.explicit()
+    found = mlp(arch, layer.mlp, State(Scaled.plain(x), Scaled.plain(R), real)).R.explicit()
     opened = torch.ones(1, 32) if activation == "identity" else x @ layer.mlp.up.weight > 0
     expected = ((R @ layer.mlp.up.weight) * opened[:, None]) @ layer.mlp.down.weight
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

@@ -38,7 +38,10 @@ def agrees(model: Any, net: Transformer, ids: Tensor, padding: Tensor) -> float:
         (mine.output * weights).sum().backward()
         (theirs.last_hidden_state.masked_fill(~real[..., None], 0.0) * weights).sum().backward()
     assert X.grad is not None and theirs_in.grad is not None
-    pairs = [*zip(mine.states[:-1], theirs.hidden_states, strict=False), (mine.output, theirs.last_hidden_state)]
+    pairs = [
+        *zip(mine.states[:-1], theirs.hidden_states, strict=False),
+        (mine.output, theirs.last_hidden_state),
+    ]
     pairs.append((X.grad, theirs_in.grad))
     found = [float((a - b)[real].detach().abs().max() / b[real].detach().abs().max()) for a, b in pairs]
     for P, attention in zip(mine.attention, theirs.attentions, strict=True):

@@ -19,7 +19,7 @@ CASES = [(name, label) for name in ("mixtral", "qwen3_next") for label in FAMILI
 
 
 @pytest.mark.parametrize(("name", "label"), CASES)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_states_attention_and_gradients_are_the_originals(name: str, label: str, seed: int) -> None:
     model: Any = model_of(name, label, seed)
     net = load(model)
@@ -77,3 +77,16 @@ def test_layers_without_an_attention_matrix_are_refused() -> None:
     config.layer_types = ["linear_attention", "full_attention", "full_attention"]
     with pytest.raises(SourceError, match="1 of this config's 3 are linear_attention, a recurrence"):
         FAMILIES["qwen3_next"].architecture(config)
+
+
+def test_latent_attention_is_refused_with_its_reason() -> None:
+    from transformers import DeepseekV3Config, DeepseekV3Model
+
+    fields: dict[str, Any] = {
+        "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "q_lora_rank": 4, "kv_lora_rank": 4, "qk_rope_head_dim": 2,
+        "qk_nope_head_dim": 2, "v_head_dim": 2, "n_routed_experts": 8, "intermediate_size": 8,
+        "moe_intermediate_size": 4,
+    }  # fmt: skip
+    with pytest.raises(SourceError, match="'deepseek_v3', whose keys and values come of a latent"):
+        load(DeepseekV3Model(DeepseekV3Config(**fields)))

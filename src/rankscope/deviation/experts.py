@@ -41,7 +41,9 @@ def mixture(
     x, R = x.normalised(), R.normalised()  # zeros do not set the scale
     taken = (chosen & state.real.rows[..., None]).flatten(0, 1).any(0).nonzero()[:, 0].tolist()
     for e in taken:
-        found = _weighed(p[:, e], Delta.mapped(lambda v, e=e: v[..., e]), mlp(arch, w.expert(e), state, touch))
+        found = _weighed(
+            p[:, e], Delta.mapped(lambda v, e=e: v[..., e]), mlp(arch, w.expert(e), state, touch)
+        )
         x, R = x + found.x, R + found.R
     if w.shared is not None:
         shared = mlp(arch, w.shared, state, touch)

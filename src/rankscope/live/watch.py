@@ -91,10 +91,10 @@ def planned(
             "them first"
         )
     chosen = chosen_metrics("watch", metrics)
-    for each in chosen:
-        if each.of == "routing":
+    for metric in chosen:
+        if metric.of == "routing":
             raise MetricError(
-                f"{each.name} is read off the router of a canonical network; got it for a live model: load "
+                f"{metric.name} is read off the router of a canonical network; got it for a live model: load "
                 "the model, and measure it"
             )
     kept = frozenset([keep] if isinstance(keep, str) else keep)

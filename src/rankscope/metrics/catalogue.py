@@ -56,8 +56,8 @@ class Metric:
     experts routes.
 
     `compute(x, padding)` gives one number per sample (and head): of tokens and heads, x are `Tokens`, whose
-    `x.X` is float64 and zero at padded tokens; of attention it is P, `[batch, head, token, token]`, of routing
-    the experts' weights `[batch, token, expert]`.
+    `x.X` is float64 and zero at padded tokens; of attention it is P, `[batch, head, token, token]`, of
+    routing the experts' weights `[batch, token, expert]`.
 
     >>> def energy(x, padding=None):
     ...     return x.X.square().sum((-2, -1))
@@ -90,7 +90,8 @@ class Metric:
             raise MetricError(one_of(f"`of` of metric {self.name!r}", self.of, get_args(Of)))
         if self.degree and (self.count or self.of in ("attention", "routing")):
             raise MetricError(
-                f"a count and a metric of attention or of routing have degree 0; {self.name!r} has {self.degree:g}"
+                "a count and a metric of attention or of routing have degree 0; "
+                f"{self.name!r} has {self.degree:g}"
             )
         if self.degree and self.scale is None:
             raise MetricError(

@@ -313,7 +313,9 @@ class Architecture:
 
     def _check_experts(self) -> None:
         if self.experts is not None and not isinstance(self.experts, Experts):
-            raise ArchitectureError(f"experts must be an Experts(number=, chosen=, width=); got {self.experts!r}")
+            raise ArchitectureError(
+                f"experts must be an Experts(number=, chosen=, width=); got {self.experts!r}"
+            )
         if self.mlp == "experts" and self.experts is None:
             raise ArchitectureError(
                 "mlp 'experts' must say which: give experts=Experts(number=, chosen=, width=); got none"

@@ -69,7 +69,7 @@ class Experts:
             return cls(**given)
         except TypeError as error:
             raise ArchitectureError(
-                f"experts are described by {', '.join(field.name for field in fields(cls))}; got {given!r:.80}"
+                f"experts are described by {', '.join(each.name for each in fields(cls))}; got {given!r:.80}"
             ) from error
 
 

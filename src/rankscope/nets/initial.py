@@ -90,4 +90,8 @@ def _tensor(
         inputs, outputs = shape[1] if part.endswith("down") else shape[0], shape[2]
     draw = outward if part.endswith(("attention.value", "attention.output")) else usual
     weight = draw(shape, inputs, outputs, generator)
-    return weight * branch if part.endswith(("attention.output", "mlp.down", "experts.down", "shared.down")) else weight
+    return (
+        weight * branch
+        if part.endswith(("attention.output", "mlp.down", "experts.down", "shared.down"))
+        else weight
+    )

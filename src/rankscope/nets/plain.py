@@ -125,7 +125,9 @@ class Plain(Arithmetic):
 
     def share(self, w: ExpertWeights, X: Tokens) -> Float[Tensor, "batch token 1"]:
         """The weight of the shared expert."""
-        return torch.ones_like(X[..., :1]) if w.shared_gate is None else self.through(X, w.shared_gate).sigmoid()
+        return (
+            torch.ones_like(X[..., :1]) if w.shared_gate is None else self.through(X, w.shared_gate).sigmoid()
+        )
 
     def add(self, block: Block, half: Half, X: Tokens, branches: dict[str, Tokens]) -> Tokens:
         """`skip X + branches`; at weight 0 the skip is not there at all."""

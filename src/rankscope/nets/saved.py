@@ -37,7 +37,9 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
             same[name] = first[key]
     kept = {name: tensor for name, tensor in tensors.items() if name not in same}
     with atomic(path) as temporary:
-        save_file({name: tensor.detach().cpu().contiguous().clone() for name, tensor in kept.items()}, temporary)
+        save_file(
+            {name: tensor.detach().cpu().contiguous().clone() for name, tensor in kept.items()}, temporary
+        )
     return same
 
 
@@ -70,8 +72,8 @@ def read(folder: str | Path) -> tuple[Architecture, dict[str, Tensor], dict[str,
         known = fields["format"]
         if known != FORMAT:
             raise FileError(
-                f"{place} must be a network saved in format {FORMAT}; it is of format {known!r}: load it with "
-                "the version that wrote it"
+                f"{place} must be a network saved in format {FORMAT}; it is of format {known!r}: load it "
+                "with the version that wrote it"
             )
         arch = Architecture.from_dict(fields["architecture"])
         same = dict(fields["same"])
@@ -79,6 +81,7 @@ def read(folder: str | Path) -> tuple[Architecture, dict[str, Tensor], dict[str,
         if isinstance(error, FileError | ArchitectureError):
             raise
         raise FileError(
-            f"{place / ABOUT} must describe a network that was saved; it cannot be read ({error}): save it again"
+            f"{place / ABOUT} must describe a network that was saved; it cannot be read ({error}): save it "
+            "again"
         ) from error
     return arch, read_tensors(place / TENSORS, same), fields

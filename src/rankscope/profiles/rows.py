@@ -25,7 +25,8 @@ def readings(of: Of, x: Tensor, real: Tensor, chosen: Sequence[Metric], unit: fl
     """Those of the chosen metrics that are read off x, and which samples of x are broken.
 
     x is tokens `[batch, token, width]`, attention `[batch, head, token, token]`, what each head adds
-    `[batch, head, token, width]` or routing `[batch, token, expert]`; real is `[batch, token]`; unit the eps of the arithmetic that made x.
+    `[batch, head, token, width]` or routing `[batch, token, expert]`; real is `[batch, token]`; unit
+    the eps of the arithmetic that made x.
     """
     if of == "tokens":
         ready, broken = tokens_of(x, real)

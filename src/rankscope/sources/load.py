@@ -22,8 +22,8 @@ from rankscope.sources.families import Family
 from rankscope.sources.loaded import Loaded
 from rankscope.sources.model_types import family_of
 from rankscope.sources.parity import check
-from rankscope.sources.saved import read_saved
 from rankscope.sources.quantised import dequantised, read_dequantised
+from rankscope.sources.saved import read_saved
 
 
 def load(

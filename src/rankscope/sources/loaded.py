@@ -4,6 +4,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
@@ -92,10 +93,8 @@ class Loaded:
     def save(self, folder: Path) -> dict[str, Any]:
         """The embedding and the tokenizer, where there is one, into files of a folder; what else `load` needs
         to read them again."""
-        try:
+        with suppress(AttributeError, RankscopeError):  # none came along: `encode` takes token ids
             self.tokenizer.save_pretrained(folder / TOKENIZER)
-        except (AttributeError, RankscopeError):
-            pass  # none came along: `encode` takes token ids
         fields = {name: getattr(self, name) for name in ("name", "family", "weights", "details")}
         return {
             "kind": "loaded", **fields, "parity": self.parity.described(),

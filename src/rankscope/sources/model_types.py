@@ -7,6 +7,8 @@ from rankscope.sources.families import FAMILIES, Family
 
 RECURRENT = ("mamba", "rwkv", "xlstm")
 """How the model types of recurrent models without attention begin or end."""
+LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32")
+"""Model types whose keys and values come of a latent that goes through a norm of its own."""
 CLOSE = 0.8
 """The likeness, of at most one, from which on a name may be a slip of another."""
 
@@ -36,15 +38,18 @@ def _unknown(model_type: str) -> str:
 
     towers = [name for name in FAMILIES if name in (f"{model_type}_text", f"{model_type}_vision")]
     if towers:
-        return (
-            f"a {model_type} model has two towers; name the one to load, family={' or '.join(map(repr, towers))}"
-        )
+        return f"a {model_type} model has two towers; name the one to load, family={' or '.join(map(repr, towers))}"
     known = [kind for family in FAMILIES.values() for kind in family.types]
     theirs = model_type in CONFIG_MAPPING_NAMES
     near = [] if theirs else get_close_matches(model_type, known, n=1, cutoff=CLOSE)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     if model_type.rstrip("0123456789").endswith(RECURRENT):
         hint = ", a recurrent model without attention"
+    if model_type in LATENT:
+        hint = (
+            ", whose keys and values come of a latent that goes through a norm of its own, and whose values "
+            "are of another width than its queries: attention here has neither"
+        )
     return (
         f"load maps model types {', '.join(known)}; this one is {model_type!r}{hint}: watch measures any model "
         "as it is, and docs/models.md says how to add a family"

@@ -45,7 +45,11 @@ def _origin(folder: Path, about: dict[str, Any] | None) -> Origin | None:
     place = Place(str(folder / TOKENIZER), str(folder), {"local_files_only": True})
     parity = Parity(**fields.pop("parity"))
     return Loaded(
-        embedding=embedding, parity=parity, find_tokenizer=lambda: read_tokenizer(place), config=config, **fields
+        embedding=embedding,
+        parity=parity,
+        find_tokenizer=lambda: read_tokenizer(place),
+        config=config,
+        **fields,
     )
 
 

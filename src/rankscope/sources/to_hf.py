@@ -69,8 +69,8 @@ def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
         name = unlike[0]
         raise SourceError(
             f"{config.model_type} must be able to express the network; this one has {name} "
-            f"{_said(getattr(arch, name))}, and the config says {_said(getattr(theirs, name))}: save it as it "
-            "is, net.save(folder), or pass another config"
+            f"{_said(getattr(arch, name))}, and the config says {_said(getattr(theirs, name))}: save it as "
+            "it is, net.save(folder), or pass another config"
         )
     return config
 
@@ -126,9 +126,7 @@ def _fill(core: Any, family: Family, net: Transformer) -> None:
 
     def transposed(values: list[Tensor]) -> list[Tensor | None]:
         outputs = [found[name] for name in names]
-        return list(
-            torch.autograd.grad(outputs, parameters, values, retain_graph=True, allow_unused=True)
-        )
+        return list(torch.autograd.grad(outputs, parameters, values, retain_graph=True, allow_unused=True))
 
     moved = transposed([state[name] - at_zero[name] for name in names])
     square = transposed([at_one[name] - at_zero[name] for name in names])

@@ -88,7 +88,7 @@ def skips(arch: Architecture) -> list[float]:
 
 
 def no_parts(arch: Architecture) -> list[Hypothesis]:
-    """Of parts of one's own, and of mixtures of experts and gates on heads, no theorem here knows anything."""
+    """Of parts of one's own, of mixtures of experts and of gates on heads no theorem here knows anything."""
     names = [part.name for part in arch.parts]
     names += ["a mixture of experts"] if arch.mlp == "experts" else []
     names += ["gates on heads"] if arch.head_gate else []

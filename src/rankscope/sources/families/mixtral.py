@@ -80,7 +80,13 @@ class Mixtral(Llama):
         from transformers import MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
 
         small: dict[str, Any] = {**SMALL_TEXT, **NO_TOKENS, "num_key_value_heads": 2, "intermediate_size": 24}
-        few: dict[str, Any] = {**small, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 12}
+        few: dict[str, Any] = {
+            **small,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+        }
+        wide: dict[str, Any] = {**few, "head_dim": 8}
         return {
             "mixtral": MixtralConfig(**small, num_local_experts=4),
             "mixtral window": MixtralConfig(
@@ -90,6 +96,6 @@ class Mixtral(Llama):
                 **few, shared_expert_intermediate_size=20, mlp_only_layers=[1], use_sliding_window=True,
                 sliding_window=3, max_window_layers=2,
             ),
-            "qwen 3": Qwen3MoeConfig(**few, head_dim=8, norm_topk_prob=True, decoder_sparse_step=2),
-            "qwen 3 as scored": Qwen3MoeConfig(**few, head_dim=8, attention_bias=True),
+            "qwen 3": Qwen3MoeConfig(**wide, norm_topk_prob=True, decoder_sparse_step=2),
+            "qwen 3 as scored": Qwen3MoeConfig(**wide, attention_bias=True),
         }  # fmt: skip
