@@ -333,6 +333,7 @@ def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
         ("mamba", r"'mamba', a recurrent model without attention: watch"),
         ("falcon_mamba", r"'falcon_mamba', a recurrent model without attention"),
         ("bart", r"'bart': watch"),
+        ("gpt_oss", r"'gpt_oss', whose attention has sinks: its rows do not sum to one: watch"),
         ("lama", r"'lama' \(did you mean 'llama'\?\): watch"),
     ],
 )

@@ -22,7 +22,6 @@ from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.tails import most, sinh_share, tanh_change
 from rankscope.doubled import quotient
 
-
 MOST = 1e3
 """Where tanh is one to every digit."""
 

@@ -47,8 +47,8 @@ def base_of(found: Place) -> Place:
         raise FileError(f"{path} must be a JSON file of an adapter's settings; {error}") from error
     if not base:
         raise SourceError(
-            f"an adapter must say which model it is for; {path} has no base_model_name_or_path: load the model "
-            "with peft and give it to load"
+            f"an adapter must say which model it is for; {path} has no base_model_name_or_path: load the "
+            "model with peft and give it to load"
         )
     return place(base, found.options)
 
@@ -61,7 +61,8 @@ def read_adapter(found: Place, family: str | Family | None) -> Checkpoint:
             from peft.utils import load_peft_weights
     except ImportError:
         raise MissingExtraError(
-            f"{found.name} is an adapter, which takes peft to read, and that is not installed: pip install peft"
+            f"{found.name} is an adapter, which takes peft to read, and that is not installed: pip install "
+            "peft"
         ) from None
     base = base_of(found)
     with clear_errors(found):
@@ -90,8 +91,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
         if getattr(config, "is_prompt_learning", False):
             raise SourceError(
                 f"load merges adapters that change matrices; adapter {name!r} of this model is of type "
-                f"{getattr(config.peft_type, 'value', config.peft_type)}, which adds tokens: watch measures it "
-                "as it is"
+                f"{getattr(config.peft_type, 'value', config.peft_type)}, which adds tokens: watch "
+                "measures it as it is"
             )
     return model.get_base_model()  # type: ignore[operator, no-any-return]
 

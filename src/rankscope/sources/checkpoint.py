@@ -138,8 +138,8 @@ def _refuse_surplus(found: Place, model: Any, unexpected: Iterable[str]) -> None
     ]
     if beside:
         raise SourceError(
-            f"the weights of {found.name} must be what its config says; {beside[0]} stands beside a matrix of "
-            "the model, which does not read it: quantised weights need the quantization_config that they "
+            f"the weights of {found.name} must be what its config says; {beside[0]} stands beside a matrix "
+            "of the model, which does not read it: quantised weights need the quantization_config that they "
             "were written with"
         )
     if surplus:
@@ -246,8 +246,8 @@ def _sentence(found: Place, error: Exception) -> str:
         return f"the weights of {found.name} are damaged or cut off ({said}): copy or download them again"
     if isinstance(error, ImportError):
         return (
-            f"{found.name} takes a package to read that is not here ({said}): install it, or load a copy whose "
-            "weights are not quantised"
+            f"{found.name} takes a package to read that is not here ({said}): install it, or load a copy "
+            "whose weights are not quantised"
         )
     if kind == "UnpicklingError" or "weights_only" in str(error):
         return (

@@ -147,7 +147,7 @@ def built_as(family: Family, name: str) -> Iterator[None]:
         yield
     except RankscopeError:
         raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if "allocate" in str(error):  # too little memory says nothing of the model
             raise
         raise SourceError(

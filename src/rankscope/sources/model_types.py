@@ -9,6 +9,8 @@ RECURRENT = ("mamba", "rwkv", "xlstm")
 """How the model types of recurrent models without attention begin or end."""
 LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32")
 """Model types whose keys and values come of a latent that goes through a norm of its own."""
+SINKS = ("gpt_oss",)
+"""Models that leave a share of every row of attention to no token."""
 CLOSE = 0.8
 """The likeness, of at most one, from which on a name may be a slip of another."""
 
@@ -38,7 +40,8 @@ def _unknown(model_type: str) -> str:
 
     towers = [name for name in FAMILIES if name in (f"{model_type}_text", f"{model_type}_vision")]
     if towers:
-        return f"a {model_type} model has two towers; name the one to load, family={' or '.join(map(repr, towers))}"
+        either = " or ".join(map(repr, towers))
+        return f"a {model_type} model has two towers; name the one to load, family={either}"
     known = [kind for family in FAMILIES.values() for kind in family.types]
     theirs = model_type in CONFIG_MAPPING_NAMES
     near = [] if theirs else get_close_matches(model_type, known, n=1, cutoff=CLOSE)
@@ -50,7 +53,9 @@ def _unknown(model_type: str) -> str:
             ", whose keys and values come of a latent that goes through a norm of its own, and whose values "
             "are of another width than its queries: attention here has neither"
         )
+    if model_type in SINKS:
+        hint = ", whose attention has sinks: its rows do not sum to one"
     return (
-        f"load maps model types {', '.join(known)}; this one is {model_type!r}{hint}: watch measures any model "
-        "as it is, and docs/models.md says how to add a family"
+        f"load maps model types {', '.join(known)}; this one is {model_type!r}{hint}: watch measures any "
+        "model as it is, and docs/models.md says how to add a family"
     )

@@ -77,9 +77,7 @@ class ClipVision(Tower):
     def embedding(self, model: Any) -> ImageEmbedding:
         """Patches, a class token and positions, through a norm."""
         parts, norm = model.embeddings, model.pre_layrnorm
-        return images(
-            model, first=parts.class_embedding.detach(), norm=norm_weights(norm), norm_eps=norm.eps
-        )
+        return images(model, first=parts.class_embedding.detach(), norm=norm_weights(norm), norm_eps=norm.eps)
 
     def tiny(self) -> dict[str, Any]:
         """Nine patches."""
