@@ -16,6 +16,7 @@ cases = [
     lambda: residual([[1.0, 2.0]]),
     lambda: residual(torch.ones(2, 2), centre="median"),
     lambda: rankscope.Architecture(layers=2.5, width=4, heads=1),
+    lambda: rankscope.Architecture(layers=1, width=4, heads=1, experts=3),
     lambda: rankscope.Architecture(layers=1, width=4, heads=1, norm="batch"),
     lambda: net.run([[1.0]]),
     lambda: rankscope.measure(net, [[1.0]]),

@@ -73,7 +73,5 @@ def test_an_architecture_must_say_its_experts() -> None:
         Architecture(layers=1, width=8, heads=2, mlp="experts")
     with pytest.raises(ArchitectureError, match=r"dense_layers are numbered 0\.\.0"):
         Architecture(layers=1, width=8, heads=2, mlp="experts", experts=MIXTURE)
-    with pytest.raises(ArchitectureError, match="experts must be an Experts"):
-        Architecture(layers=1, width=8, heads=2, experts=3)  # type: ignore[arg-type]
     with pytest.raises(ArchitectureError, match="experts are described by number, chosen"):
         Architecture.from_dict({"layers": 1, "width": 8, "heads": 2, "experts": {"many": 3}})

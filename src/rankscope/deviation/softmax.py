@@ -122,7 +122,7 @@ def _steep(
     return torch.where(visible, change, -weight / size), reach
 
 
-def _seen_at(top: Tensor, visible: Visible) -> Bool[Tensor, "batch head token 1"]:
+def _seen_at(top: Tensor, visible: Visible) -> Bool[Tensor, "batch head row 1"]:
     """Whether each row sees j*."""
     rows = visible.expand(-1, top.shape[1], -1, -1)
     return rows.gather(3, top[:, :, None].expand(-1, -1, rows.shape[2], 1))

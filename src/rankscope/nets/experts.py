@@ -66,7 +66,7 @@ class Experts:
     def from_dict(cls, given: dict[str, Any]) -> "Experts":
         """The inverse of `to_dict`."""
         try:
-            return cls(**given)
+            return cls(**{**given, "dense_layers": tuple(given.get("dense_layers", ()))})
         except TypeError as error:
             raise ArchitectureError(
                 f"experts are described by {', '.join(each.name for each in fields(cls))}; got {given!r:.80}"
