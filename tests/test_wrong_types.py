@@ -86,6 +86,7 @@ def test_wrong_python_types_are_sentences() -> None:
         ("TokensError", "tokens must be a torch tensor", "got list"),
         ("MetricError", "centre must be one of mean, midrange, argmin", "got 'median'"),
         ("ArchitectureError", "layers must be a whole number", "got 2.5"),
+        ("ArchitectureError", "experts must be an Experts", "got 3"),
         ("ArchitectureError", "norm must be one of layer, rms, scale, none", "got 'batch'"),
         ("TokensError", "tokens must be a tensor [batch, token, width] of width 4", "received list"),
         ("TokensError", "tokens must be a floating tensor", "received list"),
