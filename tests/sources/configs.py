@@ -50,6 +50,14 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "image_size": (16,),
     "patch_size": (3, 6, 5),
     "num_channels": (1,),
+    # experts
+    **dict.fromkeys(("num_experts", "num_local_experts"), (2, 6)),
+    "num_experts_per_tok": (1, 3),
+    "moe_intermediate_size": (7,),
+    "shared_expert_intermediate_size": (9,),
+    "norm_topk_prob": (True, False),
+    "decoder_sparse_step": (1, 2, 4),
+    "mlp_only_layers": ([], [0, 2]),
     # positions
     **dict.fromkeys(("max_position_embeddings", "n_positions"), (26, 40)),
     "original_max_position_embeddings": (29,),
@@ -106,7 +114,7 @@ INERT = {
     "while training": (
         "attention_probs_dropout_prob", "hidden_dropout_prob", "attention_dropout", "dropout", "attn_pdrop",
         "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout_rate", "embedding_dropout", "mlp_dropout",
-        "drop_path_rate", "layerdrop", "use_mems_train",
+        "drop_path_rate", "layerdrop", "use_mems_train", "router_jitter_noise", "router_aux_loss_coef",
     ),
     "when weights are drawn": (
         "initializer_range", "initializer_factor", "init_std", "initializer_cutoff_factor",
@@ -123,7 +131,11 @@ INERT = {
     ),
     "in a backbone": ("_out_features", "_out_indices", "apply_layernorm", "reshape_hidden_states"),
     "in a decoder that is not loaded": ("num_decoder_layers",),
-    "in what is given back": ("output_hidden_states", "return_dict", "use_cache"),
+    "in what is given back": ("output_hidden_states", "return_dict", "use_cache", "output_router_logits"),
+    "in recurrent layers, which are refused": (
+        "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
+        "linear_num_value_heads",
+    ),
     "in how it is run": ("deterministic_flash_attn", "dtype"),
     "in words": ("architectures", "transformers_version"),
     "in which ids are special": (

@@ -26,6 +26,8 @@ OUTPUT = {
     "opt": "self_attn.out_proj",
     "gpt_neox": "attention.dense",
     "llama": "self_attn.o_proj",
+    "mixtral": "self_attn.o_proj",
+    "qwen3_next": "self_attn.o_proj",
     "phi3": "self_attn.o_proj",
     "gemma2": "self_attn.o_proj",
     "gemma3": "self_attn.o_proj",

@@ -128,5 +128,5 @@ def dissect(net: Transformer, X: Tensor, seed: int | None = None) -> Iterator[Bl
     rules = _Noted(net.arch, setting) if seed is None else _NotedShaken(net.arch, setting, seed)
     for block in net.blocks:
         rules.forget()
-        state, P, heads = traverse(block, rules, state)
+        state, P, heads, _ = traverse(block, rules, state)
         yield BlockTaken(state, P, heads, rules.halves())

@@ -75,6 +75,9 @@ class _Shaken:
     def mix(self, block: Block, weights: Any, values: Any) -> Any:
         return self.noise.of(super().mix(block, weights, values))
 
+    def gate(self, block: Block, heads: Any, state: Any) -> Any:
+        return self.noise.of(super().gate(block, heads, state))
+
     def output(self, block: Block, heads: Any) -> Any:
         return self.noise.of(super().output(block, heads))
 

@@ -144,12 +144,13 @@ class Separated(NamedTuple):
     """The reference row, zero in D."""
 
 
-def separated(scores: Scores, real: Real) -> Separated:
-    """The reference row, of the smallest scores, moved from D into ref."""
+def separated(scores: Scores, real: Real, *, tokens: bool = True) -> Separated:
+    """The reference row, of the smallest scores, moved from D into ref. Columns are `tokens`, of which only
+    real ones count, or something else, as experts."""
     ref, D = scores
     if not D.value.numel():
         return Separated(ref.value, D, D.log.long())
-    seen = D.value if real.all else D.value.masked_fill(~real.rows[:, None, None], 0.0)
+    seen = D.value if real.all or not tokens else D.value.masked_fill(~real.rows[:, None, None], 0.0)
     size = torch.maximum(seen.amax(-1), -seen.amin(-1))  # [batch, head, token]
     row = size.masked_fill(~real.rows[:, None], torch.inf).argmin(-1)
     moved = D.value.gather(2, row[..., None, None].expand(-1, -1, 1, D.value.shape[3]))

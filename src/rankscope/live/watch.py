@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError, one_of
+from rankscope.errors import MetricError, WatchError, one_of
 from rankscope.live.blocks import Blocks, blocks_of, finer
 from rankscope.live.call import Plan
 from rankscope.live.compiled import eagerly, is_compiled, original, refuse
@@ -97,6 +97,12 @@ def planned(
             "them first"
         )
     chosen = chosen_metrics("watch", metrics)
+    for metric in chosen:
+        if metric.of == "routing":
+            raise MetricError(
+                f"{metric.name} is read off the router of a canonical network; got it for a live model: load "
+                "the model, and measure it"
+            )
     kept = frozenset([keep] if isinstance(keep, str) else keep)
     for each in kept - {"states", "attention"}:
         raise WatchError(one_of("keep", each, ("states", "attention")))

@@ -20,12 +20,13 @@ from typing import Any, Literal, get_args
 
 from rankscope.errors import ArchitectureError, FileError, one_of
 from rankscope.nets.activations import ACTIVATIONS
+from rankscope.nets.experts import Experts
 from rankscope.nets.kernels import KERNELS, Kernel
 from rankscope.nets.masks import Mask, MaskLike, spec_of
 from rankscope.nets.norms import NORMS, Norm
 from rankscope.nets.parts import PLACES, Part
 
-MLP = Literal["plain", "gated", "none"]
+MLP = Literal["plain", "gated", "experts", "none"]
 NormPlace = Literal["pre", "post", "sandwich"]
 Positions = Literal["none", "absolute", "relative", "rotary", "bias", "alibi"]
 BIASES = ("query", "key", "value", "output", "mlp", "norm")
@@ -33,7 +34,9 @@ DEEPEST = 10**6
 """Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen."""
 
 
-LISTED = ("kept_heads", "biases", "mask", "rotary_frequencies", "rotary_scales", "bare_layers", "parts")
+LISTED = (
+    "kept_heads", "biases", "mask", "rotary_frequencies", "rotary_scales", "bare_layers", "parts", "experts",
+)  # fmt: skip
 """Fields that hold more than one number or word."""
 CAPPED = ("softmax", "sigmoid", "uniform")
 """Kernels under which scores can be capped."""
@@ -88,6 +91,9 @@ class Architecture:
     query_norm: bool = False
     """Every query and key goes through an RMSNorm of its own before positions (Qwen 3, Gemma 3). It belongs
     to the scores: a variant without norms keeps it."""
+    head_gate: bool = False
+    """What each head says is multiplied, entry by entry, by a sigmoid of the token that it says it to
+    (Qwen3-Next)."""
     bias_buckets: int = 32
     bias_reach: int = 128
     """Distance from which the `bias` positions share one bucket (T5)."""
@@ -96,6 +102,8 @@ class Architecture:
     mlp_width: int = 0
     """0: 4 width."""
     activation: str = "gelu"
+    experts: Experts | None = None
+    """Of an MLP `experts`: how many, how many each token goes through, their width (see `experts.py`)."""
 
     norm: str | Norm = "layer"
     """layer (centred, divided by its length), rms, scale (divided by the 2-norm), none, or a `Norm`."""
@@ -211,6 +219,7 @@ class Architecture:
         self._check_linformer()
         self._check_kept_heads()
         self._check_bare_layers()
+        self._check_experts()
         self._check_parts()
 
     def _check_positions(self) -> None:
@@ -302,6 +311,26 @@ class Architecture:
             if not (type(layer) is int and 0 <= layer < self.layers):
                 raise ArchitectureError(f"bare_layers are numbered 0..{self.layers - 1}; got {layer!r}")
 
+    def _check_experts(self) -> None:
+        if self.experts is not None and not isinstance(self.experts, Experts):
+            raise ArchitectureError(
+                f"experts must be an Experts(number=, chosen=, width=); got {self.experts!r}"
+            )
+        if self.mlp == "experts" and self.experts is None:
+            raise ArchitectureError(
+                "mlp 'experts' must say which: give experts=Experts(number=, chosen=, width=); got none"
+            )
+        for layer in () if self.experts is None else self.experts.dense_layers:
+            if self.shared or not (type(layer) is int and 0 <= layer < self.layers):
+                raise ArchitectureError(
+                    f"dense_layers are numbered 0..{self.layers - 1}, of layers that do not share their "
+                    f"weights; got {layer!r}"
+                )
+
+    def mixes(self, layer: int) -> bool:
+        """Whether the MLP of a layer (0-based) is a mixture of experts."""
+        return self.mlp == "experts" and self.experts is not None and layer not in self.experts.dense_layers
+
     def _check_parts(self) -> None:
         for part in self.parts:
             if not isinstance(part, Part):
@@ -341,6 +370,7 @@ class Architecture:
         ]
         said += [f"no {word}" for word, kind in (("MLP", self.mlp), ("norm", self.norm)) if kind == "none"]
         said += [] if self.kept_heads is None else ["some heads silent"]
+        said += ["gated heads"] if self.head_gate else []
         if self.mask != "complete":
             mask = spec_of(self.mask) if isinstance(self.mask, Mask) else self.mask
             said.append(f"mask {mask if len(mask) <= 40 else mask[:39] + '…'}")
@@ -410,7 +440,10 @@ class Architecture:
                 raise ArchitectureError(
                     f"an architecture must say its layers, width and heads; {name} is missing"
                 )
-        return cls(**{name: _found(_frozen(value), objects) for name, value in fields.items()})
+        found = {name: _found(_frozen(value), objects) for name, value in fields.items()}
+        if isinstance(found.get("experts"), dict):
+            found["experts"] = Experts.from_dict(found["experts"])
+        return cls(**found)
 
     @classmethod
     def read(cls, path: str | Path, own: Iterable[Any] = ()) -> "Architecture":
@@ -439,6 +472,8 @@ def _thawed(value: Any) -> Any:
     """Tuples as JSON's lists, objects of one's own as their names."""
     if isinstance(value, tuple):
         return [_thawed(item) for item in value]
+    if isinstance(value, Experts):
+        return value.to_dict()
     return value if value is None or isinstance(value, str | int | float) else _named(value)
 
 

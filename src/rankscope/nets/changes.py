@@ -1,6 +1,7 @@
 """What a variant changes in an architecture: parts out, weights of skips, masks, heads, layers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rankscope.errors import ArchitectureError
@@ -40,6 +41,9 @@ def with_layers(arch: Architecture, chosen: list[int]) -> Architecture:
         if len(repeated := getattr(arch, name)) > 1:
             changes[name] = tuple(repeated[index % len(repeated)] for index in chosen)
     changes["bare_layers"] = tuple(at for at, index in enumerate(chosen) if index in arch.bare_layers)
+    if arch.experts is not None:
+        dense = tuple(at for at, index in enumerate(chosen) if index in arch.experts.dense_layers)
+        changes["experts"] = replace(arch.experts, dense_layers=dense)
     return arch.replace(**changes)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from rankscope.errors import RankscopeError, SourceError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.architecture import BIASES
+from rankscope.nets.saved import is_saved
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
 from rankscope.sources.checkpoint import Checkpoint, first_line, place
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
@@ -22,11 +23,12 @@ from rankscope.sources.loaded import Loaded
 from rankscope.sources.model_types import family_of
 from rankscope.sources.parity import check
 from rankscope.sources.quantised import dequantised, read_dequantised
+from rankscope.sources.saved import read_saved
 
 
 def load(
     source: Any,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     *,
     family: str | Family | None = None,
@@ -37,7 +39,10 @@ def load(
     token: str | bool | None = None,
     remote_code: bool = False,
 ) -> Transformer:
-    """The network of a model: `"minilm"`, a local directory, an id on the hub, or a model in memory.
+    """The network of a model: `"minilm"`, a local directory, an id on the hub, or a model in memory; or one
+    that `net.save` wrote, as it was.
+
+    In float64 unless a `dtype` is asked for; a saved network has its own.
 
     An in-memory model is left as it is; adapters (peft) are merged and quantised weights
     dequantised, on a copy, and `net.origin` says so.
@@ -53,6 +58,10 @@ def load(
     >>> net.arch.layers, net.encode(["Call me Ishmael."]).X.shape
     (6, torch.Size([1, 8, 384]))
     """
+    if tokenizer is not None and not callable(tokenizer):
+        raise SourceError(f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}")
+    if isinstance(source, str | Path) and is_saved(source):
+        return read_saved(source, tokenizer).to(dtype, device)
     if isinstance(source, nn.Module):
         checkpoint, name = in_memory(source, family), type(source).__name__
         details: dict[str, Any] = {}
@@ -81,8 +90,6 @@ def load(
             "load takes a model of transformers, a directory, an id on the hub or 'minilm'; got a "
             f"{type(source).__name__}"
         )
-    if tokenizer is not None and not callable(tokenizer):
-        raise SourceError(f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}")
     with built_as(checkpoint.family, name):
         net, embedding = canonical(checkpoint, name)
         core = checkpoint.core
@@ -93,7 +100,7 @@ def load(
     weights = "given" if isinstance(source, nn.Module) else "trained"
     if checkpoint.notes:
         details["notes"] = list(checkpoint.notes)
-    origin = Loaded(name, checkpoint.family.name, embedding, parity, find, weights, details)
+    origin = Loaded(name, checkpoint.family.name, embedding, parity, find, weights, details, core.config)
     return replace(net, origin=origin).to(dtype, device)
 
 

@@ -31,7 +31,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.deviation import applies, propagate
+from rankscope.deviation import applies, propagate, without_rule
 from rankscope.deviation.propagate import KERNELS
 from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
@@ -115,7 +115,8 @@ def critical_skip(
     crossing = partial(_crossing, low=low, high=high, tolerance=tolerance, layers=net.arch.layers)
     measured = crossing(lambda weight: _measured(net, X, padding, metric, weight))
     theory = _theory(net, X, padding, metric, crossing)
-    elementary = net.arch.norm == "none" and net.arch.mlp == "none" and metric == "mu"
+    bare = net.arch.norm == "none" and net.arch.mlp == "none" and not net.arch.head_gate
+    elementary = bare and metric == "mu"
     return CriticalSkip(
         weight=measured.weight,
         rate_low=measured.points[0][1],
@@ -149,8 +150,8 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
         raise ArchitectureError(f"tolerance must be a finite number > 0; got {tolerance}")
     if not applies(net):
         raise ArchitectureError(
-            f"a critical skip is measured in deviation arithmetic, by kernel {', '.join(KERNELS)}; got "
-            f"{net.arch.kernel!r}: use net.variant(kernel=...)"
+            f"a critical skip is measured in deviation arithmetic, by kernel {', '.join(KERNELS)}, which has "
+            f"no rule for {', '.join(without_rule(net))}: use net.variant(kernel=...), or mlp=False"
         )
     if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
         raise ArchitectureError(

@@ -157,7 +157,7 @@ def _exactly_zero(facts: Facts, layer: int) -> bool:
     if facts.first.R.largest()[0] == 0 or facts.number == 1:
         return True
     arch = facts.arch
-    if arch.attention_skip != 0.0 or (arch.parallel and arch.mlp != "none") or arch.parts:
+    if arch.attention_skip != 0.0 or (arch.parallel and arch.mlp != "none") or arch.parts or arch.head_gate:
         return False
     alike = facts.views == 1 and arch.positions in ("none", "absolute") and arch.kernel in KERNELS
     for each in facts.layers[:layer]:

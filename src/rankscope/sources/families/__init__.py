@@ -11,9 +11,11 @@ from rankscope.sources.families.gemma3 import Gemma3
 from rankscope.sources.families.gpt2 import GPT2
 from rankscope.sources.families.gpt_neox import GPTNeoX
 from rankscope.sources.families.llama import Llama
+from rankscope.sources.families.mixtral import Mixtral
 from rankscope.sources.families.modernbert import ModernBert
 from rankscope.sources.families.opt import OPT
 from rankscope.sources.families.phi3 import Phi3
+from rankscope.sources.families.qwen3_next import Qwen3Next
 from rankscope.sources.families.roberta import Roberta
 from rankscope.sources.families.t5 import T5
 from rankscope.sources.families.vit import ViT
@@ -31,6 +33,8 @@ FAMILIES: dict[str, Family] = {
         OPT(),
         GPTNeoX(),
         Llama(),
+        Mixtral(),
+        Qwen3Next(),
         Phi3(),
         Gemma2(),
         Gemma3(),
