@@ -85,7 +85,7 @@ def histograms(loop: Loop) -> Iterator[None]:
                 writer.add_histogram(f"weights/{name}", each, steps)
                 writer.add_histogram(f"gradients/{name}", each.grad, steps)
 
-    with TemporaryDirectory() as folder, SummaryWriter(folder) as writer:  # type: ignore[no-untyped-call]
+    with TemporaryDirectory() as folder, SummaryWriter(folder) as writer:
         loop.after = after
         yield
 
