@@ -243,6 +243,11 @@ def two_hops(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return P @ (P @ v)
 
 
+def squared(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    P = causal(q, k).softmax(-1)
+    return (P @ P) @ v
+
+
 def one_broadcast(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     other = (causal(k, q).softmax(-1)[..., None] * v[..., None, :, :]).sum(-2)
     return causal(q, k).softmax(-1) @ v + other
@@ -305,7 +310,8 @@ REFUSED: dict[Heads, str] = {
     transposed: "in block 1 .* is between",
     another_axis: "in block 1 a softmax over another axis than the last is between",
     twice: "a second one came in block 1",
-    two_hops: "a second one came in block 1|matmul in another way",
+    two_hops: "a second one came in block 1",
+    squared: "in block 1 matmul in another way than weights times values is between",
     one_broadcast: "block 1 has a second softmax of its tokens' scores",
     one_by_one: "a second one came in block 1",
     broadcast: "a softmax of scores whose weights were not seen to multiply values came through",

@@ -1,14 +1,15 @@
-"""Attention that a module computes itself, seen where it calls `F.scaled_dot_product_attention`.
+"""Attention that a module computes itself, seen in the functions of torch that it calls.
 
 While a block runs, a torch function mode looks at every call of torch in it, and hands on what the call gave,
-as it is. Of attention it takes the arguments, and computes the weights beside, as torch documents them:
+as it is. Of `F.scaled_dot_product_attention` it takes the arguments, and computes the weights beside, as torch
+documents them:
 
     P = softmax(Q K' scale + mask),   without dropout
 
-That P V is what the call gave is checked every time. Whose tokens attention looks at is found by following
-the block's state through the calls: where queries and keys both come from it, tokens attend to themselves;
-keys from elsewhere are cross-attention. Calls inside scripted or compiled code or `vmap`, and flex attention,
-which compiles itself, are not seen.
+That P V is what the call gave is checked every time. A softmax that is written out is `Softmax`. Whose tokens
+attention looks at is found by following the block's state through the calls: where queries and keys both come
+from it, tokens attend to themselves; keys from elsewhere are cross-attention. Calls inside scripted or
+compiled code or `vmap`, and flex attention, which compiles itself, are not seen.
 """
 
 import math

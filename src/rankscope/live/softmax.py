@@ -148,9 +148,7 @@ class Softmaxes:
             return
         if name == "einsum":
             letters = _letters(args[0])
-            if letters is None or sum(letters[2][-2] in x for x in letters[:2]) != 1:
-                return
-            if sum(letters[2][-1] in x for x in letters[:2]) != 1:
+            if letters is None or any(all(i in x for x in letters[:2]) for i in letters[2][-2:]):
                 return
         self.scores[found] = _heads(found)
 
@@ -198,7 +196,7 @@ class Softmaxes:
                 spoken = _by_letters(args[0], given[0] is P, values, found)
             elif given[0] is P and P.ndim == values.ndim and P.shape[:-2] == found.shape[:-2]:
                 spoken = (values, found)
-        if spoken is None:
+        if spoken is None or values in self.weights:
             changed = changed or f"{name} in another way than weights times values"
         else:
             softmax.multiplied(*spoken)
