@@ -44,7 +44,7 @@ class TestXTransformers:
     @pytest.mark.parametrize(("flash", "pre_norm"), [(True, True), (True, False), (False, True)])
     def test_layers_and_attention(self, flash: bool, pre_norm: bool) -> None:
         """Without flash its softmax is written out, and in float32."""
-        close = {"rtol": 1e-12, "atol": 1e-12} if flash else {"rtol": 1e-6, "atol": 1e-6}
+        close = 1e-12 if flash else 1e-6
         model = self.model(attn_flash=flash, pre_norm=pre_norm)
         with torch.no_grad():
             plain, inside = model(IDS, mask=REAL, return_intermediates=True)
@@ -67,7 +67,7 @@ class TestXTransformers:
                 x = norm(states[layer - 1]) if pre_norm else states[layer - 1]
                 P = by_hand(attention.to_q(x), attention.to_k(x), causal)
             got = profile.curve("dobrushin")[:, layer]
-            torch.testing.assert_close(got, reference.dobrushin(P, REAL), **close)
+            torch.testing.assert_close(got, reference.dobrushin(P, REAL), rtol=close, atol=close)
         assert any("in float32 inside" in note for note in w.notes) is not flash
 
     def test_its_default_attention_is_the_weights_that_it_hands_out(self) -> None:

@@ -85,7 +85,7 @@ def gpt(heads: Heads, dropout: float = 0.0, block: type[Block] = Block) -> GPT:
             )
             return self.c_proj(heads(self, q, k, v).transpose(1, 2).flatten(2))
 
-    class Writing(block):  # type: ignore[misc, valid-type]
+    class Writing(block):
         def __init__(self, dropout: float) -> None:
             super().__init__(dropout)
             self.attn = Written(dropout)

@@ -1,8 +1,8 @@
 """Attention that a module computes itself, seen in the functions of torch that it calls.
 
 While a block runs, a torch function mode looks at every call of torch in it, and hands on what the call gave,
-as it is. Of `F.scaled_dot_product_attention` it takes the arguments, and computes the weights beside, as torch
-documents them:
+as it is. Of `F.scaled_dot_product_attention` it takes the arguments, and computes the weights beside, as
+torch documents them:
 
     P = softmax(Q K' scale + mask),   without dropout
 

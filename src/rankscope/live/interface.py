@@ -59,7 +59,7 @@ def calls_torch(owner: Any) -> bool:
 def _mentions_torch(name: str) -> bool:
     try:
         text = inspect.getsource(sys.modules[name])
-        return "scaled_dot_product_attention" in text or "softmax" in text.lower()
+        return "scaled_dot_product_attention" in text or "softmax(" in text.lower()
     except (KeyError, OSError, TypeError):  # a notebook has no file
         return True
 

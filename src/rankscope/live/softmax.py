@@ -89,7 +89,7 @@ class Softmax:
         return self._by_head(self.scores < -1e3).all(2).all(1)
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return by_head(x.unflatten(0, (-1, self.heads)) if x.ndim == 3 else x)
+        return by_head(x.reshape(-1, self.heads, *x.shape[1:]) if x.ndim == 3 else x)
 
 
 class Softmaxes:
@@ -155,7 +155,7 @@ class Softmaxes:
     def _softmax(self, x: Tensor, P: Tensor, last: bool) -> None:
         certain = x in self.scores
         if x in self.own and x.ndim > 2 and (last or certain):
-            made = Softmax(x, P, self.scores.get(x), certain)
+            made = Softmax(x, P, self.scores[x] if certain else None, certain)
             self.weights[P] = (made, None if last else "a softmax over another axis than the last")
             if certain:
                 self.made.append(made)
@@ -168,9 +168,9 @@ class Softmaxes:
         same = result.shape[-2:] == x.shape[-2:] and result.numel() == x.numel()
         kept = same and name in COPIES
         if name == "dropout":
-            p, training = _dropout(args, named)
-            softmax.dropped |= bool(p and training)
-            kept = result is not x or not (p and training)  # in place, the weights before are gone
+            drops = _drops(args, named)
+            softmax.dropped |= drops
+            kept = result is not x or not drops  # in place, the weights before are gone
         elif name in BLINDING and same and changed is None and not softmax.dropped:
             kept = _blinded(x, result)
             if kept:
@@ -248,10 +248,11 @@ def _strays(values: Tensor, sizes: tuple[int, int, int]) -> bool:
     return steps not in ((token * width, width), (width, samples * width))
 
 
-def _dropout(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[float, bool]:
-    """(p, training) of F.dropout, or of torch's."""
+def _drops(args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether a call of F.dropout, or of torch's, drops anything."""
     p = args[1] if len(args) > 1 else named.get("p", 0.5)
-    return p, args[2] if len(args) > 2 else named.get("training", named.get("train", True))
+    training = args[2] if len(args) > 2 else named.get("training", named.get("train", True))
+    return bool(p and training)
 
 
 def _heads(x: Tensor) -> int | None:
