@@ -41,9 +41,11 @@ class TestXTransformers:
             library.TransformerWrapper(num_tokens=WORDS, max_seq_len=16, attn_layers=layers).double().eval()
         )
 
-    @pytest.mark.parametrize("pre_norm", [True, False])
-    def test_layers_and_attention(self, pre_norm: bool) -> None:
-        model = self.model(attn_flash=True, pre_norm=pre_norm)
+    @pytest.mark.parametrize(("flash", "pre_norm"), [(True, True), (True, False), (False, True)])
+    def test_layers_and_attention(self, flash: bool, pre_norm: bool) -> None:
+        """Without flash its softmax is written out, and in float32."""
+        close = 1e-12 if flash else 1e-6
+        model = self.model(attn_flash=flash, pre_norm=pre_norm)
         with torch.no_grad():
             plain, inside = model(IDS, mask=REAL, return_intermediates=True)
             with rankscope.watch(model, ["mu", "dobrushin", "head_mu"]) as w:
@@ -65,12 +67,31 @@ class TestXTransformers:
                 x = norm(states[layer - 1]) if pre_norm else states[layer - 1]
                 P = by_hand(attention.to_q(x), attention.to_k(x), causal)
             got = profile.curve("dobrushin")[:, layer]
-            torch.testing.assert_close(got, reference.dobrushin(P, REAL), rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(got, reference.dobrushin(P, REAL), rtol=close, atol=close)
+        assert any("in float32 inside" in note for note in w.notes) is not flash
 
-    def test_a_softmax_written_out_is_not_seen(self) -> None:
-        with pytest.raises(WatchError, match="none came through: .* not in .* a softmax written out"):
-            seen(self.model(), "entropy", IDS)
-        assert seen(self.model(), "mu", IDS).profile().curve("mu").shape == (2, 5)
+    def test_its_default_attention_is_the_weights_that_it_hands_out(self) -> None:
+        model = self.model(attn_kv_heads=1)
+        with torch.no_grad():
+            _, inside = model(IDS, mask=REAL, return_intermediates=True)
+            with rankscope.watch(model, "head_mu", keep="attention") as w:
+                model(IDS, mask=REAL)
+        for layer, each in zip((1, 3), inside.attn_intermediates, strict=True):
+            assert torch.equal(w.attention[layer][0], each.post_softmax_attn)
+
+    @pytest.mark.parametrize(
+        ("option", "sentence"),
+        [
+            ("attn_post_talking_heads", "in block 1 conv2d is between"),
+            ("attn_head_learned_sink", "attention of 6 tokens to 7"),
+            ("attn_sigmoid", "none came through: .* a softmax written out, not in flex"),
+            ("attn_hard", "in block 1 add is between"),
+        ],
+    )
+    def test_attention_of_other_kinds_is_refused(self, option: str, sentence: str) -> None:
+        model = self.model(**{option: True})
+        with pytest.raises(WatchError, match=sentence):
+            seen(model, "entropy", IDS)
 
     def test_generation(self) -> None:
         library = pytest.importorskip("x_transformers")

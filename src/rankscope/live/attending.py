@@ -1,6 +1,6 @@
 """What is seen of attention inside a block: its weights, and what each head adds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from rankscope.live.heads import CLOSURE, check_closure, contributions, weight_o
 from rankscope.live.isolation import isolated
 from rankscope.live.multihead import head_outputs
 from rankscope.live.reading import read_attention, read_heads
+from rankscope.live.softmax import Softmax
 
 
 class Attending:
@@ -27,8 +28,8 @@ class Attending:
         if self._listens():
             self._heard(*weights())
 
-    def function(self, seen: Attention, own: bool) -> None:
-        """Attention through torch's function, inside a block; `own` is whether tokens look at themselves."""
+    def function(self, seen: Attention | Softmax, own: bool) -> None:
+        """Attention through torch's functions, inside a block; `own` is whether tokens look at themselves."""
         call = self.call
         if call is None or not call.inside or call.shape is None:
             return
@@ -42,6 +43,11 @@ class Attending:
             call.elsewhere.append(
                 "attention whose queries and keys cannot both be followed back to the block's tokens"
             )
+        elif seen.changed is not None:
+            raise WatchError(
+                "attention weights must come to the values as their softmax gave them to be read; in block "
+                f"{call.inside[-1]} {seen.changed} is between: watch metrics of tokens"
+            )
         elif call.inside[-1] in call.attended:
             raise WatchError(
                 f"a block must have one attention of its tokens to themselves for its weights to be read; a "
@@ -53,6 +59,20 @@ class Attending:
             self._heard(*seen.weights())
         else:
             call.attended.add(call.inside[-1])
+
+    def unused(self, found: Sequence[Softmax]) -> None:
+        """A block is left in which these softmaxes of its tokens' scores came to no values."""
+        call = self.call
+        assert call is not None and call.shape is not None
+        batch, token = call.shape
+        for each in found:
+            if each.sizes == (batch, token, token) and call.inside[-1] in call.attended:
+                raise WatchError(
+                    f"a block must have one attention of its tokens to themselves for its weights to be "
+                    f"read; block {call.inside[-1]} has a second softmax of its tokens' scores: watch "
+                    "metrics of tokens"
+                )
+            call.elsewhere.append("a softmax of scores whose weights were not seen to multiply values")
 
     def multihead(
         self, module: nn.MultiheadAttention, weights: Callable[[], tuple[Tensor, Tensor, Tensor]]

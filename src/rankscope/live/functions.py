@@ -1,18 +1,19 @@
-"""Attention that a module computes itself, seen where it calls `F.scaled_dot_product_attention`.
+"""Attention that a module computes itself, seen in the functions of torch that it calls.
 
 While a block runs, a torch function mode looks at every call of torch in it, and hands on what the call gave,
-as it is. Of attention it takes the arguments, and computes the weights beside, as torch documents them:
+as it is. Of `F.scaled_dot_product_attention` it takes the arguments, and computes the weights beside, as
+torch documents them:
 
     P = softmax(Q K' scale + mask),   without dropout
 
-That P V is what the call gave is checked every time. Whose tokens attention looks at is found by following
-the block's state through the calls: where queries and keys both come from it, tokens attend to themselves;
-keys from elsewhere are cross-attention. Calls inside scripted or compiled code or `vmap`, and flex attention,
-which compiles itself, are not seen.
+That P V is what the call gave is checked every time. A softmax that is written out is `Softmax`. Whose tokens
+attention looks at is found by following the block's state through the calls: where queries and keys both come
+from it, tokens attend to themselves; keys from elsewhere are cross-attention. Calls inside scripted or
+compiled code or `vmap`, and flex attention, which compiles itself, are not seen.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,8 +24,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from rankscope.errors import WatchError
-from rankscope.live.heads import CLOSURE, ROUNDINGS
+from rankscope.live.heads import CLOSURE, ROUNDINGS, by_head
 from rankscope.live.isolation import isolated
+from rankscope.live.softmax import Softmax, Softmaxes, tensors
 from rankscope.metrics.tokens import unit_of
 
 _ATEN = torch.ops.aten.scaled_dot_product_attention
@@ -50,6 +52,8 @@ class Attention:
         self.output, self.query, self.key, self.value = output, query, key, value
         self.mask, self.dropout, self.causal, self.scale = attn_mask, dropout_p, is_causal, scale
         self.grouped = enable_gqa
+        self.changed: str | None = None
+        """Nothing comes between these weights and their values."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -63,7 +67,7 @@ class Attention:
             P = self._weights()
             if not self.dropout:
                 self._check(P)
-            return _by_head(P), _by_head(self.output.detach()).transpose(1, 2)
+            return by_head(P), by_head(self.output.detach()).transpose(1, 2)
 
     def _weights(self) -> Tensor:
         query, key = self._cast(self.query), self._cast(self.key)
@@ -92,7 +96,7 @@ class Attention:
             return None
         mask = mask.expand(*self.query.shape[:-1], self.key.shape[-2])
         hidden = mask < -1e3 if mask.is_floating_point() else ~mask
-        return _by_head(hidden).all(2).all(1)
+        return by_head(hidden).all(2).all(1)
 
     def _cast(self, x: Tensor) -> Tensor:
         """As the kernel took it under autocast; and then wide enough for a softmax."""
@@ -112,8 +116,8 @@ class Attention:
             )
 
 
-Seen = Callable[[Attention, bool], None]
-"""Takes a call of attention, and whether its queries and keys both come from the block's tokens."""
+Seen = Callable[[Attention | Softmax, bool], None]
+"""Takes attention, and whether its queries and keys both come from the block's tokens."""
 
 
 class Functions(TorchFunctionMode):
@@ -125,6 +129,7 @@ class Functions(TorchFunctionMode):
         self.depth = 0
         self.own = WeakTensorKeyDictionary()
         """Tensors that come from the state of a block that is being run."""
+        self.softmaxes = Softmaxes(self.own)
 
     def start(self, states: Iterable[Tensor]) -> None:
         """A block is entered with this state."""
@@ -134,12 +139,15 @@ class Functions(TorchFunctionMode):
             self.__enter__()  # type: ignore[no-untyped-call]
         self.depth += 1
 
-    def stop(self) -> None:
-        """A block is left."""
+    def stop(self) -> list[Softmax]:
+        """A block is left; gives the softmaxes of its tokens' scores that no values were weighted with."""
         self.depth -= 1
+        unused = self.softmaxes.unused()
         if not self.depth:
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self.own.clear()
+            self.softmaxes.clear()
+        return unused
 
     def close(self) -> None:
         """Off, also where a block was interrupted."""
@@ -154,26 +162,16 @@ class Functions(TorchFunctionMode):
         found = func(*args, **given)
         if torch.compiler.is_compiling():
             return found
-        if any(x in self.own for x in _tensors((*args, *given.values()))):
+        if any(x in self.own for x in tensors((*args, *given.values()))):
             # What an assignment writes into is no result.
-            for x in _tensors((found, args[0] if func is Tensor.__setitem__ else None)):
+            for x in tensors((found, args[0] if func is Tensor.__setitem__ else None)):
                 self.own[x] = True
+            if not any(map(is_functorch_wrapped_tensor, tensors((found,)))):
+                name = getattr(func, "__name__", "")
+                written = self.softmaxes.follow(name, args, given, found)
+                if written is not None:
+                    self.seen(*written)
         if func in ATTENTION and not is_functorch_wrapped_tensor(found):
             call = Attention(found, *args, **given)
             self.seen(call, call.query in self.own and call.key in self.own)
         return found
-
-
-def _tensors(found: Iterable[Any]) -> Iterator[Tensor]:
-    for each in found:
-        if isinstance(each, Tensor):
-            yield each
-        elif isinstance(each, tuple | list):
-            yield from _tensors(each)
-
-
-def _by_head(x: Tensor) -> Tensor:
-    """`[batch, head, token, ...]`: a lone sample or head gets its dim, and groups of heads stand in a row."""
-    if x.ndim < 4:
-        return x[None, None] if x.ndim == 2 else x[:, None]
-    return x.flatten(1, -3)

@@ -50,14 +50,16 @@ def is_outside(owner: Any) -> bool:
 
 
 def calls_torch(owner: Any) -> bool:
-    """Whether the files that such a model is written in may call torch's attention function themselves."""
+    """Whether the files that such a model is written in may call torch's attention, or a softmax,
+    themselves."""
     names = {type(part).__module__ for part in owner.modules()}
     return any(map(_mentions_torch, (name for name in names if not name.startswith("torch."))))
 
 
 def _mentions_torch(name: str) -> bool:
     try:
-        return "scaled_dot_product_attention" in inspect.getsource(sys.modules[name])
+        text = inspect.getsource(sys.modules[name])
+        return "scaled_dot_product_attention" in text or "softmax(" in text.lower()
     except (KeyError, OSError, TypeError):  # a notebook has no file
         return True
 
@@ -65,7 +67,7 @@ def _mentions_torch(name: str) -> bool:
 def refusal(owner: Any) -> str:
     """What to say where attention is asked of a model outside the interface."""
     return (
-        "attention can be watched in models that use transformers' attention interface, or torch's function; "
+        "attention can be watched in models that use transformers' attention interface or torch's functions; "
         f"{owner.config.model_type} ({type(owner).__name__}) does not: watch metrics of tokens, or measure "
         "attention through load and measure where its family can be loaded"
     )

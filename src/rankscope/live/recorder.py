@@ -146,9 +146,10 @@ class Recorder(Attending):
         if self.call is None or not self.call.inside:
             return
         call = self.call
+        unused = [] if self.functions is None else self.functions.stop()
+        if not failed and call.shape is not None:
+            self.unused(unused)
         layer, took = call.inside.pop(), call.took.pop()
-        if self.functions is not None:
-            self.functions.stop()
         if failed:
             return
         call.fired.append(layer)
@@ -210,8 +211,8 @@ class Recorder(Attending):
             where = ""
             if self.functions is not None and not call.elsewhere:
                 where = (
-                    ": it is seen in Hugging Face models, nn.MultiheadAttention and "
-                    "F.scaled_dot_product_attention, not in flex attention or a softmax written out"
+                    ": it is seen in Hugging Face models, nn.MultiheadAttention, "
+                    "F.scaled_dot_product_attention and a softmax written out, not in flex attention"
                 )
             raise WatchError(
                 f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came[0]} "

@@ -62,7 +62,7 @@ def watch(
 
     Metrics of tokens leave the model's attention as it is. So do those of attention and heads: weights that
     a kernel keeps to itself are computed beside it, in Hugging Face models, in `nn.MultiheadAttention` and
-    wherever a module calls `F.scaled_dot_product_attention`.
+    wherever a module calls `F.scaled_dot_product_attention` or writes its softmax out.
 
     >>> import torch
     >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, norm_first=True)
@@ -279,7 +279,7 @@ class Watch:
             return
         if outside:
             self._seen.functions = Functions(self._seen.function)
-            self._changed("Attention weights were computed beside torch's function, undropped.")
+            self._changed("Attention was seen in torch's functions; weights are those before dropout.")
         else:
             before = owner.config._attn_implementation  # type: ignore[union-attr]
             if before != "eager":
