@@ -17,7 +17,7 @@ from tests.sources.test_families import inputs_of
 TOKENS = ["relative_residual", "residual", "mu", "effective_rank", "mean_cosine", "residual@midrange"]
 HEADS = ["dobrushin", "entropy", "first_token_mass", "head_mu", "head_relative_residual"]
 MINE = Metric("longest", lambda x, padding: x.X.norm(dim=-1).amax(-1), degree=1, scale=metric("mu").scale)
-UNSEEN = {name: HEADS[3:] for name in ("xlnet", "dinov2", "qwen3_next")}
+UNSEEN = dict.fromkeys(("xlnet", "dinov2", "qwen3_next"), HEADS[3:])
 
 
 @pytest.mark.parametrize(("name", "label"), CASES)
