@@ -150,8 +150,8 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
         raise ArchitectureError(f"tolerance must be a finite number > 0; got {tolerance}")
     if not applies(net):
         raise ArchitectureError(
-            "a critical skip is measured in deviation arithmetic, which must have a rule for every part; it has "
-            f"none for {', '.join(without_rule(net))} (kernels: {', '.join(KERNELS)}): use "
+            "a critical skip is measured in deviation arithmetic, which must have a rule for every part; it "
+            f"has none for {', '.join(without_rule(net))} (kernels: {', '.join(KERNELS)}): use "
             "net.variant(kernel=...), or mlp=False"
         )
     if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
