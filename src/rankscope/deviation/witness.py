@@ -73,8 +73,9 @@ class Witness:
             self.state = seen.passed.state
         else:
             self.state = after if bool(sees.all()) else _chosen(sees, after, seen.passed.state)
-        if bool((hidden := _hidden(step, seen)).any()):
-            self.lost = self.lost | hidden
+        unknown = _hidden(step, seen) | self.plain.signs.torn | self.fine.signs.torn
+        if bool(unknown.any()):
+            self.lost = self.lost | unknown
             seen = replace(seen, lost=self.lost)
         return seen
 
@@ -93,7 +94,8 @@ class Seen:
     """By plain rules, real tokens first; None where float64 sees no sample."""
     lost: Bool[Tensor, " batch"]
     """Whether a token became so short beside the others that one scale does not hold them, or what equal
-    tokens differ by may have been all that is left, here or before: nothing is known of the sample since."""
+    tokens differ by may have been all that is left, or a norm gave a sign to what is zero but for rounding,
+    here or before: nothing is known of the sample since."""
 
     @cached_property
     def passed(self) -> DeviationStep:

@@ -36,7 +36,7 @@ def half_facts(
     longest = torch.linalg.vector_norm(whole.value[0], dim=-1).max()
     stretches = [log(abs(half.weight))]
     ranks: list[tuple[int, int, int]] = []
-    clear, vanished = True, False
+    clear, vanished = True, half.torn
 
     def ranked(before: State, after: State, loss: int) -> None:
         nonlocal clear, vanished

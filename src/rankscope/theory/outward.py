@@ -94,7 +94,7 @@ def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
         blind = any(each.sizes[layer].noise for each in copies)
         if layer > 0:
             here, there = first.layers[layer - 1], [each.layers[layer - 1].attention for each in others]
-            gone = gone or any(half.vanished for half in here.halves)
+            gone = gone or any(half.vanished for each in copies for half in each.layers[layer - 1].halves)
             gone = gone or bool(lost(first.sizes[layer - 1].state, sizes.state))
             gone = gone or any(bool(undecided(here.attention, P)) for P in there)
             if apart <= AGREED and bool(steep(here.attention)):
