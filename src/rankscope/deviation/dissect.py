@@ -122,7 +122,7 @@ def started(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State
     """What a pass over tokens without padding starts from; with a seed, shaken (`noise.py`): the split into
     a common token and deviations rounds as any rule does."""
     X, real, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), None)
-    setting = Setting.of(net.arch, net.weights, X, real)
+    setting = net.setting(X, real)
     if seed is None:
         return State.of(X, real), setting
     noise = Noise(seed)
@@ -138,5 +138,5 @@ def dissect(net: Transformer, X: Tensor, seed: int | None = None) -> Iterator[Bl
     rules = _Noted(net.arch, setting) if seed is None else _NotedShaken(net.arch, setting, seed)
     for block in net.blocks:
         rules.forget()
-        state, P, heads, _ = traverse(block, rules, state)
+        state, P, heads, *_ = traverse(block, rules, state)
         yield BlockTaken(state, P, heads, rules.halves())

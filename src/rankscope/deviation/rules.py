@@ -1,6 +1,8 @@
 """The rules of deviation arithmetic: what each part of a block does to a state `1 x^T + e^s R`."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -39,6 +41,7 @@ class Deviation(Arithmetic):
         self.arch, self.setting = arch, setting
         self.memory: dict[str, Any] = {}
         self.routed: dict[int, Tensor] = {}
+        self.crossed: dict[int, Attention] = {}
 
     def norm(self, block: Block, name: str, state: State) -> State:
         """Each token, normalised (`norms.py`). What a branch adds is not tidy yet."""
@@ -83,6 +86,27 @@ class Deviation(Arithmetic):
             spoken.R.together().mapped(lambda t: t.transpose(1, 2).flatten(-2) @ out.weight),
             spoken.real,
         )
+
+    def cross(self, block: Block, state: State) -> State:
+        """What cross-attention adds: the values are the memory's, a common one and deviations as tokens have
+        them, and rows of P differ by what queries differ by."""
+        there, M = block.crossing, self.setting.memory
+        assert M is not None
+        P = split(self.cross_scores(there, state), M.visible(state.real.rows), state.real, tokens=False)
+        self.crossed[block.index] = P
+        values = replace(self.values(there, self.source), real=state.real)
+        return self.output(there, self.mix(there, P, values))
+
+    def cross_scores(self, there: Block, state: State) -> Scores:
+        """What all rows of scores share, and what they do not, of tokens asking the memory."""
+        w, setting = there.weights.attention, self.setting.bare()
+        return scores(self.arch, there.index, w, state, setting, self.touch, self.rounding, self.source)
+
+    @cached_property
+    def source(self) -> State:
+        """The memory, in two parts as tokens are."""
+        assert self.setting.memory is not None
+        return State.of(self.setting.memory.tokens, self.setting.memory.real)
 
     def mlp(self, block: Block, state: State) -> State:
         """What the MLP adds (`mlp.py`), or a mixture of experts (`experts.py`)."""

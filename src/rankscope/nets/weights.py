@@ -97,13 +97,17 @@ class Layer:
     """The tensors of one block."""
 
     attention: Attention
+    cross: Attention | None = None
+    """Of cross-attention: keys and values of the memory, as wide as the tokens."""
     mlp: MLPWeights | None = None
     experts: ExpertWeights | None = None
     """In the place of `mlp`."""
     attention_norm: NormWeights = UNWEIGHTED
+    cross_norm: NormWeights = UNWEIGHTED
     mlp_norm: NormWeights = UNWEIGHTED
     attention_after: NormWeights = UNWEIGHTED
     """Second norm of a sandwich, on the branch before it is added."""
+    cross_after: NormWeights = UNWEIGHTED
     mlp_after: NormWeights = UNWEIGHTED
 
 
@@ -126,12 +130,14 @@ class Weights:
 def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
     """Names and shapes of the tensors of layer `index`."""
     d, h, g, c, m = arch.width, arch.heads, arch.key_heads, arch.head_width, arch.mlp_width
-    shapes: dict[str, Shape] = {
-        **_linear("attention.query", (d, h, c), (h, c), arch.has_bias("query")),
-        **_linear("attention.key", (d, g, c), (g, c), arch.has_bias("key")),
-        **_linear("attention.value", (d, g, c), (g, c), arch.has_bias("value")),
-        **_linear("attention.output", (h, c, d), (d,), arch.has_bias("output")),
-    }
+    shapes: dict[str, Shape] = {}
+    for name in ("attention", "cross") if arch.cross_attention else ("attention",):
+        shapes |= {
+            **_linear(f"{name}.query", (d, h, c), (h, c), arch.has_bias("query")),
+            **_linear(f"{name}.key", (d, g, c), (g, c), arch.has_bias("key")),
+            **_linear(f"{name}.value", (d, g, c), (g, c), arch.has_bias("value")),
+            **_linear(f"{name}.output", (h, c, d), (d,), arch.has_bias("output")),
+        }
     if arch.head_gate:
         shapes |= _linear("attention.gate", (d, h, c), (h, c), arch.has_bias("query"))
     if arch.query_norm:
@@ -226,6 +232,7 @@ def assemble(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
 
 PARTS: dict[str, type] = {
     "attention": Attention,
+    "cross": Attention,
     "mlp": MLPWeights,
     "experts": ExpertWeights,
     "shared": MLPWeights,
@@ -235,8 +242,10 @@ PARTS: dict[str, type] = {
     **dict.fromkeys(
         (
             "attention_norm",
+            "cross_norm",
             "mlp_norm",
             "attention_after",
+            "cross_after",
             "mlp_after",
             "final_norm",
             "query_norm",

@@ -163,6 +163,11 @@ class _Freezing(Plain):
 @torch.no_grad()
 def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen:
     """Run the network once and keep what depends on the tokens."""
+    if net.arch.cross_attention:
+        raise PathError(
+            "a network is taken apart where every path begins at its own tokens; this one has "
+            "cross-attention, whose paths begin in a memory: measure it instead"
+        )
     for part in net.arch.parts:
         if part.place in ("values", "heads"):
             raise PathError(

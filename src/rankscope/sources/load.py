@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import RankscopeError, SourceError
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.architecture import BIASES
+from rankscope.nets.fields import BIASES
 from rankscope.nets.saved import is_saved
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
 from rankscope.sources.checkpoint import Checkpoint, first_line, place

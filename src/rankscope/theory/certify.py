@@ -8,7 +8,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import MetricError, TokensError, one_of
+from rankscope.errors import MetricError, TheoremError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
 from rankscope.profiles.propagation import Progress
@@ -52,6 +52,12 @@ def certify(
     (True, 0)
     """
     chosen = theorems_named(theorems)
+    if net.arch.cross_attention:
+        raise TheoremError(
+            "the theorems are of networks whose tokens attend to each other alone; this one has "
+            "cross-attention, by which tokens take in what differs in a memory, and no bound on what they "
+            "differ by holds: measure it instead"
+        )
     if centre not in get_args(Centre):
         raise MetricError(one_of("centre", centre, get_args(Centre)))
     given, net = net, net.to(torch.float64, "cpu" if device is None else device)

@@ -144,6 +144,11 @@ def _refuse(arch: Architecture) -> None:
             "an exponent is known of the parts that the package has; this network has some of its own: "
             "measure it instead"
         )
+    if arch.cross_attention:
+        raise ArchitectureError(
+            "an exponent is known of tokens that attend to each other alone; this network has "
+            "cross-attention: measure it instead"
+        )
     kernel = arch.kernel.partition(":")[0]
     if kernel in KERNELS:
         raise ArchitectureError(
