@@ -26,7 +26,7 @@ def family_of(model_type: str | None, asked: str | Family | None = None) -> Fami
         return own
     if asked not in FAMILIES:
         raise SourceError(one_of("family", asked, FAMILIES))
-    if own is not None and own.name != asked:
+    if own is not None and model_type not in FAMILIES[asked].types:
         raise SourceError(
             f"family is for a config that does not say its model type; this one says {model_type!r}, of "
             f"family {own.name}, and {asked!r} was asked for: leave family out"

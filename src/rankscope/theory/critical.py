@@ -150,8 +150,8 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
         raise ArchitectureError(f"tolerance must be a finite number > 0; got {tolerance}")
     if net.arch.cross_attention:
         raise ArchitectureError(
-            "a critical skip weighs attention among tokens against its skip; this network has cross-attention "
-            "as well, whose skip is the same weight: measure its variants instead"
+            "a critical skip weighs attention among tokens against its skip; this network has "
+            "cross-attention as well, whose skip is the same weight: measure its variants instead"
         )
     if not applies(net):
         raise ArchitectureError(
