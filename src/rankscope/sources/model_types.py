@@ -42,7 +42,7 @@ def _unknown(model_type: str) -> str:
     if towers:
         either = " or ".join(map(repr, towers))
         return f"a {model_type} model has two towers; name the one to load, family={either}"
-    known = [kind for family in FAMILIES.values() for kind in family.types]
+    known = list(dict.fromkeys(kind for family in FAMILIES.values() for kind in family.types))
     theirs = model_type in CONFIG_MAPPING
     near = [] if theirs else get_close_matches(model_type, known, n=1, cutoff=CLOSE)
     hint = f" (did you mean {near[0]!r}?)" if near else ""

@@ -87,7 +87,9 @@ class T5Decoder(T5):
     def architecture(self, config: Any) -> Architecture:
         """As the encoder's, with tokens behind alone, and a memory."""
         encoder = copy.copy(config)
-        encoder.is_decoder, encoder.num_layers = False, config.num_decoder_layers
+        if not config.is_decoder:  # the config of both sides
+            encoder.num_layers = config.num_decoder_layers
+        encoder.is_decoder = False
         return super().architecture(encoder).replace(mask="causal", bias_ahead=False, cross_attention=True)
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
