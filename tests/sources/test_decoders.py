@@ -173,9 +173,9 @@ def test_what_needs_tokens_of_one_kind_is_refused() -> None:
     net = net.reading(M[:1])
     with pytest.raises(PathError, match="whose paths begin in a memory"):
         decompose(net, X)
-    with pytest.raises(TheoremError, match="no bound on what they differ by holds"):
+    with pytest.raises(TheoremError, match="this network has cross-attention, by which tokens take in"):
         certify(net, X)
     with pytest.raises(ArchitectureError, match="this network has cross-attention"):
         critical_skip(net, X)
-    with pytest.raises(ArchitectureError, match="tokens that attend to each other alone"):
+    with pytest.raises(ArchitectureError, match="an exponent is known of attention among tokens; this network has cross-attention"):
         transverse_exponent(net, X[0, 0], 4)

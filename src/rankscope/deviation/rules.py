@@ -17,6 +17,7 @@ from rankscope.deviation.attention import (
 )
 from rankscope.deviation.experts import mixture
 from rankscope.deviation.gates import gated
+from rankscope.deviation.latents import latent
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
 from rankscope.deviation.scaled import Scaled
@@ -27,7 +28,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Arithmetic, Block
-from rankscope.nets.weights import Linear
+from rankscope.nets.weights import Latent, Linear
 
 
 class Deviation(Arithmetic):
@@ -52,6 +53,7 @@ class Deviation(Arithmetic):
     def values(self, block: Block, state: State) -> Values:
         """What heads mix, of the common token and of deviations from it."""
         w = block.weights.attention.value
+        state = self.latent(state, block.weights.attention.key_latent, alone=True)
         common, deviation = heads(state.x, w, self.arch), deviations(state.R, w, self.arch)
         return Values(common.by_head(), deviation.by_head(), state.real)
 
@@ -64,7 +66,12 @@ class Deviation(Arithmetic):
     def scores(self, block: Block, state: State) -> Scores:
         """What all rows of scores share, and what they do not."""
         w = block.weights.attention
-        return scores(self.arch, block.index, w, state, self.setting, self.touch, self.rounding)
+        asking, keys = self.latent(state, w.query_latent), self.latent(state, w.key_latent)
+        return scores(self.arch, block.index, w, asking, self.setting, self.touch, self.rounding, keys)
+
+    def latent(self, state: State, w: Latent | None, *, alone: bool = False) -> State:
+        """What queries, or keys and values, are linear in (`latents.py`)."""
+        return latent(state, w, self.touch, self.tidy, self.rounding, alone=alone)
 
     def mix(self, block: Block, P: Attention, values: Values) -> Spoken:
         """What each head says."""

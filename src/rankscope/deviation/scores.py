@@ -48,7 +48,7 @@ def scores(
     keys: State | None = None,
 ) -> Scores:
     """The scores of a layer, head by head. `touch` is asked of queries and keys, `rounding` in their norm.
-    `keys` are of the tokens themselves, or of a memory; then the setting must be `bare`."""
+    `keys` are of the same tokens, or of a memory; then the setting must be `bare`."""
     n, keys = state.real.rows.shape[1], state if keys is None else keys
     zero = state.R.value.new_zeros(len(state.real.rows), arch.heads, keys.real.rows.shape[1])
     if arch.kernel == "uniform":

@@ -63,6 +63,7 @@ class Architecture(Fields):
                     f"and {self.heads} heads"
                 )
             put(self, "head_width", self.width // self.heads)
+        put(self, "value_width", self.value_width or self.head_width)
         put(self, "key_heads", self.key_heads or self.heads)
         put(self, "divisor", self.divisor or math.sqrt(self.head_width))
         put(self, "mlp_width", self.mlp_width or 4 * self.width)
@@ -84,6 +85,7 @@ class Architecture(Fields):
         usual = {
             "key_heads": self.heads,
             "head_width": self.width / self.heads,
+            "value_width": self.head_width,
             "divisor": math.sqrt(self.head_width),
             "mlp_width": 4 * self.width,
         }
@@ -110,6 +112,7 @@ class Architecture(Fields):
         said += [f"no {word}" for word, kind in (("MLP", self.mlp), ("norm", self.norm)) if kind == "none"]
         said += [] if self.kept_heads is None else ["some heads silent"]
         said += ["gated heads"] if self.head_gate else []
+        said += ["latent keys and values"] if self.key_latent else []
         said += ["cross-attention"] if self.cross_attention else []
         if self.mask != "complete":
             mask = spec_of(self.mask) if isinstance(self.mask, Mask) else self.mask
@@ -126,6 +129,8 @@ class Architecture(Fields):
         follow: dict[str, Any] = {}
         if {"width", "heads"} & changes.keys() and whole and self.head_width == self.width // self.heads:
             follow["head_width"] = 0
+        if {"width", "heads", "head_width"} & changes.keys() and self.value_width == self.head_width:
+            follow["value_width"] = 0
         if "heads" in changes and self.key_heads == self.heads:
             follow["key_heads"] = 0
         if {"width", "heads", "head_width"} & changes.keys() and self.divisor == math.sqrt(self.head_width):

@@ -51,7 +51,15 @@ def check(arch: Fields) -> None:
     among("rotary_pairs", arch.rotary_pairs, ("half", "adjacent"))
     for part in arch.biases if isinstance(arch.biases, tuple) else ():
         among("biases", part, BIASES)
-    for name in ("key_heads", "head_width", "mlp_width", "length", "bias_buckets", "bias_reach"):
+    for name in (
+        "key_heads",
+        "head_width",
+        "value_width",
+        "mlp_width",
+        "length",
+        "bias_buckets",
+        "bias_reach",
+    ):
         if getattr(arch, name) < 1:
             raise ArchitectureError(f"{name} must be a whole number >= 1; got {getattr(arch, name)!r}")
     for name in ("divisor", "rotary_base"):
@@ -80,6 +88,7 @@ def check(arch: Fields) -> None:
     _experts(arch)
     _parts(arch)
     _cross(arch)
+    _latents(arch)
 
 
 def _positions(arch: Fields) -> None:
@@ -213,6 +222,20 @@ def _cross(arch: Fields) -> None:
             raise ArchitectureError(
                 f"cross_attention goes with one half after another and plain queries and keys; got {what}: "
                 "leave one of them out"
+            )
+
+
+def _latents(arch: Fields) -> None:
+    for name in ("query_latent", "key_latent"):
+        if getattr(arch, name) < 0 or getattr(arch, name) == 1:
+            raise ArchitectureError(
+                f"{name} must be 0, for none, or a width >= 2: through its norm one entry is but a sign; got "
+                f"{getattr(arch, name)}"
+            )
+        if getattr(arch, name) and (arch.cross_attention or arch.positions == "relative"):
+            raise ArchitectureError(
+                f"{name} goes with attention among tokens and positions none, absolute, rotary, bias or alibi"
+                f"; got cross_attention {arch.cross_attention}, positions {arch.positions!r}"
             )
 
 

@@ -26,6 +26,13 @@ class Fields:
     """Heads of keys and values; fewer than `heads` when they are grouped. 0: as many as `heads`."""
     head_width: int = 0
     """Width of a query, key or value. 0: width / heads."""
+    value_width: int = 0
+    """Width of a value where it is another. 0: head_width."""
+    query_latent: int = 0
+    """Queries are linear in a latent of this width, `RMSNorm(x A)` (DeepSeek). 0: in the token itself."""
+    key_latent: int = 0
+    """The same of keys and values, which share one. As many entries more of x A as are rotated stand beside
+    it, without a norm, for keys alone."""
 
     kernel: str | Kernel = "softmax"
     """softmax, gaussian, uniform, sigmoid, linear, linformer:k, or a `Kernel` (see `kernels.py`)."""
@@ -113,6 +120,11 @@ class Fields:
     def rotary_width(self) -> int:
         """Entries of each head that are rotated."""
         return round(self.rotary_share * self.head_width)
+
+    @property
+    def latent_width(self) -> int:
+        """Entries that keys are linear in, where they are of a latent: its own and those beside it."""
+        return self.key_latent + (self.rotary_width if self.positions == "rotary" else 0)
 
     @property
     def linformer_rank(self) -> int | None:

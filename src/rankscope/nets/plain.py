@@ -15,7 +15,7 @@ from rankscope.nets.order import Half
 from rankscope.nets.positions import by_offset, rotate
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Arithmetic, Block
-from rankscope.nets.weights import ExpertWeights, Layer, Linear, MLPWeights
+from rankscope.nets.weights import LATENT_EPS, ExpertWeights, Latent, Layer, Linear, MLPWeights
 
 Tokens = Float[Tensor, "batch token width"]
 Heads = Float[Tensor, "batch head token head_width"]
@@ -42,13 +42,14 @@ class Plain(Arithmetic):
 
     def values(self, block: Block, X: Tokens) -> Heads:
         """`X W_V + b_V`, once for every head."""
-        return self._grouped(self.heads(X, block.weights.attention.value))
+        w = block.weights.attention
+        return self._grouped(self.heads(self.latent(X, w.key_latent, alone=True), w.value))
 
     def weights(self, block: Block, X: Tokens) -> Square:
         """P of every head, by the architecture's kernel."""
         arch, w, setting = self.arch, block.weights.attention, self.setting
-        q = self.heads(X, w.query)  # [batch, head, token, head_width]
-        k = self.heads(X, w.key)  # [batch, key_head, token, head_width]
+        q = self.heads(self.latent(X, w.query_latent), w.query)  # [batch, head, token, head_width]
+        k = self.heads(self.latent(X, w.key_latent), w.key)  # [batch, key_head, token, head_width]
         if arch.query_norm:
             q = normalise(q, "rms", w.query_norm, arch.norm_eps)
             k = normalise(k, "rms", w.key_norm, arch.norm_eps)
@@ -69,7 +70,19 @@ class Plain(Arithmetic):
         """`X W + b`."""
         return affine(X, linear)
 
-    def heads(self, X: Tokens, linear: Linear) -> Heads:
+    def latent(
+        self, X: Tokens, w: Latent | None, *, alone: bool = False
+    ) -> Float[Tensor, "batch token inner"]:
+        """What queries, or keys and values, are linear in: the tokens, or a latent of them, with what stands
+        beside it unless it is asked for `alone`."""
+        if w is None:
+            return X
+        assert w.norm.gain is not None
+        Y, normed = self.through(X, Linear(w.weight, w.bias)), len(w.norm.gain)
+        first = normalise(Y[..., :normed], "rms", w.norm, LATENT_EPS)
+        return first if alone or normed == Y.shape[-1] else torch.cat([first, Y[..., normed:]], -1)
+
+    def heads(self, X: Float[Tensor, "batch token inner"], linear: Linear) -> Heads:
         """Queries, keys or values of every head."""
         count, width = linear.weight.shape[1:]
         bias = None if linear.bias is None else linear.bias.flatten()

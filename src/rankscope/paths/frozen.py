@@ -179,6 +179,11 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
                 f"a network is taken apart where every part has a rule named 'frozen', linear in its tokens; "
                 f"{part.name} has none: write one, or measure the network instead"
             )
+    if net.arch.key_latent:
+        raise PathError(
+            "a network is taken apart where values are linear in tokens; those of this one are of a latent "
+            "that goes through a norm of its own: measure it instead"
+        )
     X, real, order = net.prepared(X, padding)
     rules = _Freezing(net.arch, Setting.of(net.arch, net.weights, X, real))
     first = X

@@ -202,7 +202,8 @@ def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding
 def _with_biases(arch: Architecture, tensors: dict[str, Tensor]) -> Architecture:
     """The biases that the weights have."""
     places = {"mlp": "mlp.up", "norm": "mlp_norm"}
-    found = [part for part in BIASES if f"layers.0.{places.get(part, f'attention.{part}')}.bias" in tensors]
+    names = {part: (places.get(part, f"attention.{part}"), f"attention.{part}_latent") for part in BIASES}
+    found = [part for part in BIASES if any(f"layers.0.{name}.bias" in tensors for name in names[part])]
     return arch.replace(biases=tuple(found))
 
 

@@ -7,8 +7,6 @@ from rankscope.sources.families import FAMILIES, Family
 
 RECURRENT = ("mamba", "rwkv", "xlstm")
 """How the model types of recurrent models without attention begin or end."""
-LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32")
-"""Model types whose keys and values come of a latent that goes through a norm of its own."""
 SINKS = ("gpt_oss",)
 """Models that leave a share of every row of attention to no token."""
 CLOSE = 0.8
@@ -48,11 +46,6 @@ def _unknown(model_type: str) -> str:
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     if model_type.rstrip("0123456789").endswith(RECURRENT):
         hint = ", a recurrent model without attention"
-    if model_type in LATENT:
-        hint = (
-            ", whose keys and values come of a latent that goes through a norm of its own, and whose values "
-            "are of another width than its queries: attention here has neither"
-        )
     if model_type in SINKS:
         hint = ", whose attention has sinks: its rows do not sum to one"
     return (

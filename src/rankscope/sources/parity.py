@@ -124,7 +124,8 @@ class _Lift(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is Tensor.float:
-            func, self.calls = Tensor.double, self.calls + 1
+            self.calls += 1
+            return args[0].to(torch.float64, copy=True)  # as float() does: some code asks for its strides
         return func(*map(self._wide, args), **{name: self._wide(arg) for name, arg in (kwargs or {}).items()})
 
     def _wide(self, argument: Any) -> Any:

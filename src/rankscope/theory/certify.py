@@ -16,7 +16,7 @@ from rankscope.runs import manifest_of
 from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.certificates import SCHEMA, Certificates
 from rankscope.theory.facts import Centre, Facts
-from rankscope.theory.hypotheses import Hypothesis
+from rankscope.theory.hypotheses import Hypothesis, outside
 from rankscope.theory.logs import TEN
 from rankscope.theory.observe import WeightNorms, observe
 from rankscope.theory.outward import COPIES, noisy_layers, settled
@@ -52,11 +52,10 @@ def certify(
     (True, 0)
     """
     chosen = theorems_named(theorems)
-    if net.arch.cross_attention:
+    if reason := outside(net.arch):
         raise TheoremError(
-            "the theorems are of networks whose tokens attend to each other alone; this one has "
-            "cross-attention, by which tokens take in what differs in a memory, and no bound on what they "
-            "differ by holds: measure it instead"
+            "the theorems are of attention among tokens, linear in them but for its weights; this network "
+            f"has {reason}: measure it instead"
         )
     if centre not in get_args(Centre):
         raise MetricError(one_of("centre", centre, get_args(Centre)))

@@ -42,6 +42,7 @@ from rankscope.nets.masks import Mask, matrix
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import Layer
+from rankscope.theory.hypotheses import outside
 
 Modes = Complex[Tensor, " mode"]
 
@@ -144,10 +145,9 @@ def _refuse(arch: Architecture) -> None:
             "an exponent is known of the parts that the package has; this network has some of its own: "
             "measure it instead"
         )
-    if arch.cross_attention:
+    if reason := outside(arch):
         raise ArchitectureError(
-            "an exponent is known of tokens that attend to each other alone; this network has "
-            "cross-attention: measure it instead"
+            f"an exponent is known of attention among tokens; this network has {reason}: measure it instead"
         )
     kernel = arch.kernel.partition(":")[0]
     if kernel in KERNELS:

@@ -4,6 +4,7 @@ from rankscope.sources.families.albert import Albert
 from rankscope.sources.families.bart import Bart, BartDecoder
 from rankscope.sources.families.bert import Bert
 from rankscope.sources.families.clip import ClipText, ClipVision, SiglipText, SiglipVision
+from rankscope.sources.families.deepseek import DeepSeek
 from rankscope.sources.families.dinov2 import DinoV2
 from rankscope.sources.families.distilbert import DistilBert
 from rankscope.sources.families.family import Family
@@ -37,6 +38,7 @@ FAMILIES: dict[str, Family] = {
         Llama(),
         Mixtral(),
         Qwen3Next(),
+        DeepSeek(),
         Phi3(),
         Gemma2(),
         Gemma3(),
