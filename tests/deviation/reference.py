@@ -171,10 +171,24 @@ class Network:
 
     def heads(self, here: int, name: str, X: Rows, kind: str = "attention") -> list[Rows]:
         """[head][token][head_width] of queries, keys or values."""
+        X = self.latent(f"layers.{here}.{kind}", name, X)
         weight = self.tensors[f"layers.{here}.{kind}.{name}.weight"]  # [width][head][head_width]
         bias = self.tensors.get(f"layers.{here}.{kind}.{name}.bias")
         count = len(weight[0])
         return [times(X, [row[h] for row in weight], bias[h] if bias else None) for h in range(count)]
+
+    def latent(self, prefix: str, name: str, X: Rows) -> Rows:
+        """What queries, keys or values are linear in: tokens, or their latent, its norm's eps 1e-6."""
+        which = f"{prefix}.{'query' if name == 'query' else 'key'}_latent"
+        if name == "gate" or f"{which}.weight" not in self.tensors:
+            return X
+        gain, out = self.tensors[f"{which}.norm.gain"], []
+        for row in times(X, self.tensors[f"{which}.weight"], self.tensors.get(f"{which}.bias")):
+            first, beside = row[: len(gain)], row[len(gain) :]
+            scale = 1 / mp.sqrt(dot(first, first) / len(first) + mp.mpf(1e-6))
+            normed = [u * scale * g for u, g in zip(first, gain, strict=True)]
+            out.append(normed if name == "value" else normed + beside)
+        return out
 
     def attention(self, index: int, here: int, X: Rows, kind: str = "attention") -> Rows:
         name, group = f"layers.{here}.{kind}.output", self.arch.heads // self.arch.key_heads

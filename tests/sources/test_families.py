@@ -28,6 +28,7 @@ OUTPUT = {
     "llama": "self_attn.o_proj",
     "mixtral": "self_attn.o_proj",
     "qwen3_next": "self_attn.o_proj",
+    "deepseek": "self_attn.o_proj",
     "phi3": "self_attn.o_proj",
     "gemma2": "self_attn.o_proj",
     "gemma3": "self_attn.o_proj",
