@@ -177,5 +177,8 @@ def test_what_needs_tokens_of_one_kind_is_refused() -> None:
         certify(net, X)
     with pytest.raises(ArchitectureError, match="this network has cross-attention"):
         critical_skip(net, X)
-    with pytest.raises(ArchitectureError, match="an exponent is known of attention among tokens; this network has cross-attention"):
+    with pytest.raises(
+        ArchitectureError,
+        match="an exponent is known of attention among tokens; this network has cross-attention",
+    ):
         transverse_exponent(net, X[0, 0], 4)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import SMALL_TEXT, Places, Tensors, dense, described, norm
+from rankscope.sources.families.family import SMALL_TEXT, Places, Tensors, dense, described, norm, refuse
 from rankscope.sources.families.llama import NO_TOKENS
 from rankscope.sources.families.mixtral import SHARED, Mixtral
 from rankscope.sources.families.rotary import rotary
@@ -36,6 +36,7 @@ class DeepSeek(Mixtral):
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
+        refuse(config, num_key_value_heads=config.num_attention_heads)
         turned, width = config.qk_rope_head_dim, config.qk_head_dim
         adjacent = getattr(config, "rope_interleave", True)
         arch = described(
