@@ -56,7 +56,7 @@ class Network:
     def __init__(self, net: Transformer) -> None:
         self.arch: Architecture = net.arch
         self.tensors = {name: exact(tensor) for name, tensor in net.state().items()}
-        self.memory = None if net.memory is None else exact(net.memory.tokens[0])
+        self.memory: Any = None if net.memory is None else exact(net.memory.tokens[0])
 
     def states(self, X: Tensor) -> list[Rows]:
         """Every state of one sample [token, width]."""
@@ -81,7 +81,7 @@ class Network:
             bare = kind == "attention" and index in arch.bare_layers
             inside = norm(f"{kind}_norm", Y) if (pre or sandwich) and not bare else Y
             if kind == "cross":
-                out = self.attention(index, here, inside, kind)
+                out = self.spoken(here, inside, self.memory, self.crossing(here, inside), kind)
             else:
                 out = self.attention(index, here, inside) if kind == "attention" else self.mlp(here, inside)
             return norm(f"{kind}_after", out) if sandwich else out
@@ -190,14 +190,17 @@ class Network:
             out.append(normed if name == "value" else normed + beside)
         return out
 
-    def attention(self, index: int, here: int, X: Rows, kind: str = "attention") -> Rows:
+    def attention(self, index: int, here: int, X: Rows) -> Rows:
+        return self.spoken(here, X, X, self.matrices(index, here, X))
+
+    def spoken(self, here: int, X: Rows, source: Rows, found: list[Rows], kind: str = "attention") -> Rows:
+        """What heads add that mix values of a source by the matrices found."""
         name, group = f"layers.{here}.{kind}.output", self.arch.heads // self.arch.key_heads
         v, output, bias = (
-            self.heads(here, "value", X if kind == "attention" else self.memory, kind),
+            self.heads(here, "value", source, kind),
             self.tensors[f"{name}.weight"],
             self.tensors.get(f"{name}.bias"),
         )
-        found = self.matrices(index, here, X) if kind == "attention" else self.crossing(here, X)
         said = [times(P, v[h // group]) for h, P in enumerate(found)]
         if self.arch.head_gate and kind == "attention":
             gates = self.heads(here, "gate", X)

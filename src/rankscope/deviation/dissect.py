@@ -1,7 +1,7 @@
 """A pass in deviation arithmetic with all that happened inside each block: what the theorems ask about."""
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from rankscope.deviation.attention import Attention, Spoken, Values
 from rankscope.deviation.noise import Noise, ShakenDeviation
 from rankscope.deviation.rules import Deviation, total
 from rankscope.deviation.state import State
-from rankscope.nets.order import Half
+from rankscope.nets.order import Branching, Half
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
@@ -19,7 +19,7 @@ from rankscope.nets.traversal import Block, traverse
 class BranchTaken(NamedTuple):
     """Attention or the MLP on its way from the tokens to the sum."""
 
-    kind: Literal["attention", "mlp"]
+    kind: Branching
     inside: State
     """What it reads: the tokens, through a norm where one comes before."""
     raw: State

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from rankscope.nets import Architecture
-from rankscope.sources.embedding import TextEmbedding
+from rankscope.sources.embedding import Embedding
 from rankscope.sources.families.family import Family, Places, activation
 
 CROSS: dict[str, str] = {
@@ -66,7 +66,7 @@ class Bart(Family):
             **decodes,
         }
 
-    def embedding(self, model: Any) -> TextEmbedding:
+    def embedding(self, model: Any) -> Embedding:
         """Words may be scaled; positions count padding too."""
         return self.text(model, scale=model.embed_tokens.embed_scale, by_column=True)
 

@@ -128,7 +128,7 @@ def _stretch(config: Any) -> float:
 
 def _by_head(weight: Tensor, heads: int) -> Tensor:
     """`[inner, head, width]` of torch's `[head * width, inner]`."""
-    return weight.unflatten(0, (heads, -1)).permute(2, 0, 1)
+    return weight.reshape(heads, -1, weight.shape[1]).permute(2, 0, 1)
 
 
 def _before(number: int, part: Tensor) -> Tensor:
