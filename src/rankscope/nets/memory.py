@@ -37,7 +37,8 @@ class Memory:
         return cls(M.masked_fill(~real[..., None], 0.0), real)
 
     def __repr__(self) -> str:
-        return f"Memory({len(self.tokens)} samples of up to {self.tokens.shape[1]} tokens)"
+        number = len(self.tokens)
+        return f"Memory({number} sample{'s'[: number > 1]} of up to {self.tokens.shape[1]} tokens)"
 
     def samples(self, start: int, stop: int) -> "Memory":
         """Of some samples, counted from 0; of one for all, itself."""
