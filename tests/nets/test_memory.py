@@ -42,7 +42,8 @@ def test_latents_are_their_formula() -> None:
     assert w.key_latent.weight.shape == (8, 7) and w.key.weight.shape == (7, 2, 6)
     Y = (X @ w.key_latent.weight + w.key_latent.bias)[..., :5]
     Y = Y / (Y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w.key_latent.norm.gain
-    said = sum(Y @ w.value.weight[:, h] @ w.output.weight[h] for h in range(2))
+    said = torch.stack([Y @ w.value.weight[:, h] @ w.output.weight[h] for h in range(2)]).sum(0)
+    assert w.output.bias is not None
     torch.testing.assert_close(net.run(X).output, said + w.output.bias, rtol=1e-12, atol=1e-14)
 
 
@@ -55,7 +56,7 @@ def test_the_third_half_has_norms_of_its_own_kind() -> None:
             [f"{part}_{end}" for part in ("attention", "cross", "mlp") for end in ("norm", "after")],
         ),
     ):
-        assert norms(Architecture(**CROSS, norm_place=place)) == expected
+        assert norms(Architecture(**{**CROSS, "norm_place": place})) == expected
     bare = Architecture(**CROSS, mlp="none", attention_skip=0.5)
     assert [(half.skip, half.branches[0].part) for half in order(bare)] == [
         (0.5, "attention"),
