@@ -1,6 +1,6 @@
 """What every layer shares in one pass: who sees whom, and where tokens stand."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -8,6 +8,7 @@ from torch import Tensor
 from rankscope.errors import MaskError
 from rankscope.nets import masks
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.memory import Memory
 from rankscope.nets.positions import rotary_tables, score_bias, sinusoids
 from rankscope.nets.weights import Weights
 
@@ -23,6 +24,8 @@ class Setting:
     sinusoids: Tensor | None
     bias: Tensor | None
     real: Bool[Tensor, "batch token"]
+    memory: Memory | None = None
+    """What cross-attention reads, of every sample."""
 
     @classmethod
     def of(
@@ -31,8 +34,9 @@ class Setting:
         weights: Weights,
         X: Float[Tensor, "batch token width"],
         real: Bool[Tensor, "batch token"],
+        memory: Memory | None = None,
     ) -> "Setting":
-        """For these tokens, of which some are real and the rest padding."""
+        """For these tokens, of which some are real and the rest padding, and the memory that they read."""
         n = X.shape[-2]
         whole = bool(real.all())
         visible = {}
@@ -50,7 +54,12 @@ class Setting:
             sinusoids=sinusoids(arch, n, X) if arch.positions == "relative" else None,
             bias=score_bias(arch, weights, n, X),
             real=real,
+            memory=None if memory is None else memory.expanded(len(X)),
         )
+
+    def bare(self) -> "Setting":
+        """Without positions: what cross-attention has of it."""
+        return replace(self, rotary=(), sinusoids=None, bias=None)
 
     def rotary_of(self, layer: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of a layer (0-based)."""

@@ -79,7 +79,8 @@ def one_pass(
     with torch.no_grad():
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
-            for step in _steps(net, part, kept, start, arithmetic, estimate, confirm):
+            here = net.for_samples(start, start + batch)
+            for step in _steps(here, part, kept, start, arithmetic, estimate, confirm):
                 step = replace(step, step=step.step._replace(**without))
                 for reader in readers:
                     reader.read(step)
