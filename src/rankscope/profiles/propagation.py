@@ -11,12 +11,16 @@ from rankscope.deviation import applies, propagate
 from rankscope.deviation.confirm import confirmations
 from rankscope.deviation.witness import Witness
 from rankscope.errors import MetricError, TokensError, one_of
+from rankscope.metrics.attention import defect_of_rows
 from rankscope.metrics.catalogue import Of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
+from rankscope.nets.streaming import Numbers, size_of_attention, streamed, streams
 from rankscope.profiles.readers import Reader
-from rankscope.profiles.steps import LayerStep
+from rankscope.profiles.steps import DEFECT, LayerStep
 
+WHOLE = 2**27
+"""Bytes of P of a layer up to which it is held whole."""
 ARITHMETICS: dict[str, torch.dtype] = {
     "deviation": torch.float64,
     "float64": torch.float64,
@@ -80,7 +84,8 @@ def one_pass(
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
             here = net.for_samples(start, start + batch)
-            for step in _steps(here, part, kept, start, arithmetic, estimate, confirm):
+            numbers = _numbers(here, part, readers) if arithmetic != "deviation" else None
+            for step in _steps(here, part, kept, start, arithmetic, estimate, confirm, numbers):
                 step = replace(step, step=step.step._replace(**without))
                 for reader in readers:
                     reader.read(step)
@@ -90,10 +95,20 @@ def one_pass(
 
 
 def _steps(
-    net: Transformer, X: Tensor, real: Tensor, start: int, arithmetic: str, estimate: bool, confirm: bool
+    net: Transformer,
+    X: Tensor,
+    real: Tensor,
+    start: int,
+    arithmetic: str,
+    estimate: bool,
+    confirm: bool,
+    numbers: Numbers | None,
 ) -> Iterator[LayerStep]:
     """The layers of one batch, with what a second pass says of each where one was asked for."""
-    if arithmetic != "deviation":
+    if numbers is not None:
+        for step, rows in streamed(net, X, ~real, numbers):
+            yield LayerStep(net, start, real, step, rows=rows)
+    elif arithmetic != "deviation":
         yield from (LayerStep(net, start, real, each) for each in net.steps(X, ~real))
     elif confirm and X.shape[1]:
         for here in confirmations(net, X, ~real):
@@ -102,3 +117,16 @@ def _steps(
         witness = Witness(net, X, ~real) if estimate and X.shape[1] else None
         for each in propagate(net, X, ~real):
             yield LayerStep(net, start, real, each, None if witness is None else witness.follow(each))
+
+
+def _numbers(net: Transformer, X: Tensor, readers: Sequence[Reader]) -> Numbers | None:
+    """What is to be taken of rows of attention; None where P is small, or must be whole."""
+    if size_of_attention(net.arch, *X.shape[:2]) <= WHOLE or not streams(net.arch):
+        return None
+    asked = [getattr(reader, "by_row", None) for reader in readers if "attention" in reader.needs]
+    if any(each is None for each in asked):
+        return None
+    chosen = {each.name: each.by_row for some in asked for each in some or ()}
+    found = {name: rule for name, rule in chosen.items() if rule is not None}
+    # The sum of a row costs nothing beside another number of it; alone it is not worth the rows.
+    return found and {DEFECT: defect_of_rows, **found}
