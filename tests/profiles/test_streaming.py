@@ -73,8 +73,8 @@ def test_a_sample_that_overflows_is_broken_and_the_others_are_read(monkeypatch: 
     assert whole["value"].is_nan().to_list() == streamed["value"].is_nan().to_list() == [True, False]
 
 
-MASKS = ["complete", "causal", "window:2", "unidirectional", "dilated:2:3", "strided", "strided:2", "prefix:3",
-         "longformer:1:2", "bigbird:1:1:2:5", "edges:0>4,6>2", "causal&window:2"]  # fmt: skip
+MASKS = ["complete", "causal", "window:2", "unidirectional", "dilated:2:3", "strided", "strided:2",
+         "prefix:3", "longformer:1:2", "bigbird:1:1:2:5", "edges:0>4,6>2", "causal&window:2"]  # fmt: skip
 
 
 @pytest.mark.parametrize("mask", MASKS)

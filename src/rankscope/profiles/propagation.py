@@ -16,6 +16,7 @@ from rankscope.metrics.catalogue import Of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.streaming import Numbers, size_of_attention, streamed, streams
+from rankscope.profiles.needs import check_memory
 from rankscope.profiles.readers import Reader
 from rankscope.profiles.steps import DEFECT, LayerStep
 
@@ -78,13 +79,18 @@ def one_pass(
     net = net.to(ARITHMETICS[arithmetic], device)
     X = X.to(dtype=net.dtype, device=net.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
+    rows = _rows(net, readers)
+    if arithmetic == "deviation" or rows is None:
+        kind = "float" if arithmetic != "deviation" else "confirm" if confirm else "deviation"
+        check_memory(net.arch, *X.shape[:2], batch, kind, net.device, streams=rows is not None)
     layers, starts = net.arch.layers, range(0, len(X), batch)
     without: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
     with torch.no_grad():
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
             here = net.for_samples(start, start + batch)
-            numbers = _numbers(here, part, readers) if arithmetic != "deviation" else None
+            large = size_of_attention(net.arch, *part.shape[:2]) > WHOLE and arithmetic != "deviation"
+            numbers = rows if large else None
             for step in _steps(here, part, kept, start, arithmetic, estimate, confirm, numbers):
                 step = replace(step, step=step.step._replace(**without))
                 for reader in readers:
@@ -119,12 +125,10 @@ def _steps(
             yield LayerStep(net, start, real, each, None if witness is None else witness.follow(each))
 
 
-def _numbers(net: Transformer, X: Tensor, readers: Sequence[Reader]) -> Numbers | None:
-    """What is to be taken of rows of attention; None where P is small, or must be whole."""
-    if size_of_attention(net.arch, *X.shape[:2]) <= WHOLE or not streams(net.arch):
-        return None
+def _rows(net: Transformer, readers: Sequence[Reader]) -> Numbers | None:
+    """What is to be taken of rows of attention where P is too large; None where it must be whole."""
     asked = [getattr(reader, "by_row", None) for reader in readers if "attention" in reader.needs]
-    if any(each is None for each in asked):
+    if not streams(net.arch) or any(each is None for each in asked):
         return None
     chosen = {each.name: each.by_row for some in asked for each in some or ()}
     found = {name: rule for name, rule in chosen.items() if rule is not None}
