@@ -6,6 +6,7 @@
     ├── WeightsError               tensors that do not fit their architecture
     ├── TokensError                tokens or padding of the wrong shape, dtype or content
     ├── MetricError                a metric that does not exist or does not apply
+    ├── TooLargeError              what needs more memory than there is
     ├── WatchError                 a live model that cannot be watched so
     │   └── MonitorError           a training run that cannot be monitored so
     ├── FileError                  a file that is missing, damaged or of another kind
@@ -52,6 +53,10 @@ class TokensError(RankscopeError, ValueError):
 
 class MetricError(RankscopeError, ValueError):
     """A metric that does not exist or does not apply."""
+
+
+class TooLargeError(RankscopeError, MemoryError):
+    """What needs more memory than there is."""
 
 
 class WatchError(RankscopeError, RuntimeError):

@@ -47,6 +47,15 @@ class Plain(Arithmetic):
 
     def weights(self, block: Block, X: Tokens) -> Square:
         """P of every head, by the architecture's kernel."""
+        arch, w = self.arch, block.weights.attention
+        q, k, added = self.scored(block, X)
+        mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
+        visible = self.setting.visible[arch.mask_of(block.index)]
+        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing)
+        return kernel_of(arch.kernel).weights(q, k, context)
+
+    def scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads, Tensor | None]:
+        """Queries and keys of every head, and what positions add to their scores."""
         arch, w, setting = self.arch, block.weights.attention, self.setting
         q = self.heads(self.latent(X, w.query_latent), w.query)  # [batch, head, token, head_width]
         k = self.heads(self.latent(X, w.key_latent), w.key)  # [batch, key_head, token, head_width]
@@ -61,10 +70,7 @@ class Plain(Arithmetic):
             added = by_offset(q + w.position_bias[:, None], w, setting.sinusoids) / arch.divisor
         if w.content_bias is not None:
             q = q + w.content_bias[:, None]
-        mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
-        visible = setting.visible[arch.mask_of(block.index)]
-        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing)
-        return kernel_of(arch.kernel).weights(q, k, context)
+        return q, k, added
 
     def through(self, X: Tensor, linear: Linear) -> Tensor:
         """`X W + b`."""
@@ -93,12 +99,17 @@ class Plain(Arithmetic):
         self, block: Block, P: Float[Tensor, "batch head row token"], V: Heads
     ) -> Float[Tensor, "batch row head head_width"]:
         """`P_h V_h` of every head; zero of one that does not speak."""
-        heads = P @ V  # [batch, head, token, head_width]
+        return self.heard(block, P @ V)
+
+    def heard(
+        self, block: Block, heads: Float[Tensor, "batch head row head_width"]
+    ) -> Float[Tensor, "batch row head head_width"]:
+        """Of what all heads say, that of those that speak."""
         if len(self.speaking(block)) < self.arch.heads:
-            speaks = torch.zeros(self.arch.heads, 1, 1, dtype=V.dtype, device=V.device)
+            speaks = torch.zeros(self.arch.heads, 1, 1, dtype=heads.dtype, device=heads.device)
             speaks[list(self.speaking(block))] = 1.0
             heads = heads * speaks
-        return heads.transpose(1, 2)  # [batch, row, head, head_width]
+        return heads.transpose(1, 2)
 
     def gate(self, block: Block, spoken: Spoken, X: Tokens) -> Spoken:
         """`(P_h V_h) * sigmoid(X W_G + b_G)`, entry by entry."""

@@ -81,6 +81,8 @@ def sinusoids(arch: Architecture, n: int, like: Tensor) -> Float[Tensor, "offset
 
 def score_bias(arch: Architecture, weights: Weights, n: int, like: Tensor) -> Scores | None:
     """What `bias` and `alibi` add to the scores, after the divisor; None for other schemes."""
+    if arch.positions not in ("bias", "alibi"):
+        return None
     i = torch.arange(n, device=like.device)
     ahead = i[None, :] - i[:, None]  # j - i
     if arch.positions == "bias":
@@ -88,9 +90,7 @@ def score_bias(arch: Architecture, weights: Weights, n: int, like: Tensor) -> Sc
         ahead = ahead if arch.bias_ahead else ahead.clamp(max=0)
         place = buckets(ahead, arch.bias_buckets, arch.bias_reach, both=arch.bias_ahead)
         return weights.bias_table[place].permute(2, 0, 1)
-    if arch.positions == "alibi":
-        return (-ahead.abs() * alibi_slopes(arch.heads).to(like.device)[:, None, None]).to(like.dtype)
-    return None
+    return (-ahead.abs() * alibi_slopes(arch.heads).to(like.device)[:, None, None]).to(like.dtype)
 
 
 def buckets(

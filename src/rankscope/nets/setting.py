@@ -12,13 +12,18 @@ from rankscope.nets.memory import Memory
 from rankscope.nets.positions import rotary_tables, score_bias, sinusoids
 from rankscope.nets.weights import Weights
 
+UNSEEN = (
+    "every token must attend to at least one real token; padding takes away all that one sees: use a mask in "
+    "which each token attends to itself"
+)
+
 
 @dataclass(frozen=True)
 class Setting:
     """Of one batch of tokens, real ones first."""
 
     visible: dict[str | masks.Mask, Bool[Tensor, "#batch 1 token token"]]
-    """By mask, padding taken out."""
+    """By mask, padding taken out; empty where rows are asked for one block at a time."""
     rotary: tuple[tuple[Tensor, Tensor], ...]
     """Cosines and sines by layer, repeating; empty where nothing is rotated."""
     sinusoids: Tensor | None
@@ -35,19 +40,18 @@ class Setting:
         X: Float[Tensor, "batch token width"],
         real: Bool[Tensor, "batch token"],
         memory: Memory | None = None,
+        whole_masks: bool = True,
     ) -> "Setting":
-        """For these tokens, of which some are real and the rest padding, and the memory that they read."""
+        """For these tokens, of which some are real and the rest padding, and the memory that they read.
+        Without `whole_masks` no matrix of all tokens is made."""
         n = X.shape[-2]
         whole = bool(real.all())
         visible = {}
-        for mask in {arch.mask_of(layer) for layer in range(arch.layers)}:
+        for mask in {arch.mask_of(layer) for layer in range(arch.layers)} if whole_masks else ():
             matrix = masks.matrix(mask, n, X.device)[None, None]  # [1, 1, token, token]
             visible[mask] = matrix if whole else matrix & real[:, None, None, :] & real[:, None, :, None]
             if not whole and bool((real & ~visible[mask][:, 0].any(-1)).any()):
-                raise MaskError(
-                    "every token must attend to at least one real token; padding takes away all that one "
-                    "sees: use a mask in which each token attends to itself"
-                )
+                raise MaskError(UNSEEN)
         return cls(
             visible=visible,
             rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else (),
@@ -56,6 +60,16 @@ class Setting:
             real=real,
             memory=None if memory is None else memory.expanded(len(X)),
         )
+
+    def rows(self, mask: str | masks.Mask, start: int, stop: int) -> Bool[Tensor, "#batch 1 row token"]:
+        """Who is seen by tokens `start` to `stop`, padding taken out."""
+        found = masks.rows(mask, self.real.shape[1], start, stop, self.real.device)[None, None]
+        if bool(self.real.all()):
+            return found
+        found = found & self.real[:, None, None, :] & self.real[:, None, start:stop, None]
+        if bool((self.real[:, start:stop] & ~found[:, 0].any(-1)).any()):
+            raise MaskError(UNSEEN)
+        return found
 
     def bare(self) -> "Setting":
         """Without positions: what cross-attention has of it."""
