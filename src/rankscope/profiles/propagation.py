@@ -80,16 +80,18 @@ def one_pass(
     X = X.to(dtype=net.dtype, device=net.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
     rows = _rows(net, readers)
-    if arithmetic == "deviation" or rows is None:
+    if X.ndim == 3 and (arithmetic == "deviation" or rows is None):
         kind = "float" if arithmetic != "deviation" else "confirm" if confirm else "deviation"
-        check_memory(net.arch, *X.shape[:2], batch, kind, net.device, streams=rows is not None)
+        check_memory(net.arch, len(X), X.shape[1], batch, kind, net.device, streams=rows is not None)
     layers, starts = net.arch.layers, range(0, len(X), batch)
     without: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
     with torch.no_grad():
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
             here = net.for_samples(start, start + batch)
-            large = size_of_attention(net.arch, *part.shape[:2]) > WHOLE and arithmetic != "deviation"
+            large = (
+                size_of_attention(net.arch, len(part), part.shape[1]) > WHOLE and arithmetic != "deviation"
+            )
             numbers = rows if large else None
             for step in _steps(here, part, kept, start, arithmetic, estimate, confirm, numbers):
                 step = replace(step, step=step.step._replace(**without))
