@@ -24,6 +24,7 @@ FLOORS = [
     "live",
     "lab",
     "studies",
+    "engine",
     "charts",
     "report",
     "explorer",

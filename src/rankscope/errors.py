@@ -128,3 +128,7 @@ def one_of(what: str, got: object, known: Iterable[str]) -> str:
     near = get_close_matches(str(got), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"{what} must be one of {', '.join(names)}; got {got!r}{hint}"
+
+
+class SweepError(RankscopeError, ValueError):
+    """A sweep's specification, or where it is to run, does not hold together."""

@@ -1,0 +1,123 @@
+"""The work of one cell, wherever it is done: build what it says, measure, hand back rows.
+
+A cell is small; what it needs that is large (the weights of a trained model, the tokens of a text) is
+prepared once and shared (`shared.py`). Numbers depend on the cell alone: threads are the same everywhere.
+"""
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rankscope.engine.factors import Cell, base, changed, tokens_of
+from rankscope.engine.spec import Asked
+from rankscope.errors import RankscopeError
+from rankscope.nets import Transformer
+
+ROWS = {
+    "sample": pl.Int64, "layer": pl.Int64, "head": pl.Int64, "metric": pl.String, "arithmetic": pl.String,
+    "value": pl.Float64, "log10": pl.Float64, "floor": pl.Float64, "below_floor": pl.Boolean,
+    "digits": pl.Float64,
+}  # fmt: skip
+"""Of `measure`."""
+SHARES = {"sample": pl.Int64, "length": pl.Int64, "share": pl.Float64}
+"""Of `decompose`: the share of the output that paths of each length carry."""
+PROVED = {
+    "theorem": pl.String, "met_to": pl.Int64, "says_at": pl.Int64, "log10_bound": pl.Float64,
+    "log10_measured": pl.Float64, "slack": pl.Float64, "why": pl.String,
+}  # fmt: skip
+"""Of `certify`."""
+TABLES = {"sweep": ROWS, "sweep_paths": SHARES, "sweep_certificates": PROVED}
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A network and the tokens that it reads."""
+
+    net: Transformer
+    X: Tensor
+    padding: Tensor
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a cell: rows by table, or why there are none."""
+
+    tables: dict[str, pl.DataFrame] = field(default_factory=dict)
+    reason: str | None = None
+    lasting: bool = True
+    """Whether the same would come of it again: a bad combination, not a lack of memory."""
+    seconds: float = 0.0
+
+
+def prepared(cell: Cell) -> Ready:
+    """The weights and tokens of a cell, before it is changed."""
+    from rankscope.engine.texts import excerpts_for
+
+    net = base(cell)
+    X, padding = net.encode(excerpts_for(cell), int(cell["tokens"]))
+    return Ready(net, X, padding)
+
+
+class Worker:
+    """Does cells one after another; what the last one had prepared serves the next."""
+
+    def __init__(self, threads: int = 1, device: str = "cpu") -> None:
+        torch.set_num_threads(threads)
+        self.device = device
+        self._last: tuple[Any, Ready] | None = None
+
+    def do(self, cell: Cell, asked: Asked, shared: Callable[[], Ready] | None = None) -> Outcome:
+        """One cell; `shared` gives what was prepared elsewhere."""
+        start = time.perf_counter()
+        try:
+            key = sorted(tokens_of(cell).items())
+            if self._last is None or self._last[0] != key:
+                self._last = None  # let go before another is made
+                self._last = key, prepared(cell) if shared is None else shared()
+            tables = _measured(self._last[1], cell, asked, self.device)
+        except RankscopeError as error:
+            return Outcome(reason=str(error), seconds=time.perf_counter() - start)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            self._last = None
+            said = f"out of memory ({_first(error)}): fewer tokens, or fewer workers at a time"
+            return Outcome(reason=said, lasting=False, seconds=time.perf_counter() - start)
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            said = f"{type(error).__name__}: {_first(error)} ({where.name}, line {where.lineno})"
+            return Outcome(reason=said, lasting=False, seconds=time.perf_counter() - start)
+        return Outcome(tables, seconds=time.perf_counter() - start)
+
+
+def _measured(ready: Ready, cell: Cell, asked: Asked, device: str) -> dict[str, pl.DataFrame]:
+    from rankscope.paths import decompose
+    from rankscope.profiles import measure
+    from rankscope.theory import certify
+
+    net = changed(ready.net.to(device=device), cell)
+    X, padding = ready.X.to(device), ready.padding.to(device)
+    profile = measure(net, X, padding, asked.metrics, asked.arithmetic, estimate=asked.estimate)
+    found = {"sweep": _as(ROWS, profile.table)}
+    if asked.paths:
+        rows = decompose(net, X, padding).by_length().table.filter(start="all").sort("sample", "length")
+        found["sweep_paths"] = _as(SHARES, rows)
+    if asked.certify:
+        found["sweep_certificates"] = _as(PROVED, certify(net, X, padding).summary())
+    return found
+
+
+def _as(schema: dict[str, Any], table: pl.DataFrame) -> pl.DataFrame:
+    return table.select(
+        pl.col(name).cast(kind) if name in table.columns else pl.lit(None, kind).alias(name)
+        for name, kind in schema.items()
+    )
+
+
+def _first(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no reason given"
