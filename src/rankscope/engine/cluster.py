@@ -188,6 +188,6 @@ def _reachable(address: str) -> None:
         socket.create_connection((host, int(port)), PATIENCE).close()
     except (OSError, ValueError) as error:
         raise SweepError(
-            f"Ray must answer at its address; {address} does not ({error}): start one with `ray start --head`, "
-            "or leave the address out for one of this machine"
+            f"Ray must answer at its address; {address} does not ({error}): start one with `ray start "
+            "--head`, or leave the address out for one of this machine"
         ) from error

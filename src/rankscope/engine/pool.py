@@ -64,7 +64,11 @@ class _Team:
                     if task is None:
                         break
                     pipe, process = idle.pop() if idle else self._hired()
-                    pipe.send((task[1], self.shared.opener(task[1])))
+                    try:
+                        pipe.send((task[1], self.shared.opener(task[1])))
+                    except OSError:  # it died while it had nothing to do
+                        again.append(task)
+                        continue
                     self.busy[pipe] = process, task
                 if not self.busy:
                     return

@@ -19,8 +19,8 @@ def excerpts_for(cell: Cell) -> list[str]:
         found = bundled_excerpts(tokens)[:samples]
     if len(found) < samples:
         raise TokensError(
-            f"the text must have {samples} excerpts; {cell.get('text', 'the bundled prose')} has {len(found)}: "
-            "ask for fewer samples"
+            f"the text must have {samples} excerpts; {cell.get('text', 'the bundled prose')} has "
+            f"{len(found)}: ask for fewer samples"
         )
     return found
 

@@ -1,0 +1,29 @@
+"""A small sweep, alone in a process: `python -m tests.engine.swept FOLDER WORKERS`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rankscope.engine import Sweep, sweep
+
+SPEC: dict[str, Any] = {
+    "metrics": ["relative_mu", "entropy"],
+    "certify": True,
+    "paths": True,
+    "all": {"samples": 2, "tokens": 8},
+    "grid": {"model": "bert-tiny", "depth": [1, 3], "skip": [0.5, 1.0], "seed": {"range": 4}},
+    "list": [
+        {"model": "minilm", "depth": 1},
+        {"model": "minilm", "seed": 3},  # fails: its weights are not drawn
+        {"model": "bert-tiny", "width": 6, "heads": 4},  # fails: no such architecture
+    ],
+}
+CELLS = 2 * 2 * 4 + 3
+
+
+def swept(folder: Path, **options: Any) -> Sweep:
+    return sweep(SPEC, folder, **options)
+
+
+if __name__ == "__main__":
+    swept(Path(sys.argv[1]), workers=int(sys.argv[2]))

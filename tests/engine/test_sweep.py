@@ -1,0 +1,136 @@
+"""The same table, however many workers there are, and however often it is interrupted."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing import active_children
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+import rankscope
+from rankscope import certify, decompose, fresh, measure
+from rankscope.engine import Sweep, sweep
+from rankscope.engine.texts import excerpts_for
+from rankscope.errors import SweepError
+from tests.engine.swept import CELLS, SPEC, swept
+
+TABLES = ("sweep", "sweep_paths", "sweep_certificates")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """Done in this process."""
+    return swept(tmp_path_factory.mktemp("alone"), workers=1)
+
+
+def same(one: Path, other: Path) -> None:
+    """Bit for bit, but for how long cells took."""
+    for name in TABLES:
+        assert_frame_equal(
+            rankscope.read(one).table(name), rankscope.read(other).table(name), check_exact=True
+        )
+    cells = [rankscope.read(each).table("cells").drop("seconds") for each in (one, other)]
+    assert_frame_equal(*cells)
+
+
+def test_rows_are_those_of_a_loop_by_hand(alone: Sweep) -> None:
+    texts = excerpts_for({"samples": 2, "tokens": 8})
+    net = fresh("bert-tiny", seed=2).variant(layers=3, skip=0.5)
+    X, padding = fresh("bert-tiny", seed=2).encode(texts, 8)
+    mine = alone.table.filter(depth=3, skip=0.5, seed=2)
+    table = measure(net, X, padding, ["relative_mu", "entropy"]).table
+    assert mine["value"].to_list() == table["value"].to_list()
+    assert mine["cell"].unique().to_list() == [2 * 4 + 2]
+    paths = rankscope.read(alone.run).table("sweep_paths").filter(depth=3, skip=0.5, seed=2)
+    shares = decompose(net, X, padding).by_length().table.filter(start="all").sort("sample", "length")
+    assert paths["share"].to_list() == shares["share"].to_list()
+    proved = rankscope.read(alone.run).table("sweep_certificates").filter(depth=3, skip=0.5, seed=2)
+    assert proved["log10_bound"].to_list() == certify(net, X, padding).summary()["log10_bound"].to_list()
+
+
+def test_a_cell_that_fails_is_a_row_with_its_reason(alone: Sweep) -> None:
+    assert len(alone.cells) == CELLS and alone.cells["done"].all()
+    assert alone.failed["cell"].to_list() == [CELLS - 2, CELLS - 1]
+    assert "seed must go with random weights" in alone.failed["reason"][0]
+    assert not set(alone.failed["cell"]) & set(alone.table["cell"])
+    assert repr(alone).startswith(f"Sweep({CELLS - 2} of {CELLS} cells, 2 failed")
+
+
+def test_two_processes_give_the_same_bits(alone: Sweep, tmp_path: Path) -> None:
+    swept(tmp_path / "two", workers=2)
+    same(alone.run, tmp_path / "two")
+
+
+def test_a_changed_specification_computes_what_is_new(alone: Sweep, tmp_path: Path) -> None:
+    small = {**SPEC, "list": [], "grid": {**SPEC["grid"], "seed": {"range": 2}}}
+    done: list[tuple[int, int]] = []
+    sweep(small, tmp_path / "run", workers=1)
+    sweep(SPEC, tmp_path / "run", workers=1, progress=lambda *count: done.append(count))
+    assert done[0] == (8, CELLS) and done[-1] == (CELLS, CELLS)
+    same(alone.run, tmp_path / "run")
+    again = sweep(small, tmp_path / "run", workers=1)  # what is not asked for any more is kept, and not shown
+    assert len(again.cells) == 8 and again.table["seed"].unique().sort().to_list() == [0, 1]
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_killed_and_gone_on_with(kills: int, alone: Sweep, tmp_path: Path) -> None:
+    rng = random.Random(kills)
+    command = [sys.executable, "-m", "tests.engine.swept", str(tmp_path / "run"), "2"]
+    for _ in range(kills):
+        process = subprocess.Popen(command, start_new_session=True)
+        kept = tmp_path / "run" / "kept" / "journal.jsonl"
+        seen = kept.read_text().count("\n") if kept.exists() else 0
+        aim, patience = seen + rng.randrange(1, 4), time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < patience:
+            if kept.exists() and kept.read_text().count("\n") >= aim:
+                break
+            time.sleep(0.02 * rng.random())
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    swept(tmp_path / "run", workers=1)
+    same(alone.run, tmp_path / "run")
+
+
+def test_a_worker_that_is_killed_costs_nothing(alone: Sweep, tmp_path: Path) -> None:
+    """Another does what it was doing."""
+    killed: list[int] = []
+
+    def kill(done: int, of: int) -> None:
+        found = [each.pid for each in active_children() if each.pid is not None]
+        if done in (2, 5):  # which of them has a cell and which is waiting is chance
+            killed.extend(found[:1])
+            os.kill(found[0], signal.SIGKILL)
+
+    swept(tmp_path / "run", workers=2, progress=kill)
+    assert len(killed) == 2
+    same(alone.run, tmp_path / "run")
+
+
+def test_where_it_cannot_run_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match="on must be 'ray' or 'ray:ADDRESS'"):
+        sweep({"grid": {"skip": 1.0}}, tmp_path, on="spark")
+    with pytest.raises(SweepError, match="there is none at"):
+        sweep({"all": {"text": str(tmp_path / "none.txt")}}, tmp_path)
+    with pytest.raises(SweepError, match="workers and threads must be 1 or more"):
+        sweep({}, tmp_path, workers=0)
+
+
+def test_a_factor_of_several_kinds_is_a_word(tmp_path: Path) -> None:
+    cells = [
+        {"model": "bert-tiny", "mask": "causal"},
+        {"model": "bert-tiny", "skip": 1},
+        {"model": "bert-tiny", "skip": 0.5},
+    ]
+    found = sweep({"metrics": "mu", "all": {"samples": 1, "tokens": 4}, "list": cells}, tmp_path, workers=1)
+    assert found.cells["skip"].to_list() == [None, 1.0, 0.5] and found.cells["mask"].to_list() == [
+        "causal",
+        None,
+        None,
+    ]
+    assert found.table.filter(pl.col("skip") == 0.5)["cell"].unique().to_list() == [2]
