@@ -11,7 +11,7 @@ WEIGHTS := .weights/.ready
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 # Signatures say shapes; these rooms' tests hold them to it, at three times the time. `make nightly` checks all.
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
-ROOMS := tests/nets tests/metrics tests/doubled tests/paths tests/live
+ROOMS := tests/nets tests/metrics tests/doubled tests/paths
 
 .PHONY: demo test slow nightly weights lint types browser format bench notebook clean
 

@@ -22,13 +22,13 @@ def token_ids(small: bool = False) -> torch.Tensor:
     return torch.randint(0, 50257, shape, generator=torch.Generator().manual_seed(0))
 
 
-def gpt2(small: bool = False, kind: str = "GPT2Model") -> Any:
-    """transformers' own, with its usual attention."""
+def gpt2(small: bool = False, kind: str = "GPT2Model", **other: Any) -> Any:
+    """transformers' own, with its usual attention; `other` sizes than GPT-2's."""
     import transformers
 
     torch.manual_seed(0)
     size: dict[str, Any] = {"n_layer": 2, "n_embd": 32, "n_head": 2} if small else {}
-    return getattr(transformers, kind)(transformers.GPT2Config(**size)).eval()
+    return getattr(transformers, kind)(transformers.GPT2Config(**{**size, **other})).eval()
 
 
 def lens(small: bool = False) -> dict[str, Any]:

@@ -16,6 +16,10 @@ ACTIVATIONS = ("gelu", "gelu_tanh", "quick_gelu", "silu", "tanh", "relu", "ident
 MASKS = ("complete", "complete", "causal", "causal", "window:1", "edges:0>1")
 
 
+CAPPED = 2 * 10**6
+"""From this seed on scores are capped."""
+
+
 class Case(NamedTuple):
     """A network and one sample, with its padding."""
 
@@ -37,6 +41,8 @@ def drawn(seed: int, kind: str | None = None) -> Case:
     kind = list(KINDS)[seed % len(KINDS)] if kind is None else kind
     fields, harm = KINDS[kind]
     chosen = {**_any(draw), **fields(draw)}
+    if seed >= CAPPED and chosen["kernel"] == "softmax":
+        chosen["score_cap"] = random.Random(f"cap {seed}").choice((0.3, 5.0))
     if chosen.get("parallel"):
         chosen["mlp_skip"] = 1.0
     if chosen["norm"] == "none" or chosen["norm_place"] == "post":

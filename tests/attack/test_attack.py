@@ -7,7 +7,7 @@ import torch
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
-from tests.attack.networks import KINDS, drawn
+from tests.attack.networks import CAPPED, KINDS, drawn
 from tests.attack.verdicts import judged
 from tests.builders import normal, one_head
 
@@ -35,8 +35,8 @@ BROKE = {
 
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_sample_of_every_kind(kind: str) -> None:
-    for seed in range(3):
-        found = judged(drawn(10**6 + seed, kind))
+    for seed in (10**6, 10**6 + 1, 10**6 + 2, CAPPED, CAPPED + 1):
+        found = judged(drawn(seed, kind))
         assert not found.wrong, (kind, seed, found.wrong)
         assert found.counts["right"] + found.counts["marked"] > 0
 

@@ -121,13 +121,15 @@ class Network:
 
     def mlp(self, here: int, X: Rows) -> Rows:
         act = ACTIVATIONS[self.arch.activation]
+        if self.arch.mixes(here):
+            return [self.mixture(f"layers.{here}.experts", x) for x in X]
 
         def linear(name: str, Y: Rows) -> Rows:
             prefix = f"layers.{here}.mlp.{name}"
             return times(Y, self.tensors[f"{prefix}.weight"], self.tensors.get(f"{prefix}.bias"))
 
         hidden = linear("up", X)
-        if self.arch.mlp == "gated":
+        if self.arch.mlp != "plain":
             gate = linear("gate", X)
             hidden = [
                 [act(g) * u for g, u in zip(a, b, strict=True)] for a, b in zip(gate, hidden, strict=True)
@@ -135,6 +137,30 @@ class Network:
         else:
             hidden = [[act(u) for u in row] for row in hidden]
         return linear("down", hidden)
+
+    def mixture(self, name: str, x: list[Any]) -> list[Any]:
+        """One token through the experts of its largest scores."""
+        experts, act = self.arch.experts, ACTIVATIONS[self.arch.activation]
+        assert experts is not None
+
+        def through(part: str, y: list[Any], pick: Any = lambda W: W) -> list[Any]:
+            return times([y], pick(self.tensors[f"{name}.{part}.weight"]))[0]
+
+        def gated(part: str, inward: Any = lambda W: W, outward: Any = lambda W: W) -> list[Any]:
+            gate, up = (through(f"{part}{each}", x, inward) for each in ("gate", "up"))
+            return through(f"{part}down", [act(g) * u for g, u in zip(gate, up, strict=True)], outward)
+
+        scores = [mp.exp(each) for each in through("router", x)]
+        best = sorted(range(len(scores)), key=lambda e: -scores[e])[: experts.chosen]
+        total = mp.fsum(scores[e] for e in best) if experts.renormalised else mp.fsum(scores)
+        parts = []
+        for e in best:
+            out = gated("", lambda W, e=e: [row[e] for row in W], lambda W, e=e: W[e])
+            parts.append([scores[e] / total * u for u in out])
+        if experts.shared_width:
+            share = sigmoid(through("shared_gate", x)[0]) if experts.shared_gate else 1
+            parts.append([share * u for u in gated("shared.")])
+        return [mp.fsum(column) for column in zip(*parts, strict=True)]
 
     def heads(self, here: int, name: str, X: Rows) -> list[Rows]:
         """[head][token][head_width] of queries, keys or values."""
@@ -150,9 +176,14 @@ class Network:
             self.tensors[f"{name}.weight"],
             self.tensors.get(f"{name}.bias"),
         )
-        parts = [
-            times(times(P, v[h // group]), output[h]) for h, P in enumerate(self.matrices(index, here, X))
-        ]
+        said = [times(P, v[h // group]) for h, P in enumerate(self.matrices(index, here, X))]
+        if self.arch.head_gate:
+            gates = self.heads(here, "gate", X)
+            said = [
+                [[u * sigmoid(g) for u, g in zip(*rows, strict=True)] for rows in zip(*pair, strict=True)]
+                for pair in zip(said, gates, strict=True)
+            ]
+        parts = [times(each, output[h]) for h, each in enumerate(said)]
         return [
             [mp.fsum(part[i][j] for part in parts) + (bias[j] if bias else 0) for j in range(self.arch.width)]
             for i in range(len(X))
@@ -169,13 +200,17 @@ class Network:
         def row(h: int, i: int) -> list[Any]:
             g = h // (arch.heads // arch.key_heads)
             seen = [j for j in range(n) if mask[i][j]]
-            scores = {j: self.score(index, here, h, i, j, q[h][i], k[g][j]) for j in seen}
+            scores = {j: self.capped(self.score(index, here, h, i, j, q[h][i], k[g][j])) for j in seen}
             top = max(scores.values())
             weights = {j: mp.exp(score - top) for j, score in scores.items()}
             total = mp.fsum(weights.values())
             return [weights.get(j, 0) / total for j in range(n)]
 
         return [[row(h, i) for i in range(n)] for h in range(arch.heads)]
+
+    def capped(self, score: Any) -> Any:
+        cap = mp.mpf(self.arch.score_cap)
+        return cap * mp.tanh(score / cap) if cap else score
 
     def scaled(self, name: str, parts: list[Rows]) -> list[Rows]:
         """Every query or key divided by its root mean square, times a gain."""

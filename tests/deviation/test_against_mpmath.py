@@ -97,11 +97,15 @@ def test_every_combination(norm: Any, place: Any, mask: str, positions: Any) -> 
         "shared": st.booleans(),
         "rotary_pairs": st.sampled_from(["half", "adjacent"]),
         "rotary_frequencies": st.sampled_from([(), ((0.7,),), ((1.0,), (0.01,))]),
+        "rotary_scales": st.sampled_from([(), (1.2,), (1.3, 0.7)]),
+        "score_cap": st.sampled_from([0.0, 0.3, 2.0, 50.0]),
         "query_norm": st.booleans(),
     }),
     st.integers(0, 10**6),
 )  # fmt: skip
 def test_random_networks(fields: dict[str, Any], seed: int) -> None:
+    if fields["kernel"] == "gaussian":
+        fields["score_cap"] = 0.0
     compare(Architecture(**SMALL, **fields), seed, sure=False)
 
 
@@ -116,6 +120,31 @@ def test_normed_queries_and_layers_without_a_norm(positions: Any, kernel: str, s
             attention_skip=skip, query_norm=True, norm_eps=1e-6, bare_layers=(0, 2),
             rotary_frequencies=((1.0,), (0.01,)),
         )  # fmt: skip
+        compare(arch, seed)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("cap", [0.1, 5.0])
+def test_capped_scores(positions: Any, cap: float) -> None:
+    """Below the scores' size and above it, with biases in queries and keys, skips and none."""
+    for seed, (mask, skip) in enumerate(itertools.product(MASKS, (0.0, 1.0))):
+        arch = Architecture(**SMALL, norm="rms", norm_place="pre", mask=mask, positions=positions,
+                            attention_skip=skip, score_cap=cap, norm_eps=1e-6)  # fmt: skip
+        compare(arch, seed)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_capped_pure_attention_far_below_floating_point(scale: float) -> None:
+    """Six layers without skips, scores within the cap and far beyond it, where all of them are the cap's."""
+    arch = Architecture(**{**SMALL, "layers": 6}, norm="none", mlp="none", attention_skip=0.0, score_cap=0.5)
+    assert min(compare(arch, seed, scale, sure=False) for seed in range(4)) < -100
+
+
+def test_a_rotation_with_a_scale_changes_lengths() -> None:
+    """Which a gaussian kernel sees."""
+    for seed, share in enumerate((1.0, 0.5)):
+        arch = Architecture(**SMALL | {"head_width": 4}, norm="rms", kernel="gaussian", positions="rotary",
+                            rotary_share=share, rotary_scales=(1.5, 0.6, 1.0))  # fmt: skip
         compare(arch, seed)
 
 

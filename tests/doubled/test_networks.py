@@ -56,6 +56,7 @@ CHOICES: dict[str, list[Any]] = {
     "parallel": [False, True, False],
     "key_heads": [2, 1],
     "query_norm": [False, False, True],
+    "score_cap": [0.0, 0.5, 3.0, 0.0],
 }
 """Each is gone through in turn, at its own pace: their lengths differ. (Gaussian and rotary do not meet: the
 rule takes rotations to keep lengths, which rounded cosines and sines do to 16 digits.)"""

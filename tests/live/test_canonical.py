@@ -17,7 +17,7 @@ from tests.sources.test_families import inputs_of
 TOKENS = ["relative_residual", "residual", "mu", "effective_rank", "mean_cosine", "residual@midrange"]
 HEADS = ["dobrushin", "entropy", "first_token_mass", "head_mu", "head_relative_residual"]
 MINE = Metric("longest", lambda x, padding: x.X.norm(dim=-1).amax(-1), degree=1, scale=metric("mu").scale)
-UNSEEN = {"xlnet": HEADS, "dinov2": HEADS[3:]}
+UNSEEN = dict.fromkeys(("xlnet", "dinov2", "qwen3_next"), HEADS[3:])
 
 
 @pytest.mark.parametrize(("name", "label"), CASES)
@@ -29,7 +29,7 @@ def test_watch_equals_measure(name: str, label: str) -> None:
     net = load(model)
     sees = FAMILIES[name].sees
     X, _ = net.encode(inputs["pixel_values"]) if sees else net.encode(inputs["input_ids"], padding=padding)
-    # XLNet is outside the attention interface; the canonical DINOv2 has its scales in the output projection.
+    # What heads add: XLNet has no plain projection, the canonical DINOv2 its scales in it, Qwen3-Next a gate.
     names = [each for each in TOKENS + HEADS if each not in UNSEEN.get(name, [])]
     metrics: list[str | Metric] = [*names, MINE]
     blocks = FAMILIES[name].blocks(FAMILIES[name].core(model))

@@ -1,5 +1,6 @@
 """Hugging Face models: what is watched is what the model itself would say."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -13,7 +14,21 @@ from rankscope.errors import WatchError
 from rankscope.live.blocks import stacks
 from rankscope.sources.parity import lifted
 from tests.live import reference
-from tests.live.families import FAMILIES, GPT2, HEADS, LAYERS, T5, attending, checks, every, made, seen, tiny
+from tests.live.families import (
+    FAMILIES,
+    GPT2,
+    HEADS,
+    LAYERS,
+    NAMED,
+    T5,
+    WIDTH,
+    attending,
+    checks,
+    every,
+    made,
+    seen,
+    tiny,
+)
 
 NARROW = ("llama", "opt", "gpt_neox", "gemma3", "modernbert", "vit")
 """Families whose eager attention takes softmax in float32 whatever their dtype."""
@@ -121,17 +136,35 @@ def test_the_stack_is_found(name: str) -> None:
     assert list(found) == [FAMILIES[name].blocks]
 
 
-@pytest.mark.parametrize("name", ["xlnet", "bloom"])
 @pytest.mark.parametrize("metric", ["entropy", "head_mu"])
-def test_attention_outside_the_interface_is_refused_at_once(name: str, metric: str) -> None:
-    model = FAMILIES[name].model()
-    before = model.config._attn_implementation
-    with pytest.raises(
-        WatchError, match=f"{name} .* does not: watch metrics of tokens, or .* load and measure"
-    ):
+def test_a_model_without_attention_is_refused_at_once(metric: str) -> None:
+    model = hf.RwkvModel(hf.RwkvConfig(vocab_size=40, hidden_size=WIDTH, num_hidden_layers=LAYERS))
+    with pytest.raises(WatchError, match="rwkv .* does not: watch metrics of tokens, or .* load and measure"):
         rankscope.watch(model, metric).__enter__()
-    assert model.config._attn_implementation == before
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+OUTSIDE: dict[str, Callable[[], Any]] = {
+    "xlnet": FAMILIES["xlnet"].model,
+    "bloom": FAMILIES["bloom"].model,
+    "gptj": tiny(hf.GPTJModel, **GPT2, rotary_dim=4),
+    "mpt": tiny(hf.MptModel, **NAMED, d_model=WIDTH, n_layers=LAYERS, n_heads=HEADS),
+    "roformer": tiny(hf.RoFormerModel, embedding_size=WIDTH),
+}
+"""Models whose attention does not go through the interface, and is written out."""
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_attention_outside_the_interface_is_what_the_model_hands_out(name: str) -> None:
+    model, batch = OUTSIDE[name]().double().eval(), FAMILIES["bert"].batch()
+    heads = [] if name == "xlnet" else ["head_mu"]  # whose output projection is no module
+    with torch.no_grad():
+        own = model(**batch, output_attentions=True).attentions
+        plain = model(**batch)[0]
+        with rankscope.watch(model, ["entropy", *heads], keep="attention") as w:
+            assert torch.equal(model(**batch)[0], plain)
+    for layer, P in enumerate(own, start=1):
+        assert torch.equal(w.attention[layer][0], P)
 
 
 def test_a_shared_layer_is_as_many_layers_as_it_is_called() -> None:
@@ -166,7 +199,7 @@ class TestEncoderAndDecoder:
 
     def test_one_must_be_named(self) -> None:
         with pytest.raises(
-            WatchError, match=r"holds 2: encoder.block \(3 blocks\), decoder.block \(2 blocks\)"
+            WatchError, match=r"holds 2: encoder.block \(3 blocks of T5Block\), decoder.block \(2 blocks"
         ):
             rankscope.watch(self.model())
 

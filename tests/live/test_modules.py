@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import rankscope
 from rankscope.errors import WatchError
@@ -206,3 +207,24 @@ def test_layout_can_be_forced() -> None:
         model(X.transpose(0, 1))
     expected = reference.mu(X, torch.ones(2, 6, dtype=torch.bool))
     torch.testing.assert_close(w.profile().curve("mu")[:, 0], expected, rtol=1e-6, atol=0)
+
+
+class Inside(nn.Module):
+    """An encoder in a model that makes its forward pass again for the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = encoder()
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.encoder, x, use_reentrant=False)
+
+
+def test_a_part_called_by_itself_is_a_call_and_one_made_again_is_not() -> None:
+    model, (X, padding) = Inside().train(), padded()
+    with rankscope.watch(model, "mu") as w:
+        model(X).sum().backward()
+        model.encoder(X, src_key_padding_mask=padding)
+    assert checks(w)["calls"] == 2
+    assert checks(w)["padded_tokens"] == 2
+    assert w.profile().curve("mu").shape == (4, LAYERS + 1)

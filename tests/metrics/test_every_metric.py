@@ -163,7 +163,7 @@ def energy(x: Tokens, padding: Tensor | None = None) -> Tensor:
     ("change", "sentence"),
     [
         ({"scale": None}, "must say its floor; 'mine' is of degree 2 and has no scale: give scale="),
-        ({"of": "attention"}, "a metric of attention have degree 0; 'mine' has 2"),
+        ({"of": "attention"}, "a metric of attention or of routing have degree 0; 'mine' has 2"),
         ({"count": True}, "a count and .* have degree 0; 'mine' has 2"),
     ],
 )

@@ -54,6 +54,8 @@ class Enumeration:
         self.output = run.output[0].numpy()
         self.X = run.states[0][0].numpy()
         self.measured: dict[tuple[int, str], Array] = {}
+        self.routed: dict[tuple[int, int], list[tuple[int, Array]]] = {}
+        """By layer and token: the experts chosen, and their gates at the weights they have."""
         self.biases = EVERY
         """Which are added: every one in the forward pass, in which scales and gates are noted; later one."""
         Y = self.X
@@ -91,20 +93,55 @@ class Enumeration:
     def head(self, layer: int, h: int, Z: Array) -> Array:
         g = h // (self.arch.heads // self.arch.key_heads)
         V = Z @ self.weight(layer, "attention.value")[:, g] + self.bias(layer, "attention.value", g)
-        return self.P[layer][h] @ V @ self.weight(layer, "attention.output")[h]
+        said = self.P[layer][h] @ V
+        if self.arch.head_gate:
+            if self.biases == EVERY:
+                z = Z @ self.weight(layer, "attention.gate")[:, h] + self.bias(layer, "attention.gate", h)
+                self.measured[layer, f"head {h}"] = 1 / (1 + np.exp(-z))
+            said = said * self.measured[layer, f"head {h}"]
+        return said @ self.weight(layer, "attention.output")[h]
 
     def mlp(self, layer: int, Y: Array) -> Array:
         place, act = self.arch.norm_place, ACTIVATIONS[self.arch.activation]
         Y = Y if place == "post" else self.norm(layer, "mlp_norm", Y)
+        if self.arch.mixes(layer):
+            out = self.mixture(layer, Y)
+            return self.norm(layer, "mlp_after", out) if place == "sandwich" else out
         up = Y @ self.weight(layer, "mlp.up") + self.bias(layer, "mlp.up")
         if self.biases == EVERY:
-            gated = self.arch.mlp == "gated"
+            gated = self.arch.mlp != "plain"
             gate = Y @ self.weight(layer, "mlp.gate") + self.bias(layer, "mlp.gate") if gated else up
             opened = act(torch.from_numpy(gate)).numpy()
             self.measured[layer, "gate"] = opened if gated else opened / up
         out = (self.measured[layer, "gate"] * up) @ self.weight(layer, "mlp.down")
         out = out + self.bias(layer, "mlp.down")
         return self.norm(layer, "mlp_after", out) if place == "sandwich" else out
+
+    def mixture(self, layer: int, Y: Array) -> Array:
+        """Token by token, through the experts that the token of the forward pass chose, at their weights."""
+        experts, act = self.arch.experts, ACTIVATIONS[self.arch.activation]
+        assert experts is not None
+        w = {part: self.weight(layer, f"experts.{part}") for part in ("router", "gate", "up", "down")}
+        out = np.zeros_like(Y)
+        for i, y in enumerate(Y):
+            if self.biases == EVERY:
+                scores = np.exp(y @ w["router"])
+                best = np.argsort(-scores)[: experts.chosen]
+                total = scores[best].sum() if experts.renormalised else scores.sum()
+                opened = [act(torch.from_numpy(y @ w["gate"][:, e])).numpy() for e in best]
+                self.routed[layer, i] = [
+                    (e, scores[e] / total * gate) for e, gate in zip(best, opened, strict=True)
+                ]
+            for e, gate in self.routed[layer, i]:
+                out[i] += (gate * (y @ w["up"][:, e])) @ w["down"][e]
+        if not experts.shared_width:
+            return out
+        if self.biases == EVERY:
+            gate = act(torch.from_numpy(Y @ self.weight(layer, "experts.shared.gate"))).numpy()
+            share = 1 / (1 + np.exp(-Y @ self.weight(layer, "experts.shared_gate")))
+            self.measured[layer, "shared"] = share * gate
+        shared = self.measured[layer, "shared"] * (Y @ self.weight(layer, "experts.shared.up"))
+        return out + shared @ self.weight(layer, "experts.shared.down")
 
     def through(self, layer: int, X: Array, heads: Sequence[int], past: bool) -> Array:
         """Through a layer: through these heads, and past them by the skip (or a parallel MLP)."""

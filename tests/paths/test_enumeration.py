@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.nets import Architecture, Transformer
+from rankscope.nets import Architecture, Experts, Transformer
 from rankscope.nets.order import Branch, Half
 from rankscope.nets.traversal import Block
 from rankscope.paths import Decomposition, decompose
@@ -38,6 +38,16 @@ CASES: dict[str, dict[str, Any]] = {
     "bias positions, no biases": {"positions": "bias", "biases": False, "divisor": 1.0},
     "sigmoid": {"kernel": "sigmoid"},
     "linformer": {"kernel": "linformer:2", "positions": "absolute"},
+    "mixture of experts": {
+        "norm_place": "pre", "mlp": "experts",
+        "experts": Experts(number=4, chosen=2, width=3, renormalised=True, dense_layers=(1,)),
+    },
+    "shared expert, no skip past the MLP": {
+        "mlp": "experts", "mlp_skip": 0.0, "activation": "silu",
+        "experts": Experts(number=3, chosen=1, width=3, shared_width=5, shared_gate=True),
+    },
+    "capped": {"score_cap": 0.5},
+    "gated heads": {"norm_place": "pre", "head_gate": True, "key_heads": 1},
     "bare first layer": {"norm_place": "pre", "bare_layers": (0,)},
 }  # fmt: skip
 

@@ -12,4 +12,6 @@ def model_of(name: str, label: str, seed: int = 5) -> Any:
     """In float64, with eager attention."""
     model = random_model(name, label, seed)
     model.set_attn_implementation("eager")
+    if model._can_set_experts_implementation():  # the usual one has no float64
+        model.set_experts_implementation("eager")
     return model

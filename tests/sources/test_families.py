@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankscope.errors import ParityError, SourceError
+from rankscope.errors import ParityError, SourceError, TokensError
 from rankscope.nets import Transformer
 from rankscope.nets.weights import shapes
 from rankscope.profiles import measure
@@ -26,11 +26,16 @@ OUTPUT = {
     "opt": "self_attn.out_proj",
     "gpt_neox": "attention.dense",
     "llama": "self_attn.o_proj",
+    "mixtral": "self_attn.o_proj",
+    "qwen3_next": "self_attn.o_proj",
+    "phi3": "self_attn.o_proj",
+    "gemma2": "self_attn.o_proj",
     "gemma3": "self_attn.o_proj",
     "t5": "layer.0.SelfAttention.o",
     "vit": "attention.o_proj",
     "dinov2": "attention.o_proj",
     "modernbert": "attn.Wo",
+    **dict.fromkeys(("clip_text", "clip_vision", "siglip_text", "siglip_vision"), "self_attn.out_proj"),
 }
 """Where each original projects its heads; XLNet does it without a module."""
 LENGTHS = (15, 11, 4)
@@ -47,7 +52,7 @@ def inputs_of(name: str, model: Any) -> tuple[dict[str, Tensor], Tensor]:
     generator = torch.Generator().manual_seed(11)
     if FAMILIES[name].sees:
         images = torch.randn(3, 3, 12, 12, generator=generator, dtype=torch.float64)
-        return {"pixel_values": images}, torch.zeros(3, 10, dtype=torch.bool)
+        return {"pixel_values": images}, torch.zeros(3, 9 + (name != "siglip_vision"), dtype=torch.bool)
     ids = torch.randint(3, 60, (3, max(LENGTHS)), generator=generator)
     padding = torch.arange(max(LENGTHS))[None] >= torch.tensor(LENGTHS)[:, None]
     ids = ids.masked_fill(padding, getattr(model.config, "pad_token_id", None) or 0)
@@ -139,6 +144,40 @@ def test_padded_and_unpadded_agree(name: str, label: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "label"), CASES)
+def test_gradients_are_the_originals(name: str, label: str) -> None:
+    """Of one and the same number of the last state, in the tokens that enter the first block."""
+    model, net, inputs, padding = case(name, label)
+    family = FAMILIES[name]
+    entered: list[Tensor] = []
+    left: list[Any] = []
+    core = family.core(model)
+    blocks = family.blocks(core)
+
+    def leaf(module: Any, args: Any, kwargs: Any) -> Any:
+        if entered:
+            return None
+        key = next((key for key in ("hidden_states", "output_h") if key in kwargs), None)
+        entered.append((args[0] if key is None else kwargs[key]).detach().requires_grad_())
+        return ((entered[0], *args[1:]), kwargs) if key is None else (args, kwargs | {key: entered[0]})
+
+    handles = [blocks[0].register_forward_pre_hook(leaf, with_kwargs=True)]
+    handles.append(blocks[-1].register_forward_hook(lambda _, args, out: left.append(out)))
+    with lifted():
+        core(**inputs)
+    for handle in handles:
+        handle.remove()
+    theirs = left[-1][0] if isinstance(left[-1], tuple) else left[-1]
+    X = encoded(name, net, inputs, padding).X.requires_grad_()
+    mine = net.run(X, padding).states[-1]
+    weigh = torch.randn(mine.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    weigh = weigh.masked_fill(padding[..., None], 0.0)
+    (gradient,) = torch.autograd.grad((mine * weigh).sum(), X)
+    theirs = theirs.transpose(0, 1) if family.tokens_first else theirs
+    (original,) = torch.autograd.grad((theirs * weigh).sum(), entered[0])
+    close(gradient, original.transpose(0, 1) if family.tokens_first else original, ~padding, 1e-11)
+
+
+@pytest.mark.parametrize(("name", "label"), CASES)
 def test_deviation_and_float64_agree_on_every_family(name: str, label: str) -> None:
     """The rules of deviation arithmetic cover what loaded networks are made of."""
     _, net, inputs, hidden = case(name, label)
@@ -193,13 +232,31 @@ def test_configs_outside_the_canonical_network_are_refused() -> None:
     small.attn_logit_softcapping = 50.0
     with pytest.raises(SourceError, match="attn_logit_softcapping=None; this config has 50.0"):
         load(Gemma3TextModel(small))
+    small.attn_logit_softcapping, small.use_bidirectional_attention = None, True
+    with pytest.raises(SourceError, match="use_bidirectional_attention=False; this config has True"):
+        load(Gemma3TextModel(small))
     fields: Any = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
                    "intermediate_size": 8}  # fmt: skip
-    rope: Any = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
-    with pytest.raises(SourceError, match="does not depend on the input.*'dynamic'"):
-        load(LlamaModel(LlamaConfig(**fields, rope_parameters=rope)))
     with pytest.raises(SourceError, match="the activation must be one of.*'relu2'"):
         load(LlamaModel(LlamaConfig(**fields, hidden_act="relu2")))
+
+
+@pytest.mark.parametrize(("name", "label"), [("llama", "dynamic positions"), ("phi3", "longrope")])
+@torch.no_grad()
+def test_angles_that_follow_the_length_are_right_up_to_where_they_change(name: str, label: str) -> None:
+    """At the last length the network is the original, one token beyond the original is another."""
+    model, net = loaded(name, label)
+    reach = net.arch.rotary_reach
+    assert reach == 32
+    for n in (reach, reach + 1):
+        ids = torch.randint(3, 60, (1, n), generator=torch.Generator().manual_seed(n))
+        with lifted():
+            theirs = model(input_ids=ids).last_hidden_state
+        unbound = Transformer(net.arch.replace(rotary_reach=0), net.weights)
+        mine = unbound.run(net.encode(ids).X).output
+        assert (float((mine - theirs).abs().max()) < 1e-12) == (n == reach)
+    with pytest.raises(TokensError, match="those of up to 32 tokens; received 33.*watch"):
+        net.run(net.encode(ids).X)
 
 
 def test_models_with_heads_for_tasks_are_their_stack() -> None:

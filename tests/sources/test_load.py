@@ -141,7 +141,7 @@ def test_damaged_and_missing_configs(copied: Path, tmp_path: Path) -> None:
 
 def test_unknown_model_types_and_code_that_comes_along(copied: Path) -> None:
     configure(copied, model_type="funnel")
-    refused("model type must be one of bert.*'funnel'.*watch", copied)
+    refused("load maps model types bert, .*; this one is 'funnel': watch", copied)
     for name in ("modeling_own.py", "configuration_own.py"):
         (copied / name).write_text("raise RuntimeError('ran')\n")
     own = {"AutoConfig": "configuration_own.OwnConfig", "AutoModel": "modeling_own.OwnModel"}
@@ -325,3 +325,36 @@ def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
     with torch.no_grad():
         theirs = model(ids).last_hidden_state.double()
     assert torch.allclose(net.run(*net.encode(ids)).output, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"),
+    [
+        ("mamba", r"'mamba', a recurrent model without attention: watch"),
+        ("falcon_mamba", r"'falcon_mamba', a recurrent model without attention"),
+        ("bart", r"'bart': watch"),
+        ("gpt_oss", r"'gpt_oss', whose attention has sinks: its rows do not sum to one: watch"),
+        ("lama", r"'lama' \(did you mean 'llama'\?\): watch"),
+    ],
+)
+def test_an_unknown_model_type_gets_no_misleading_hint(copied: Path, model_type: str, said: str) -> None:
+    """A type that transformers has is never taken for a slip of another."""
+    configure(copied, model_type=model_type)
+    refused(f"load maps model types bert, .*; this one is {said}", copied)
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
+def test_a_model_of_two_towers_is_loaded_as_one_of_them(kind: str, tmp_path: Path) -> None:
+    import transformers
+
+    name = kind.lower()
+    towers = {part: FAMILIES[f"{name}_{part}"].tiny() for part in ("text", "vision")}
+    configs = {f"{part}_config": next(iter(tiny.values())).to_dict() for part, tiny in towers.items()}
+    model: Any = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**configs))
+    model.save_pretrained(tmp_path)
+    for source in (model, tmp_path):
+        refused(f"a {name} model has two towers; name.*family='{name}_text' or '{name}_vision'", source)
+    for part in towers:
+        family = f"{name}_{part}"
+        net, own = load(model, family=family), load(getattr(model, f"{part}_model"))
+        assert same(net, own) and same(load(tmp_path, family=family), own)

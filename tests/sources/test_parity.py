@@ -117,12 +117,11 @@ def test_angles_at_a_length_too_long_to_run(monkeypatch: pytest.MonkeyPatch) -> 
                  "high_freq_factor": 4.0, "original_max_position_embeddings": 4000}  # fmt: skip
     made = model(hf.LlamaModel, rope_parameters=rope)
     assert loaded(made)[1].reach > 4000
-    right = rotary.angles
 
     class Off(Llama):
-        def gated(self, config: Any, **fields: Any) -> Any:
-            arch = super().gated(config, **fields)
-            off = tuple(tuple(a + 1e-12 for a in layer) for layer in right(config))
+        def architecture(self, config: Any) -> Any:
+            arch = super().architecture(config)
+            off = tuple(tuple(a + 1e-12 for a in layer) for layer in arch.rotary_frequencies)
             return arch.replace(rotary_frequencies=off)
 
     monkeypatch.setitem(FAMILIES, "llama", Off())

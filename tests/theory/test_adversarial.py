@@ -33,13 +33,14 @@ def test_no_ascent_passes_a_bound(attack: Attack) -> None:
 
 @pytest.mark.parametrize(
     ("seed", "number"),
-    [(1504, 609), (1508, 169), (1509, 751), (1608, 644), (1600, 982)],
+    [(1504, 609), (1508, 169), (1509, 751), (1608, 644), (1600, 982), (1705, 2113)],
     ids=[
         "zeros at a large scale",
         "tanh from tail to tail",
         "a token 1e300 times shorter",
         "the same token looked at by chance",
         "a branch that is zero, through a norm without eps",
+        "a sum that is zero, and a norm that leaves its sign",
     ],
 )
 def test_networks_that_were_once_misread(seed: int, number: int) -> None:

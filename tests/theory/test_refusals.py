@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope.nets import Architecture, Transformer, masks
+from rankscope.nets import Architecture, Experts, Transformer, masks
 from rankscope.theory import THEOREMS, Certificates, certify
 from rankscope.theory.counterexample import TOP, counterexample, smallest_residual
 from rankscope.theory.lasting import lasting, lasting_tokens
@@ -28,6 +28,19 @@ def why(found: Certificates, theorem: str, layer: int = 1) -> str:
 
 def met(found: Certificates) -> set[str]:
     return set(found.table.filter("met")["theorem"])
+
+
+# Scores
+
+
+def test_theorems_on_scores_of_tokens_are_refused_under_a_cap() -> None:
+    """They bound what differs between scores by W_QK; those that look at attention itself still hold."""
+    net, X = net_of(layers=2, **SAN), normal(1, 4, 4)
+    free, capped = certify(net, X), certify(net.variant(score_cap=0.2), X)
+    assert "the cap on scores (0: none): 0.2, must be = 0" in why(capped, "dong2021-2.3")
+    assert met(capped) < met(free) and "dobrushin" in met(capped) and capped.broken().is_empty()
+    gone = met(free) - met(capped)
+    assert {"dong2021-2.3"} <= gone and all("cap on scores" in why(capped, each) for each in gone)
 
 
 # gamma = 1
@@ -204,6 +217,7 @@ def test_one_kept_head_of_a_group_is_looked_at() -> None:
 
 
 ALONE = torch.ones(5, 5, dtype=torch.bool).triu(1) | torch.eye(5, dtype=torch.bool)[[4, 4, 4, 4, 0]]
+MIXED = Experts(number=3, chosen=1, width=4)
 ASKED: list[tuple[dict[str, Any], str, str]] = [
     ({"mask": "causal", **SAN}, "dong2021-2.3", "different sets of tokens that tokens see: 5"),
     ({"mask": "causal;window:1", **SAN}, "wu2024-1", "different masks: 2"),
@@ -211,6 +225,8 @@ ASKED: list[tuple[dict[str, Any], str, str]] = [
     ({"mask": masks.from_matrix(ALONE), **SAN}, "wu2024-1", "tokens that do not attend to themselves"),
     ({"positions": "rotary", **SAN}, "oscillation", "where tokens stand"),
     ({**SAN, "mlp": "gated"}, "dong2021-3.2", "MLPs that are gated"),
+    ({**SAN, "mlp": "experts", "experts": MIXED}, "dobrushin", "not the theorem's (a mixture of experts): 1"),
+    ({**SAN, "head_gate": True}, "attention-factors", "not the theorem's (gates on heads): 1"),
     ({}, "dong2021-2.3", "norms in a layer"),
     ({}, "untouched", "norms after a skip's sum"),
     ({"norm_place": "sandwich"}, "untouched", "norms after a branch"),

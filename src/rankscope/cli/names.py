@@ -26,7 +26,7 @@ METRICS = (
     "stable_rank", "effective_rank", "participation_ratio", "sigma_min", "mean_cosine", "mean_abs_cosine",
     "residual_stable_rank", "residual_effective_rank", "residual_singular_ratio", "mean_cosine_gap",
     "max_cosine_gap", "min_cosine", "dobrushin", "entropy", "second_singular_value", "spectral_gap",
-    "first_token_mass", "row_sum_defect",
+    "first_token_mass", "row_sum_defect", "expert_load", "expert_entropy",
 )  # fmt: skip
 ARITHMETICS = ("deviation", "float64", "float32", "bfloat16")
 INITS = ("bert", "xavier", "kaiming", "orthogonal")

@@ -23,7 +23,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.weights import Linear
 
-Visible = Bool[Tensor, "batch 1 token token"]
+Visible = Bool[Tensor, "batch 1 row token"]
 SHORT = 0.01
 """What a token hears, beside the mean of all, from which on differences from the mean are not taken."""
 
@@ -33,14 +33,14 @@ class Logits:
     """`ref_j + D_ij`: its softmax is P, small weights as exact as large ones."""
 
     ref: Float[Tensor, "batch head token"]
-    D: Scaled  # [batch, head, token, token]
+    D: Scaled  # [batch, head, row, token]
 
-    def softmax(self, visible: Visible) -> Float[Tensor, "batch head token token"]:
+    def softmax(self, visible: Visible) -> Float[Tensor, "batch head row token"]:
         """P, over what each row sees."""
         scores = self.ref[:, :, None] + self.D.explicit()
         return scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)  # of padding
 
-    def log_softmax(self, visible: Visible) -> Float[Tensor, "batch head token token"]:
+    def log_softmax(self, visible: Visible) -> Float[Tensor, "batch head row token"]:
         """log P, over what each row sees; -inf elsewhere."""
         scores = self.ref[:, :, None] + self.D.explicit()
         return (

@@ -40,6 +40,8 @@ class HalfTaken(NamedTuple):
     summed: State
     after: State
     """The sum, through the norm of a post-norm block."""
+    torn: bool = False
+    """Whether a norm gave a sign to a token that is zero but for rounding, in this block or before."""
 
 
 class BlockTaken(NamedTuple):
@@ -87,6 +89,10 @@ class _Noting:
         self.sums.append((half, state, branches, found))
         return found
 
+    def torn(self) -> bool:
+        """Asked of what is shaken."""
+        return False
+
     def halves(self) -> tuple[HalfTaken, ...]:
         """What was noted of one block."""
         found = []
@@ -96,7 +102,8 @@ class _Noting:
                 for each in half.branches
             )
             after = summed if half.after is None else self.normed[half.after]
-            found.append(HalfTaken(before, branches, half.skip, total(out.values()), summed, after))
+            said = total(out.values())
+            found.append(HalfTaken(before, branches, half.skip, said, summed, after, self.torn()))
         return tuple(found)
 
 
@@ -106,6 +113,9 @@ class _Noted(_Noting, Deviation):
 
 class _NotedShaken(_Noting, ShakenDeviation):
     """The same, shaken."""
+
+    def torn(self) -> bool:
+        return bool(self.signs.torn)
 
 
 def started(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State, Setting]:
@@ -128,5 +138,5 @@ def dissect(net: Transformer, X: Tensor, seed: int | None = None) -> Iterator[Bl
     rules = _Noted(net.arch, setting) if seed is None else _NotedShaken(net.arch, setting, seed)
     for block in net.blocks:
         rules.forget()
-        state, P, heads = traverse(block, rules, state)
+        state, P, heads, _ = traverse(block, rules, state)
         yield BlockTaken(state, P, heads, rules.halves())

@@ -21,7 +21,7 @@ from rankscope.deviation.state import State
 from rankscope.deviation.tails import FADING, TAIL, faded, tanh_change
 from rankscope.doubled import near_log, precision
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.weights import Layer, Linear
+from rankscope.nets.weights import Linear, MLPWeights
 
 LARGE = 0.02
 LINEAR = 1e3
@@ -31,12 +31,10 @@ REACH = 250.0
 
 
 def mlp(
-    arch: Architecture, layer: Layer, state: State, touch: Callable[[Scaled], Scaled] = lambda part: part
+    arch: Architecture, w: MLPWeights, state: State, touch: Callable[[Scaled], Scaled] = lambda part: part
 ) -> State:
     """The MLP branch: `act(X W_1 + b_1) W_2 + b_2`, or gated by the product rule. `touch` is asked of what
     goes into the activation and of what comes out."""
-    w = layer.mlp
-    assert w is not None
     x, R = touch(affine(state.x, w.up)), touch(state.R.mapped(lambda v: v @ w.up.weight))
     if w.gate is None:
         x, R = map(touch, activation(arch.activation, x, R))
@@ -45,8 +43,8 @@ def mlp(
         z, d = touch(affine(state.x, gate)), touch(state.R.mapped(lambda v: v @ gate.weight))
         a, A = map(touch, activation(arch.activation, z, d))
         # act(g) u - act(g_0) u_0 = (act(g) - act(g_0)) u_0 + act(g_0) (u - u_0) + the product of both
-        R = _times(A, _rows(x)) + _times(_rows(a), R) + _times(A, R)
-        x = _times(a, x)
+        R = product(A, rows(x)) + product(rows(a), R) + product(A, R)
+        x = product(a, x)
     return State(affine(x, w.down), R.mapped(lambda v: v @ w.down.weight), state.real)
 
 
@@ -154,10 +152,11 @@ def _quotient(name: str, Z: Tensor, D: Tensor, reach: float) -> Tensor:
     return result
 
 
-def _rows(x: Scaled) -> Scaled:
+def rows(x: Scaled) -> Scaled:
     """The common token as a row to be multiplied with every token's."""
     return x.mapped(lambda v: v[:, None])
 
 
-def _times(u: Scaled, v: Scaled) -> Scaled:
+def product(u: Scaled, v: Scaled) -> Scaled:
+    """Entry by entry."""
     return Scaled(u.value * v.value, u.log + v.log).normalised()

@@ -14,6 +14,7 @@ from torch import Tensor
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
 from rankscope.deviation.scores import Scores
+from rankscope.deviation.signs import Signs
 from rankscope.deviation.state import State
 from rankscope.doubled import precision
 from rankscope.nets.architecture import Architecture
@@ -65,8 +66,11 @@ class _Shaken:
     """Asks the rules, and shakes what they say."""
 
     noise: Noise
+    signs: Signs
+    setting: Setting
 
     def norm(self, block: Block, name: str, state: Any) -> Any:
+        self.signs.met(state, self.setting.real)
         return self.noise.of(super().norm(block, name, state))
 
     def values(self, block: Block, state: Any) -> Any:
@@ -75,6 +79,9 @@ class _Shaken:
     def mix(self, block: Block, weights: Any, values: Any) -> Any:
         return self.noise.of(super().mix(block, weights, values))
 
+    def gate(self, block: Block, heads: Any, state: Any) -> Any:
+        return self.noise.of(super().gate(block, heads, state))
+
     def output(self, block: Block, heads: Any) -> Any:
         return self.noise.of(super().output(block, heads))
 
@@ -82,6 +89,7 @@ class _Shaken:
         return self.noise.of(super().mlp(block, state))
 
     def add(self, block: Block, half: Half, state: Any, branches: dict[str, Any]) -> Any:
+        self.signs.summed(state, *branches.values())
         return self.noise.of(super().add(block, half, state, branches))
 
 
@@ -90,7 +98,7 @@ class ShakenPlain(_Shaken, Plain):
 
     def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
         super().__init__(arch, setting)
-        self.noise = Noise(seed)
+        self.noise, self.signs = Noise(seed), Signs(arch)
 
     def through(self, X: Tensor, linear: Linear) -> Tensor:
         """`X W + b`."""
@@ -103,7 +111,8 @@ class ShakenDeviation(_Shaken, Deviation):
 
     def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
         super().__init__(arch, setting)
-        self.noise, self.wide = Noise(seed), Noise(seed, units=16 * UNITS)
+        self.noise, self.signs = Noise(seed), Signs(arch)
+        self.wide = Noise(seed, units=16 * UNITS)
         self.rounding = self.wide.shaken
 
     def scores(self, block: Block, state: State) -> Scores:

@@ -32,6 +32,8 @@ class DeviationStep(NamedTuple):
     state: State
     attention: Attention | None
     heads: Spoken | None = None
+    routing: Tensor | None = None
+    """The weight of each expert for each token `[batch, token, expert]`, of a mixture of experts."""
 
 
 def applies(net: Transformer) -> bool:
@@ -73,8 +75,8 @@ def propagate(
         if not X.shape[1]:
             yield DeviationStep(block.index + 1, state, _nothing(net, state))
             continue
-        state, P, heads = traverse(given.block(block.index), rules, state)
-        yield restored(DeviationStep(block.index + 1, state, P, heads), given.order)
+        state, *rest = traverse(given.block(block.index), rules, state)
+        yield restored(DeviationStep(block.index + 1, state, *rest), given.order)
 
 
 def rounded(step: DeviationStep) -> DeviationStep:
@@ -84,6 +86,7 @@ def rounded(step: DeviationStep) -> DeviationStep:
         converted(step.state, nearest),
         converted(step.attention, nearest),
         converted(step.heads, nearest),
+        converted(step.routing, nearest),
     )
 
 
@@ -149,6 +152,7 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
         and replace(
             step.heads, R=step.heads.R.mapped(lambda t: order.restored(t.transpose(1, 2)).transpose(1, 2))
         ),
+        None if step.routing is None else order.restored(step.routing),
     )
 
 

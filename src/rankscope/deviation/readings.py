@@ -34,7 +34,10 @@ SMALLEST, LARGEST = 5e-324, torch.finfo(torch.float64).max
 
 
 def read(each: Metric, step: DeviationStep) -> Reading | None:
-    """The metric of one step; None where the step has no attention or no heads to read it off."""
+    """The metric of one step; None where the step has no attention, heads or routing to read it off."""
+    if each.of == "routing":
+        padding = ~step.state.real.rows
+        return None if step.routing is None else each.read(step.routing, padding, unit=UNIT)
     if each.of == "attention":
         return None if step.attention is None else _of_attention(each, step.attention, ~step.state.real.rows)
     if each.of == "tokens":

@@ -13,6 +13,8 @@ from rankscope.deviation.attention import (
     heads,
     mixed,
 )
+from rankscope.deviation.experts import mixture
+from rankscope.deviation.gates import gated
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
 from rankscope.deviation.scaled import Scaled
@@ -36,6 +38,7 @@ class Deviation(Arithmetic):
     def __init__(self, arch: Architecture, setting: Setting) -> None:
         self.arch, self.setting = arch, setting
         self.memory: dict[str, Any] = {}
+        self.routed: dict[int, Tensor] = {}
 
     def norm(self, block: Block, name: str, state: State) -> State:
         """Each token, normalised (`norms.py`). What a branch adds is not tidy yet."""
@@ -64,6 +67,13 @@ class Deviation(Arithmetic):
         """What each head says."""
         return mixed(self.arch, self.speaking(block), block.weights.attention.output.weight, P, values)
 
+    def gate(self, block: Block, spoken: Spoken, state: State) -> Spoken:
+        """What each head says, times its gate (`gates.py`)."""
+        w = block.weights.attention.gate
+        assert w is not None
+        z, d = self.touch(heads(state.x, w, self.arch)), self.touch(deviations(state.R, w, self.arch))
+        return gated(spoken, z, d)
+
     def output(self, block: Block, spoken: Spoken) -> State:
         """What heads add: their common values and deviations through the output projection."""
         w = block.weights.attention.output
@@ -75,8 +85,12 @@ class Deviation(Arithmetic):
         )
 
     def mlp(self, block: Block, state: State) -> State:
-        """What the MLP adds (`mlp.py`)."""
-        return mlp(self.arch, block.weights, state, self.touch)
+        """What the MLP adds (`mlp.py`), or a mixture of experts (`experts.py`)."""
+        if block.weights.experts is not None:
+            out, self.routed[block.index] = mixture(self.arch, block.weights.experts, state, self.touch)
+            return out
+        assert block.weights.mlp is not None
+        return mlp(self.arch, block.weights.mlp, state, self.touch)
 
     def touch(self, part: Scaled) -> Scaled:
         """What comes of a product with a matrix or of an activation, as it is."""

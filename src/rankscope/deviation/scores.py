@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rankscope.deviation.attention import deviations, heads
+from rankscope.deviation.cap import Constant, capped
 from rankscope.deviation.norms import Touch, normed
 from rankscope.deviation.scaled import STEEPEST, Scaled
 from rankscope.deviation.state import Real, State
@@ -60,11 +61,17 @@ def scores(
         k, dk = _normed(k, dk, w.key_norm, state.real, arch.norm_eps, rounding)
     ref = Scaled.plain(zero).by_head()  # zeros do not set the scale
     if arch.kernel == "gaussian":
-        # -|k_j|^2 / 2 is the same in every row.
-        ref = ref + Scaled(-(dk.value @ k.value[..., None])[..., 0], dk.log + k.log)
-        ref = ref + Scaled(-dk.value.square().sum(-1) / 2, 2 * dk.log)
+        # -|k_j|^2 / 2 is the same in every row; rotations keep lengths, but for their scale.
+        long, dlong = (part.mapped(lambda t: _stretched(arch, index, t)) for part in (k, dk))
+        ref = ref + Scaled(-(dlong.value @ long.value[..., None])[..., 0], dlong.log + long.log)
+        ref = ref + Scaled(-dlong.value.square().sum(-1) / 2, 2 * dlong.log)
     content = q if w.content_bias is None else q + Scaled.plain(w.content_bias.expand_as(q.value)).by_head()
+    constant = None
     if not setting.rotary:
+        constant = Constant(
+            Scaled((content.value * k.value).sum(-1), content.log + k.log),
+            Scaled((dq.value @ k.value[..., None])[..., 0], dq.log + k.log),
+        )
         ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
         D = Scaled(dq.value @ dk.value.mT, dq.log + dk.log)
     else:
@@ -82,7 +89,16 @@ def scores(
     D, ref = D * share, ref * share
     if setting.bias is not None:
         D = D + Scaled.plain(setting.bias.expand(len(zero), -1, -1, -1)).by_head()
+    if arch.score_cap:
+        constant = constant and Constant(constant.c * share, constant.rows * share)
+        ref, D = capped(constant, ref, D, arch.score_cap)
     return Scores(ref, D.normalised())
+
+
+def _stretched(arch: Architecture, index: int, t: Tensor) -> Tensor:
+    """As long as after rotation."""
+    scale, width = arch.rotary_scale_of(index), arch.rotary_width
+    return t if scale == 1.0 else torch.cat([t[..., :width] * scale, t[..., width:]], -1)
 
 
 def _normed(
@@ -128,12 +144,13 @@ class Separated(NamedTuple):
     """The reference row, zero in D."""
 
 
-def separated(scores: Scores, real: Real) -> Separated:
-    """The reference row, of the smallest scores, moved from D into ref."""
+def separated(scores: Scores, real: Real, *, tokens: bool = True) -> Separated:
+    """The reference row, of the smallest scores, moved from D into ref. Columns are `tokens`, of which only
+    real ones count, or something else, as experts."""
     ref, D = scores
     if not D.value.numel():
         return Separated(ref.value, D, D.log.long())
-    seen = D.value if real.all else D.value.masked_fill(~real.rows[:, None, None], 0.0)
+    seen = D.value if real.all or not tokens else D.value.masked_fill(~real.rows[:, None, None], 0.0)
     size = torch.maximum(seen.amax(-1), -seen.amin(-1))  # [batch, head, token]
     row = size.masked_fill(~real.rows[:, None], torch.inf).argmin(-1)
     moved = D.value.gather(2, row[..., None, None].expand(-1, -1, 1, D.value.shape[3]))

@@ -24,9 +24,9 @@ FAR = 30.0
 """Scores above the reference row's by more than this are formed as sums of logs."""
 
 
-def split(scores: Scores, visible: Visible, real: Real) -> Attention:
-    """p and P - 1 p^T over what each row sees."""
-    ref, D, row = separated(scores, real)
+def split(scores: Scores, visible: Visible, real: Real, *, tokens: bool = True) -> Attention:
+    """p and P - 1 p^T over what each row sees: `tokens`, or something else."""
+    ref, D, row = separated(scores, real, tokens=tokens)
     n = visible.shape[-1]
     seen = visible[:, 0].gather(1, row[..., None].expand(-1, -1, n))[:, :, None]  # [batch, head, 1, token]
     alike = ((visible == seen).all(-1) | ~real.rows[:, None]).all(-1)  # [batch, head]
@@ -36,7 +36,7 @@ def split(scores: Scores, visible: Visible, real: Real) -> Attention:
     # Rows that see alike differ by D alone, at its own scale; a mask's differences are of size one.
     level = torch.where(alike, D.log.clamp(max=0.0), torch.zeros_like(D.log))
     size = spread(level.clamp(min=-STEEPEST).exp(), D.value)  # below, expm1(D) is D and only the log goes on
-    U = D.value - D.value.gather(3, top[:, :, None].expand(-1, -1, n, 1))
+    U = D.value - D.value.gather(3, top[:, :, None].expand(-1, -1, D.value.shape[2], 1))
     U = U.mul_(spread((D.log - level).clamp(max=STEEPEST).exp(), U))  # D in units of size, zero in column j*
     logits = Logits(ref, D)  # as they are: what is taken from a row may be far above all that it sees
     log_others = log_w.scatter(-1, top, -torch.inf)  # column j* follows from the others
@@ -122,7 +122,7 @@ def _steep(
     return torch.where(visible, change, -weight / size), reach
 
 
-def _seen_at(top: Tensor, visible: Visible) -> Bool[Tensor, "batch head token 1"]:
+def _seen_at(top: Tensor, visible: Visible) -> Bool[Tensor, "batch head row 1"]:
     """Whether each row sees j*."""
     rows = visible.expand(-1, top.shape[1], -1, -1)
     return rows.gather(3, top[:, :, None].expand(-1, -1, rows.shape[2], 1))

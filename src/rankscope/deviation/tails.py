@@ -33,15 +33,19 @@ FADING = (*SLOPES, "gelu", "gelu_tanh")
 
 
 def tanh_change(Z: Tensor, D: Tensor, d: Scaled) -> Scaled:
-    """`tanh(Z + D) - tanh(Z)`, D the same as d in units of one."""
-    Z = Z[:, None]
+    """`tanh(Z + D) - tanh(Z)`, D the same as d in units of one; Z of each token, or of all."""
+    Z = Z[:, None] if Z.ndim < D.ndim else Z
     # |D| - |Z| - |Z + D|, without the digits that its terms lose to each other.
     exponent = torch.where(Z * (Z + D) > 0, -2 * torch.minimum(Z.abs(), (Z + D).abs()), 0.0)
-    most = _most(exponent)
-    share = _over(-torch.expm1(-2 * D.abs()), 2 * D.abs())  # sinh(D) / D, without its growth
-    slope = 4 * share * (exponent - spread(most, exponent)).exp()
+    largest = most(exponent)
+    slope = 4 * sinh_share(D) * (exponent - spread(largest, exponent)).exp()
     slope = slope / ((1 + (-2 * Z.abs()).exp()) * (1 + (-2 * (Z + D).abs()).exp()))
-    return Scaled(d.value * slope, d.log + most)
+    return Scaled(d.value * slope, d.log + largest)
+
+
+def sinh_share(D: Tensor) -> Tensor:
+    """`sinh(D) / (D e^|D|)`."""
+    return _over(-torch.expm1(-2 * D.abs()), 2 * D.abs())
 
 
 def faded(name: str, Z: Tensor, D: Tensor, d: Scaled) -> tuple[Scaled, Scaled]:
@@ -52,13 +56,13 @@ def faded(name: str, Z: Tensor, D: Tensor, d: Scaled) -> tuple[Scaled, Scaled]:
     whole = _log(name, torch.where(nothing[:, None], D, Z + D).clamp(max=TAIL[name]))
     rise = torch.where(nothing[:, None], whole - L[:, None], D * _slope(name, Z, D))
     L = L.masked_fill(nothing, -torch.inf)
-    most = torch.maximum(_most(L[:, None]), _most(whole))
-    weight = (L - most[:, None]).exp()
+    largest = torch.maximum(most(L[:, None]), most(whole))
+    weight = (L - largest[:, None]).exp()
     unit = spread(d.log.clamp(min=-600).exp(), D)
     large = (rise.abs() > 1) | nothing[:, None]
-    grown = ((whole - spread(most, whole)).exp() - weight[:, None]) / unit
+    grown = ((whole - spread(largest, whole)).exp() - weight[:, None]) / unit
     small = weight[:, None] * d.value * _slope(name, Z, D) * _over(torch.expm1(rise.clamp(max=2.0)), rise)
-    return Scaled(-weight, most), Scaled(-torch.where(large, grown, small), most + d.log)
+    return Scaled(-weight, largest), Scaled(-torch.where(large, grown, small), largest + d.log)
 
 
 def _log(name: str, z: Tensor) -> Tensor:
@@ -91,7 +95,7 @@ def _over(a: Tensor, b: Tensor) -> Tensor:
     return torch.where(gone, torch.ones_like(a), a / b.masked_fill(gone, 1.0))
 
 
-def _most(logs: Tensor) -> Tensor:
+def most(logs: Tensor) -> Tensor:
     """The largest of each sample."""
     flat = logs.flatten(1)
     return flat.amax(1).clamp(min=LOWEST / 4) if flat.shape[1] else flat.sum(1)

@@ -62,19 +62,20 @@ class Witness:
         if self.given.net.arch.parts:  # what they remember of earlier layers is of one arithmetic
             sees = torch.zeros_like(sees)
         if bool(sees.any()):
-            X, P, heads = traverse(block, self.plain, before.tokens())
+            X, *rest = traverse(block, self.plain, before.tokens())
             X = before.real.cleared(X)
             # What the first pass has lost, float64 may still see.
             after = State.of(X.nan_to_num(0.0, 0.0, 0.0), before.real.rows)
             sees = sees & X.isfinite().flatten(1).all(1) & (_sees(step.state) | _sees(after))
-            plain = Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, heads) if bool(sees.any()) else None
+            plain = Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), *rest) if bool(sees.any()) else None
         seen = Seen(self, block, before, sees, plain, self.lost)
         if plain is None:
             self.state = seen.passed.state
         else:
             self.state = after if bool(sees.all()) else _chosen(sees, after, seen.passed.state)
-        if bool((hidden := _hidden(step, seen)).any()):
-            self.lost = self.lost | hidden
+        unknown = _hidden(step, seen) | self.plain.signs.torn | self.fine.signs.torn
+        if bool(unknown.any()):
+            self.lost = self.lost | unknown
             seen = replace(seen, lost=self.lost)
         return seen
 
@@ -93,7 +94,8 @@ class Seen:
     """By plain rules, real tokens first; None where float64 sees no sample."""
     lost: Bool[Tensor, " batch"]
     """Whether a token became so short beside the others that one scale does not hold them, or what equal
-    tokens differ by may have been all that is left, here or before: nothing is known of the sample since."""
+    tokens differ by may have been all that is left, or a norm gave a sign to what is zero but for rounding,
+    here or before: nothing is known of the sample since."""
 
     @cached_property
     def passed(self) -> DeviationStep:
@@ -118,7 +120,8 @@ class Seen:
             return self.inside
         step = self.inside
         parts = order.restored(step.state), order.restored_square(step.attention)  # type: ignore[arg-type]
-        return Step(step.layer, *parts, order.restored(step.heads))  # type: ignore[arg-type]
+        routing = None if step.routing is None else order.restored(step.routing)
+        return Step(step.layer, *parts, order.restored(step.heads), routing)  # type: ignore[arg-type]
 
     @cached_property
     def fine(self) -> DeviationStep:

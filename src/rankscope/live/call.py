@@ -22,12 +22,16 @@ class Plan:
     """None for all."""
     keep: frozenset[str]
     layout: Layout
+    grid: bool
+    """Whether states of four dims are tokens in rows and columns."""
     padding: Tensor | None
     """Given by the user; else the model's own."""
     own_padding: bool
     """Whether to take the padding from the model's call."""
     found: bool
     """Whether the blocks were found, not named."""
+    finer: str
+    """Stacks inside the blocks, in words."""
     decoder: bool
     """Whether the blocks are the decoder's of a model that has an encoder as well."""
     trained: bool = False
@@ -47,6 +51,8 @@ class Call:
     """One call of the model, while it runs."""
 
     arguments: dict[str, Any]
+    alone: bool = False
+    """Whether it is a call of a part of the model, from outside the model."""
     layer: int = 0
     """The layer entered last."""
     around: list[dict[str, Any]] = field(default_factory=list)
@@ -73,6 +79,8 @@ class Call:
     """Attention after the first of a block: cross-attention, as a rule."""
     unfit: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes of attention that is not of the block's tokens to themselves."""
+    elsewhere: list[str] = field(default_factory=list)
+    """The same of attention seen through torch's functions, in words."""
     spoken: Tensor | None = None
     """The heads' outputs, until the output projection is called."""
     projection: tuple[nn.Module, Tensor, Tensor] | None = None

@@ -52,6 +52,11 @@ class Chain:
         self.broken[layer] = max((alike(x, y) for y in states), default=0.0)
         return (layer, x) if len(fitting) > 1 else None
 
+    def continues(self, states: Sequence[Tensor]) -> int:
+        """Which of these, that the next block takes, is what was given; the first, if none is."""
+        given = self.given[1] if self.given is not None else []
+        return next((k for k, y in enumerate(states) if any(same(x, y) for x in given)), 0)
+
     def ends(self) -> tuple[int, Tensor] | None:
         """No block comes after: the last layer and its state, if that was open."""
         if self.given is None:

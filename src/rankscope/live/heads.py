@@ -33,6 +33,13 @@ def weight_of(projection: nn.Module) -> Tensor:
     return weight.detach() if type(projection).__name__ == "Conv1D" else weight.detach().mT
 
 
+def by_head(x: Tensor) -> Tensor:
+    """`[batch, head, token, ...]`: a lone sample or head gets its dim, and groups of heads stand in a row."""
+    if x.ndim < 4:
+        return x[None, None] if x.ndim == 2 else x[:, None]
+    return x.flatten(1, -3)
+
+
 def contributions(spoken: Tensor, weight: Tensor) -> Tensor:
     """`[batch, head, token, width]`, in float64, from the heads' outputs `[batch, token, head, d]`."""
     W = weight.to(torch.float64).reshape(*spoken.shape[-2:], -1)  # [head, d, width]

@@ -8,6 +8,7 @@ beside, without gradients and without dropout, by `eager_attention_forward` of t
 module comes from.
 """
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -48,10 +49,25 @@ def is_outside(owner: Any) -> bool:
     return not type(owner)._can_set_attn_implementation()
 
 
+def calls_torch(owner: Any) -> bool:
+    """Whether the files that such a model is written in may call torch's attention, or a softmax,
+    themselves."""
+    names = {type(part).__module__ for part in owner.modules()}
+    return any(map(_mentions_torch, (name for name in names if not name.startswith("torch."))))
+
+
+def _mentions_torch(name: str) -> bool:
+    try:
+        text = inspect.getsource(sys.modules[name])
+        return "scaled_dot_product_attention" in text or "softmax(" in text.lower()
+    except (KeyError, OSError, TypeError):  # a notebook has no file
+        return True
+
+
 def refusal(owner: Any) -> str:
     """What to say where attention is asked of a model outside the interface."""
     return (
-        "attention can be watched in models that use transformers' attention interface; "
+        "attention can be watched in models that use transformers' attention interface or torch's functions; "
         f"{owner.config.model_type} ({type(owner).__name__}) does not: watch metrics of tokens, or measure "
         "attention through load and measure where its family can be loaded"
     )

@@ -136,6 +136,11 @@ def _rows(found: dict[str, Any], seen: Recorder) -> list[str]:
             f"Only the first attention of a block counts: {seen.others} later ones (cross-attention) were "
             "left out."
         )
+    if seen.elsewhere:
+        said.append(
+            f"Attention not of a block's tokens to themselves (cross-attention, windows) was left out: "
+            f"{seen.elsewhere} calls."
+        )
     return said
 
 

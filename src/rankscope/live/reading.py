@@ -22,7 +22,8 @@ def read_state(plan: Plan, call: Call, layer: int, state: Tensor) -> None:
     if state.shape[:2] != call.shape:
         raise WatchError(
             f"every layer must have the tokens of the first {tuple(call.shape or ())}; layer {layer} has "
-            f"{tuple(state.shape[:2])}: watch a part of the model where tokens are neither merged nor split"
+            f"{tuple(state.shape[:2])}: name blocks between which tokens are neither merged nor split"
+            + (f": {plan.finer}" if plan.finer else "")
         )
     with isolated(state.device):
         found, broken = readings(

@@ -8,25 +8,26 @@ is kept.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
+from rankscope.live.attending import Attending
 from rankscope.live.call import Call, Plan
-from rankscope.live.heads import CLOSURE, check_closure, contributions, weight_of
-from rankscope.live.isolation import isolated
+from rankscope.live.functions import Functions
 from rankscope.live.mask import arguments_of, continues_from_cache, find_padding
-from rankscope.live.multihead import head_outputs
-from rankscope.live.reading import arithmetic_of, dropout_of, read_attention, read_heads, read_state
-from rankscope.live.states import states_in
+from rankscope.live.reading import arithmetic_of, dropout_of, read_state
+from rankscope.live.states import fitting_in, states_in
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.profiles.rows import Found
 
+CACHED = "it went on from a cache"
 
-class Recorder:
+
+class Recorder(Attending):
     """Follows a model through its calls."""
 
     def __init__(self, plan: Plan, blocks: Sequence[nn.Module]) -> None:
@@ -34,6 +35,8 @@ class Recorder:
         self.blocks = blocks
         self.position = {id(block): k for k, block in reversed(list(enumerate(blocks)))}
         self.call: Call | None = None
+        self.functions: Functions | None = None
+        """On while a block runs, where attention is seen through torch's functions."""
         self.depth = 0
         self.calls = 0
         self.samples = 0
@@ -46,6 +49,7 @@ class Recorder:
         self.attended: set[int] = set()
         self.left_out: Counter[str] = Counter()
         self.others = 0
+        self.elsewhere = 0
         self.outside = 0
         self.between: set[int] = set()
         """Layers whose state the next block did not take as it was."""
@@ -60,25 +64,35 @@ class Recorder:
         """Whether a model in float64 computed attention in float32."""
         self.kept: defaultdict[str, dict[int, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
 
-    def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A call of the model begins; a call inside a call belongs to it."""
+    def begin(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool = False
+    ) -> None:
+        """A call begins, of the model or, `alone`, of a part of it around the blocks (an encoder, in
+        generation). A call inside a call belongs to it; one in a backward pass is made again, and not new."""
+        if not self.depth and torch._C._current_graph_task_id() != -1:
+            return
         self.depth += 1
+        arguments = arguments_of(model, args, kwargs)
         if self.depth > 1:
+            if self.call is not None and self.call.shape is None:
+                self.call.around.append(arguments)
             return
         self.calls += 1
-        arguments = arguments_of(model, args, kwargs)
         if continues_from_cache(arguments):
-            self.left_out["it went on from a cache"] += 1
+            self.left_out[CACHED] += 1
         elif self.plan.trained and not model.training:
             self.left_out["it was not in train mode"] += 1
         else:
-            self.call = Call(arguments)
+            self.call = Call(arguments, alone)
 
     def end(self, failed: bool) -> None:
-        """A call of the model ended: what was read of it counts."""
+        """The call ended: what was read of it counts."""
+        if not self.depth:
+            return
         self.depth -= 1
         if self.depth:
             return
+        self._off()
         call, self.call = self.call, None
         if failed:
             self.left_out["it failed"] += 1
@@ -90,11 +104,11 @@ class Recorder:
         if self.depth:
             self.left_out["it was interrupted"] += 1
         self.depth, self.call = 0, None
+        self._off()
 
-    def passing(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A part of the model around the blocks is called: a mask may be among its arguments."""
-        if self.call is not None and self.call.shape is None:
-            self.call.around.append(arguments_of(part, args, kwargs))
+    def _off(self) -> None:
+        if self.functions is not None:
+            self.functions.close()
 
     def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A block is called: the first block's input is layer 0."""
@@ -108,8 +122,10 @@ class Recorder:
         call.inside.append(call.layer)
         call.took.append(states[0].shape if states else None)
         if call.shape is not None:
+            place = call.chain.continues(states)
             if len(call.inside) == 1:
                 self._settle(call, call.chain.takes(states))
+            self._follow(given, place)
             return
         state = states[0]
         if not len(state) or state.shape[1] == 1:
@@ -118,12 +134,21 @@ class Recorder:
             return
         self._start(call, state, arguments_of(block, args, kwargs))
         read_state(self.plan, call, 0, state)
+        self._follow(given, 0)
+
+    def _follow(self, given: tuple[Any, ...], place: int) -> None:
+        """The block's state, through what it calls."""
+        if self.functions is not None:
+            self.functions.start(fitting_in(given, self.plan.grid)[place : place + 1])
 
     def leave(self, block: nn.Module, output: Any, failed: bool) -> None:
         """A block has returned: its output is its layer's state."""
         if self.call is None or not self.call.inside:
             return
         call = self.call
+        unused = [] if self.functions is None else self.functions.stop()
+        if not failed and call.shape is not None:
+            self.unused(unused)
         layer, took = call.inside.pop(), call.took.pop()
         if failed:
             return
@@ -143,86 +168,16 @@ class Recorder:
     def _states(self, found: object, where: str, needed: bool) -> list[Tensor]:
         """What could be a state; none where that does not matter."""
         try:
-            return states_in(found, self.plan.layout, where)
+            return states_in(found, self.plan.layout, where, self.plan.grid)
         except WatchError:
             if needed:
                 raise
             return []
 
-    def padded_attention(self, mask: Tensor | None) -> None:
-        """Attention inside a block was given padding: it must be the one that was found."""
-        call = self.call
-        if mask is None or call is None or not call.inside or call.mask is not None or self.plan.decoder:
-            return
-        hidden = mask < 0 if mask.is_floating_point() else mask.bool()
-        if self.plan.own_padding and hidden.shape == call.shape and bool(hidden.any()):
-            raise WatchError(
-                "padding must be found in what the model is called with; attention inside a block was "
-                "given a key_padding_mask, and no argument that watch knows holds it: give padding= (True at "
-                "padded tokens)"
-            )
-
     def _settle(self, call: Call, open_one: tuple[int, Tensor] | None) -> None:
         """Read a state that waited for the next block to say which tensor it is."""
         if open_one is not None:
             read_state(self.plan, call, *open_one)
-
-    def attention(self, weights: Callable[[], tuple[Tensor, Tensor]]) -> None:
-        """Attention through the interface, inside a block: its weights, and its heads' outputs."""
-        if not self._listens():
-            return
-        P, spoken = weights()
-        call = self._attending(P)
-        if call is not None and self.plan.wants("heads"):
-            call.spoken = spoken
-
-    def projected(self, projection: nn.Module, x: Tensor, y: Tensor) -> None:
-        """A linear map inside a block was called; if on the heads' outputs, it is their projection."""
-        call = self.call
-        if call is None or call.spoken is None or x.numel() != call.spoken.numel():
-            return
-        spoken = call.spoken
-        if x.shape[-1] != spoken.shape[-2] * spoken.shape[-1]:
-            return
-        beside = spoken.flatten(-2).reshape(x.shape)
-        with isolated(x.device):
-            if not bool(torch.isclose(x, beside.to(x.dtype), equal_nan=True).all()):
-                return
-            call.spoken = None
-            added = contributions(spoken, weight_of(projection))
-            check_closure(added, projection.bias, y, type(projection).__name__)  # type: ignore[arg-type]
-            read_heads(self.plan, call, added)
-            call.projection = (projection, x, y.clone())  # a wrapper may add to y in place
-
-    def wrapped(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
-        """A module with several weights was called; if around the heads' projection, both must agree."""
-        if self.call is None or self.call.projection is None:
-            return
-        projection, given, output = self.call.projection
-        if x.shape != given.shape or projection not in set(module.modules()):
-            return
-        with isolated(x.device):
-            same = y.shape == output.shape and torch.allclose(y.to(output), output, CLOSURE, 1e-12, True)
-            if torch.equal(x, given) and not same:
-                raise WatchError(
-                    f"what each head adds needs a plain output projection; {type(module).__name__} adds to "
-                    f"what a {type(projection).__name__} in it returns, as LoRA does: merge it into the "
-                    "weights, or watch metrics of tokens or attention"
-                )
-
-    def multihead(
-        self, module: nn.MultiheadAttention, weights: Callable[[], tuple[Tensor, Tensor, Tensor]]
-    ) -> None:
-        """Attention of torch's own module, inside a block."""
-        if not self._listens():
-            return
-        P, value, output = weights()
-        call = self._attending(P)
-        if call is not None and self.plan.wants("heads"):
-            with isolated(P.device):
-                added = contributions(head_outputs(module, P, value), weight_of(module.out_proj))
-                check_closure(added, module.out_proj.bias, output, type(module).__name__)
-                read_heads(self.plan, call, added)
 
     def _start(self, call: Call, state: Tensor, block_arguments: dict[str, Any]) -> None:
         """The first state of a call says its samples, its padding and its arithmetic."""
@@ -230,7 +185,8 @@ class Recorder:
         padding = self.plan.padding
         if padding is None and self.plan.own_padding:
             calls = [call.arguments, *call.around]
-            found = find_padding(calls, block_arguments, call.shape, self.plan.decoder)
+            decoder = self.plan.decoder and not call.alone  # called by itself it has no other side
+            found = find_padding(calls, block_arguments, call.shape, decoder)
             padding, call.mask = (None, None) if found is None else found
         call.real[state.device] = real_tokens(call.shape, padding, state.device)
         arithmetic = arithmetic_of(self.blocks, state)
@@ -251,10 +207,16 @@ class Recorder:
         if call.shape is None:
             return
         if (self.plan.wants("attention") or self.plan.wants("heads")) and not call.attended:
-            came = f"attention of shape {call.unfit[0]}" if call.unfit else "none"
+            came = call.elsewhere or [f"attention of shape {each}" for each in call.unfit] or ["none"]
+            where = ""
+            if self.functions is not None and not call.elsewhere:
+                where = (
+                    ": it is seen in Hugging Face models, nn.MultiheadAttention, "
+                    "F.scaled_dot_product_attention and a softmax written out, not in flex attention"
+                )
             raise WatchError(
-                f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came} "
-                "came through: watch metrics of tokens"
+                f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came[0]} "
+                f"came through{where}: watch metrics of tokens"
             )
         self._settle(call, call.chain.ends())
         call.chain.check("blocks found in it" if self.plan.found else "blocks named")
@@ -267,33 +229,8 @@ class Recorder:
         self.fired.update(call.fired)
         self.attended.update(call.attended)
         self.others += call.others
+        self.elsewhere += len(call.elsewhere)
         self.samples += call.shape[0]
         self.padded.append((~next(iter(call.real.values()))).sum())
         for what, layer, x in call.kept:
             self.kept[what][layer].append(x)
-
-    def _listens(self) -> bool:
-        """Whether attention that happens now is the first of a block in a call that is measured."""
-        call = self.call
-        if call is None or not call.inside or call.shape is None:
-            return False
-        if call.inside[-1] in call.attended:
-            call.others += 1
-            return False
-        return True
-
-    def _attending(self, P: Tensor) -> Call | None:
-        """The call whose attention this is, once read; None where it is not the tokens' own, or not asked
-        for."""
-        call = self.call
-        assert call is not None and call.shape is not None
-        layer = call.inside[-1]
-        batch, token = call.shape
-        if P.ndim != 4 or (P.shape[0], *P.shape[2:]) != (batch, token, token):
-            call.unfit.append(tuple(P.shape))
-            return None
-        call.attended.add(layer)
-        if not self.plan.measures(layer):
-            return None
-        self.narrow |= read_attention(self.plan, call, layer, P)
-        return call

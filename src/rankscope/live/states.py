@@ -1,9 +1,9 @@
 """The tokens in what a block was given and in what it gave back.
 
 Blocks take and return a tensor, a tuple, a dictionary or an object like one: a floating tensor of three dims
-in it is the state. Where there are several, it is the one of the shape that the block took, and of these
-the one that the next block takes. Most put the batch first, `[batch, token, width]`; torch's own with
-`batch_first=False` and XLNet put the token first.
+in it is the state, or of four where tokens stand in rows and columns. Where there are several, it is the one
+of the shape that the block took, and of these the one that the next block takes. Most put the batch first,
+`[batch, token, width]`; torch's own with `batch_first=False` and XLNet put the token first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,20 +35,41 @@ def layout_of(blocks: Sequence[nn.Module], asked: str | None) -> Layout:
     return "token first" if False in said else "batch first"
 
 
-def states_in(found: object, layout: Layout, where: str) -> list[Tensor]:
-    """What could be the state, as `[batch, token, width]`, detached; a single sequence `[token, width]` is a
-    batch of one.
+def in_rows_and_columns(blocks: Sequence[nn.Module]) -> bool:
+    """Whether a state of four dims would be `[batch, row, column, width]`, as in Swin: its blocks are linear
+    maps and norms of the last dim, where those of convolutional networks have channels second."""
+    parts = [part for block in blocks for part in block.modules()]
+    channels = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm2d, nn.GroupNorm)
+    return any(isinstance(part, nn.Linear) for part in parts) and not any(
+        isinstance(part, channels) for part in parts
+    )
 
-    `found` is what a block returned, or its arguments in order.
+
+def fitting_in(found: object, grid: bool = False) -> list[Tensor]:
+    """The floating tensors that could be the state, as they are: of three dims, else of two, or of four."""
+    tensors = [x for x in _tensors(found) if x.is_floating_point()]
+    for dims in (3, 4, 2) if grid else (3, 2):
+        if fitting := [x for x in tensors if x.ndim == dims]:
+            return fitting
+    return []
+
+
+def states_in(found: object, layout: Layout, where: str, grid: bool = False) -> list[Tensor]:
+    """What could be the state, as `[batch, token, width]`, detached, in the order of `fitting_in`; a single
+    sequence `[token, width]` is a batch of one, `[batch, row, column, width]` has its tokens row by row.
+
+    `found` is what a block returned, or its arguments in order; `grid`, whether four dims are such.
     """
     tensors = [x for x in _tensors(found) if x.is_floating_point()]
     if any(x.is_nested for x in tensors):
         raise WatchError(f"{where} holds nested tensors: watch the model with padded ones")
-    for dims in (3, 2):
-        fitting = [x.detach() for x in tensors if x.ndim == dims]
-        if fitting:
-            turned = layout == "token first" and dims == 3
-            return [x[None] if dims == 2 else x.transpose(0, 1) if turned else x for x in fitting]
+    if fitting := [x.detach() for x in fitting_in(found, grid)]:
+        dims = fitting[0].ndim
+        turned = layout == "token first" and dims == 3
+        return [
+            x[None] if dims == 2 else x.flatten(1, 2) if dims == 4 else x.transpose(0, 1) if turned else x
+            for x in fitting
+        ]
     shapes = ", ".join(str(tuple(x.shape)) for x in tensors) or "no floating tensor"
     raise WatchError(
         f"{where} must be tokens [batch, token, width]; it holds {shapes}: name other blocks with blocks="

@@ -11,23 +11,26 @@ device where the tensors are; only the numbers are kept.
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 from weakref import WeakSet
 
-import torch
 from torch import Tensor, nn
 
-from rankscope.errors import WatchError, one_of
-from rankscope.live.blocks import Blocks, blocks_of
+from rankscope.errors import MetricError, WatchError, one_of
+from rankscope.live.blocks import Blocks, blocks_of, finer
 from rankscope.live.call import Plan
+from rankscope.live.compiled import eagerly, is_compiled, original, refuse
+from rankscope.live.functions import Functions
 from rankscope.live.heads import projections
-from rankscope.live.interface import is_outside, owner_of, refusal, through_interface
+from rankscope.live.interface import calls_torch, is_outside, owner_of, refusal, through_interface
 from rankscope.live.mask import arguments_of, is_decoder
 from rankscope.live.multihead import multiheads, through_hooks, unfused
 from rankscope.live.notes import checks, described, dtype_name, notes
-from rankscope.live.recorder import Recorder
-from rankscope.live.states import layout_of
+from rankscope.live.recorder import CACHED, Recorder
+from rankscope.live.spans import Spans, is_span, parts_of
+from rankscope.live.states import in_rows_and_columns, layout_of
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.profiles import DEFAULT_METRICS, Profile
 from rankscope.profiles.rows import Entry, Found, table
@@ -58,8 +61,10 @@ def watch(
     names the model in the table.
 
     Metrics of tokens leave the model's attention as it is. So do those of attention and heads: weights that
-    a kernel keeps to itself are computed beside it, in Hugging Face models and in `nn.MultiheadAttention`.
+    a kernel keeps to itself are computed beside it, in Hugging Face models, in `nn.MultiheadAttention` and
+    wherever a module calls `F.scaled_dot_product_attention` or writes its softmax out.
 
+    >>> import torch
     >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, norm_first=True)
     >>> model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=False).eval()
     >>> with watch(model, ["mu", "dobrushin"]) as w:
@@ -69,9 +74,10 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise WatchError(f"watch takes a torch module; received a {type(model).__name__}")
-    _refuse_compiled(model)
-    plan, found = planned(model, metrics, layers, blocks=blocks, padding=padding, layout=layout, keep=keep)
-    return Watch(model, plan, found, variant)
+    refuse(model)
+    inner = original(model)
+    plan, found = planned(inner, metrics, layers, blocks=blocks, padding=padding, layout=layout, keep=keep)
+    return Watch(inner, plan, found, variant, compiled=is_compiled(model))
 
 
 def planned(
@@ -91,6 +97,12 @@ def planned(
             "them first"
         )
     chosen = chosen_metrics("watch", metrics)
+    for metric in chosen:
+        if metric.of == "routing":
+            raise MetricError(
+                f"{metric.name} is read off the router of a canonical network; got it for a live model: load "
+                "the model, and measure it"
+            )
     kept = frozenset([keep] if isinstance(keep, str) else keep)
     for each in kept - {"states", "attention"}:
         raise WatchError(one_of("keep", each, ("states", "attention")))
@@ -109,9 +121,11 @@ def planned(
         layers=measured,
         keep=kept,
         layout=layout_of(found, layout),
+        grid=in_rows_and_columns(found),
         padding=padding if isinstance(padding, Tensor) else None,
         own_padding=isinstance(padding, str) and padding == "model",
         found=blocks is None,
+        finer=finer(name, found),
         decoder=is_decoder(model, name),
     )
     return plan, found
@@ -121,12 +135,12 @@ class Watch:
     """A model being measured: see `watch`. It may be entered again, and goes on counting."""
 
     def __init__(
-        self, model: nn.Module, plan: Plan, blocks: list[nn.Module], variant: str, *, eager: bool = False
+        self, model: nn.Module, plan: Plan, blocks: list[nn.Module], variant: str, *, compiled: bool = False
     ) -> None:
-        """`eager`: compiled code runs as it was written while this watch looks; its caller sees to it."""
+        """`compiled`: whether the model is, so that this watch must see to it that it runs as written."""
         self.model = model
         self.variant = variant
-        self._eager = eager
+        self._compiled = compiled
         self._plan = plan
         self._blocks = list(dict.fromkeys(blocks))
         self._seen = Recorder(plan, blocks)
@@ -140,9 +154,10 @@ class Watch:
     def __enter__(self) -> "Watch":
         if self._stack is not None:
             raise WatchError("this watch is already inside its with: use a second watch")
-        if not self._eager:
-            _refuse_compiled(self.model)
         with ExitStack() as stack:
+            if self._compiled:
+                stack.enter_context(eagerly())
+                self._changed("The model is compiled: while watched, its original ran as it was written.")
             if stack.enter_context(unfused(self.model)):
                 self._changed("While watched, torch's fused encoder and its nested tensors were off.")
             if self._plan.wants("attention") or self._plan.wants("heads"):
@@ -166,6 +181,8 @@ class Watch:
             raise WatchError("the model was not called inside watch: call model(...), not model.forward(...)")
         if not seen.samples:
             why = "; ".join(f"{number} left out: {why}" for why, number in seen.left_out.items())
+            if CACHED in seen.left_out:
+                why += ": call the model on a whole sequence"
             raise WatchError(
                 f"of {seen.calls} calls of the model none was measured: "
                 + (why or "none of its blocks was called; name those that are with blocks=")
@@ -220,13 +237,21 @@ class Watch:
         def after(module: nn.Module, called: Callable[[nn.Module, Any, Any], None]) -> None:
             stack.callback(module.register_forward_hook(called, always_call=True).remove)
 
-        # The model's own hooks are the outer ones, also where the model is itself a block.
-        before(self.model, lambda module, args, kwargs: seen.begin(module, args, kwargs))
-        for part in around(self.model, self._blocks[0]):
-            before(part, lambda module, args, kwargs: seen.passing(module, args, kwargs))
+        # The hooks of what is around are the outer ones, also where the model is itself a block.
+        outer = [self.model, *around(self.model, self._blocks[0])]
+        for part in outer:
+            before(part, partial(seen.begin, alone=part is not self.model))
+        spans = Spans(seen.enter, seen.leave)
         for block in self._blocks:
+            if is_span(block):
+                for part in parts_of(block):
+                    before(part, partial(spans.before, block))
+                    after(part, lambda module, args, output: spans.after(output, _failed(output)))
+                continue
             before(block, lambda module, args, kwargs: seen.enter(module, args, kwargs))
             after(block, lambda module, args, output: seen.leave(module, output, _failed(output)))
+        if any(map(is_span, self._blocks)):
+            after(outer[-1], lambda module, args, output: spans.end(_failed(output)))
         for part in multiheads(self._blocks):
             before(
                 part,
@@ -234,7 +259,8 @@ class Watch:
                     arguments_of(module, args, kwargs).get("key_padding_mask")
                 ),
             )
-        after(self.model, lambda module, args, output: seen.end(_failed(output)))
+        for part in outer:
+            after(part, lambda module, args, output: seen.end(_failed(output)))
 
     def _watch_attention(self, stack: ExitStack) -> None:
         if any(block in _attended for block in self._blocks):
@@ -243,24 +269,24 @@ class Watch:
             )
         own = multiheads(self._blocks)
         owner = owner_of(self.model, self._blocks)
-        if owner is None and not own:
-            raise WatchError(
-                "attention can be watched in Hugging Face models and in nn.MultiheadAttention; the blocks "
-                f"of {type(self.model).__name__} hold neither: watch metrics of tokens"
-            )
-        if owner is not None and is_outside(owner) and not own:
+        outside = owner is None or is_outside(owner)
+        if owner is not None and outside and not own and not calls_torch(owner):
             raise WatchError(refusal(owner))
         _attended.update(self._blocks)
         stack.callback(_attended.difference_update, self._blocks)
         if own:
             stack.enter_context(through_hooks(own, self._seen.multihead))
+            return
+        if outside:
+            self._seen.functions = Functions(self._seen.function)
+            self._changed("Attention was seen in torch's functions; weights are those before dropout.")
         else:
             before = owner.config._attn_implementation  # type: ignore[union-attr]
             if before != "eager":
                 self._changed(f"Attention ran with {before}; its weights were computed beside, undropped.")
             stack.enter_context(through_interface(self._blocks, self._seen.attention))
-            if self._plan.wants("heads"):
-                stack.enter_context(projections(self._blocks, self._seen.projected, self._seen.wrapped))
+        if self._plan.wants("heads"):
+            stack.enter_context(projections(self._blocks, self._seen.projected, self._seen.wrapped))
 
 
 def around(model: nn.Module, block: nn.Module) -> list[nn.Module]:
@@ -288,37 +314,3 @@ def _layers(model: nn.Module, blocks: list[nn.Module], asked: Sequence[int] | No
     if wrong or not asked:
         raise WatchError(f"layers must name layers 0..{last}; got {wrong or 'none'}")
     return frozenset(asked)
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether the model, or a part of it, is compiled."""
-    return any(_is_wrapper(part) or _is_compiled_in_place(part) for part in model.modules())
-
-
-def _is_wrapper(part: nn.Module) -> bool:
-    return type(part).__name__ == "OptimizedModule" or hasattr(part, "_orig_mod")
-
-
-def _is_compiled_in_place(part: nn.Module) -> bool:
-    compiled = getattr(part, "_compiled_call_impl", None) is not None
-    return compiled or hasattr(vars(part).get("forward"), "_torchdynamo_orig_callable")
-
-
-def _refuse_compiled(model: nn.Module) -> None:
-    """Hooks inside compiled code fire once, while it is traced, or never."""
-    for name, part in model.named_modules():
-        what = f"its part {name!r}" if name else "this model"
-        if _is_wrapper(part):
-            raise WatchError(
-                f"{what} is compiled, and hooks do not see into compiled code: watch the original, "
-                "model._orig_mod"
-            )
-        if _is_compiled_in_place(part):
-            raise WatchError(
-                f"{what} is compiled in place, and hooks do not see into compiled code: watch a copy "
-                "made before"
-            )
-        if isinstance(part, torch.jit.ScriptModule):
-            raise WatchError(
-                f"{what} is a TorchScript module, which hooks do not see into: watch the original"
-            )

@@ -30,6 +30,7 @@ from rankscope.metrics.residuals import (
     residual,
     spectral_residual,
 )
+from rankscope.metrics.routing import expert_entropy, expert_load
 from rankscope.metrics.spectrum import (
     affine_rank,
     effective_rank,
@@ -54,6 +55,8 @@ __all__ = [
     "dobrushin",
     "effective_rank",
     "entropy",
+    "expert_entropy",
+    "expert_load",
     "first_token_mass",
     "high_frequency_share",
     "max_cosine_gap",

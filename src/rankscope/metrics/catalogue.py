@@ -17,13 +17,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
-from rankscope.metrics import attention, cosine, residuals, spectrum
+from rankscope.metrics import attention, cosine, residuals, routing, spectrum
 from rankscope.metrics.centre import Centre, Norm
 from rankscope.metrics.tokens import Tokens, TokensLike, tokens, unit_of
 
 ROUNDING = 8.0
 """Rounding errors of one block, in units of eps: `tests/profiles/test_floor.py` holds it against networks."""
-Of = Literal["tokens", "attention", "heads"]
+Of = Literal["tokens", "attention", "heads", "routing"]
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Metric:
-    """A named number of tokens X, of an attention matrix P, or of what each head adds.
+    """A named number of tokens X, of an attention matrix P, of what each head adds, or of how a mixture of
+    experts routes.
 
     `compute(x, padding)` gives one number per sample (and head): of tokens and heads, x are `Tokens`, whose
-    `x.X` is float64 and zero at padded tokens; of attention it is P, `[batch, head, token, token]`.
+    `x.X` is float64 and zero at padded tokens; of attention it is P, `[batch, head, token, token]`, of
+    routing the experts' weights `[batch, token, expert]`.
 
     >>> def energy(x, padding=None):
     ...     return x.X.square().sum((-2, -1))
@@ -70,7 +72,7 @@ class Metric:
     tex: str = ""
     """For figures; the name, if left out."""
     of: Of = "tokens"
-    """Of tokens X, of attention P, or of what each head adds, `[batch, head, token, width]`."""
+    """Of tokens X, of attention P, of what each head adds, `[batch, head, token, width]`, or of routing."""
     degree: int | float = 0
     """c X has |c|^degree times the value of X: 0 of ratios, ranks and angles, 1 of norms, 2 of energies."""
     scale: Callable[..., Tensor] | None = None
@@ -86,9 +88,10 @@ class Metric:
     def __post_init__(self) -> None:
         if self.of not in get_args(Of):
             raise MetricError(one_of(f"`of` of metric {self.name!r}", self.of, get_args(Of)))
-        if self.degree and (self.count or self.of == "attention"):
+        if self.degree and (self.count or self.of in ("attention", "routing")):
             raise MetricError(
-                f"a count and a metric of attention have degree 0; {self.name!r} has {self.degree:g}"
+                "a count and a metric of attention or of routing have degree 0; "
+                f"{self.name!r} has {self.degree:g}"
             )
         if self.degree and self.scale is None:
             raise MetricError(
@@ -103,7 +106,7 @@ class Metric:
         if left out): a float32 network's state has float32's floor however it is stored."""
         if self.of == "heads" and padding is not None and isinstance(x, Tensor):
             padding = padding[:, None].expand(x.shape[:-1])
-        if self.of != "attention":
+        if self.of in ("tokens", "heads"):
             x = tokens(x, padding)
         if unit is None:
             unit = x.unit if isinstance(x, Tokens) else unit_of(x.dtype)
@@ -201,7 +204,12 @@ _ATTENTION = [
     ),
 ]  # fmt: skip
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in [*_TOKENS, *_ATTENTION]}
+_ROUTING = [
+    Metric("expert_load", routing.expert_load, "max load", r"\max_e\,\mathrm{load}_e", "routing"),
+    Metric("expert_entropy", routing.expert_entropy, "H(load)", r"H(\mathrm{load})", "routing"),
+]
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in [*_TOKENS, *_ATTENTION, *_ROUTING]}
 
 
 @cache

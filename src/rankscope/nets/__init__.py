@@ -1,6 +1,7 @@
 """Networks: a frozen description, one readable reference transformer, and its variants."""
 
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.experts import Experts
 from rankscope.nets.graphs import MaskGraph, graph
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import Mask
@@ -17,6 +18,7 @@ __all__ = [
     "PUBLISHED",
     "Architecture",
     "Encoded",
+    "Experts",
     "Inputs",
     "Kernel",
     "Mask",

@@ -20,12 +20,13 @@ from typing import Any, Literal, get_args
 
 from rankscope.errors import ArchitectureError, FileError, one_of
 from rankscope.nets.activations import ACTIVATIONS
+from rankscope.nets.experts import Experts
 from rankscope.nets.kernels import KERNELS, Kernel
 from rankscope.nets.masks import Mask, MaskLike, spec_of
 from rankscope.nets.norms import NORMS, Norm
 from rankscope.nets.parts import PLACES, Part
 
-MLP = Literal["plain", "gated", "none"]
+MLP = Literal["plain", "gated", "experts", "none"]
 NormPlace = Literal["pre", "post", "sandwich"]
 Positions = Literal["none", "absolute", "relative", "rotary", "bias", "alibi"]
 BIASES = ("query", "key", "value", "output", "mlp", "norm")
@@ -33,8 +34,12 @@ DEEPEST = 10**6
 """Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen."""
 
 
-LISTED = ("kept_heads", "biases", "mask", "rotary_frequencies", "bare_layers", "parts")
+LISTED = (
+    "kept_heads", "biases", "mask", "rotary_frequencies", "rotary_scales", "bare_layers", "parts", "experts",
+)  # fmt: skip
 """Fields that hold more than one number or word."""
+CAPPED = ("softmax", "sigmoid", "uniform")
+"""Kernels under which scores can be capped."""
 OWN: dict[str, type] = {"kernel": Kernel, "mask": Mask, "norm": Norm}
 """Fields that take an object of one's own in the place of a name."""
 
@@ -59,6 +64,8 @@ class Architecture:
     """softmax, gaussian, uniform, sigmoid, linear, linformer:k, or a `Kernel` (see `kernels.py`)."""
     divisor: float = 0.0
     """Scores are divided by it: the temperature. 0: sqrt(head_width)."""
+    score_cap: float = 0.0
+    """Scores s, positions and all, become `cap tanh(s / cap)` (Gemma 2). 0: they stay as they are."""
     mask: str | Mask = "complete"
     """Who attends to whom (see `masks.py`). Masks given by layer are joined by `;` and repeat."""
     kept_heads: tuple[tuple[int, ...], ...] | None = None
@@ -75,9 +82,18 @@ class Architecture:
     rotary_frequencies: tuple[tuple[float, ...], ...] = ()
     """The angle per position of each rotated pair, by layer; given by layer they repeat, as masks do.
     Empty: `rotary_base^(-2k / rotated width)` in every layer."""
+    rotary_scales: tuple[float, ...] = ()
+    """What rotated entries of queries and keys are multiplied by (yarn, longrope), by layer, repeating.
+    Empty: 1."""
+    rotary_reach: int = 0
+    """The most tokens for which the angles are right, where they follow the length of the input (dynamic,
+    longrope). 0: any number."""
     query_norm: bool = False
     """Every query and key goes through an RMSNorm of its own before positions (Qwen 3, Gemma 3). It belongs
     to the scores: a variant without norms keeps it."""
+    head_gate: bool = False
+    """What each head says is multiplied, entry by entry, by a sigmoid of the token that it says it to
+    (Qwen3-Next)."""
     bias_buckets: int = 32
     bias_reach: int = 128
     """Distance from which the `bias` positions share one bucket (T5)."""
@@ -86,6 +102,8 @@ class Architecture:
     mlp_width: int = 0
     """0: 4 width."""
     activation: str = "gelu"
+    experts: Experts | None = None
+    """Of an MLP `experts`: how many, how many each token goes through, their width (see `experts.py`)."""
 
     norm: str | Norm = "layer"
     """layer (centred, divided by its length), rms, scale (divided by the 2-norm), none, or a `Norm`."""
@@ -157,7 +175,7 @@ class Architecture:
             )
         put(self, "biases", tuple(biases) if not isinstance(biases, bool) else BIASES if biases else ())
         put(self, "mask", self.mask if isinstance(self.mask, Mask) else mask_spec(self.mask))
-        for name in ("kept_heads", "rotary_frequencies", "bare_layers", "parts"):
+        for name in ("kept_heads", "rotary_frequencies", "rotary_scales", "bare_layers", "parts"):
             value = _frozen(getattr(self, name))
             if not isinstance(value, tuple) and (name != "kept_heads" or value is not None):
                 raise ArchitectureError(f"{name} must be a tuple; got {value!r}")
@@ -197,9 +215,11 @@ class Architecture:
                 f"a parallel block has one skip, attention_skip; got mlp_skip {self.mlp_skip}"
             )
         self._check_positions()
+        self._check_cap()
         self._check_linformer()
         self._check_kept_heads()
         self._check_bare_layers()
+        self._check_experts()
         self._check_parts()
 
     def _check_positions(self) -> None:
@@ -218,12 +238,27 @@ class Architecture:
                 )
             if not all(isinstance(number, int | float) and math.isfinite(number) for number in frequencies):
                 raise ArchitectureError(f"rotary_frequencies must be finite numbers; got {frequencies!r}")
+        if not all(type(scale) in (int, float) and 0 < scale < math.inf for scale in self.rotary_scales):
+            raise ArchitectureError(f"rotary_scales must be finite numbers > 0; got {self.rotary_scales!r}")
+        if self.rotary_reach < 0:
+            raise ArchitectureError(f"rotary_reach must be a number of tokens >= 0; got {self.rotary_reach}")
         if self.positions == "relative" and self.width % 2:
             raise ArchitectureError(f"relative positions need an even width; got {self.width}")
         if self.kernel == "linear" and self.positions in ("relative", "bias", "alibi"):
             raise ArchitectureError(
                 f"kernel 'linear' has no scores to add {self.positions} positions to: "
                 "use none, absolute or rotary"
+            )
+
+    def _check_cap(self) -> None:
+        if not 0 <= self.score_cap < math.inf:
+            raise ArchitectureError(
+                f"score_cap must be a finite number > 0, or 0 for none; got {self.score_cap!r}"
+            )
+        if self.score_cap and self.kernel not in CAPPED:
+            raise ArchitectureError(
+                f"scores can be capped under kernel {', '.join(CAPPED)}; got {self.kernel!r}: take the cap "
+                "out, score_cap=0"
             )
 
     def _check_linformer(self) -> None:
@@ -276,6 +311,26 @@ class Architecture:
             if not (type(layer) is int and 0 <= layer < self.layers):
                 raise ArchitectureError(f"bare_layers are numbered 0..{self.layers - 1}; got {layer!r}")
 
+    def _check_experts(self) -> None:
+        if self.experts is not None and not isinstance(self.experts, Experts):
+            raise ArchitectureError(
+                f"experts must be an Experts(number=, chosen=, width=); got {self.experts!r}"
+            )
+        if self.mlp == "experts" and self.experts is None:
+            raise ArchitectureError(
+                "mlp 'experts' must say which: give experts=Experts(number=, chosen=, width=); got none"
+            )
+        for layer in () if self.experts is None else self.experts.dense_layers:
+            if self.shared or not (type(layer) is int and 0 <= layer < self.layers):
+                raise ArchitectureError(
+                    f"dense_layers are numbered 0..{self.layers - 1}, of layers that do not share their "
+                    f"weights; got {layer!r}"
+                )
+
+    def mixes(self, layer: int) -> bool:
+        """Whether the MLP of a layer (0-based) is a mixture of experts."""
+        return self.mlp == "experts" and self.experts is not None and layer not in self.experts.dense_layers
+
     def _check_parts(self) -> None:
         for part in self.parts:
             if not isinstance(part, Part):
@@ -315,6 +370,7 @@ class Architecture:
         ]
         said += [f"no {word}" for word, kind in (("MLP", self.mlp), ("norm", self.norm)) if kind == "none"]
         said += [] if self.kept_heads is None else ["some heads silent"]
+        said += ["gated heads"] if self.head_gate else []
         if self.mask != "complete":
             mask = spec_of(self.mask) if isinstance(self.mask, Mask) else self.mask
             said.append(f"mask {mask if len(mask) <= 40 else mask[:39] + '…'}")
@@ -334,6 +390,12 @@ class Architecture:
         """k of `linformer:k`; None for every other kernel."""
         name, _, rank = self.kernel.partition(":") if isinstance(self.kernel, str) else ("", "", "")
         return int(rank) if name == "linformer" else None
+
+    def rotary_scale_of(self, layer: int) -> float:
+        """What rotated entries are multiplied by in a layer (0-based); 1 where nothing is rotated."""
+        if self.positions != "rotary" or not self.rotary_scales:
+            return 1.0
+        return self.rotary_scales[layer % len(self.rotary_scales)]
 
     def mask_of(self, layer: int) -> str | Mask:
         """The mask of a layer (0-based): by-layer masks repeat."""
@@ -378,7 +440,10 @@ class Architecture:
                 raise ArchitectureError(
                     f"an architecture must say its layers, width and heads; {name} is missing"
                 )
-        return cls(**{name: _found(_frozen(value), objects) for name, value in fields.items()})
+        found = {name: _found(_frozen(value), objects) for name, value in fields.items()}
+        if isinstance(found.get("experts"), dict):
+            found["experts"] = Experts.from_dict(found["experts"])
+        return cls(**found)
 
     @classmethod
     def read(cls, path: str | Path, own: Iterable[Any] = ()) -> "Architecture":
@@ -407,6 +472,8 @@ def _thawed(value: Any) -> Any:
     """Tuples as JSON's lists, objects of one's own as their names."""
     if isinstance(value, tuple):
         return [_thawed(item) for item in value]
+    if isinstance(value, Experts):
+        return value.to_dict()
     return value if value is None or isinstance(value, str | int | float) else _named(value)
 
 

@@ -1,6 +1,7 @@
 """What a variant changes in an architecture: parts out, weights of skips, masks, heads, layers."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rankscope.errors import ArchitectureError
@@ -36,10 +37,13 @@ def with_layers(arch: Architecture, chosen: list[int]) -> Architecture:
         changes["mask"] = ";".join(str(arch.mask_of(index)) for index in chosen)
     if arch.kept_heads is not None:
         changes["kept_heads"] = tuple(arch.kept_heads[index] for index in chosen)
-    if len(arch.rotary_frequencies) > 1:
-        number = len(arch.rotary_frequencies)
-        changes["rotary_frequencies"] = tuple(arch.rotary_frequencies[index % number] for index in chosen)
+    for name in ("rotary_frequencies", "rotary_scales"):
+        if len(repeated := getattr(arch, name)) > 1:
+            changes[name] = tuple(repeated[index % len(repeated)] for index in chosen)
     changes["bare_layers"] = tuple(at for at, index in enumerate(chosen) if index in arch.bare_layers)
+    if arch.experts is not None:
+        dense = tuple(at for at, index in enumerate(chosen) if index in arch.experts.dense_layers)
+        changes["experts"] = replace(arch.experts, dense_layers=dense)
     return arch.replace(**changes)
 
 
@@ -53,6 +57,7 @@ def with_changes(
     norm: bool,
     mask: MaskLike | None,
     divisor: float | None,
+    score_cap: float | None,
     kernel: str | Kernel | None,
     activation: str | None,
     heads: Heads | None,
@@ -69,7 +74,7 @@ def with_changes(
         changes["norm"] = "none"
     if mask is not None:
         changes["mask"] = mask if isinstance(mask, Mask) else mask_spec(mask)
-    given = {"divisor": divisor, "kernel": kernel, "activation": activation}
+    given = {"divisor": divisor, "score_cap": score_cap, "kernel": kernel, "activation": activation}
     changes |= {name: value for name, value in given.items() if value is not None}
     if heads is not None:
         changes["kept_heads"] = kept_heads(arch, heads)

@@ -86,6 +86,12 @@ def _tensor(
         return torch.randn(shape, generator=generator, dtype=torch.float64) / math.sqrt(shape[0])
     inputs = shape[0] * shape[1] if part.endswith("attention.output") else shape[0]
     outputs = math.prod(shape) // inputs
+    if part.endswith(("experts.up", "experts.gate", "experts.down")):  # each expert is a map of its own
+        inputs, outputs = shape[1] if part.endswith("down") else shape[0], shape[2]
     draw = outward if part.endswith(("attention.value", "attention.output")) else usual
     weight = draw(shape, inputs, outputs, generator)
-    return weight * branch if part.endswith(("attention.output", "mlp.down")) else weight
+    return (
+        weight * branch
+        if part.endswith(("attention.output", "mlp.down", "experts.down", "shared.down"))
+        else weight
+    )

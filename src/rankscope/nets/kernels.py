@@ -37,6 +37,8 @@ class KernelContext(NamedTuple):
     added: Tensor | None
     """b, what positions add to the scores, after the divisor."""
     divisor: float
+    cap: float = 0.0
+    """C: scores s become `C tanh(s / C)`; 0: they stay as they are."""
     mixing: tuple[Tensor, Tensor] | None = None
     """E and F of Linformer, `[rank, length]`."""
 
@@ -59,8 +61,9 @@ def kernel_of(kind: str | Kernel) -> Kernel:
 
 
 def scores(q: Heads, k: Heads, context: KernelContext) -> Square:
-    """`q_i . k_j / divisor + b_ij`."""
-    return _with_positions(q @ k.mT, context)
+    """`q_i . k_j / divisor + b_ij`, capped where there is a cap."""
+    found = _with_positions(q @ k.mT, context)
+    return context.cap * torch.tanh(found / context.cap) if context.cap else found
 
 
 def masked_softmax(

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.experts import chosen_weights, mixed
 from rankscope.nets.kernels import KernelContext, kernel_of
 from rankscope.nets.norms import normalise
 from rankscope.nets.order import Half
 from rankscope.nets.positions import by_offset, rotate
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Arithmetic, Block
-from rankscope.nets.weights import Layer, Linear
+from rankscope.nets.weights import ExpertWeights, Layer, Linear, MLPWeights
 
 Tokens = Float[Tensor, "batch token width"]
 Heads = Float[Tensor, "batch head token head_width"]
@@ -30,6 +31,8 @@ class Plain(Arithmetic):
     def __init__(self, arch: Architecture, setting: Setting) -> None:
         self.arch, self.setting = arch, setting
         self.memory: dict[str, Any] = {}
+        self.routed: dict[int, Tensor] = {}
+        """By layer (0-based), the weight of each expert for each token `[batch, token, expert]`."""
 
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
         """Each token, normalised."""
@@ -56,7 +59,8 @@ class Plain(Arithmetic):
         if w.content_bias is not None:
             q = q + w.content_bias[:, None]
         mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
-        context = KernelContext(setting.visible[arch.mask_of(block.index)], added, arch.divisor, mixing)
+        visible = setting.visible[arch.mask_of(block.index)]
+        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing)
         return kernel_of(arch.kernel).weights(q, k, context)
 
     def through(self, X: Tensor, linear: Linear) -> Tensor:
@@ -79,18 +83,51 @@ class Plain(Arithmetic):
             heads = heads * speaks
         return heads.transpose(1, 2)  # [batch, token, head, head_width]
 
+    def gate(self, block: Block, spoken: Spoken, X: Tokens) -> Spoken:
+        """`(P_h V_h) * sigmoid(X W_G + b_G)`, entry by entry."""
+        return spoken * self.opened(block, X)
+
+    def opened(self, block: Block, X: Tokens) -> Spoken:
+        """How far the gate of each entry of each head is open."""
+        gate = block.weights.attention.gate
+        assert gate is not None
+        return self.heads(X, gate).sigmoid().transpose(1, 2)
+
     def output(self, block: Block, spoken: Spoken) -> Tokens:
         """`sum_h P_h X W_h + 1 b^T` (Dong et al. 2021, section 2)."""
         w = block.weights.attention.output
         return self.through(spoken.flatten(-2), Linear(w.weight.flatten(0, 1), w.bias))
 
     def mlp(self, block: Block, X: Tokens) -> Tokens:
-        """`act(X W_1 + b_1) W_2 + b_2`, or gated."""
-        w, act = block.weights.mlp, ACTIVATIONS[self.arch.activation]
-        assert w is not None
+        """`act(X W_1 + b_1) W_2 + b_2`, or gated, or of the experts that each token chooses."""
+        if block.weights.experts is not None:
+            return self._mixture(block.index, block.weights.experts, X)
+        assert block.weights.mlp is not None
+        return self._dense(block.weights.mlp, X)
+
+    def _dense(self, w: MLPWeights, X: Tensor) -> Tensor:
+        act = ACTIVATIONS[self.arch.activation]
         hidden = self.through(X, w.up)  # [batch, token, mlp_width]
         hidden = act(hidden) if w.gate is None else act(self.through(X, w.gate)) * hidden
         return self.through(hidden, w.down)
+
+    def routing(self, w: ExpertWeights, X: Tokens) -> Float[Tensor, "batch token expert"]:
+        """The weight of each expert for each token, 0 of those not chosen."""
+        assert self.arch.experts is not None
+        return chosen_weights(self.through(X, w.router), self.arch.experts)
+
+    def _mixture(self, index: int, w: ExpertWeights, X: Tokens) -> Tokens:
+        p = self.routed[index] = self.routing(w, X)
+        out = mixed(X, p, lambda rows, expert: self._dense(w.expert(expert), rows))
+        if w.shared is None:
+            return out
+        return out + self.share(w, X) * self._dense(w.shared, X)
+
+    def share(self, w: ExpertWeights, X: Tokens) -> Float[Tensor, "batch token 1"]:
+        """The weight of the shared expert."""
+        return (
+            torch.ones_like(X[..., :1]) if w.shared_gate is None else self.through(X, w.shared_gate).sigmoid()
+        )
 
     def add(self, block: Block, half: Half, X: Tokens, branches: dict[str, Tokens]) -> Tokens:
         """`skip X + branches`; at weight 0 the skip is not there at all."""

@@ -24,16 +24,23 @@ Table = Float[Tensor, "token half"]
 
 
 def rotary_tables(arch: Architecture, n: int, like: Tensor) -> tuple[tuple[Table, Table], ...]:
-    """Cosine and sine of every angle `position * frequency`, computed in float64; by layer, repeating."""
+    """Cosine and sine of every angle `position * frequency`, times the layer's scale, computed in float64; by
+    layer, repeating."""
     half = arch.rotary_width // 2
     usual = arch.rotary_base ** -(torch.arange(half, dtype=torch.float64) / half)
     position = torch.arange(n, dtype=torch.float64, device=like.device)[:, None]
+    given, scales = arch.rotary_frequencies or ((),), arch.rotary_scales or (1.0,)
+    by_layer = [
+        (given[layer % len(given)], scales[layer % len(scales)])
+        for layer in range(math.lcm(len(given), len(scales)))
+    ]
     distinct = {}
-    for frequencies in arch.rotary_frequencies or ((),):
+    for frequencies, scale in dict.fromkeys(by_layer):
         frequency = torch.tensor(frequencies, dtype=torch.float64) if frequencies else usual
         angle = position * frequency.to(like.device)
-        distinct[frequencies] = angle.cos().to(like.dtype), angle.sin().to(like.dtype)
-    return tuple(distinct[frequencies] for frequencies in arch.rotary_frequencies or ((),))
+        parts = (angle.cos() * scale, angle.sin() * scale)
+        distinct[frequencies, scale] = parts[0].to(like.dtype), parts[1].to(like.dtype)
+    return tuple(distinct[each] for each in by_layer)
 
 
 def rotate(x: Heads, tables: tuple[Table, Table], pairs: str) -> Heads:

@@ -5,14 +5,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError, TokensError
+from rankscope.files import writable_folder
 from rankscope.metrics.tokens import real_tokens
+from rankscope.nets import saved
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.changes import Heads, chosen_layers, with_changes, with_layers
 from rankscope.nets.initial import random_tensors
@@ -39,6 +42,8 @@ class Step(NamedTuple):
     state: Float[Tensor, "batch token width"]
     attention: Float[Tensor, "batch head token token"] | None
     heads: Float[Tensor, "batch token head head_width"] | None = None
+    routing: Float[Tensor, "batch token expert"] | None = None
+    """The weight of each expert for each token, of a layer that is a mixture of experts."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -125,6 +130,26 @@ class Transformer:
         moved = converted(self.weights, lambda tensor: tensor.to(device=device, dtype=dtype))
         return replace(self, weights=moved)
 
+    def save(self, folder: str | Path) -> Path:
+        """Write it, a variant too, into a folder that `rankscope.load` reads back bit for bit: weights,
+        architecture, and where it came from a model, its embedding and tokenizer."""
+        keep = getattr(self.origin, "save", None)
+        writable_folder(folder)
+        about = {"fingerprint": self.fingerprint, "origin": None if keep is None else keep(Path(folder))}
+        return saved.write(folder, self.arch, self.state(), about)
+
+    def to_hf(self, config: Any = None) -> Any:
+        """A model of transformers, without a head for a task, that computes what this network does; its own
+        `save_pretrained` writes it. `config` is that of the model the network came from, if left out. What
+        the family has no config for, as a variant without skips, is refused."""
+        export = getattr(self.origin, "to_hf", None)
+        if export is None:
+            raise ArchitectureError(
+                "a model of transformers has an embedding, which a network that was not loaded lacks: load "
+                "gives networks that have one; net.save(folder) writes this one as it is"
+            )
+        return export(self, config)
+
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the architecture and every tensor: the same network gives the same string."""
@@ -184,15 +209,16 @@ class Transformer:
                 yield step
             else:
                 parts = order.restored(step.state), order.restored_square(step.attention)  # type: ignore[arg-type]
-                yield Step(step.layer, *parts, order.restored(step.heads))  # type: ignore[arg-type]
+                routing = None if step.routing is None else order.restored(step.routing)
+                yield Step(step.layer, *parts, order.restored(step.heads), routing)  # type: ignore[arg-type]
 
     def traversed(self, X: Tensor, real: Tensor, rules: Rules[Tensor]) -> Iterator[Step]:
         """Layers 1, 2, ... of prepared tokens by any rules on tensors; padding stays zero."""
         hidden = None if bool(real.all()) else ~real[..., None]
         for block in self.blocks:
-            X, P, heads = traverse(block, rules, X)
+            X, *rest = traverse(block, rules, X)
             X = X if hidden is None else X.masked_fill(hidden, 0.0)
-            yield Step(block.index + 1, X, P, heads)
+            yield Step(block.index + 1, X, *rest)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -223,7 +249,7 @@ class Transformer:
     def run(self, X: Tensor, padding: Tensor | None = None, *, attention: bool = False) -> Run:
         """The forward pass with all its states, and with all attention matrices when asked."""
         steps = [
-            step._replace(attention=step.attention if attention else None, heads=None)
+            step._replace(attention=step.attention if attention else None, heads=None, routing=None)
             for step in self.steps(X, padding)
         ]
         return Run(
@@ -246,6 +272,11 @@ class Transformer:
         limited = self.arch.positions == "absolute" or self.arch.linformer_rank is not None
         if limited and X.shape[1] > self.arch.length:
             raise TokensError(f"this network takes at most {self.arch.length} tokens; received {X.shape[1]}")
+        if 0 < self.arch.rotary_reach < X.shape[1]:
+            raise TokensError(
+                f"the rotary angles of this network are those of up to {self.arch.rotary_reach} tokens; "
+                f"received {X.shape[1]}: the original turns longer inputs by other angles, watch measures it"
+            )
         return real_tokens(X.shape[:-1], padding, X.device)
 
     def variant(
@@ -258,6 +289,7 @@ class Transformer:
         norm: bool = True,
         mask: MaskLike | None = None,
         divisor: float | None = None,
+        score_cap: float | None = None,
         kernel: str | Kernel | None = None,
         activation: str | None = None,
         heads: Heads | None = None,
@@ -267,7 +299,7 @@ class Transformer:
 
         skip, attention_skip, mlp_skip: a weight; False or 0 takes the skip out, True is 1.
         mlp=False: without the MLP, its skip and its norm. norm=False: without any norm.
-        mask, divisor, kernel, activation: as in `Architecture`.
+        mask, divisor, score_cap, kernel, activation: as in `Architecture`.
         heads: the heads that speak, in every layer or by layer {3: [0, 5]}.
         layers: a depth (12 layers repeated to 128), or the layers to apply, in order ([0] * 300). A mask or
         heads named along with it describe the new depth.
@@ -276,7 +308,7 @@ class Transformer:
         arch = with_changes(
             self.arch if layers is None else with_layers(self.arch, chosen),
             skip=skip, attention_skip=attention_skip, mlp_skip=mlp_skip, mlp=mlp, norm=norm, mask=mask,
-            divisor=divisor, kernel=kernel, activation=activation, heads=heads,
+            divisor=divisor, score_cap=score_cap, kernel=kernel, activation=activation, heads=heads,
         )  # fmt: skip
         stored = tuple(self.weights.layers[index] for index in chosen)
         return replace(self, arch=arch, weights=replace(self.weights, layers=stored))

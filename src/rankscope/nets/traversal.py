@@ -3,7 +3,8 @@
 An arithmetic is a set of **rules**: what a norm, attention, an MLP and a sum do to its kind of state (a
 tensor, a deviation with its scale, terms of paths, a count, a bound). `traverse` takes a state through a
 block and asks the rules at every part; it knows none of them, and they do not know the order. Attention has
-four rules: `values`, `weights` (the matrix P), `mix` (P V of every head) and `output` (what heads add).
+five rules: `values`, `weights` (the matrix P), `mix` (P V of every head), `gate` (where heads have gates)
+and `output` (what heads add).
 
 A part of one's own (`parts.py`) stands at a named place of the traversal and brings a rule per arithmetic.
 """
@@ -15,7 +16,7 @@ from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Branch, Half, order, speaking
 from rankscope.nets.parts import Part, Place
-from rankscope.nets.weights import Layer, Weights
+from rankscope.nets.weights import Layer, MLPWeights, Weights
 
 State = TypeVar("State")
 
@@ -33,6 +34,15 @@ class Block:
     def of(cls, arch: Architecture, index: int, weights: Layer) -> "Block":
         """Layer `index` of a network of this architecture."""
         return cls(arch, index, weights, order(arch, index))
+
+    @property
+    def mlp(self) -> MLPWeights:
+        """Its MLP; of a mixture, all experts side by side, which at the gates that it has on some tokens is
+        the mixture."""
+        if self.weights.experts is not None:
+            return self.weights.experts.side_by_side()
+        assert self.weights.mlp is not None
+        return self.weights.mlp
 
     @property
     def speaking(self) -> tuple[int, ...]:
@@ -64,6 +74,9 @@ class Rules(Protocol[State]):
     def mix(self, block: Block, weights: Any, values: Any) -> Any:
         """What each head says."""
 
+    def gate(self, block: Block, heads: Any, state: State) -> Any:
+        """What each head says, times its gate; asked where an architecture has a `head_gate`."""
+
     def output(self, block: Block, heads: Any) -> State:
         """What heads add to the stream."""
 
@@ -78,12 +91,13 @@ class Rules(Protocol[State]):
 
 
 class Passed(NamedTuple):
-    """What a block gives: its tokens, and of its attention P and what the heads say (None where no rule went
-    through attention)."""
+    """What a block gives: its tokens, of its attention P and what the heads say (None where no rule went
+    through attention), and how a mixture of experts routed its tokens (None where there is none)."""
 
     state: Any
     weights: Any
     heads: Any
+    routing: Any = None
 
 
 def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
@@ -98,7 +112,9 @@ def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
             if branch.part == "attention":
                 values = changed("values", block, rules, rules.values(block, inside), inside)
                 weights = changed("weights", block, rules, rules.weights(block, inside), inside)
-                heads = changed("heads", block, rules, rules.mix(block, weights, values), inside)
+                heads = rules.mix(block, weights, values)
+                heads = rules.gate(block, heads, inside) if block.arch.head_gate else heads
+                heads = changed("heads", block, rules, heads, inside)
                 out = rules.output(block, heads)
             else:
                 out = rules.mlp(block, inside)
@@ -106,7 +122,9 @@ def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
             branches[branch.part] = out if branch.after is None else rules.norm(block, branch.after, out)
         state = rules.add(block, half, state, branches)
         state = state if half.after is None else rules.norm(block, half.after, state)
-    return Passed(changed("stream", block, rules, state, state), weights, heads)
+    routed: dict[int, Any] = getattr(rules, "routed", {})
+    state = changed("stream", block, rules, state, state)
+    return Passed(state, weights, heads, routed.pop(block.index, None))
 
 
 def changed(place: Place, block: Block, rules: Rules[Any], x: Any, inside: Any) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, cast
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -36,6 +37,8 @@ class Attention:
     key: Linear  # [width, key_head, head_width]
     value: Linear  # [width, key_head, head_width]
     output: Linear  # [head, head_width, width]
+    gate: Linear | None = None  # [width, head, head_width]
+    """Of what heads say (architecture's `head_gate`)."""
     query_norm: NormWeights = UNWEIGHTED
     """Of each query, before positions (architecture's `query_norm`)."""
     key_norm: NormWeights = UNWEIGHTED
@@ -61,11 +64,42 @@ class MLPWeights:
 
 
 @dataclass(frozen=True)
+class ExpertWeights:
+    """A mixture of experts (`experts.py`)."""
+
+    router: Linear  # [width, expert]
+    gate: Linear  # [width, expert, expert_width]
+    up: Linear  # [width, expert, expert_width]
+    down: Linear  # [expert, expert_width, width]
+    shared: MLPWeights | None = None
+    shared_gate: Linear | None = None  # [width, 1]
+
+    def expert(self, index: int) -> MLPWeights:
+        """One of them."""
+        up, gate = (Linear(each.weight[:, index]) for each in (self.up, self.gate))
+        return MLPWeights(up, Linear(self.down.weight[index]), gate)
+
+    def side_by_side(self) -> MLPWeights:
+        """All of them as one gated MLP, the shared one last: a mixture at its `gates`."""
+        up, gate = (Linear(each.weight.flatten(1)) for each in (self.up, self.gate))
+        down = Linear(self.down.weight.flatten(0, 1))
+        if self.shared is None or self.shared.gate is None:
+            return MLPWeights(up, down, gate)
+        return MLPWeights(
+            Linear(torch.cat([up.weight, self.shared.up.weight], 1)),
+            Linear(torch.cat([down.weight, self.shared.down.weight])),
+            Linear(torch.cat([gate.weight, self.shared.gate.weight], 1)),
+        )
+
+
+@dataclass(frozen=True)
 class Layer:
     """The tensors of one block."""
 
     attention: Attention
     mlp: MLPWeights | None = None
+    experts: ExpertWeights | None = None
+    """In the place of `mlp`."""
     attention_norm: NormWeights = UNWEIGHTED
     mlp_norm: NormWeights = UNWEIGHTED
     attention_after: NormWeights = UNWEIGHTED
@@ -98,6 +132,8 @@ def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
         **_linear("attention.value", (d, g, c), (g, c), arch.has_bias("value")),
         **_linear("attention.output", (h, c, d), (d,), arch.has_bias("output")),
     }
+    if arch.head_gate:
+        shapes |= _linear("attention.gate", (d, h, c), (h, c), arch.has_bias("query"))
     if arch.query_norm:
         shapes |= {"attention.query_norm.gain": (c,), "attention.key_norm.gain": (c,)}
     if arch.positions == "relative":
@@ -109,8 +145,10 @@ def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
     if arch.linformer_rank is not None:
         mix = (arch.linformer_rank, arch.length)
         shapes |= {"attention.mix_keys": mix, "attention.mix_values": mix}
-    if arch.mlp != "none":
-        for name in ("up", "gate") if arch.mlp == "gated" else ("up",):
+    if arch.mixes(index):
+        shapes |= _experts(arch)
+    elif arch.mlp != "none":
+        for name in ("up",) if arch.mlp == "plain" else ("up", "gate"):
             shapes |= _linear(f"mlp.{name}", (d, m), (m,), arch.has_bias("mlp"))
         shapes |= _linear("mlp.down", (m, d), (d,), arch.has_bias("mlp"))
     for name in norms(arch, index):
@@ -133,6 +171,18 @@ def shapes(arch: Architecture) -> dict[str, Shape]:
     if arch.final_norm:
         result |= _norm("final_norm", arch)
     return result
+
+
+def _experts(arch: Architecture) -> dict[str, Shape]:
+    experts = arch.experts
+    assert experts is not None
+    d, e, m, s = arch.width, experts.number, experts.width, experts.shared_width
+    found: dict[str, Shape] = {"router": (d, e), "gate": (d, e, m), "up": (d, e, m), "down": (e, m, d)}
+    if s:
+        found |= {"shared.up": (d, s), "shared.gate": (d, s), "shared.down": (s, d)}
+    if experts.shared_gate:
+        found["shared_gate"] = (d, 1)
+    return {f"experts.{name}.weight": shape for name, shape in found.items()}
 
 
 def _linear(name: str, weight: Shape, bias: Shape, has_bias: bool) -> dict[str, Shape]:
@@ -177,7 +227,11 @@ def assemble(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
 PARTS: dict[str, type] = {
     "attention": Attention,
     "mlp": MLPWeights,
-    **dict.fromkeys(("query", "key", "value", "output", "up", "down", "gate"), Linear),
+    "experts": ExpertWeights,
+    "shared": MLPWeights,
+    **dict.fromkeys(
+        ("query", "key", "value", "output", "up", "down", "gate", "router", "shared_gate"), Linear
+    ),
     **dict.fromkeys(
         (
             "attention_norm",

@@ -30,7 +30,7 @@ RELATIVE = metric("relative_residual")
 
 def carried_in_deviations(arch: Architecture) -> bool:
     """Whether paths of such a network can be carried in deviation arithmetic."""
-    return arch.norm == "none" and arch.mlp == "none" and not arch.parts
+    return arch.norm == "none" and arch.mlp == "none" and not arch.parts and not arch.head_gate
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from rankscope.nets.plain import Heads, Plain, Spoken, Square, Tokens, affine
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
+from rankscope.nets.weights import ExpertWeights
 from rankscope.paths.counts import Ways
 
 Parts = Float[Tensor, "part batch token width"]
@@ -63,6 +64,8 @@ class FrozenLayer:
     norms: dict[str, FrozenNorm] = field(default_factory=dict)
     """By their names in the weights."""
     gate: Float[Tensor, "batch token mlp_width"] | None = None
+    head_gate: Float[Tensor, "batch head token head_width"] | None = None
+    """How far the gates on what heads say were open."""
 
     @property
     def ways(self) -> tuple[int | None, ...]:
@@ -127,9 +130,17 @@ class _Freezing(Plain):
         self.layer(block).P = P
         return super().mix(block, P, V)
 
+    def opened(self, block: Block, X: Tokens) -> Spoken:
+        found = super().opened(block, X)
+        self.layer(block).head_gate = found.transpose(1, 2)
+        return found
+
     def mlp(self, block: Block, X: Tokens) -> Tokens:
-        w, act = block.weights.mlp, ACTIVATIONS[self.arch.activation]
-        assert w is not None
+        w, act = block.mlp, ACTIVATIONS[self.arch.activation]
+        if block.weights.experts is not None:
+            assert w.gate is not None
+            self.layer(block).gate = act(affine(X, w.gate)) * self._shares(block.weights.experts, X)
+            return super().mlp(block, X)
         up = affine(X, w.up)
         if w.gate is not None:
             gate = act(affine(X, w.gate))
@@ -139,6 +150,14 @@ class _Freezing(Plain):
             hidden, gate = act(up), act(z) / z
         self.layer(block).gate = gate
         return affine(hidden, w.down)
+
+    def _shares(self, w: ExpertWeights, X: Tokens) -> Tensor:
+        """The weight of the expert that each hidden unit belongs to, all experts side by side."""
+        assert self.arch.experts is not None
+        p = self.routing(w, X).repeat_interleave(self.arch.experts.width, -1)
+        if w.shared is None:
+            return p
+        return torch.cat([p, self.share(w, X).expand(*p.shape[:-1], self.arch.experts.shared_width)], -1)
 
 
 @torch.no_grad()

@@ -193,6 +193,10 @@ class _Gain(Arithmetic):
         """Left to `output`."""
         return gain
 
+    def gate(self, block: Block, gain: Tensor, inside: Tensor) -> Tensor:
+        """Open by at most one."""
+        return gain
+
     def output(self, block: Block, gain: Tensor) -> Tensor:
         """The largest of all heads."""
         gains = [self._head(block, head) for head in block.speaking]
@@ -200,8 +204,8 @@ class _Gain(Arithmetic):
 
     def mlp(self, block: Block, gain: Tensor) -> Tensor:
         """The largest gate, and the norms of both matrices."""
-        w, gate = block.weights.mlp, self.layer.gate
-        assert w is not None and gate is not None
+        w, gate = block.mlp, self.layer.gate
+        assert gate is not None
         gain = gain * _largest(gate, self.real)
         for weight in (w.up.weight, w.down.weight):
             gain = gain * torch.linalg.matrix_norm(weight.double(), 2)

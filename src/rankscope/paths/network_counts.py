@@ -39,14 +39,17 @@ class Counting(Arithmetic):
         heads = len(block.speaking)
         return Counts(*([0, *(heads * number for number in known)] for known in counts))
 
+    def gate(self, block: Block, counts: Counts, inside: Counts) -> Counts:
+        """A gate on what heads say is passed with them."""
+        return counts
+
     def output(self, block: Block, counts: Counts) -> Counts:
         """The output bias starts here, past the heads."""
         return _started(counts, block.weights.attention.output.bias)
 
     def mlp(self, block: Block, counts: Counts) -> Counts:
         """Its two biases start here."""
-        w = block.weights.mlp
-        assert w is not None
+        w = block.mlp
         return _started(_started(counts, w.up.bias), w.down.bias)
 
     def add(self, block: Block, half: Half, counts: Counts, branches: dict[str, Counts]) -> Counts:

@@ -48,6 +48,10 @@ class Polynomials(FrozenRules):
         """Left to `output`."""
         return values
 
+    def gate(self, block: Block, heads: Any, terms: Terms) -> Any:
+        """Left to `output`."""
+        return heads
+
     def output(self, block: Block, terms: Any) -> Terms:
         """Multiplies by z; the output bias is one more constant."""
         Y, start = terms
@@ -55,7 +59,9 @@ class Polynomials(FrozenRules):
         for piece, here in _pieces(Y, start):
             after = piece.start + 1 + (start is not None and piece.start >= start)
             V = super().values(block, Terms(Y[piece], here))
-            heads = self.added(block, super().mix(block, self.weights(block, terms), V))
+            spoken = super().mix(block, self.weights(block, terms), V)
+            spoken = super().gate(block, spoken, terms) if self.arch.head_gate else spoken
+            heads = self.added(block, spoken)
             longer[after : after + len(heads)] = heads
         start = None if start is None else start + 1
         return Terms(with_bias(longer, start, block.weights.attention.output.bias), start)

@@ -41,7 +41,8 @@ class Shaken(Along):
     def _shaken_layer(self, layer: FrozenLayer) -> FrozenLayer:
         norms = {name: replace(norm, scale=self._off(norm.scale)) for name, norm in layer.norms.items()}
         gate = None if layer.gate is None else self._off(layer.gate)
-        shaken = FrozenLayer(layer.block, norms, gate)
+        head_gate = None if layer.head_gate is None else self._off(layer.head_gate)
+        shaken = FrozenLayer(layer.block, norms, gate, head_gate)
         shaken.P = self._off(layer.P)
         return shaken
 

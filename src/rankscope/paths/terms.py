@@ -71,6 +71,12 @@ class FrozenRules(Arithmetic):
         side = V.permute(1, 3, 2, 0, 4).reshape(batch, heads, n, parts * width)
         return (P @ side).view(batch, heads, n, parts, width).permute(3, 0, 1, 2, 4)
 
+    def gate(self, block: Block, spoken: Spoken, terms: Terms) -> Spoken:
+        """What each head says, at the gates it had."""
+        gate = self.layer(block).head_gate
+        assert gate is not None
+        return spoken * gate
+
     def output(self, block: Block, spoken: Spoken) -> Terms:
         """What heads add to the stream; the output bias starts here."""
         return self._started(block, self.added(block, spoken))
@@ -90,8 +96,8 @@ class FrozenRules(Arithmetic):
 
     def mlp(self, block: Block, terms: Terms) -> Terms:
         """The MLP branch, at the gates it had."""
-        w, gate, start = block.weights.mlp, self.layer(block).gate, terms.start
-        assert w is not None and gate is not None
+        w, gate, start = block.mlp, self.layer(block).gate, terms.start
+        assert gate is not None
         hidden = with_bias(terms.parts @ w.up.weight, start, w.up.bias).mul_(gate)
         return Terms(with_bias(hidden @ w.down.weight, start, w.down.bias), start)
 

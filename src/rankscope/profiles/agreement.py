@@ -35,7 +35,7 @@ def checked(found: Found, plain: Found | None, step: DeviationStep, seen: Seen) 
     states = _states(step.state, seen)
     weights = _weights(step, seen) if any(each.of == "attention" for each, _ in found) else None
     others = [None] * len(found) if plain is None else [reading for _, reading in plain]
-    apart = {"tokens": states, "attention": weights, "heads": None}
+    apart = {"tokens": states, "attention": weights, "heads": None, "routing": None}
     return [
         (each, _marked(reading, _error(each, reading, other, apart[each.of], step, seen)))
         for (each, reading), other in zip(found, others, strict=True)
@@ -72,7 +72,9 @@ def _error(
     if plain is not None:
         error = difference(one, plain)
         floor = (
-            plain.floor if each.of == "tokens" or step.attention is None else plain.floor * _steepness(step)
+            plain.floor * _steepness(step)
+            if each.of in ("attention", "heads") and step.attention is not None
+            else plain.floor
         )
         told = (one.value - plain.value).abs() > BLIND * floor
         told = told | ((error <= AGREED) & (plain.value.abs() > BLIND * floor))

@@ -64,13 +64,18 @@ def one_pass(
     needs = frozenset[Of]().union(*(reader.needs for reader in readers))
     for need in needs - set(get_args(Of)):
         raise MetricError(one_of("what a reader needs", need, get_args(Of)))
+    if "routing" in needs and not any(map(net.arch.mixes, range(net.arch.layers))):
+        raise MetricError(
+            "expert_load, expert_entropy and their like are of a mixture of experts; this network has none: "
+            "leave them out"
+        )
     if arithmetic == "deviation" and not applies(net):
         arithmetic = "float64"
     net = net.to(ARITHMETICS[arithmetic], device)
     X = X.to(dtype=net.dtype, device=net.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
     layers, starts = net.arch.layers, range(0, len(X), batch)
-    without: dict[str, Any] = dict.fromkeys({"attention", "heads"} - needs)
+    without: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
     with torch.no_grad():
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]

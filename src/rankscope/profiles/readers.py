@@ -24,7 +24,7 @@ class Reader(Protocol):
 
     @property
     def needs(self) -> frozenset[Of]:
-        """tokens, attention, heads: what no reader of a pass needs is not there for any."""
+        """tokens, attention, heads, routing: what no reader of a pass needs is not there for any."""
 
     @property
     def cost(self) -> str:

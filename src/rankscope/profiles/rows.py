@@ -24,17 +24,18 @@ Found = list[tuple[Metric, Reading]]
 def readings(of: Of, x: Tensor, real: Tensor, chosen: Sequence[Metric], unit: float) -> tuple[Found, Tensor]:
     """Those of the chosen metrics that are read off x, and which samples of x are broken.
 
-    x is tokens `[batch, token, width]`, attention `[batch, head, token, token]` or what each head adds
-    `[batch, head, token, width]`; real is `[batch, token]`; unit the eps of the arithmetic that made x.
+    x is tokens `[batch, token, width]`, attention `[batch, head, token, token]`, what each head adds
+    `[batch, head, token, width]` or routing `[batch, token, expert]`; real is `[batch, token]`; unit
+    the eps of the arithmetic that made x.
     """
     if of == "tokens":
         ready, broken = tokens_of(x, real)
         return read_tokens(ready, broken, chosen, unit), broken
     asked = [each for each in chosen if each.of == of]
-    broken = broken_samples(x, real[:, None])
+    broken = broken_samples(x, real if of == "routing" else real[:, None])
     if not asked:
         return [], broken
-    x = x.masked_fill(broken[:, None, None, None], 0.0)
+    x = x.masked_fill(broken.reshape(-1, *[1] * (x.ndim - 1)), 0.0)
     return [(each, _with_holes(each.read(x, ~real, unit=unit), broken)) for each in asked], broken
 
 

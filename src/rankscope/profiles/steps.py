@@ -77,6 +77,8 @@ class LayerStep:
         if self.step.heads is not None:
             added = contributions(self.net.weights.layers[self.layer - 1], self.step.heads)
             there += readings("heads", added, self.real, chosen, self.unit)[0]
+        if self.step.routing is not None:
+            there += readings("routing", self.step.routing, self.real, chosen, self.unit)[0]
         order = [each.name for each in chosen]
         return sorted(there, key=lambda pair: order.index(pair[0].name))
 
@@ -86,8 +88,9 @@ class LayerStep:
         if seen.plain is not None:  # as much of it as there is of the first pass
             attention = None if step.attention is None else seen.plain.attention
             heads = None if step.heads is None else seen.plain.heads
-            other = replace(self, step=seen.plain._replace(attention=attention, heads=heads), seen=None)
-            plain = other.readings(chosen)
+            routing = None if step.routing is None else seen.plain.routing
+            there = seen.plain._replace(attention=attention, heads=heads, routing=routing)
+            plain = replace(self, step=there, seen=None).readings(chosen)
         return checked(found, plain, step, seen)
 
     @property

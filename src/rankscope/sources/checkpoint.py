@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
-from rankscope.errors import FileError, MissingExtraError, SourceError, one_of
+from rankscope.errors import FileError, MissingExtraError, SourceError
 from rankscope.nets.room import FLOAT64, OBJECTS, machine_memory, size
-from rankscope.sources.families import FAMILIES, Family
+from rankscope.sources.families import Family
+from rankscope.sources.model_types import family_of
 from rankscope.sources.presets import PRESETS
 
 SIZES = (
@@ -57,6 +58,16 @@ class Checkpoint:
     family: Family
     missing: tuple[str, ...]
     """Weights that the files did not have."""
+    original: Any = None
+    """The model as it was, where `model` is changed: adapters beside their matrices."""
+    notes: tuple[str, ...] = ()
+    """What was done to the model to read it."""
+
+    @property
+    def core(self) -> Any:
+        """What the network is held against: the model as it was, without heads for tasks."""
+        core = self.family.core(self.model if self.original is None else self.original)
+        return core if self.original is None else self.family.widen(core)
 
 
 def place(source: str, options: dict[str, Any]) -> Place:
@@ -75,22 +86,25 @@ def place(source: str, options: dict[str, Any]) -> Place:
         raise FileError(
             f"a model is loaded from a directory with config.json and its weights; {source} is a file"
         )
-    if Path(source).is_dir() and not (Path(source) / "config.json").is_file():
+    files = ("config.json", "adapter_config.json")
+    if Path(source).is_dir() and not any((Path(source) / name).is_file() for name in files):
         raise FileError(
             f"a model directory must hold config.json and its weights; {source} has no config.json"
         )
     return Place(source, source, options)
 
 
-def read(found: Place, family: str | Family | None) -> Checkpoint:
-    """The model at a place, in float64 on the CPU, with the attention that transformers runs it with."""
+def read(found: Place, family: str | Family | None, named: str | None = None) -> Checkpoint:
+    """The model at a place, in float64 on the CPU, with the attention that transformers runs it with; by the
+    class of transformers that is `named`, if not by the family's own."""
     with quiet(), clear_errors(found):
         import transformers
 
         _refuse_too_large(found)
         config = _config(found, family)
+        notes = _to_be_dequantised(config)
         kind = family_of(config.model_type, family)
-        loader = getattr(transformers, kind.loader)
+        loader = getattr(transformers, named or kind.loader)
         model, report = loader.from_pretrained(
             found.where, config=config, dtype=torch.float64, attn_implementation="eager", weights_only=True,
             output_loading_info=True, ignore_mismatched_sizes=True, **found.options,
@@ -101,14 +115,33 @@ def read(found: Place, family: str | Family | None) -> Checkpoint:
         if core._supports_sdpa:
             core.set_attn_implementation("sdpa")
     _refuse_surplus(found, model, report["unexpected_keys"])
-    return Checkpoint(model.eval(), kind, tuple(sorted(report["missing_keys"])))
+    return Checkpoint(model.eval(), kind, tuple(sorted(report["missing_keys"])), notes=notes)
+
+
+def _to_be_dequantised(config: Any) -> tuple[str, ...]:
+    """What is to be said of a config whose weights transformers dequantises while it reads them."""
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    settings = getattr(config, "quantization_config", None) or {}
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
+    method = str(getattr(method, "value", method))
+    return (f"quantised weights ({method}) dequantised",) if method in AUTO_QUANTIZER_MAPPING else ()
 
 
 def _refuse_surplus(found: Place, model: Any, unexpected: Iterable[str]) -> None:
-    """Weights of more layers than the config asks for must not be left out in silence. What is named like no
-    part of the model, a head for some task, may be left out."""
+    """Weights of more layers than the config asks for must not be left out in silence, nor scales of
+    quantised ones. What is named like no part of the model, a head for some task, may be left out."""
     known = {re.sub(r"\d+", "#", name) for name in model.state_dict()}
     surplus = sorted(name for name in unexpected if re.sub(r"\d+", "#", name) in known)
+    beside = [
+        name for name in sorted(unexpected) if f"{name.rpartition('.')[0]}.weight" in model.state_dict()
+    ]
+    if beside:
+        raise SourceError(
+            f"the weights of {found.name} must be what its config says; {beside[0]} stands beside a matrix "
+            "of the model, which does not read it: quantised weights need the quantization_config that they "
+            "were written with"
+        )
     if surplus:
         raise SourceError(
             f"the weights of {found.name} must fit its config; {len(surplus)} are of layers that the config "
@@ -142,26 +175,6 @@ def tokenizer(found: Place) -> Any:
                 "encode, or load(..., tokenizer=)"
             ) from error
         return read
-
-
-def family_of(model_type: str | None, asked: str | Family | None = None) -> Family:
-    """The family of a model type, or the one asked for: one's own, or by name."""
-    if isinstance(asked, Family):
-        return asked
-    own = next((family for family in FAMILIES.values() if model_type in family.types), None)
-    if asked is None:
-        if own is None:
-            known = [kind for family in FAMILIES.values() for kind in family.types]
-            raise SourceError(f"{one_of('model type', model_type, known)}: watch measures any model as it is")
-        return own
-    if asked not in FAMILIES:
-        raise SourceError(one_of("family", asked, FAMILIES))
-    if own is not None and own.name != asked:
-        raise SourceError(
-            f"family is for a config that does not say its model type; this one says {model_type!r}, of "
-            f"family {own.name}, and {asked!r} was asked for: leave family out"
-        )
-    return FAMILIES[asked]
 
 
 def _config(found: Place, family: str | Family | None) -> Any:
@@ -231,6 +244,11 @@ def _sentence(found: Place, error: Exception) -> str:
     said, kind = first_line(error), type(error).__name__
     if kind == "SafetensorError" or isinstance(error, EOFError):
         return f"the weights of {found.name} are damaged or cut off ({said}): copy or download them again"
+    if isinstance(error, ImportError):
+        return (
+            f"{found.name} takes a package to read that is not here ({said}): install it, or load a copy "
+            "whose weights are not quantised"
+        )
     if kind == "UnpicklingError" or "weights_only" in str(error):
         return (
             f"the weights of {found.name} must be plain tensors; its .bin file holds other objects or is "

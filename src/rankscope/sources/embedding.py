@@ -1,7 +1,7 @@
 """Layer 0: what a model does to token ids, or to an image, before its first block.
 
     text    x_i = norm((words[id_i] * scale) A + positions[i] + segment) B
-    image   x_0 = class token + positions[0],   x_i = patch_i K + b + positions[i]
+    image   x_0 = class token + positions[0],   x_i = patch_i K + b + positions[i],   through a norm (CLIP)
 
 A (OPT) and B (ALBERT) widen a narrow embedding before or after the sum; most models have neither. The
 position i counts real tokens, wherever padding stands.
@@ -91,13 +91,16 @@ class TextEmbedding:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ImageEmbedding:
-    """Tokens from images: a class token, then one token per patch, row by row."""
+    """Tokens from images: a class token where there is one, then one token per patch, row by row."""
 
     kernel: Float[Tensor, "width channel patch patch"]
     bias: Float[Tensor, " width"] | None
-    first: Float[Tensor, " width"]
     positions: Float[Tensor, "token width"]
     size: tuple[int, int]
+    first: Float[Tensor, " width"] | None = None
+    """The class token."""
+    norm: NormWeights | None = None
+    norm_eps: float = 1e-12
 
     def __repr__(self) -> str:
         patch = " x ".join(map(str, self.kernel.shape[2:]))
@@ -116,6 +119,9 @@ class ImageEmbedding:
             raise TokensError("images have no padding; received some")
         images = inputs.to(self.kernel)
         patches = F.conv2d(images, self.kernel, self.bias, stride=self.kernel.shape[2:])
-        patches = patches.flatten(2).mT  # [batch, patch, width]
-        X = torch.cat([self.first.expand(len(patches), 1, -1), patches], 1) + self.positions
+        X = patches.flatten(2).mT  # [batch, patch, width]
+        X = X if self.first is None else torch.cat([self.first.expand(len(X), 1, -1), X], 1)
+        X = X + self.positions
+        if self.norm is not None:
+            X = normalise(X, "layer", self.norm, self.norm_eps)
         return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))

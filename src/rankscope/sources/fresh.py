@@ -1,7 +1,8 @@
 """`fresh`: a network of a usual size, or of your own, with random weights, nothing downloaded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +35,10 @@ class Untrained:
     def words(self, texts: Sequence[str], length: int) -> list[list[str]]:
         """The words of each text."""
         return [split(text)[:length] for text in texts]
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """What it takes to draw the embedding again."""
+        return {"kind": "untrained", **asdict(self)}
 
     def described(self) -> dict[str, Any]:
         """For the manifest."""

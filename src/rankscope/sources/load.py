@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,17 +13,22 @@ from torch import Tensor, nn
 from rankscope.errors import RankscopeError, SourceError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.architecture import BIASES
-from rankscope.sources.checkpoint import Checkpoint, family_of, first_line, place, read
+from rankscope.nets.saved import is_saved
+from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
+from rankscope.sources.checkpoint import Checkpoint, first_line, place
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
 from rankscope.sources.loaded import Loaded
+from rankscope.sources.model_types import family_of
 from rankscope.sources.parity import check
+from rankscope.sources.quantised import dequantised, read_dequantised
+from rankscope.sources.saved import read_saved
 
 
 def load(
     source: Any,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     *,
     family: str | Family | None = None,
@@ -33,9 +39,14 @@ def load(
     token: str | bool | None = None,
     remote_code: bool = False,
 ) -> Transformer:
-    """The network of a model: `"minilm"`, a local directory, an id on the hub, or a model in memory.
+    """The network of a model: `"minilm"`, a local directory, an id on the hub, or a model in memory; or one
+    that `net.save` wrote, as it was.
 
-    An in-memory model is left as it is. `family` names the family where a config does not say its model
+    In float64 unless a `dtype` is asked for; a saved network has its own.
+
+    An in-memory model is left as it is; adapters (peft) are merged and quantised weights
+    dequantised, on a copy, and `net.origin` says so.
+    `family` names the family where a config does not say its model
     type, or is one of your own, a `sources.Family`.
     `revision`, `cache_dir`, `local_files_only` and `token` are as transformers has them; code that comes with
     a checkpoint runs only with `remote_code=True`.
@@ -47,8 +58,13 @@ def load(
     >>> net.arch.layers, net.encode(["Call me Ishmael."]).X.shape
     (6, torch.Size([1, 8, 384]))
     """
+    if tokenizer is not None and not callable(tokenizer):
+        raise SourceError(f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}")
+    if isinstance(source, str | Path) and is_saved(source):
+        return read_saved(source, tokenizer).to(dtype, device)
     if isinstance(source, nn.Module):
-        checkpoint, name, details = in_memory(source, family), type(source).__name__, {}
+        checkpoint, name = in_memory(source, family), type(source).__name__
+        details: dict[str, Any] = {}
 
         def find() -> Any:
             raise SourceError(
@@ -61,10 +77,12 @@ def load(
                    "token": token, "trust_remote_code": remote_code}  # fmt: skip
         given = {key: value for key, value in options.items() if value is not None}
         found = place(str(source), given)
-        checkpoint, name = read(found, family), found.name
+        adapter = is_adapter(found)
+        checkpoint, name = (read_adapter if adapter else read_dequantised)(found, family), found.name
 
         def find() -> Any:
-            return read_tokenizer(found)
+            own = not adapter or (Path(found.where) / "tokenizer_config.json").is_file()
+            return read_tokenizer(found if own else base_of(found))
 
         details = {} if revision is None or found.local else {"revision": revision}
     else:
@@ -72,22 +90,23 @@ def load(
             "load takes a model of transformers, a directory, an id on the hub or 'minilm'; got a "
             f"{type(source).__name__}"
         )
-    if tokenizer is not None and not callable(tokenizer):
-        raise SourceError(f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}")
     with built_as(checkpoint.family, name):
         net, embedding = canonical(checkpoint, name)
-        core = checkpoint.family.core(checkpoint.model)
+        core = checkpoint.core
         parity = check(net, checkpoint.family, core, embedding, name)
     details["model_type"] = core.config.model_type
     if tokenizer is not None:
         find = lambda: tokenizer  # noqa: E731
     weights = "given" if isinstance(source, nn.Module) else "trained"
-    origin = Loaded(name, checkpoint.family.name, embedding, parity, find, weights, details)
+    if checkpoint.notes:
+        details["notes"] = list(checkpoint.notes)
+    origin = Loaded(name, checkpoint.family.name, embedding, parity, find, weights, details, core.config)
     return replace(net, origin=origin).to(dtype, device)
 
 
 def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoint:
     """A copy in float64: the user's model is never touched."""
+    model = unwrapped(model)
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
         raise SourceError(
@@ -107,7 +126,9 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
             "holds no numbers: load the model from its files"
         )
     kind = family_of(config.model_type, family)
-    return Checkpoint(_copied(kind.core(model)).to("cpu", torch.float64).eval(), kind, ())
+    opened, notes = dequantised(model)
+    core = _copied(kind.core(opened)).to("cpu", torch.float64).eval()
+    return merged(Checkpoint(core, kind, (), notes=notes))
 
 
 def _copied(core: nn.Module) -> Any:
@@ -127,7 +148,7 @@ def built_as(family: Family, name: str) -> Iterator[None]:
         yield
     except RankscopeError:
         raise
-    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         if "allocate" in str(error):  # too little memory says nothing of the model
             raise
         raise SourceError(

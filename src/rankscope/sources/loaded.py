@@ -4,6 +4,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,9 +14,14 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import RankscopeError, TokensError
-from rankscope.nets import Encoded, Inputs
+from rankscope.nets import Encoded, Inputs, Transformer
 from rankscope.sources.embedding import Embedding, ImageEmbedding
+from rankscope.sources.kept import write_embedding
 from rankscope.sources.parity import Parity
+from rankscope.sources.to_hf import to_hf
+
+TOKENIZER = "tokenizer"
+"""The folder of a saved network's tokenizer."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,14 +39,17 @@ class Loaded:
     """"trained", as checkpoints are; of a model in memory nobody knows: "given"."""
     details: dict[str, Any]
     """Model type, revision and the like, for the manifest."""
+    config: Any = None
+    """The original's, by which `to_hf` writes it again."""
 
     def __repr__(self) -> str:
         seen = self.parity
         upto = f" on up to {seen.tokens} tokens" if seen.tokens else ""
+        done = "".join(f"; {note}" for note in self.details.get("notes", ()))
         unseen = "" if seen.named is None else f"; its config names {seen.named}, which was not reached"
         return (
             f"Loaded({self.name}, family {self.family}, within {seen.states:.0e} of the original in states "
-            f"and {seen.attention:.0e} in attention{upto}{unseen})"
+            f"and {seen.attention:.0e} in attention{upto}{unseen}{done})"
         )
 
     @cached_property
@@ -80,6 +89,22 @@ class Loaded:
     def words(self, texts: Sequence[str], length: int) -> list[list[str]]:
         """The tokens of each text, readable: subwords as the tokenizer writes them."""
         return [list(self.tokenizer.convert_ids_to_tokens(ids)) for ids in self.ids(texts, length)]
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """The embedding and the tokenizer, where there is one, into files of a folder; what else `load` needs
+        to read them again."""
+        with suppress(AttributeError, RankscopeError):  # none came along: `encode` takes token ids
+            self.tokenizer.save_pretrained(folder / TOKENIZER)
+        fields = {name: getattr(self, name) for name in ("name", "family", "weights", "details")}
+        return {
+            "kind": "loaded", **fields, "parity": self.parity.described(),
+            "embedding": write_embedding(folder, self.embedding),
+            "config": None if self.config is None else json.loads(self.config.to_json_string(use_diff=False)),
+        }  # fmt: skip
+
+    def to_hf(self, net: Transformer, config: Any = None) -> Any:
+        """A model of transformers that computes what the network does (`to_hf.py`)."""
+        return to_hf(net, self.family, self.embedding, self.config if config is None else config)
 
     def described(self) -> dict[str, Any]:
         """For the manifest."""

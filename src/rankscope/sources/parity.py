@@ -158,7 +158,7 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
             "attention: its config asks for something this family does not map; watch measures it as it is"
         )
     table = getattr(embedding, "positions", None)
-    most = math.inf if table is None else len(table)
+    most = min(math.inf if table is None else len(table), net.arch.rotary_reach or math.inf)
     named = [] if family.sees else named_lengths(core.config)
     lengths = [n for n in named if probe.tokens < beyond(n) <= most]
     reach = max((beyond(n) for n in lengths if beyond(n) <= LONGEST), default=0)

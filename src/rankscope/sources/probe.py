@@ -74,7 +74,7 @@ class Probe:
         weights = sum(weight.numel() for weight in core.parameters())
         lengths = [SHORTEST, *map(beyond, named_lengths(core.config))]
         longest = max(n for n in lengths if n == SHORTEST or affordable(n, arch, weights))
-        return cls.long(family, core, embedding, max(longest, SHORTEST))
+        return cls.long(family, core, embedding, min(longest, arch.rotary_reach or longest))
 
     @classmethod
     def long(cls, family: Family, core: Any, embedding: Embedding, n: int) -> "Probe":

@@ -34,7 +34,7 @@ def running(model: nn.Module, batch: Mapping[str, Any]) -> Running:
     family = checkpoint.family
     with built_as(family, name):
         net, embedding = canonical(checkpoint, name)
-        core = family.core(checkpoint.model)
+        core = checkpoint.core
         check(net, family, core, embedding, name)
         taken = signature(core.forward).parameters
         given = {key: _wide(value) for key, value in batch.items() if key in taken and key not in OF_THE_CALL}

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rankscope.sources.families import FAMILIES
+from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.load import load
 from rankscope.sources.parity import Parity
 
@@ -33,12 +33,15 @@ def survey(progress: Callable[[int, int], None] | None = None) -> list[Surveyed]
 
 
 def random_model(name: str, label: str, seed: int = 0) -> Any:
-    """A small model of a family in float64, with every parameter moved off its initial zero or one."""
+    """A small model of a family."""
+    return built(FAMILIES[name], FAMILIES[name].tiny()[label], seed)
+
+
+def built(family: Family, config: Any, seed: int = 0) -> Any:
+    """A model of a config in float64, with every parameter moved off its initial zero or one."""
     import transformers
 
-    family = FAMILIES[name]
     kind: Any = getattr(transformers, family.loader)
-    config = family.tiny()[label]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)

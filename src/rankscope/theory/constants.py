@@ -139,6 +139,8 @@ class MLPNorms:
     def of(cls, arch: Architecture, layer: Layer) -> "MLPNorms":
         """`Lip(act) ||W_1|| ||W_2||`; infinite for a gated MLP, a product of two functions of the token."""
         w = layer.mlp
+        if layer.experts is not None:  # nothing is known of how far a mixture stretches differences
+            return cls(torch.inf, torch.inf, torch.inf, torch.inf, torch.inf, torch.inf)
         if w is None:
             return cls(0.0, 0.0, 0.0)
         if w.gate is not None:

@@ -31,7 +31,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.deviation import applies, propagate
+from rankscope.deviation import applies, propagate, without_rule
 from rankscope.deviation.propagate import KERNELS
 from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
@@ -115,7 +115,8 @@ def critical_skip(
     crossing = partial(_crossing, low=low, high=high, tolerance=tolerance, layers=net.arch.layers)
     measured = crossing(lambda weight: _measured(net, X, padding, metric, weight))
     theory = _theory(net, X, padding, metric, crossing)
-    elementary = net.arch.norm == "none" and net.arch.mlp == "none" and metric == "mu"
+    bare = net.arch.norm == "none" and net.arch.mlp == "none" and not net.arch.head_gate
+    elementary = bare and metric == "mu"
     return CriticalSkip(
         weight=measured.weight,
         rate_low=measured.points[0][1],
@@ -149,8 +150,9 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
         raise ArchitectureError(f"tolerance must be a finite number > 0; got {tolerance}")
     if not applies(net):
         raise ArchitectureError(
-            f"a critical skip is measured in deviation arithmetic, by kernel {', '.join(KERNELS)}; got "
-            f"{net.arch.kernel!r}: use net.variant(kernel=...)"
+            "a critical skip is measured in deviation arithmetic, which must have a rule for every part; it "
+            f"has none for {', '.join(without_rule(net))} (kernels: {', '.join(KERNELS)}): use "
+            "net.variant(kernel=...), or mlp=False"
         )
     if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
         raise ArchitectureError(
@@ -213,7 +215,9 @@ def _theory(
 
     found = crossing(lambda weight: fmean(each.rate for each in exponents(weight)))
     arch = net.arch
-    scores_bounded = arch.norm != "none" or arch.query_norm or arch.kernel == "uniform"
+    scores_bounded = bool(
+        arch.norm != "none" or arch.query_norm or arch.score_cap or arch.kernel == "uniform"
+    )
     rows_alike = all(bool((nu == 0).all()) for nu in modes.values())
     if found.weight is None or scores_bounded or rows_alike:
         return found

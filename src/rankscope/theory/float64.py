@@ -53,7 +53,7 @@ def plainly(net: Transformer, first: State, setting: Setting, seed: int | None) 
     rules = Plain(net.arch, setting) if seed is None else ShakenPlain(net.arch, setting, seed)
     before, real, weight = first.tokens(), first.real.rows, net.arch.attention_skip
     for block in net.blocks:
-        after, P, _ = traverse(block, rules, before)
+        after, P, *_ = traverse(block, rules, before)
         p = P.mean(-2)
         others = Scaled.plain(P - p[:, :, None])
         top = p.argmax(-1, keepdim=True)

@@ -36,7 +36,7 @@ def half_facts(
     longest = torch.linalg.vector_norm(whole.value[0], dim=-1).max()
     stretches = [log(abs(half.weight))]
     ranks: list[tuple[int, int, int]] = []
-    clear, vanished = True, False
+    clear, vanished = True, half.torn
 
     def ranked(before: State, after: State, loss: int) -> None:
         nonlocal clear, vanished
@@ -123,7 +123,8 @@ def norm_stretch(arch: Architecture, weights: NormWeights, state: State) -> floa
 def _mlp_stretch(arch: Architecture, layer: Layer, state: State, norms: MLPNorms) -> float:
     """log of the Lipschitz constant in the 2-norm; of a gated MLP, on these tokens."""
     w = layer.mlp
-    assert w is not None
+    if w is None:
+        return math.inf  # of a mixture of experts: tokens that choose others may end anywhere
     if w.gate is None:
         return log(norms.spectral)
     if float(torch.maximum(state.x.log_size(), state.R.log_size())[0]) > REACH:

@@ -88,9 +88,12 @@ def skips(arch: Architecture) -> list[float]:
 
 
 def no_parts(arch: Architecture) -> list[Hypothesis]:
-    """Of parts of one's own no theorem here knows anything."""
-    names = ", ".join(part.name for part in arch.parts)
-    return [equal(f"parts that are not the theorem's ({names})", len(arch.parts), 0)] if arch.parts else []
+    """Of parts of one's own, of mixtures of experts and of gates on heads no theorem here knows anything."""
+    names = [part.name for part in arch.parts]
+    names += ["a mixture of experts"] if arch.mlp == "experts" else []
+    names += ["gates on heads"] if arch.head_gate else []
+    said = f"parts that are not the theorem's ({', '.join(names)})"
+    return [equal(said, len(names), 0)] if names else []
 
 
 def token_scores(arch: Architecture) -> list[Hypothesis]:
@@ -104,6 +107,7 @@ def token_scores(arch: Architecture) -> list[Hypothesis]:
             0,
         ),
         equal("norms of queries and keys", arch.query_norm, 0),
+        equal("the cap on scores (0: none)", arch.score_cap, 0),
     ]
 
 

@@ -181,7 +181,8 @@ def _matrix(block: Block, found: BlockTaken, setting: Setting) -> Float[Tensor, 
 
 
 def _scores_of_tokens(arch: Architecture) -> bool:
-    return arch.kernel in KERNELS and arch.positions in ("none", "absolute") and not arch.query_norm
+    bilinear = arch.kernel in KERNELS and not arch.query_norm and not arch.score_cap
+    return bilinear and arch.positions in ("none", "absolute")
 
 
 def _about(state: State, centre: Centre) -> tuple[Scaled, Scaled]:

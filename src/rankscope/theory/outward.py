@@ -94,7 +94,7 @@ def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
         blind = any(each.sizes[layer].noise for each in copies)
         if layer > 0:
             here, there = first.layers[layer - 1], [each.layers[layer - 1].attention for each in others]
-            gone = gone or any(half.vanished for half in here.halves)
+            gone = gone or any(half.vanished for each in copies for half in each.layers[layer - 1].halves)
             gone = gone or bool(lost(first.sizes[layer - 1].state, sizes.state))
             gone = gone or any(bool(undecided(here.attention, P)) for P in there)
             if apart <= AGREED and bool(steep(here.attention)):
@@ -157,7 +157,7 @@ def _exactly_zero(facts: Facts, layer: int) -> bool:
     if facts.first.R.largest()[0] == 0 or facts.number == 1:
         return True
     arch = facts.arch
-    if arch.attention_skip != 0.0 or (arch.parallel and arch.mlp != "none") or arch.parts:
+    if arch.attention_skip != 0.0 or (arch.parallel and arch.mlp != "none") or arch.parts or arch.head_gate:
         return False
     alike = facts.views == 1 and arch.positions in ("none", "absolute") and arch.kernel in KERNELS
     for each in facts.layers[:layer]:

@@ -37,8 +37,8 @@ def _written(facts: Facts, index: int) -> Tensor:
     small."""
     layer = facts.net.weights.layers[index]
     parts = [layer.attention.output.weight[list(speaking(facts.arch, index))].flatten(0, 1)]
-    if layer.mlp is not None and facts.arch.mlp != "none":
-        parts.append(layer.mlp.down.weight)
+    if facts.arch.mlp != "none":
+        parts.append(facts.net.blocks[index].mlp.down.weight)
     rows = torch.cat(parts).double()
     rows = rows / rows.abs().amax(-1, keepdim=True).clamp(min=5e-324)
     return torch.nn.functional.normalize(rows, dim=-1)

@@ -29,7 +29,8 @@ def log_lipschitz(facts: Facts, layer: LayerFacts) -> float:
 
 def _evaluate(facts: Facts) -> Evaluation:
     arch = facts.arch
-    plain = Hypothesis("MLPs that are gated", float(arch.mlp == "gated"), "= 0", arch.mlp != "gated")
+    gated = arch.mlp in ("gated", "experts")
+    plain = Hypothesis("MLPs that are gated", float(gated), "= 0", not gated)
     fixed = [
         no_skip(arch),
         no_norm(arch),

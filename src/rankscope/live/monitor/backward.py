@@ -17,6 +17,7 @@ from rankscope.errors import MonitorError
 from rankscope.live.call import Plan
 from rankscope.live.monitor.inline import GRADIENT
 from rankscope.live.monitor.tally import Tallied, of_values
+from rankscope.live.spans import is_span
 from rankscope.live.states import states_in
 
 Loss = Callable[[Any], Tensor]
@@ -36,6 +37,8 @@ class Backward:
         self._stack = ExitStack()
 
     def __enter__(self) -> "Backward":
+        if any(map(is_span, self.blocks)):
+            raise RuntimeError("its layers are lists of parts, and are not called themselves")
         for block in self.blocks:
             self._stack.callback(block.register_forward_pre_hook(self._enters, with_kwargs=True).remove)
             self._stack.callback(block.register_forward_hook(self._leaves).remove)
@@ -60,7 +63,7 @@ class Backward:
         grads = torch.autograd.grad(loss, list(edges.values()), allow_unused=True)
         for layer, grad in zip(edges, grads, strict=True):
             if grad is not None:
-                state = states_in(grad, self.plan.layout, "a gradient")[0]
+                state = states_in(grad, self.plan.layout, "a gradient", self.plan.grid)[0]
                 size = torch.linalg.vector_norm(state.double(), dim=(1, 2)) * len(state)
                 found.add(layer, GRADIENT, of_values(size))
         return found

@@ -6,8 +6,9 @@ decided inside, when it runs, so that there is no second graph. A forward pass t
 backward pass (activation checkpointing) is not counted, nor is a call in eval mode: an evaluation between two
 steps is no training batch.
 
-Attention and what each head adds need more than a block's tokens: where they are asked for, the model is
-watched as by `watch` during the steps that count, which compiled code cannot be.
+Attention and what each head adds need more than a block's tokens, and layers that are lists of parts are not
+called themselves: there the model is watched as by `watch` during the steps that count, which compiled code
+cannot be.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from rankscope.live.call import Call, Plan
 from rankscope.live.mask import find_padding, masks_of
 from rankscope.live.monitor.tally import Tallied, of_values, tally
 from rankscope.live.reading import arithmetic_of, read_state
+from rankscope.live.spans import is_span
 from rankscope.live.states import states_in
 from rankscope.live.watch import Watch, around
 from rankscope.metrics.tokens import real_tokens, unit_of
@@ -55,7 +57,7 @@ class Inline:
     """What is measured of training batches, in either way."""
 
     def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> None:
-        beyond = any(each.of != "tokens" for each in plan.metrics)
+        beyond = any(each.of != "tokens" for each in plan.metrics) or any(map(is_span, blocks))
         plan = replace(plan, trained=True)
         self.way: Passing | Watched = (Watched if beyond else Passing)(model, plan, blocks)
 
@@ -131,7 +133,7 @@ class Passing:
         if self.call is None or (layer == 0 and self.call.shape is not None and self.several):
             self.call = Call({})  # nothing around the blocks said that it began
         call = self.call
-        state = states_in(x, self.plan.layout, f"layer {layer}")[0]
+        state = states_in(x, self.plan.layout, f"layer {layer}", self.plan.grid)[0]
         if layer < 0:  # one module called many times: layers by the order of calls
             layer = call.layer = call.layer + 1
         if call.shape is None:
@@ -187,7 +189,7 @@ class Passing:
 
     def _gradient(self, layer: int, grad: Tensor) -> None:
         if self.on:
-            state = states_in(grad, self.plan.layout, "a gradient")[0]
+            state = states_in(grad, self.plan.layout, "a gradient", self.plan.grid)[0]
             size = torch.linalg.vector_norm(state.double(), dim=(1, 2)) * len(state)
             self.found.add(layer, GRADIENT, of_values(size))
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
 from rankscope.live.blocks import Blocks
+from rankscope.live.compiled import is_compiled
 from rankscope.live.monitor import ranks
 from rankscope.live.monitor.alarms import Hears
 from rankscope.live.monitor.backward import Loss
@@ -33,7 +34,8 @@ from rankscope.live.monitor.probe import Probe
 from rankscope.live.monitor.rules import default_rules
 from rankscope.live.monitor.tally import Tallied, of_values
 from rankscope.live.notes import described
-from rankscope.live.watch import is_compiled, planned
+from rankscope.live.spans import is_span
+from rankscope.live.watch import planned
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
@@ -100,6 +102,11 @@ class Monitor:
             raise MonitorError(
                 f"of training batches a compiled model shows its tokens alone; {beyond[0]} was asked for, "
                 f"and this {type(self.model).__name__} is compiled: give a probe, or metrics of tokens"
+            )
+        if probe is None and any(map(is_span, self.blocks)) and is_compiled(model):
+            raise MonitorError(
+                "of training batches a compiled model shows blocks that are called; the layers of this "
+                f"{type(self.model).__name__} are lists of parts: give a probe"
             )
         if loss is not None and (probe is None or not callable(loss)):
             raise MonitorError(

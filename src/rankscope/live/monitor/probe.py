@@ -70,7 +70,7 @@ class Probe:
         kwargs = {name: _moved(each, device) for name, each in self.kwargs.items()}
         gradients = Tallied()
         with untouched(model), torch.set_grad_enabled(back is not None):
-            with Watch(model, plan, blocks, "as given", eager=True) as seen, back or nullcontext():
+            with Watch(model, plan, blocks, "as given") as seen, back or nullcontext():
                 output = model(*args, **kwargs)
             if back is not None and (loss := loss_in(output, self.loss)) is not None:
                 gradients = back.taken(loss)

@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rankscope.live.compiled import eagerly
+
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
@@ -31,17 +33,6 @@ def untouched(model: nn.Module) -> Iterator[None]:
         stack.enter_context(_autocast_cache())
         stack.enter_context(eagerly())
         stack.enter_context(torch.no_grad())
-        yield
-
-
-@contextmanager
-def eagerly() -> Iterator[None]:
-    """Inside, what is compiled runs as it was written; its graphs stay as they are."""
-    stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
-    if stance is None:
-        yield
-        return
-    with stance("force_eager"):
         yield
 
 

@@ -13,7 +13,7 @@ class Gemma3(Llama):
     """The text model of Gemma 3. Its norms multiply by 1 + weight."""
 
     name = "gemma3"
-    types = ("gemma3_text", "gemma3")
+    types: ClassVar[tuple[str, ...]] = ("gemma3_text", "gemma3")
     parts: ClassVar[Places] = {
         **Llama.parts,
         "attention_after": "post_attention_layernorm",
@@ -28,10 +28,16 @@ class Gemma3(Llama):
 
     def architecture(self, config: Any) -> Architecture:
         """A sandwich; local and global layers have angles of their own."""
-        refuse(config, attn_logit_softcapping=None, use_bidirectional_attention=False)
+        refuse(config, attn_logit_softcapping=None)
+        return self.sandwich(config, query_norm=True)
+
+    def sandwich(self, config: Any, **fields: Any) -> Architecture:
+        """What Gemma 2 and 3 share."""
+        if config.use_bidirectional_attention:
+            refuse(config, use_bidirectional_attention=False)
         return self.gated(
-            config, norm_place="sandwich", query_norm=True, activation=activation(config.hidden_activation),
-            divisor=math.sqrt(config.query_pre_attn_scalar),
+            config, norm_place="sandwich", activation=activation(config.hidden_activation),
+            divisor=math.sqrt(config.query_pre_attn_scalar), **fields,
         )  # fmt: skip
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.families.family import SMALL_TEXT, Family, Places, Tensors, described
-from rankscope.sources.families.rotary import angles
+from rankscope.sources.families.rotary import rotary
 
 
 class GPTNeoX(Family):
@@ -27,7 +27,7 @@ class GPTNeoX(Family):
         share = config.rope_parameters.get("partial_rotary_factor", 1.0)
         return described(
             config, mask="causal", norm_place="pre", norm_eps=config.layer_norm_eps, final_norm=True,
-            positions="rotary", rotary_share=share, rotary_frequencies=angles(config, share),
+            rotary_share=share, **rotary(config, share),
             parallel=config.use_parallel_residual,
         )  # fmt: skip
 

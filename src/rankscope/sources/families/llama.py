@@ -4,8 +4,10 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.families.family import SMALL_TEXT, Family, Places, Tensors, described, read
-from rankscope.sources.families.rotary import angles, masks, sliding
+from rankscope.sources.families.rotary import masks, rotary, sliding
 
+NO_TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+"""Of the configs of `tiny`, whose vocabulary is smaller than the usual ids."""
 QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 
 
@@ -32,13 +34,13 @@ class Llama(Family):
         """Pre-norm with a last norm."""
         return self.gated(config, norm_place="pre", query_norm=config.model_type == "qwen3")
 
-    def gated(self, config: Any, **fields: Any) -> Architecture:
-        """What all of them share."""
+    def gated(self, config: Any, share: float = 1.0, **fields: Any) -> Architecture:
+        """What all of them share; `share` of a head is rotated."""
         return described(
             config, key_heads=config.num_key_value_heads,
             head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-            mask=self.mask(config), positions="rotary", rotary_frequencies=angles(config), mlp="gated",
-            norm="rms", norm_eps=config.rms_norm_eps, final_norm=True, **fields,
+            mask=self.mask(config), mlp="gated", norm="rms", norm_eps=config.rms_norm_eps, final_norm=True,
+            **rotary(config, share), **fields,
         )  # fmt: skip
 
     def mask(self, config: Any) -> str:
@@ -52,23 +54,28 @@ class Llama(Family):
         return read(block, {**self.parts, **(QUERY_NORMS if arch.query_norm else {})}, arch)
 
     def tiny(self) -> dict[str, Any]:
-        """One of each, with grouped heads; Llama with stretched positions, Mistral with a window."""
+        """One of each, with grouped heads; stretched positions of every scheme, windows."""
         from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
-        tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-        small: dict[str, Any] = {**SMALL_TEXT, **tokens, "num_key_value_heads": 2, "intermediate_size": 24}
-        stretched: dict[str, Any] = {
+        small: dict[str, Any] = {**SMALL_TEXT, **NO_TOKENS, "num_key_value_heads": 2, "intermediate_size": 24}
+        stretched: dict[str, Any] = {"rope_theta": 500000.0, "factor": 8.0}
+        llama3: dict[str, Any] = {
             "rope_type": "llama3",
-            "rope_theta": 500000.0,
-            "factor": 8.0,
+            **stretched,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 16,
         }
+        yarn: dict[str, Any] = {"rope_type": "yarn", **stretched, "original_max_position_embeddings": 16}
+        dynamic: dict[str, Any] = {"rope_type": "dynamic", **stretched}
+        linear: dict[str, Any] = {"rope_type": "linear", **stretched}
         return {
             "llama": LlamaConfig(**small),
-            "llama 3 positions": LlamaConfig(**small, rope_parameters=stretched),
+            "llama 3 positions": LlamaConfig(**small, rope_parameters=llama3),
+            "dynamic positions": LlamaConfig(**small, rope_parameters=dynamic),
+            "linear positions": MistralConfig(**small, sliding_window=None, rope_parameters=linear),
             "mistral": MistralConfig(**small, sliding_window=4),
             "qwen 2": Qwen2Config(**small, use_sliding_window=True, sliding_window=3, max_window_layers=1),
             "qwen 3": Qwen3Config(**small, head_dim=8),
+            "yarn positions": Qwen3Config(**small, head_dim=8, rope_parameters=yarn),
         }

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.families.family import SMALL_TEXT, Family, Places, activation, described
-from rankscope.sources.families.rotary import angles, masks
+from rankscope.sources.families.rotary import masks, rotary
 
 
 class ModernBert(Family):
@@ -26,7 +26,7 @@ class ModernBert(Family):
     def architecture(self, config: Any) -> Architecture:
         """The first attention reads the embedding, which is normed already."""
         return described(
-            config, mask=masks(config, "complete"), positions="rotary", rotary_frequencies=angles(config),
+            config, mask=masks(config, "complete"), **rotary(config),
             mlp="gated", activation=activation(config.hidden_activation), norm_place="pre",
             norm_eps=config.norm_eps, final_norm=True, bare_layers=(0,),
         )  # fmt: skip

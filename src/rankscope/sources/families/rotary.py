@@ -1,7 +1,8 @@
-"""Angles of rotary positions, and masks by layer, as Hugging Face configs give them.
+"""Rotary positions and masks by layer, as Hugging Face configs give them.
 
-transformers keeps the angles in float32 and may rescale them for long contexts; they are taken from its own
-functions, so that every scheme that does not depend on the length of the input works.
+transformers keeps the angles in float32, may rescale them for long contexts and scale what is rotated; both
+are taken from its own functions. Schemes that follow the length of the input (dynamic, longrope) are those of
+inputs up to the length from which on they change: longer ones are refused by the network (`rotary_reach`).
 """
 
 from collections.abc import Mapping
@@ -11,46 +12,53 @@ import torch
 
 from rankscope.errors import SourceError
 
-STEADY = ("default", "linear", "llama3", "proportional")
-"""Schemes whose angles do not depend on the input and which leave scores unscaled."""
+SCHEMES = ("default", "linear", "llama3", "proportional", "yarn", "longrope", "dynamic")
 
 
-def angles(config: Any, share: float = 1.0) -> tuple[tuple[float, ...], ...]:
-    """The angle per position of each rotated pair, by layer; one tuple where all layers agree. `share` of a
-    head is rotated by default: most models read no `partial_rotary_factor` then."""
-    kinds = getattr(config, "layer_types", None)
-    if kinds is None or not _by_kind(config.rope_parameters):
-        return (_angles(config, config.rope_parameters, None, share),)
-    by_kind = {
-        kind: _angles(config, config.rope_parameters[kind], kind, share) for kind in dict.fromkeys(kinds)
+def rotary(config: Any, share: float = 1.0) -> dict[str, Any]:
+    """The fields of an architecture with these positions: angles and scales by layer, and how far they hold.
+    `share` of a head is rotated by default: most models read no `partial_rotary_factor` then."""
+    kinds, parameters = getattr(config, "layer_types", None), config.rope_parameters
+    if kinds is None or not all(isinstance(value, Mapping) for value in parameters.values()):
+        kinds, parameters = [None], {None: parameters}
+    found = {kind: _of(config, parameters[kind], kind, share) for kind in dict.fromkeys(kinds)}
+    scales = tuple(found[kind][1] for kind in kinds)
+    reach = [each for each in (_reach(config, parameters[kind]) for kind in found) if each]
+    return {
+        "positions": "rotary",
+        "rotary_frequencies": tuple(found[kind][0] for kind in kinds),
+        "rotary_scales": scales if set(scales) != {1.0} else (),
+        "rotary_reach": min(reach, default=0),
     }
-    return tuple(by_kind[kind] for kind in kinds)
 
 
-def _by_kind(parameters: Mapping[str, Any]) -> bool:
-    return all(isinstance(value, Mapping) for value in parameters.values())
-
-
-def _angles(config: Any, parameters: Mapping[str, Any], kind: str | None, share: float) -> tuple[float, ...]:
+def _of(
+    config: Any, parameters: Mapping[str, Any], kind: str | None, share: float
+) -> tuple[tuple[float, ...], float]:
+    """The angle per position of each rotated pair, and what rotated entries are multiplied by."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     scheme = parameters["rope_type"]
-    if scheme not in STEADY:
+    if scheme not in SCHEMES:
         raise SourceError(
-            f"rotary positions must be of a scheme that does not depend on the input, {', '.join(STEADY)}; "
-            f"this config says {scheme!r}: watch measures the model as it is"
+            f"rotary positions must be of a scheme {', '.join(SCHEMES)}; this config says {scheme!r}: watch "
+            "measures the model as it is"
         )
     if scheme == "default":
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         width = int(width * share)
         power = torch.arange(0, width, 2, dtype=torch.float) / width
-        found, scale = 1.0 / (parameters["rope_theta"] ** power), 1.0
-    else:
-        by_kind = {} if kind is None else {"layer_type": kind}
-        found, scale = ROPE_INIT_FUNCTIONS[scheme](config, device="cpu", **by_kind)
-    if scale != 1.0:
-        raise SourceError(f"rotary positions must leave scores unscaled; this config scales them by {scale}")
-    return tuple(found.double().tolist())
+        return tuple((1.0 / (parameters["rope_theta"] ** power)).double().tolist()), 1.0
+    by_kind = {} if kind is None else {"layer_type": kind}
+    found, scale = ROPE_INIT_FUNCTIONS[scheme](config, device=torch.device("cpu"), **by_kind)
+    return tuple(found.double().tolist()), float(scale)
+
+
+def _reach(config: Any, parameters: Mapping[str, Any]) -> int:
+    """The most tokens for which the angles are those of short inputs; 0 where they are the same for all."""
+    if parameters["rope_type"] == "dynamic":
+        return int(config.max_position_embeddings)
+    return int(parameters["original_max_position_embeddings"]) if parameters["rope_type"] == "longrope" else 0
 
 
 def masks(config: Any, usual: str = "causal") -> str:

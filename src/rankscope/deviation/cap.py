@@ -1,0 +1,92 @@
+"""The cap on scores, `s -> C tanh(s / C)` (Gemma 2), of scores split into what rows share and what not.
+
+A score is `c + r_i + h_j + D_ij`: without a cap c and r_i are constant along a row and drop out of the
+softmax; under it they do not. With T = tanh, all in units of C, and `x = c + r_i + h_j`,
+
+    T(x + D) = [T(c + r_i): constant along the row] + [T(c + h_j) - T(c): the same in every row]
+             + [T(x + D) - T(x)] + [T(x) - T(c + r_i) - T(c + h_j) + T(c)],
+
+where no difference is taken of rounded numbers:
+
+    T(x + D) - T(x)                          =  sinh(D) / (cosh(x) cosh(x + D)),
+    T(x) - T(c + r) - T(c + h) + T(c)        = -sinh(r) sinh(h) sinh(2c + r + h)
+                                               / (cosh(c) cosh(c + r) cosh(c + h) cosh(x)).
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
+from rankscope.deviation.tails import most, sinh_share, tanh_change
+from rankscope.doubled import quotient
+
+MOST = 1e3
+"""Where tanh is one to every digit."""
+
+
+class Constant(NamedTuple):
+    """What is constant along a row of scores."""
+
+    c: Scaled  # [batch, head]
+    rows: Scaled  # [batch, head, token]
+
+
+def capped(constant: Constant | None, ref: Scaled, D: Scaled, cap: float) -> tuple[Scaled, Scaled]:
+    """(ref, D) of capped scores; without a `constant`, ref is zero and D all of the score."""
+    batch, heads, n = ref.value.shape
+    share = quotient(1.0, cap, ref.value)
+    c = (
+        ref.mapped(lambda t: t[..., :1] * 0.0)
+        if constant is None
+        else constant.c.mapped(lambda t: t[..., None])
+    )
+    rows = ref.mapped(lambda t: t * 0.0) if constant is None else constant.rows
+    parts = [_apart(part * share).normalised() for part in (c, rows, ref, D)]
+    cut = (torch.stack([part.log for part in parts]).amax(0) - STEEPEST).clamp(min=0.0)
+    common, r, h, D = (Scaled(part.value, part.log - cut) for part in parts)
+    at, across, down = common.explicit()[..., None], h.explicit()[:, None], r.explicit()[..., None]
+    new_ref = tanh_change(at.expand(-1, -1, n), across, Scaled(h.value[:, None], h.log))
+    new_D = tanh_change(at + down + across, D.explicit(), D) + _bent(at, r, h, down, across)
+    if bool((beyond := cut > 0).any()):
+        straight = _straight(at, down, across, D.explicit(), cut)
+        new_ref, new_D = (
+            chosen(beyond, Scaled.plain(a), b) for a, b in zip(straight, (new_ref, new_D), strict=True)
+        )
+    return tuple(  # type: ignore[return-value]
+        Scaled(value.view(batch, heads, *value.shape[1:]), log.view(batch, heads)) * cap
+        for value, log in ((new_ref.value[:, 0], new_ref.log), (new_D.value, new_D.log))
+    )
+
+
+def _straight(at: Tensor, down: Tensor, across: Tensor, D: Tensor, cut: Tensor) -> tuple[Tensor, Tensor]:
+    """(ref, D) as differences of tanh, where scores are beyond e^600 caps: e^-cut of each part is given."""
+    grow = spread(cut.clamp(max=STEEPEST).exp(), D)
+
+    def T(x: Tensor) -> Tensor:
+        return torch.tanh((x * grow).clamp(-MOST, MOST))
+
+    shared = T(at + across) - T(at)
+    return shared, T(at + down + across + D) - T(at + down) - shared
+
+
+def _bent(c: Tensor, r: Scaled, h: Scaled, down: Tensor, across: Tensor) -> Scaled:
+    """`T(c + r + h) - T(c + r) - T(c + h) + T(c)`; `down` and `across` are r and h in units of one."""
+    corners = (c, c + down, c + across, c + down + across)
+    middle = 2 * c + down + across
+    exponent = down.abs() + across.abs() + middle.abs()
+    for corner in corners:
+        exponent = exponent - corner.abs()
+    exponent = exponent.clamp(max=0.0)  # but for rounding, it is
+    largest = most(exponent)
+    slope = -8 * sinh_share(down) * sinh_share(across) * torch.expm1(-2 * middle.abs())
+    slope = torch.where(middle > 0, -slope, slope) * (exponent - spread(largest, exponent)).exp()
+    for corner in corners:
+        slope = slope / (1 + (-2 * corner.abs()).exp())
+    return Scaled(r.value[..., None] * h.value[:, None] * slope, r.log + h.log + largest)
+
+
+def _apart(part: Scaled) -> Scaled:
+    """Heads as samples."""
+    return Scaled(part.value.flatten(0, 1), part.log.flatten())

@@ -1,0 +1,99 @@
+"""A mixture of experts of a state: weights and experts each as what tokens share and what they do not.
+
+The weights of the experts are a softmax of the router's scores over those that a token has chosen, as rows of
+attention are over what a token sees, so `softmax.py` splits them alike: `p_ie = p_e + Delta_ie`, p those of
+one of the tokens. With `f_e(x_i) = F_e + dF_ie` (`mlp.py`),
+
+    sum_e p_ie f_e(x_i) = sum_e p_e F_e + sum_e (Delta_ie F_e + p_e dF_ie + Delta_ie dF_ie):
+
+nothing nearly equal is subtracted. Tokens that choose other experts than the one of p have in Delta what they
+alone choose, and less what they do not: two such tokens are as far apart as the experts are, however close
+they were. The shared expert's sigmoid is a softmax of two, one score of which is zero.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.mlp import affine, mlp, product, rows
+from rankscope.deviation.scaled import Scaled
+from rankscope.deviation.scores import Scores, separated
+from rankscope.deviation.softmax import split
+from rankscope.deviation.state import State
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.experts import Experts
+from rankscope.nets.weights import ExpertWeights, Linear
+
+Touch = Callable[[Scaled], Scaled]
+Shares = tuple[Tensor, Scaled]
+"""(p `[batch, expert]`, Delta `[batch, token, expert]`)."""
+
+
+def mixture(
+    arch: Architecture, w: ExpertWeights, state: State, touch: Touch = lambda part: part
+) -> tuple[State, Tensor]:
+    """(what the mixture adds, the weight of each expert for each token)."""
+    assert arch.experts is not None
+    p, Delta, chosen = _chosen(_scores(state, w.router, touch), state, arch.experts)
+    weights = (p[:, None] + Delta.explicit()) * chosen
+    x, R = Scaled.plain(state.x.value * 0.0), Scaled.plain(state.R.value * 0.0)
+    x, R = x.normalised(), R.normalised()  # zeros do not set the scale
+    taken = (chosen & state.real.rows[..., None]).flatten(0, 1).any(0).nonzero()[:, 0].tolist()
+    for e in taken:
+        found = _weighed(
+            p[:, e], Delta.mapped(lambda v, e=e: v[..., e]), mlp(arch, w.expert(e), state, touch)
+        )
+        x, R = x + found.x, R + found.R
+    if w.shared is not None:
+        shared = mlp(arch, w.shared, state, touch)
+        if w.shared_gate is not None:
+            shared = _weighed(*_sigmoid(_scores(state, w.shared_gate, touch), state), shared)
+        x, R = x + shared.x, R + shared.R
+    return State(x, R, state.real), weights
+
+
+def _weighed(p: Tensor, Delta: Scaled, branch: State) -> State:
+    """`p_i f(x_i)`, p `[batch]`, Delta `[batch, token]`."""
+    change, weight = Delta.mapped(lambda v: v[..., None]), Scaled.plain(p[:, None])
+    R = product(change, rows(branch.x)) + product(rows(weight), branch.R) + product(change, branch.R)
+    return State(product(weight, branch.x), R, branch.real)
+
+
+def _scores(state: State, linear: Linear, touch: Touch) -> Scores:
+    """`x W` of the common token and of deviations, as scores of one head."""
+    ref, D = touch(affine(state.x, linear)), touch(state.R.mapped(lambda v: v @ linear.weight))
+    return Scores(ref.mapped(lambda v: v[:, None]).by_head(), D.mapped(lambda v: v[:, None]).by_head())
+
+
+def _chosen(scores: Scores, state: State, experts: Experts) -> tuple[Tensor, Scaled, Tensor]:
+    """p, Delta, and which experts `[batch, token, expert]` each token goes through."""
+    apart = separated(scores, state.real, tokens=False)
+    logits = apart.ref[:, :, None] + apart.D.explicit()  # [batch, 1, token, expert]
+    chosen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+    for _ in range(experts.chosen):
+        best = logits.masked_fill(chosen, -torch.inf).argmax(-1, keepdim=True)
+        chosen = chosen.scatter(-1, best, True)
+    if experts.renormalised:
+        p, Delta = _split(scores, chosen, state)
+        return p, Delta, chosen[:, 0]
+    p, Delta = _split(scores, torch.ones_like(chosen), state)
+    chosen, row = chosen[:, 0], apart.row[:, :, None].expand(-1, -1, experts.number)
+    here = chosen.gather(1, row)  # by the token that p is of
+    other = p[:, None] * (chosen & ~here) - p[:, None] * (here & ~chosen)
+    # Where all choose alike there is nothing to add, and nothing to set the scale.
+    Delta = Delta.mapped(lambda v: v * chosen) + Scaled.plain(state.real.cleared(other)).normalised()
+    return p * here[:, 0], Delta, chosen
+
+
+def _sigmoid(scores: Scores, state: State) -> tuple[Tensor, Scaled]:
+    """The sigmoid of one score a token."""
+    scores = Scores(*(each.mapped(lambda v: torch.cat([torch.zeros_like(v), v], -1)) for each in scores))
+    p, Delta = _split(scores, torch.ones_like(scores.D.value, dtype=torch.bool), state)
+    return p[:, 1], Delta.mapped(lambda v: v[..., 1])
+
+
+def _split(scores: Scores, seen: Tensor, state: State) -> Shares:
+    found = split(scores, seen, state.real, tokens=False)
+    Delta = found.by_head
+    return found.p[:, 0], Scaled(Delta.value[:, 0], Delta.log[:, 0])

@@ -1,0 +1,58 @@
+"""Compiled models: hooks inside compiled code fire once, while it is traced, or never. So while a model is
+looked at, what is compiled runs as it was written; its graphs stay as they are."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankscope.errors import WatchError
+
+
+def original(model: Any) -> Any:
+    """The module that was compiled; others as they are."""
+    while _is_wrapper(model):
+        model = model._orig_mod
+    return model
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model, or a part of it, is compiled."""
+    return any(_is_wrapper(part) or _is_compiled_in_place(part) for part in model.modules())
+
+
+@contextmanager
+def eagerly() -> Iterator[None]:
+    """Inside, what is compiled runs as it was written; its graphs stay as they are."""
+    stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
+    if stance is None:
+        yield
+        return
+    with stance("force_eager"):
+        yield
+
+
+def refuse(model: nn.Module) -> None:
+    """What hooks do not see into, on this version of torch."""
+    for name, part in model.named_modules():
+        what = f"its part {name!r}" if name else "this model"
+        if isinstance(part, torch.jit.ScriptModule):
+            raise WatchError(
+                f"{what} is a TorchScript module, which hooks do not see into: watch the original"
+            )
+        if is_compiled(part) and not hasattr(torch.compiler, "set_stance"):
+            raise WatchError(
+                f"{what} is compiled, and before torch 2.6 hooks do not see into compiled code: watch the "
+                "original, model._orig_mod, or a copy made before"
+            )
+
+
+def _is_wrapper(part: Any) -> bool:
+    return isinstance(part, nn.Module) and isinstance(getattr(part, "_orig_mod", None), nn.Module)
+
+
+def _is_compiled_in_place(part: nn.Module) -> bool:
+    compiled = getattr(part, "_compiled_call_impl", None) is not None
+    return compiled or hasattr(vars(part).get("forward"), "_torchdynamo_orig_callable")

@@ -1,0 +1,39 @@
+"""How a mixture of experts routes the tokens of a sample.
+
+p is `[*batch, token, expert]`, the weight of each expert for each token, 0 of those that it does not go
+through; padding is `[*batch, token]`. The **load** of an expert is the share of real tokens that go through
+it: with k experts chosen for each token, loads sum to k. A sample without tokens has no value: NaN.
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope.errors import TokensError
+from rankscope.metrics.tokens import real_tokens
+
+Values = Float[Tensor, "*batch"]
+
+
+def loads(p: Tensor, padding: Tensor | None = None) -> Float[Tensor, "*batch expert"]:
+    """The share of real tokens that go through each expert."""
+    if p.ndim < 2 or not p.is_floating_point():
+        raise TokensError(
+            f"routing must be floating weights [batch, token, expert]; received {p.dtype} of {tuple(p.shape)}"
+        )
+    real = real_tokens(p.shape[:-1], padding, p.device)
+    taken = ((p > 0) & real[..., None]).sum(-2).to(torch.float64)
+    return taken / real.sum(-1, keepdim=True)
+
+
+def expert_load(p: Tensor, padding: Tensor | None = None) -> Values:
+    """`max_e load_e`, the share of tokens that go through the busiest expert: k / E where all experts take as
+    many, 1 where every token goes through it."""
+    return loads(p, padding).amax(-1)
+
+
+def expert_entropy(p: Tensor, padding: Tensor | None = None) -> Values:
+    """`-sum_e s_e log s_e`, in nats, with `s_e = load_e / sum load`: log E where all experts take as many
+    tokens, log k where all tokens go through the same k."""
+    found = loads(p, padding)
+    return torch.special.entr(found / found.sum(-1, keepdim=True)).sum(-1)

@@ -1,0 +1,153 @@
+"""Adapters (LoRA and its kin, as peft has them): merged on a copy, so that the network has one matrix where
+the model has a matrix and what was learned beside it.
+
+    W' = W + (alpha / r) B A
+
+The parity check holds the merged network against the model with its adapters beside its matrices.
+"""
+
+import copy
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from rankscope.errors import FileError, MissingExtraError, SourceError
+from rankscope.sources.checkpoint import Checkpoint, Place, clear_errors, first_line, place, quiet
+from rankscope.sources.families import Family
+from rankscope.sources.quantised import read_dequantised
+
+CONFIG = "adapter_config.json"
+LOADERS = {
+    "CAUSAL_LM": "AutoModelForCausalLM",
+    "SEQ_CLS": "AutoModelForSequenceClassification",
+    "TOKEN_CLS": "AutoModelForTokenClassification",
+    "QUESTION_ANS": "AutoModelForQuestionAnswering",
+    "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM",
+}
+"""The class of transformers whose names of weights an adapter for a task uses; others use AutoModel's."""
+
+
+def is_adapter(found: Place) -> bool:
+    """Whether a directory holds an adapter in the place of a model."""
+    folder = Path(found.where)
+    return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
+
+
+def base_of(found: Place) -> Place:
+    """Where the model lies that an adapter was made for."""
+    path = Path(found.where) / CONFIG
+    try:
+        base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError) as error:
+        raise FileError(f"{path} must be a JSON file of an adapter's settings; {error}") from error
+    if not base:
+        raise SourceError(
+            f"an adapter must say which model it is for; {path} has no base_model_name_or_path: load the "
+            "model with peft and give it to load"
+        )
+    return place(base, found.options)
+
+
+def read_adapter(found: Place, family: str | Family | None) -> Checkpoint:
+    """The model that an adapter was made for, with the adapter."""
+    try:
+        with quiet():
+            from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+            from peft.utils import load_peft_weights
+    except ImportError:
+        raise MissingExtraError(
+            f"{found.name} is an adapter, which takes peft to read, and that is not installed: pip install "
+            "peft"
+        ) from None
+    base = base_of(found)
+    with clear_errors(found):
+        config = PeftConfig.from_pretrained(found.where)
+        named = (config.auto_mapping or {}).get("base_model_class") or LOADERS.get(str(config.task_type))
+    checkpoint = read_dequantised(base, family, named)
+    with quiet(), clear_errors(found):
+        adapted: Any = PeftModel.from_pretrained(checkpoint.model, found.where, autocast_adapter_dtype=False)
+        stored, taken = load_peft_weights(found.where, device="cpu"), get_peft_model_state_dict(adapted)
+    if stored.keys() != taken.keys():
+        other = sorted(stored.keys() ^ taken.keys())
+        raise SourceError(
+            f"the adapter {found.name} must fit the model that it names, {base.name}; {len(other)} of its "
+            f"weights do not, {other[0]} among them: adapter and model do not belong together"
+        )
+    model = unwrapped(adapted).double().eval()
+    return merged(replace(checkpoint, model=model))
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model of transformers inside peft's, adapters and all."""
+    configs = getattr(model, "peft_config", {})
+    if not hasattr(model, "get_base_model"):
+        return model
+    for name, config in configs.items():
+        if getattr(config, "is_prompt_learning", False):
+            raise SourceError(
+                f"load merges adapters that change matrices; adapter {name!r} of this model is of type "
+                f"{getattr(config.peft_type, 'value', config.peft_type)}, which adds tokens: watch "
+                "measures it as it is"
+            )
+    return model.get_base_model()  # type: ignore[operator]
+
+
+def merged(checkpoint: Checkpoint) -> Checkpoint:
+    """With the adapters of its model merged on a copy, which shares all that has no adapter; as it is where
+    there is none."""
+    if "peft" not in sys.modules:
+        return checkpoint
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
+    before = checkpoint.model
+    beside: list[Any] = [part for part in before.modules() if isinstance(part, kinds)]
+    if not beside:
+        return checkpoint
+    own = {id(weight) for part in beside for weight in part.parameters()}
+    model = copy.deepcopy(before, {id(w): w for w in before.parameters() if id(w) not in own})
+    names: dict[str, None] = {}
+    number = 0
+    with torch.no_grad():
+        for path in outermost(model, kinds):
+            part = model.get_submodule(path)
+            try:
+                into, of = _without(part)
+            except Exception as error:
+                raise SourceError(
+                    f"the adapter of {path} must be one that can be merged; it is not ({first_line(error)}): "
+                    "watch measures the model as it is"
+                ) from error
+            parent, _, leaf = path.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, into)
+            names |= dict.fromkeys(of)
+            number += bool(of)
+    said = f"adapters merged: {', '.join(names) or 'none is active'}, into {number} parts"
+    return replace(checkpoint, model=model, original=before, notes=(*checkpoint.notes, said))
+
+
+def outermost(model: nn.Module, kinds: tuple[type, ...]) -> list[str]:
+    """Where modules of these kinds are, but for those inside another."""
+    found: list[str] = []
+    for path, part in model.named_modules():
+        if isinstance(part, kinds) and not any(path.startswith(f"{each}.") for each in found):
+            found.append(path)
+    return found
+
+
+def _without(part: Any) -> tuple[nn.Module, list[str]]:
+    """A part with its active adapters merged, and their names."""
+    active = [] if part.disable_adapters else list(part.active_adapters)
+    if hasattr(part, "unload_and_optionally_merge_module"):
+        return part.unload_and_optionally_merge_module(
+            merge=bool(active), safe_merge=False, adapter_names=None
+        ), active
+    if active:
+        part.merge()
+    return part.get_base_layer(), [name for name in active if name in part.merged_adapters]

@@ -1,0 +1,101 @@
+"""Mixtral and its kin: Llama's blocks with a mixture of experts for an MLP."""
+
+from typing import Any, ClassVar
+
+from rankscope.nets import Architecture, Experts
+from rankscope.sources.families.family import SMALL_TEXT, Tensors, read
+from rankscope.sources.families.llama import NO_TOKENS, QUERY_NORMS, Llama
+from rankscope.sources.families.rotary import masks, sliding
+
+DENSE = ("mlp.gate", "mlp.up", "mlp.down")
+SHARED = {
+    "experts.shared.gate": "mlp.shared_expert.gate_proj",
+    "experts.shared.up": "mlp.shared_expert.up_proj",
+    "experts.shared.down": "mlp.shared_expert.down_proj",
+    "experts.shared_gate": "mlp.shared_expert_gate",
+}
+
+
+class Mixtral(Llama):
+    """Mixtral, Qwen 2 MoE (a shared expert) and Qwen 3 MoE; some layers may have a dense MLP."""
+
+    name = "mixtral"
+    types: ClassVar[tuple[str, ...]] = ("mixtral", "qwen2_moe", "qwen3_moe")
+
+    def architecture(self, config: Any) -> Architecture:
+        """Pre-norm with a last norm."""
+        arch = self.gated(config, norm_place="pre", query_norm=config.model_type == "qwen3_moe")
+        experts = self.experts(config)
+        return arch if experts is None else arch.replace(mlp="experts", experts=experts)
+
+    def mask(self, config: Any) -> str:
+        """Only Qwen 2's code reads the kinds of layers."""
+        return masks(config) if config.model_type == "qwen2_moe" else sliding(config)
+
+    def experts(self, config: Any) -> Experts | None:
+        """What the config says of them; None where every layer is dense."""
+        fields: dict[str, Any] = {"number": config.num_experts, "chosen": config.num_experts_per_tok}
+        if config.model_type == "mixtral":
+            return Experts(**fields, width=config.intermediate_size, renormalised=True)
+        step = config.decoder_sparse_step
+        dense = [
+            layer
+            for layer in range(config.num_hidden_layers)
+            if layer in config.mlp_only_layers or not config.num_experts or (layer + 1) % step
+        ]
+        if len(dense) == config.num_hidden_layers:
+            return None
+        shared = hasattr(config, "shared_expert_intermediate_size")
+        return Experts(
+            **fields, width=config.moe_intermediate_size, renormalised=config.norm_topk_prob,
+            shared_width=config.shared_expert_intermediate_size if shared else 0, shared_gate=shared,
+            dense_layers=tuple(dense),
+        )  # fmt: skip
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """An expert's two inward maps lie in one matrix, the gate first."""
+        norms = QUERY_NORMS if arch.query_norm else {}
+        if not hasattr(block.mlp, "experts"):
+            return read(block, {**self.parts, **norms}, arch)
+        parts = {name: place for name, place in self.parts.items() if name not in DENSE}
+        shared = SHARED if hasattr(block.mlp, "shared_expert") else {}
+        experts = block.mlp.experts
+        gate, up = experts.gate_up_proj.chunk(2, 1)  # [expert, expert_width, width]
+        return {
+            **read(block, {**parts, **norms, **shared}, arch),
+            "experts.router.weight": block.mlp.gate.weight.T,
+            "experts.gate.weight": gate.permute(2, 0, 1),
+            "experts.up.weight": up.permute(2, 0, 1),
+            "experts.down.weight": experts.down_proj.transpose(1, 2),
+        }
+
+    def widen(self, model: Any) -> Any:
+        """Experts one by one, as transformers writes them down: its grouped kernels have no float64."""
+        model.set_experts_implementation("eager")
+        return model
+
+    def tiny(self) -> dict[str, Any]:
+        """One of each; Mixtral with a window, Qwen 2 with dense layers and windows, Qwen 3 with both kinds of
+        weights."""
+        from transformers import MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
+
+        small: dict[str, Any] = {**SMALL_TEXT, **NO_TOKENS, "num_key_value_heads": 2, "intermediate_size": 24}
+        few: dict[str, Any] = {
+            **small,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+        }
+        wide: dict[str, Any] = {**few, "head_dim": 8}
+        return {
+            "mixtral": MixtralConfig(**small, num_local_experts=4),
+            "mixtral window": MixtralConfig(
+                **small, num_local_experts=3, num_experts_per_tok=1, sliding_window=4, head_dim=8
+            ),
+            "qwen 2": Qwen2MoeConfig(
+                **few, shared_expert_intermediate_size=20, mlp_only_layers=[1], use_sliding_window=True,
+                sliding_window=3, max_window_layers=2,
+            ),
+            "qwen 3": Qwen3MoeConfig(**wide, norm_topk_prob=True, decoder_sparse_step=2),
+            "qwen 3 as scored": Qwen3MoeConfig(**wide, attention_bias=True),
+        }  # fmt: skip

@@ -1,0 +1,58 @@
+"""Phi-3: Llama's parts with queries, keys and values in one matrix, and both halves of the MLP in another."""
+
+from typing import Any, ClassVar
+
+from rankscope.nets import Architecture
+from rankscope.nets.weights import Linear
+from rankscope.sources.families.family import SMALL_TEXT, Places, Tensors, heads_in, matrix, read
+from rankscope.sources.families.llama import NO_TOKENS, Llama
+from rankscope.sources.families.rotary import sliding
+
+FUSED = ("attention.query", "attention.key", "attention.value", "mlp.gate", "mlp.up")
+
+
+class Phi3(Llama):
+    """Phi-3, Phi-3.5 and Phi-4 mini: heads rotated in part, one window for all layers, longrope."""
+
+    name = "phi3"
+    types = ("phi3",)
+    parts: ClassVar[Places] = {
+        **{part: where for part, where in Llama.parts.items() if part not in FUSED},
+        "mlp.gate, mlp.up": "mlp.gate_up_proj",
+    }
+
+    def architecture(self, config: Any) -> Architecture:
+        """Pre-norm with a last norm."""
+        share = float(config.rope_parameters.get("partial_rotary_factor", 1.0))
+        return self.gated(config, share, norm_place="pre", rotary_share=share)
+
+    def mask(self, config: Any) -> str:
+        """One window for all layers, where there is any."""
+        return sliding(config)
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """Queries, then keys, then values: of each kind so many heads."""
+        found, fused = read(block, self.parts, arch), block.self_attn.qkv_proj
+        heads = {"query": arch.heads, "key": arch.key_heads, "value": arch.key_heads}
+        parts = matrix(fused).split([number * arch.head_width for number in heads.values()], 1)  # type: ignore[no-untyped-call]
+        for (name, number), part in zip(heads.items(), parts, strict=True):
+            found |= heads_in(name, Linear(part), number)
+        return found
+
+    def tiny(self) -> dict[str, Any]:
+        """With a window; and with half of each head rotated by longrope's angles."""
+        from transformers import Phi3Config
+
+        small: dict[str, Any] = {**SMALL_TEXT, **NO_TOKENS, "num_key_value_heads": 2, "intermediate_size": 24}
+        rope: dict[str, Any] = {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "short_factor": [1.1],
+            "long_factor": [4.0],
+        }
+        lengths = {"max_position_embeddings": 128, "original_max_position_embeddings": 32}
+        return {
+            "window": Phi3Config(**small, sliding_window=5),
+            "longrope": Phi3Config(**small | lengths, rope_parameters=rope),
+        }

@@ -1,0 +1,72 @@
+"""Qwen3-Next where every layer is attention: heads behind gates, partly rotated, and a mixture of experts."""
+
+from typing import Any, ClassVar
+
+from rankscope.errors import SourceError
+from rankscope.nets import Architecture
+from rankscope.sources.families.family import SMALL_TEXT, Places, Tensors
+from rankscope.sources.families.llama import NO_TOKENS
+from rankscope.sources.families.mixtral import Mixtral
+
+
+class Qwen3Next(Mixtral):
+    """Its query projection holds, head by head, the query and the gate. Norms multiply by 1 + weight."""
+
+    name = "qwen3_next"
+    types: ClassVar[tuple[str, ...]] = ("qwen3_next",)
+    parts: ClassVar[Places] = {
+        name: place for name, place in Mixtral.parts.items() if name != "attention.query"
+    }
+
+    def architecture(self, config: Any) -> Architecture:
+        """Pre-norm with a last norm."""
+        linear = [kind for kind in config.layer_types if kind != "full_attention"]
+        if linear:
+            raise SourceError(
+                f"qwen3_next is mapped where every layer is full_attention; {len(linear)} of this config's "
+                f"{len(config.layer_types)} are {linear[0]}, a recurrence that has no attention matrix: "
+                "watch measures it as it is"
+            )
+        share = config.rope_parameters.get("partial_rotary_factor", 1.0)
+        arch = self.gated(
+            config, share, norm_place="pre", query_norm=True, head_gate=True, rotary_share=share
+        )
+        experts = self.experts(config)
+        return arch if experts is None else arch.replace(mlp="experts", experts=experts)
+
+    def mask(self, config: Any) -> str:
+        """No windows."""
+        return "causal"
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """Query and gate taken apart."""
+        found = super().layer(block, arch)
+        for kind, fused in block.self_attn.q_proj.named_parameters():
+            by_head = fused.unflatten(0, (arch.heads, 2, arch.head_width))
+            for name, part in zip(("query", "gate"), by_head.unbind(1), strict=True):
+                found[f"attention.{name}.{kind}"] = part if kind == "bias" else part.permute(2, 0, 1)
+        return _from_one(found)
+
+    def others(self, model: Any) -> Tensors:
+        """The last norm."""
+        return _from_one(super().others(model))
+
+    def tiny(self) -> dict[str, Any]:
+        """With a mixture in every layer, and with a dense one and biases."""
+        from transformers import Qwen3NextConfig
+
+        small: dict[str, Any] = {
+            **SMALL_TEXT, **NO_TOKENS, "num_key_value_heads": 2, "intermediate_size": 24, "head_dim": 8,
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 20, "layer_types": ["full_attention"] * 3,
+        }  # fmt: skip
+        return {
+            "attention alone": Qwen3NextConfig(**small),
+            "with biases": Qwen3NextConfig(
+                **small, attention_bias=True, mlp_only_layers=[0], norm_topk_prob=False
+            ),
+        }
+
+
+def _from_one(found: Tensors) -> Tensors:
+    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in found.items()}

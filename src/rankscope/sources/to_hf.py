@@ -1,0 +1,166 @@
+"""Back into a model of transformers: the inverse of a family's mapping, whatever the family.
+
+A family says how a canonical tensor T is made of a model's parameters p: by putting them in another order, at
+times scaled, or moved by one: `T = A p + b`, every row of A with one entry. So
+
+    p = A^T (T - b) / (A^T A 1),
+
+with b the mapping at p = 0, A 1 the mapping at 1 less b, and A^T its gradient. What comes out is mapped again
+and compared with the network, tensor by tensor, and then held against it in the parity check: a mapping that
+is not of this kind, or a variant that the family has no config for, does not get through.
+"""
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope.errors import SourceError
+from rankscope.nets import Architecture, Transformer
+from rankscope.sources.embedding import Embedding
+from rankscope.sources.families import FAMILIES, Family
+from rankscope.sources.kept import tensors_of
+from rankscope.sources.parity import check
+
+WITHIN = 1e-13
+"""Relative difference up to which a tensor that was mapped again is the network's."""
+
+
+def to_hf(net: Transformer, family_name: str, embedding: Embedding, config: Any) -> Any:
+    """A model of transformers, without a head for a task, that computes what the network does.
+
+    Parts that the network does not have (a pooler) are drawn from seed 0."""
+    if family_name not in FAMILIES:
+        raise SourceError(
+            f"a family of one's own, {family_name!r}, has no model of transformers to write; got one: save "
+            "the network, net.save(folder)"
+        )
+    family, wide = FAMILIES[family_name], net.to(torch.float64, "cpu")
+    config = _fitting(config, family, wide.arch)
+    model = _drawn(family, config)
+    core = family.widen(family.core(model))
+    _fill(core, family, wide)
+    _embed(core, family, embedding)
+    check(wide, family, copy.deepcopy(core), embedding, f"the {config.model_type} model of this network")
+    return model.to(net.dtype)
+
+
+def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
+    """The config, for as many layers; refused where the family has none for this architecture."""
+    if config is None:
+        raise SourceError(
+            "the config of the model to write is not known of this network: pass one, net.to_hf(config)"
+        )
+    config = copy.deepcopy(config)
+    if getattr(config, "model_type", None) not in family.types:
+        raise SourceError(
+            f"config must be one of {family.name}, model type {' or '.join(family.types)}; got "
+            f"{getattr(config, 'model_type', type(config).__name__)!r}"
+        )
+    theirs = family.architecture(config)
+    if theirs.layers != arch.layers and getattr(config, "layer_types", None) is None:
+        config.num_hidden_layers = arch.layers
+        theirs = family.architecture(config)
+    fields = [each.name for each in dataclasses.fields(arch) if each.name != "biases"]
+    unlike = [name for name in fields if getattr(arch, name) != getattr(theirs, name)]
+    if unlike:
+        name = unlike[0]
+        raise SourceError(
+            f"{config.model_type} must be able to express the network; this one has {name} "
+            f"{_said(getattr(arch, name))}, and the config says {_said(getattr(theirs, name))}: save it as "
+            "it is, net.save(folder), or pass another config"
+        )
+    return config
+
+
+def _said(value: object) -> str:
+    said = repr(value)
+    return said if len(said) <= 60 else said[:59] + "…"
+
+
+def _drawn(family: Family, config: Any) -> Any:
+    import transformers
+
+    kind: Any = getattr(transformers, family.loader)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = kind.from_config(config) if hasattr(kind, "from_config") else kind(config)
+    return model.double().eval()
+
+
+def _mapped(core: Any, family: Family, arch: Architecture) -> dict[str, Tensor]:
+    """Every canonical tensor, as the family makes it of the model's parameters."""
+    found = dict(family.others(core))
+    blocks = family.blocks(core)
+    for index, block in enumerate(blocks[:1] if arch.shared else blocks):
+        found |= {f"layers.{index}.{name}": part for name, part in family.layer(block, arch).items()}
+    return found
+
+
+@torch.no_grad()
+def _at(core: Any, family: Family, arch: Architecture, value: float) -> dict[str, Tensor]:
+    """The mapping where every parameter has this value."""
+    for parameter in core.parameters():
+        parameter.fill_(value)
+    return {name: part.clone() for name, part in _mapped(core, family, arch).items()}
+
+
+def _fill(core: Any, family: Family, net: Transformer) -> None:
+    """Put the network's tensors into the model's parameters."""
+    arch, state = net.arch, net.state()
+    before = [parameter.detach().clone() for parameter in core.parameters()]
+    at_zero, at_one = _at(core, family, arch, 0.0), _at(core, family, arch, 1.0)
+    if at_zero.keys() != state.keys():
+        odd = sorted(at_zero.keys() ^ state.keys())[0]
+        whose = "the network lacks" if odd in at_zero else "the model has no place for"
+        raise SourceError(
+            f"{family.name} must be able to express the network; {whose} {odd}: save it as it is, "
+            "net.save(folder), or pass another config"
+        )
+    parameters = list(core.parameters())
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    found, names = _mapped(core, family, arch), list(state)
+
+    def transposed(values: list[Tensor]) -> list[Tensor | None]:
+        outputs = [found[name] for name in names]
+        return list(torch.autograd.grad(outputs, parameters, values, retain_graph=True, allow_unused=True))
+
+    moved = transposed([state[name] - at_zero[name] for name in names])
+    square = transposed([at_one[name] - at_zero[name] for name in names])
+    with torch.no_grad():
+        for parameter, kept, above, below in zip(parameters, before, moved, square, strict=True):
+            parameter.requires_grad_(False)
+            parameter.copy_(kept)
+            if above is not None and below is not None:
+                parameter.copy_(torch.where(below == 0, kept, above / below.masked_fill(below == 0, 1.0)))
+        for name, part in _mapped(core, family, arch).items():
+            size = float(state[name].abs().max()) if state[name].numel() else 0.0
+            if not float((part - state[name]).abs().amax() if part.numel() else 0.0) <= WITHIN * size:
+                raise SourceError(
+                    f"{family.name} must be able to express the network; {name} does not come back from the "
+                    "model's own parameters: save it as it is, net.save(folder)"
+                )
+
+
+@torch.no_grad()
+def _embed(core: Any, family: Family, embedding: Embedding) -> None:
+    """The embedding's tensors share the model's memory: they are written where they lie."""
+    there = family.embedding(core)
+    mine, theirs = tensors_of(embedding), tensors_of(there)
+    shapes = [{name: part.shape for name, part in each.items()} for each in (mine, theirs)]
+    if shapes[0] != shapes[1]:
+        raise SourceError(
+            f"the config must describe the network's own embedding, {embedding!r}; it describes {there!r}: "
+            "pass the config that the network came with"
+        )
+    for name, part in theirs.items():
+        part.copy_(mine[name])
+    for name, part in tensors_of(family.embedding(core)).items():
+        if not torch.equal(part, mine[name]):
+            raise SourceError(
+                f"{family.name} must be able to express the network's embedding; {name} does not come back: "
+                "save it as it is, net.save(folder)"
+            )

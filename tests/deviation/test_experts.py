@@ -1,0 +1,68 @@
+"""Mixtures of experts in deviation arithmetic, against hundreds of digits."""
+
+from typing import Any
+
+import mpmath as mp
+import pytest
+import torch
+
+from rankscope.nets import Architecture, Experts, Transformer
+from rankscope.profiles import measure
+from tests.builders import awake, normal
+from tests.deviation.reference import Network, log10_residual
+from tests.deviation.test_against_mpmath import DIGITS, SMALL, compare
+
+MIXTURES = {
+    "renormalised": Experts(number=4, chosen=2, width=3, renormalised=True),
+    "as scored": Experts(number=4, chosen=2, width=3),
+    "one": Experts(number=3, chosen=1, width=3, dense_layers=(1,)),
+    "shared": Experts(number=3, chosen=1, width=3, shared_width=4, shared_gate=True),
+    "shared without a gate": Experts(number=3, chosen=3, width=3, shared_width=4),
+}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES)
+@pytest.mark.parametrize(("norm", "place"), [("none", "post"), ("rms", "pre"), ("layer", "post")])
+def test_every_mixture_is_exact(mixture: str, norm: Any, place: Any) -> None:
+    for seed, skip in enumerate((0.0, 1.0)):
+        compare(
+            Architecture(**SMALL, norm=norm, norm_place=place, mlp="experts", experts=MIXTURES[mixture],
+                         attention_skip=skip, mlp_skip=skip, activation="silu"),
+            seed,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("mixture", ["renormalised", "as scored", "shared"])
+def test_collapse_through_experts_far_below_floating_point(mixture: str) -> None:
+    """Without skips all tokens soon choose the same experts, and go on to differ by less and less."""
+    arch = Architecture(
+        **{**SMALL, "layers": 6}, norm="rms", norm_place="pre", mlp="experts", experts=MIXTURES[mixture],
+        attention_skip=0.0, mlp_skip=0.0, activation="silu",
+    )  # fmt: skip
+    assert min(compare(arch, seed) for seed in range(2)) < -60
+
+
+@pytest.mark.parametrize("renormalised", [True, False])
+def test_equal_tokens_on_either_side_of_a_choice_come_apart(renormalised: bool) -> None:
+    """Tokens 1e-9 apart that choose other experts are as far apart as experts are."""
+    experts = Experts(number=2, chosen=1, width=3, renormalised=renormalised)
+    arch = Architecture(layers=1, width=4, heads=1, norm="none", mlp="experts", experts=experts,
+                        attention_skip=1.0, mlp_skip=0.0, biases=False)  # fmt: skip
+    net = awake(arch)
+    tensors = net.state() | {"layers.0.attention.output.weight": torch.zeros(1, 4, 4, dtype=torch.float64)}
+    tensors["layers.0.experts.router.weight"] = torch.tensor([[1.0, -1.0], *[[0.0, 0.0]] * 3]).double()
+    net = Transformer.from_weights(arch, tensors)
+    X = normal(1, 1, 4).expand(1, 3, 4).clone()
+    X[0, :, 0] = torch.tensor([1e-9, -1e-9, 2e-9])
+    found = measure(net, X, metrics=["residual", "expert_load"])
+    with mp.workdps(DIGITS):
+        true = log10_residual(Network(net).states(X[0])[1])
+    assert float(found.curve("residual", "log10")[0, 1]) == pytest.approx(float(true), abs=1e-12)
+    assert float(true) > -3 and float(found.curve("expert_load")[0, 1]) == pytest.approx(2 / 3)
+
+
+def test_doubled_precision_confirms_a_mixture() -> None:
+    arch = Architecture(**SMALL, norm="rms", norm_place="pre", mlp="experts", experts=MIXTURES["shared"],
+                        attention_skip=0.0, mlp_skip=0.0, activation="silu")  # fmt: skip
+    found = measure(awake(arch), normal(1, 4, 4), metrics=["mu", "expert_load"], confirm=True)
+    assert float(found.table["digits"].to_torch().min()) > 12 and not found.table["below_floor"].any()

@@ -1,0 +1,50 @@
+"""Gates on heads in deviation arithmetic, against hundreds of digits."""
+
+import math
+from typing import Any
+
+import mpmath as mp
+import pytest
+import torch
+
+from rankscope.deviation.gates import sigmoid
+from rankscope.deviation.scaled import Scaled
+from rankscope.nets import Architecture
+from rankscope.profiles import measure
+from tests.builders import awake, normal
+from tests.deviation.test_against_mpmath import MASKS, SMALL, compare
+
+
+@pytest.mark.parametrize(("norm", "place"), [("none", "post"), ("rms", "pre"), ("layer", "post")])
+@pytest.mark.parametrize("skip", [0.0, 1.0])
+def test_gated_heads_are_exact(norm: Any, place: Any, skip: float) -> None:
+    for seed, mask in enumerate(MASKS):
+        arch = Architecture(**SMALL, norm=norm, norm_place=place, mask=mask, head_gate=True, key_heads=1,
+                            attention_skip=skip, mlp_skip=skip)  # fmt: skip
+        compare(arch, seed)
+
+
+def test_a_sigmoids_change_at_every_size() -> None:
+    """Of steps from 1e-3000 to 50, where the sigmoid is open, shut, gone and in between."""
+    for z in (-5000.0, -900.0, -300.0, -30.0, 0.0, 2.0, 40.0):
+        for log10 in (-3000.0, -200.0, -12.0, -1.0, 0.5, 1.7):
+            for sign in (1.0, -1.0):
+                d = Scaled(
+                    torch.full((1, 1, 1, 1), sign, dtype=torch.float64),
+                    torch.tensor([log10 * math.log(10)], dtype=torch.float64),
+                )
+                _, found = sigmoid(Scaled.plain(torch.tensor([[[z]]], dtype=torch.float64)), d)
+                with mp.workdps(9000):
+                    step = sign * mp.exp(mp.mpf(float(d.log[0])))
+                    true = 1 / (1 + mp.exp(-(z + step))) - 1 / (1 + mp.exp(-mp.mpf(z)))
+                    log = float(mp.log(abs(true)))
+                assert float(found.value.sign()) == sign
+                assert float(found.value.abs().log() + found.log[0]) == pytest.approx(
+                    log, rel=1e-12, abs=1e-12
+                )
+
+
+def test_doubled_precision_confirms_gated_heads() -> None:
+    arch = Architecture(**SMALL, norm="rms", norm_place="pre", head_gate=True, attention_skip=0.0)
+    found = measure(awake(arch), normal(1, 4, 4), metrics=["mu", "head_mu"], confirm=True)
+    assert float(found.table["digits"].to_torch().min()) > 12 and not found.table["below_floor"].any()

@@ -1,0 +1,309 @@
+"""Attention that a module computes itself, through `F.scaled_dot_product_attention`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint
+
+import rankscope
+from rankscope.errors import WatchError
+from rankscope.live import Monitor
+from rankscope.live.functions import Attention
+from tests.live.families import checks, seen
+from tests.live.gpt import CONTEXT, GPT, HEADS, LAYERS, WIDTH, WORDS, Block, words
+
+METRICS = ["mu", "entropy", "first_token_mass", "dobrushin", "head_mu", "head_relative_residual"]
+
+
+def rand(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+SEES = torch.tensor([[1, 0, 0, 1, 0], [1, 1, 0, 0, 0], [0, 1, 1, 1, 1], [0, 0, 0, 1, 0]]).bool()
+CALLS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "plain": ((2, 3, 4, 8), (2, 3, 5, 8), {}),
+    "causal": ((2, 3, 4, 8), (2, 3, 4, 8), {"is_causal": True}),
+    "causal, more keys": ((2, 3, 4, 8), (2, 3, 5, 8), {"is_causal": True}),
+    "a boolean mask": ((2, 3, 4, 8), (2, 3, 5, 8), {"attn_mask": SEES}),
+    "an added mask": ((2, 3, 4, 8), (2, 3, 5, 8), {"attn_mask": rand(2, 1, 4, 5)}),
+    "a scale": ((2, 3, 4, 8), (2, 3, 5, 8), {"scale": 0.9}),
+    "grouped heads": ((2, 6, 4, 8), (2, 3, 5, 8), {"enable_gqa": True}),
+    "no heads": ((2, 4, 8), (2, 5, 8), {}),
+    "one sequence": ((4, 8), (5, 8), {}),
+    "heads in groups": ((2, 3, 2, 4, 8), (2, 3, 2, 5, 8), {"attn_mask": SEES}),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_weights_are_as_torch_documents_them(name: str) -> None:
+    """Row by row: exp of what is seen over its sum, and those weights give what the call gave."""
+    shape, of_keys, given = CALLS[name]
+    q, k, v = rand(*shape), rand(*of_keys), rand(*of_keys[:-1], 6)
+    output = F.scaled_dot_product_attention(q, k, v, **given)
+    P, spoken = Attention(output, q, k, v, **given).weights()
+    groups = shape[-3] // of_keys[-3] if given.get("enable_gqa") else 1
+    q, k, v = (x.reshape(-1, *x.shape[-2:]) for x in (q, k, v))
+    L, S = shape[-2], of_keys[-2]
+    mask = given.get("attn_mask", torch.ones(L, S).bool())
+    mask = mask.expand(*shape[:-2], L, S).reshape(-1, L, S)
+    flat = P.reshape(-1, L, S)
+    for one in range(len(q)):
+        for i in range(L):
+            score = (k[one // groups] @ q[one, i]).numpy() * given.get("scale", 8**-0.5)
+            if mask.dtype == torch.bool:
+                here = mask[one, i].numpy() & ((np.arange(S) <= i) | ("is_causal" not in given))
+            else:
+                here, score = np.ones(S, bool), score + mask[one, i].numpy()
+            expected = np.where(here, np.exp(score), 0.0)
+            np.testing.assert_allclose(flat[one, i], expected / expected.sum(), rtol=1e-12, atol=1e-15)
+    v = v.repeat_interleave(groups, 0).reshape(*P.shape[:2], S, 6)
+    torch.testing.assert_close(P @ v, spoken.transpose(1, 2), rtol=1e-12, atol=1e-12)
+
+
+def test_a_row_that_sees_nothing_has_no_weights() -> None:
+    q, sees = rand(1, 2, 3, 4), torch.ones(3, 3).bool()
+    sees[1] = False
+    P, _ = Attention(F.scaled_dot_product_attention(q, q, q, sees), q, q, q, sees).weights()
+    assert torch.equal(P[:, :, 1], torch.zeros(1, 2, 3, dtype=torch.float64))
+    torch.testing.assert_close(P[:, :, [0, 2]].sum(-1), torch.ones(1, 2, 2, dtype=torch.float64))
+
+
+def test_weights_that_do_not_give_the_output_are_refused() -> None:
+    q = rand(1, 2, 3, 4)
+    with pytest.raises(WatchError, match="they miss it by .* of its size"):
+        Attention(F.scaled_dot_product_attention(q, q, q), q, q, q, is_causal=True).weights()
+
+
+def canonical() -> tuple[GPT, Any]:
+    """The hand-written GPT, and transformers' with its weights."""
+    mine = GPT().double().eval()
+    config = hf.GPT2Config(vocab_size=WORDS, n_positions=CONTEXT, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS)
+    theirs = hf.GPT2LMHeadModel(config).double().eval()
+    weights = {
+        name: x.T if name.endswith("weight") and ("c_" in name) else x
+        for name, x in mine.state_dict().items()
+    }
+    weights["lm_head.weight"] = weights["transformer.wte.weight"]  # the two are tied there
+    theirs.load_state_dict(weights)
+    return mine, theirs
+
+
+@torch.no_grad()
+def test_watch_equals_measure() -> None:
+    """A hand-written GPT, and the canonical network of the same weights."""
+    (mine, theirs), ids = canonical(), words()
+    net = rankscope.load(theirs)
+    X, padding = net.encode(ids)
+    w = seen(mine, METRICS, ids)
+    expected = rankscope.measure(net, X, padding, METRICS, "float64")
+    for each in METRICS:
+        torch.testing.assert_close(
+            w.profile().curve(each), expected.curve(each), rtol=1e-9, atol=1e-9, equal_nan=True
+        )
+    assert checks(w)["rows_sum_to_one"] is True
+    assert "Attention was seen in torch's functions; weights are those before dropout." in w.notes
+
+
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_training_is_the_same_to_the_last_bit(recomputed: bool) -> None:
+    """Dropout, gradients, and activation checkpointing; weights are those before dropout."""
+
+    class Again(Block):
+        def forward(self, x: Tensor) -> Any:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    def step(watched: bool) -> tuple[Tensor, list[Any], Any]:
+        model = GPT(0.3, Again if recomputed else Block).train()
+        torch.manual_seed(3)
+        if watched:
+            with rankscope.watch(model, METRICS) as w:
+                output = model(words())
+                output.square().sum().backward()
+        else:
+            output, w = model(words()), None
+            output.square().sum().backward()
+        return output, [weight.grad for weight in model.parameters()], w
+
+    (plain, grads, _), (output, others, w) = step(False), step(True)
+    assert torch.equal(plain, output)
+    assert all(torch.equal(a, b) for a, b in zip(grads, others, strict=True))
+    assert checks(w)["rows_sum_to_one"] is True
+    assert w.profile().curve("entropy").shape == (2, LAYERS + 1, HEADS)
+
+
+def test_under_autocast_queries_and_keys_are_those_that_the_kernel_took() -> None:
+    model = GPT().eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        plain = model(words())
+        with rankscope.watch(model, ["entropy", "head_mu"]) as w:
+            assert torch.equal(model(words()), plain)
+    assert w.profile().arithmetics == ["bfloat16"]
+
+
+class Crossing(Block):
+    """Looks at other tokens too, as many as its own: before itself, after, or in its stead."""
+
+    order = "self, cross"
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.q, self.kv = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
+        self.memory = torch.randn(2, 6, WIDTH)
+
+    def cross(self, x: Tensor) -> Tensor:
+        k, v = self.kv(self.memory).chunk(2, -1)
+        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in (self.q(x), k, v))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.order.split(", "):
+            x = x + (self.attn(self.ln_1(x)) if part == "self" else self.cross(self.ln_2(x)))
+        return x
+
+
+def of_kind(order: str) -> Any:
+    return type("Crossing", (Crossing,), {"order": order})
+
+
+@pytest.mark.parametrize("order", ["self, cross", "cross, self"])
+def test_cross_attention_of_as_many_tokens_is_told_apart(order: str) -> None:
+    model, lone = GPT(block=of_kind(order)).eval(), GPT(block=of_kind("self")).eval()
+    lone.load_state_dict(model.state_dict())
+    states: list[Tensor] = []
+    model.transformer["h"][0].ln_1.register_forward_pre_hook(lambda module, args: states.append(args[0]))  # type: ignore[index]
+    w = seen(model, ["entropy"], words())
+    assert any("not of a block's tokens to themselves" in note and "3 calls" in note for note in w.notes)
+    block = lone.transformer["h"][0]  # type: ignore[index]
+    with torch.no_grad(), rankscope.watch(block, ["entropy"], blocks=[block]) as alone:
+        block(states[0])
+    torch.testing.assert_close(w.profile().curve("entropy")[:, 1], alone.profile().curve("entropy")[:, 1])
+
+
+REFUSED = {
+    "cross": "queries and keys cannot both be followed back to the block's tokens came through",
+    "self, self": "a second one came in block 1: name finer blocks",
+}
+
+
+@pytest.mark.parametrize("order", REFUSED)
+def test_attention_that_cannot_be_told(order: str) -> None:
+    model = GPT(block=of_kind(order)).eval()
+    with pytest.raises(WatchError, match=REFUSED[order]):
+        seen(model, "entropy", words())
+    assert not _get_current_function_mode_stack()
+    assert seen(model, "mu", words()).profile().curve("mu").shape == (2, LAYERS + 1)
+
+
+class Gated(Block):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.attn.c_proj = nn.Sequential(nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+def test_heads_need_their_projection() -> None:
+    model = GPT(block=Gated).eval()
+    assert seen(model, "entropy", words()).profile().curve("entropy").isfinite()[:, 1:].all()
+    with pytest.raises(WatchError, match="what each head adds needs the output projection"):
+        seen(model, "head_mu", words())
+    assert not _get_current_function_mode_stack()
+
+
+class Hiding(nn.Module):
+    """Takes padding under a name of its own, and hides it in attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.ModuleDict({"qkv": nn.Linear(WIDTH, 3 * WIDTH)}) for _ in range(2)])
+        for block in self.blocks:
+            block.forward = self.block(block)
+
+    def block(self, block: Any) -> Callable[[Tensor, Tensor], Tensor]:
+        def forward(x: Tensor, valid: Tensor) -> Tensor:
+            q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in block["qkv"](x).chunk(3, -1))
+            y = F.scaled_dot_product_attention(q, k, v, valid[:, None, None].expand(-1, 1, x.shape[1], -1))
+            return x + y.transpose(1, 2).flatten(2)
+
+        return forward
+
+    def forward(self, x: Tensor, valid: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x, valid)
+        return x
+
+
+def test_padding_that_attention_alone_knows_is_asked_for() -> None:
+    model, x = Hiding().double(), rand(2, 6, WIDTH)
+    valid = torch.ones(2, 6, dtype=torch.bool)
+    valid[1, 4:] = False
+    with pytest.raises(WatchError, match="a mask that hides tokens from all.* give padding="):
+        seen(model, "entropy", x, valid)
+    with torch.no_grad(), rankscope.watch(model, METRICS[:4], padding=~valid) as w:
+        model(x, valid)
+    short = seen(model, METRICS[:4], x[1:, :4], valid[1:, :4])
+    for each in METRICS[:4]:
+        a, b = w.profile().curve(each)[1], short.profile().curve(each)[0]
+        torch.testing.assert_close(a, b, equal_nan=True)
+
+
+def test_a_model_that_fails_leaves_no_mode_behind() -> None:
+    model = GPT().eval()
+    failing = model.transformer["h"][1].mlp.c_fc.register_forward_hook(lambda *_: 1 / 0)  # type: ignore[index]
+    with rankscope.watch(model, "entropy") as w:
+        with pytest.raises(ZeroDivisionError):
+            model(words())
+        assert not _get_current_function_mode_stack()
+        failing.remove()
+        model(words())
+    assert checks(w)["calls_left_out"] == {"it failed": 1}
+    assert w.profile().curve("entropy").shape == (2, LAYERS + 1, HEADS)
+
+
+class Flexible(Block):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.attn = _Flex()
+
+
+class _Flex(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        q = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        y = flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score - (i - j).abs())
+        assert isinstance(y, Tensor)
+        return y.transpose(1, 2).flatten(2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
+def test_flex_attention_is_left_alone_and_said_not_to_be_seen() -> None:
+    model = GPT(block=Flexible).eval()
+    found: list[Tensor] = []
+    with torch.no_grad():
+        plain = model(words())
+        model.lm_head.register_forward_hook(lambda module, args, output: found.append(output))
+        with pytest.raises(WatchError, match="none came through: .* not in flex attention"):
+            seen(model, "entropy", words())
+    assert torch.equal(found[0], plain)
+
+
+def test_a_monitor_has_the_attention_of_a_hand_written_gpt(tmp_path: Path) -> None:
+    model, ids = GPT().double(), words()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with Monitor(model, ["mu", "entropy"], every=1, probe=ids, run=tmp_path / "run", alarms=()) as monitor:
+        before = seen(model.eval(), "entropy", ids).profile().curve("entropy")
+        model(ids).square().mean().backward()
+        optimizer.step()
+        monitor.step()
+    rows = rankscope.read(monitor.run).table("training").filter(metric="entropy", step=0)
+    assert sorted(rows["layer"].unique()) == [1, 2, 3]
+    by_head = rows.sort("layer", "head")["value"].to_numpy().reshape(LAYERS, HEADS)
+    np.testing.assert_allclose(by_head, before[:, 1:].mean(0), rtol=1e-12)

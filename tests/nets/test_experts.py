@@ -1,0 +1,77 @@
+"""Mixtures of experts as a part of an architecture."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope.errors import ArchitectureError
+from rankscope.nets import Architecture, Experts, Transformer, shapes
+from tests.builders import awake, normal
+
+MIXTURE = Experts(number=4, chosen=2, width=5, shared_width=3, shared_gate=True, dense_layers=(1,))
+ARCH = Architecture(layers=3, width=8, heads=2, mlp="experts", experts=MIXTURE, activation="silu")
+
+
+def test_an_architecture_with_experts_survives_json() -> None:
+    assert Architecture.from_dict(json.loads(json.dumps(ARCH.to_dict()))) == ARCH
+    assert eval(repr(ARCH)) == ARCH
+
+
+def test_only_layers_with_a_mixture_have_one() -> None:
+    names = shapes(ARCH)
+    assert names["layers.0.experts.up.weight"] == (8, 4, 5) and "layers.0.mlp.up.weight" not in names
+    assert names["layers.1.mlp.gate.weight"] == (8, 32) and "layers.1.experts.up.weight" not in names
+    net = awake(ARCH)
+    assert Transformer.from_weights(ARCH, net.state()).fingerprint == net.fingerprint
+
+
+def test_variants_keep_their_mixtures() -> None:
+    net, X = awake(ARCH), normal(2, 4, 8)
+    turned = net.variant(layers=[1, 0, 2, 1])
+    assert turned.arch.experts is not None and turned.arch.experts.dense_layers == (0, 3)
+    assert turned.run(X).output.shape == X.shape
+    without = net.variant(mlp=False)
+    assert not any("experts" in name for name in without.state()) and without.run(X).output.shape == X.shape
+
+
+def test_one_expert_for_all_is_a_gated_mlp() -> None:
+    """A mixture of one, renormalised, is the MLP it consists of."""
+    arch = ARCH.replace(experts=Experts(number=1, chosen=1, width=32, renormalised=True))
+    net = awake(arch)
+    same = {"gate": lambda w: w[:, 0], "up": lambda w: w[:, 0], "down": lambda w: w[0]}
+    tensors: dict[str, Any] = {}
+    for name, tensor in net.state().items():
+        part = name.split(".")[-2]
+        if ".experts." not in name:
+            tensors[name] = tensor
+        elif part != "router":
+            tensors[name.replace("experts", "mlp")] = same[part](tensor)
+    biases = tuple(each for each in arch.biases if each != "mlp")  # type: ignore[union-attr]
+    dense = arch.replace(mlp="gated", experts=None, biases=biases)
+    X = normal(2, 5, 8)
+    other = Transformer.from_weights(dense, tensors)
+    torch.testing.assert_close(net.run(X).output, other.run(X).output, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"number": 2, "chosen": 3, "width": 4}, "at most all experts; got 3 chosen of 2"),
+        ({"number": 0, "chosen": 1, "width": 4}, "number of experts must be a whole number >= 1; got 0"),
+        ({"number": 2, "chosen": 1, "width": 4, "shared_gate": True}, "give shared_width"),
+    ],
+)
+def test_experts_that_cannot_be_are_a_sentence(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArchitectureError, match=said):
+        Experts(**fields)
+
+
+def test_an_architecture_must_say_its_experts() -> None:
+    with pytest.raises(ArchitectureError, match="mlp 'experts' must say which"):
+        Architecture(layers=1, width=8, heads=2, mlp="experts")
+    with pytest.raises(ArchitectureError, match=r"dense_layers are numbered 0\.\.0"):
+        Architecture(layers=1, width=8, heads=2, mlp="experts", experts=MIXTURE)
+    with pytest.raises(ArchitectureError, match="experts are described by number, chosen"):
+        Architecture.from_dict({"layers": 1, "width": 8, "heads": 2, "experts": {"many": 3}})

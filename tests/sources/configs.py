@@ -1,0 +1,176 @@
+"""Every field of every config that a family reads: what it may be set to, or why it changes no state.
+
+A field that is in neither table is new: `test_configs.py` names it. Look at what it does, then put it here.
+"""
+
+import copy
+import dataclasses
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+ACTIVATIONS = ("relu", "silu", "gelu_new", "relu2")
+SCALED: dict[str, Any] = {"rope_theta": 300.0, "factor": 4.0}
+ROPE: tuple[dict[str, Any], ...] = (
+    {"rope_type": "default", "rope_theta": 300.0},
+    {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+    {"rope_type": "linear", **SCALED},
+    {"rope_type": "linear", **SCALED, "partial_rotary_factor": 0.5},
+    {"rope_type": "dynamic", **SCALED},
+    {"rope_type": "yarn", **SCALED, "original_max_position_embeddings": 8},
+    {"rope_type": "yarn", **SCALED, "original_max_position_embeddings": 8, "attention_factor": 0.7},
+    {"rope_type": "yarn", **SCALED, "original_max_position_embeddings": 8, "truncate": False},
+    {"rope_type": "yarn", **SCALED, "original_max_position_embeddings": 8, "mscale": 0.7,
+     "mscale_all_dim": 0.3},
+    {"rope_type": "llama3", **SCALED, "original_max_position_embeddings": 8, "low_freq_factor": 1.0,
+     "high_freq_factor": 4.0},
+    {"rope_type": "proportional", **SCALED},
+    {"rope_type": "longrope", **SCALED, "original_max_position_embeddings": 28, "short_factor": [1.5, 2.0],
+     "long_factor": [4.0, 8.0]},
+    {"rope_type": "longrope", **SCALED, "original_max_position_embeddings": 28, "short_factor": [1.5] * 4,
+     "long_factor": [4.0] * 4},
+)  # fmt: skip
+ROPE += tuple({"sliding_attention": ROPE[0], "full_attention": each} for each in (ROPE[2], ROPE[5], ROPE[12]))
+
+VALUES: dict[str, tuple[Any, ...]] = {
+    # sizes
+    **dict.fromkeys(("hidden_size", "dim", "d_model", "n_embd"), (32,)),
+    **dict.fromkeys(("intermediate_size", "hidden_dim", "d_inner", "ffn_dim", "d_ff", "n_inner"), (20,)),
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "n_layer", "num_layers"), (1, 2)),
+    **dict.fromkeys(("num_attention_heads", "n_heads", "n_head", "num_heads"), (2, 8)),
+    **dict.fromkeys(("head_dim", "d_head", "d_kv"), (6, 16)),
+    "num_key_value_heads": (1, 4),
+    "vocab_size": (47,),
+    "type_vocab_size": (3,),
+    "embedding_size": (16, 5),
+    "word_embed_proj_dim": (8,),
+    "num_hidden_groups": (2,),
+    "inner_group_num": (2,),
+    "mlp_ratio": (2,),
+    "image_size": (16,),
+    "patch_size": (3, 6, 5),
+    "num_channels": (1,),
+    # experts
+    **dict.fromkeys(("num_experts", "num_local_experts"), (2, 6)),
+    "num_experts_per_tok": (1, 3),
+    "moe_intermediate_size": (7,),
+    "shared_expert_intermediate_size": (9,),
+    "norm_topk_prob": (True, False),
+    "decoder_sparse_step": (1, 2, 4),
+    "mlp_only_layers": ([], [0, 2]),
+    # positions
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), (26, 40)),
+    "original_max_position_embeddings": (29,),
+    "sinusoidal_pos_embds": (True,),
+    "rope_parameters": ROPE,
+    "relative_attention_num_buckets": (12,),
+    "relative_attention_max_distance": (30,),
+    "clamp_len": (3,),
+    # who sees whom
+    "is_decoder": (True,),
+    "add_cross_attention": (True,),
+    "attn_type": ("uni",),
+    "bi_data": (True,),
+    "same_length": (True,),
+    "sliding_window": (None, 1, 6),
+    "local_attention": (2, 8),
+    "use_sliding_window": (True, False),
+    "max_window_layers": (0, 2),
+    "layer_types": (
+        ["sliding_attention"] * 3,
+        ["full_attention", "full_attention", "sliding_attention"],
+        ["full_attention", "chunked_attention", "full_attention"],
+        ["full_attention"] * 4,
+    ),
+    "use_bidirectional_attention": (True, False),
+    # what is computed
+    **dict.fromkeys(
+        ("hidden_act", "activation", "activation_function", "ff_activation", "hidden_activation"), ACTIVATIONS
+    ),
+    "feed_forward_proj": ("silu", "gated-gelu", "gated-relu"),
+    **dict.fromkeys(("layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps", "norm_eps"), (0.03,)),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "norm_bias", "qkv_bias", "enable_bias"), (True, False)),
+    "layer_norm_elementwise_affine": (False,),
+    "_remove_final_layer_norm": (True,),
+    "do_layer_norm_before": (False,),
+    "use_parallel_residual": (True, False),
+    "use_swiglu_ffn": (True,),
+    "scale_attn_weights": (False,),
+    "scale_attn_by_inverse_layer_idx": (True,),
+    "reorder_and_upcast_attn": (True,),
+    "query_pre_attn_scalar": (3,),
+    "attn_logit_softcapping": (None, 0.4, 20.0),
+    "pretraining_tp": (2,),
+    "chunk_size_feed_forward": (1,),
+    "is_encoder_decoder": (True,),
+    # what is remembered of earlier calls
+    "mem_len": (None, 4),
+    "reuse_len": (3,),
+    "use_mems_eval": (False,),
+}
+"""By the field's name; values that a config has already are passed over."""
+
+INERT = {
+    "while training": (
+        "attention_probs_dropout_prob", "hidden_dropout_prob", "attention_dropout", "dropout", "attn_pdrop",
+        "embd_pdrop", "resid_pdrop", "hidden_dropout", "dropout_rate", "embedding_dropout", "mlp_dropout",
+        "drop_path_rate", "layerdrop", "use_mems_train", "router_jitter_noise", "router_aux_loss_coef",
+    ),
+    "when weights are drawn": (
+        "initializer_range", "initializer_factor", "init_std", "initializer_cutoff_factor",
+        "layerscale_value",
+    ),
+    "in a head for a task": (
+        "classifier_dropout", "classifier_dropout_prob", "classifier_activation", "classifier_bias",
+        "classifier_pooling", "qa_dropout", "seq_classif_dropout", "summary_activation",
+        "summary_last_dropout", "summary_first_dropout", "summary_type", "summary_use_proj",
+        "summary_proj_to_labels", "start_n_top", "end_n_top", "pooler_act", "pooler_output_size",
+        "encoder_stride", "decoder_bias", "sparse_prediction", "sparse_pred_ignore_index", "projection_dim",
+        "projection_size", "final_logit_softcapping", "tie_word_embeddings", "id2label", "label2id",
+        "problem_type", "use_mask_token",
+    ),
+    "in a backbone": ("_out_features", "_out_indices", "apply_layernorm", "reshape_hidden_states"),
+    "in a decoder that is not loaded": ("num_decoder_layers",),
+    "in what is given back": ("output_hidden_states", "return_dict", "use_cache", "output_router_logits"),
+    "in recurrent layers, which are refused": (
+        "linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim", "linear_num_key_heads",
+        "linear_num_value_heads",
+    ),
+    "in how it is run": ("deterministic_flash_attn", "dtype"),
+    "in words": ("architectures", "transformers_version"),
+    "in which ids are special": (
+        "bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id",
+    ),
+}  # fmt: skip
+"""Where a field matters that changes no state."""
+
+
+def fields(config: Any) -> dict[str, Any]:
+    """What a config can be made of, by name."""
+    names = [field.name for kind in (PreTrainedConfig, type(config)) for field in dataclasses.fields(kind)]
+    return {name: getattr(config, name, None) for name in dict.fromkeys(names)}
+
+
+FOLLOWING = {
+    "num_hidden_layers": ("layer_types",),
+    "use_sliding_window": ("layer_types",),
+    "max_window_layers": ("layer_types",),
+    "hidden_size": ("pooler_output_size", "projection_size", "head_dim"),
+    "num_attention_heads": ("head_dim",),
+    "d_model": ("d_head",),
+    "n_head": ("d_head",),
+}
+"""Fields that another follows unless it is set."""
+
+
+def altered(config: Any, name: str, value: Any) -> Any:
+    """The config with one field changed, and what follows from it left open."""
+    own = {field.name for field in dataclasses.fields(type(config))}
+    left = {"dtype", "transformers_version", "architectures", *FOLLOWING.get(name, ())}
+    set_to_none = tuple(key for key in own if key.endswith("_token_id"))
+    kept = {
+        key: part
+        for key, part in fields(config).items()
+        if key in own - left and (part is not None or key in set_to_none)
+    }
+    return type(config)(**copy.deepcopy(kept | {name: value}))

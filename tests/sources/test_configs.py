@@ -1,0 +1,153 @@
+"""Every switch of every config: the network is the original's, or the load is refused in a sentence.
+
+Generated from the fields of the config classes, so that a new version of transformers shows what is new.
+"""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope.errors import RankscopeError
+from rankscope.sources import load
+from rankscope.sources.checkpoint import quiet
+from rankscope.sources.families import FAMILIES, Family
+from rankscope.sources.parity import lifted
+from rankscope.sources.probe import Probe, relative
+from rankscope.sources.survey import built
+from tests.sources.configs import INERT, VALUES, altered, fields
+
+TINY = {(name, label): config for name, family in FAMILIES.items() for label, config in family.tiny().items()}
+CONFIGS = list(TINY)
+FIRST = list({type(TINY[case]): case for case in reversed(CONFIGS)}.values())[::-1]
+"""One config of every class."""
+
+
+@pytest.mark.parametrize(("name", "label"), FIRST)
+def test_every_field_is_known(name: str, label: str) -> None:
+    known = {*VALUES, *(field for group in INERT.values() for field in group)}
+    new = sorted(fields(TINY[name, label]).keys() - known)
+    assert not new, f"fields of {label} that nobody has looked at: {new}"
+
+
+def outcome(name: str, label: str, field: str, value: Any) -> str:
+    """mapped, refused, or impossible: transformers itself cannot build or run it."""
+    family = FAMILIES[name]
+    with quiet():
+        try:
+            model = built(family, altered(TINY[name, label], field, value), seed=7)
+        except Exception:
+            return "impossible"
+        if model._can_set_experts_implementation():  # the usual one has no float64
+            model.set_experts_implementation("eager")
+        try:
+            net: Any = load(model)
+        except RankscopeError as error:
+            assert "\n" not in str(error) and len(str(error)) < 700, error
+            return "refused" if runs(family, model) else "impossible"
+        model.set_attn_implementation("eager")
+        compare(net, family, family.widen(family.core(model)), 31)
+    return "mapped"
+
+
+def runs(family: Family, model: Any) -> bool:
+    """Whether transformers can run it at all."""
+    config = model.config
+    size = getattr(config, "image_size", 0)
+    images = torch.zeros(1, getattr(config, "num_channels", 3), size, size, dtype=torch.float64)
+    ids = torch.full((1, 12), 7)
+    try:
+        with lifted():
+            family.core(model)(images if family.sees else ids)
+    except Exception:
+        return False
+    return True
+
+
+@torch.no_grad()
+def compare(net: Any, family: Any, core: Any, n: int) -> None:
+    """States and attention on inputs of another length than the load's own probe, padded on either side."""
+    n = min(n, net.arch.rotary_reach or n)
+    probe = Probe.long(family, core, net.origin.embedding, n)
+    X, padding = net.origin.embedding.embed(probe.inputs, probe.padding)
+    given = probe.arguments(family)
+    with lifted():
+        theirs = core(**given, output_attentions=True, return_dict=True)
+    mine, real = net.run(X, padding, attention=True), ~padding
+    if family.output(core):
+        assert relative(mine.output, theirs.last_hidden_state, real) < 1e-9
+    for P, Q in zip(mine.attention, theirs.attentions, strict=True):
+        assert float(((P - Q) * real[:, None, :, None]).abs().max()) < 1e-9
+
+
+REFUSED = {
+    "add_cross_attention": "cross-attention is no part of the network",
+    "attn_type": "XLNet is mapped as it ships, bi",
+    "bi_data": "positions by halves of the batch",
+    "clamp_len": "distances that are cut off",
+    "same_length": "a mask of XLNet's own",
+    "layer_norm_elementwise_affine": "norms without a gain",
+    "use_bidirectional_attention": "Gemma as an encoder",
+    "is_decoder": "T5's decoder",
+    "attn_logit_softcapping": "which Gemma 3 does not read",
+    "d_head": "transformers itself ties it to the width",
+}
+"""Fields that may be refused, beside values that no network here has."""
+
+
+def every(configs: list[tuple[str, str]]) -> list[tuple[str, str, str, Any]]:
+    """Every field of these configs set to everything else that it may be."""
+    return [
+        (name, label, field, value)
+        for name, label in configs
+        for field, now in fields(TINY[name, label]).items()
+        for value in VALUES.get(field, ())
+        if value != now
+    ]
+
+
+def told(case: Any) -> str:
+    return "-".join(map(str, case)).replace(" ", "")[:90]
+
+
+ONCE = list(
+    {field: (name, label, field, value) for name, label, field, value in reversed(every(FIRST))}.values()
+)
+
+
+@pytest.mark.parametrize("case", ONCE, ids=told)
+def test_each_switch_once(case: Any) -> None:
+    found = outcome(*case)
+    assert found == "mapped" or case[2] in REFUSED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", every(CONFIGS), ids=told)
+def test_every_switch_of_every_config(case: Any) -> None:
+    """Where transformers can run it at all."""
+    found = outcome(*case)
+    assert found != "refused" or case[2] in (*REFUSED, "rope_parameters") or case[3] in ("relu2", 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "label"), FIRST)
+def test_inert_fields_change_nothing(name: str, label: str) -> None:
+    """With the same weights, a model whose config has another value there is the same network."""
+    family, config = FAMILIES[name], TINY[name, label]
+    plain = load(built(family, config, seed=7))
+    own = fields(config)
+    for field in (field for group in INERT.values() for field in group if field in own):
+        value = other(own[field])
+        if value is None:
+            continue
+        model = built(family, copy.deepcopy(config), seed=7)
+        setattr(model.config, field, value)
+        assert load(model).fingerprint == plain.fingerprint, field
+
+
+def other(value: Any) -> Any:
+    """Another value of the same kind; None where there is none at hand."""
+    if isinstance(value, bool):
+        return not value
+    return value + 0.25 if isinstance(value, float) else value + 1 if isinstance(value, int) else None

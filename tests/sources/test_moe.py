@@ -1,0 +1,92 @@
+"""Mixtures of experts against their originals."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope.errors import SourceError
+from rankscope.paths import decompose
+from rankscope.profiles import measure
+from rankscope.sources import load
+from rankscope.sources.families import FAMILIES
+from rankscope.sources.parity import lifted
+from tests.sources.models import model_of
+from tests.sources.originals import WITHIN, agrees, padded
+
+CASES = [(name, label) for name in ("mixtral", "qwen3_next") for label in FAMILIES[name].tiny()]
+
+
+@pytest.mark.parametrize(("name", "label"), CASES)
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_states_attention_and_gradients_are_the_originals(name: str, label: str, seed: int) -> None:
+    model: Any = model_of(name, label, seed)
+    net = load(model)
+    for length, side in ((1, "right"), (5, "left"), (9, "right"), (17, "left")):
+        assert agrees(model, net, *padded(length, side, seed)) <= WITHIN
+
+
+@pytest.mark.parametrize(("name", "label"), CASES)
+@torch.no_grad()
+def test_routing_is_the_originals(name: str, label: str) -> None:
+    """Loads are counted from what the original's routers chose."""
+    model = model_of(name, label)
+    net, (ids, padding) = load(model), padded(9, "right", 3)
+    chosen: list[torch.Tensor] = []
+    gates = [block.mlp.gate for block in model.layers if hasattr(block.mlp, "experts")]
+    handles = [gate.register_forward_hook(lambda _, args, out: chosen.append(out[2])) for gate in gates]
+    with lifted():
+        model(input_ids=ids, attention_mask=(~padding).long())
+    for handle in handles:
+        handle.remove()
+    found = measure(net, *net.encode(ids, padding=padding), "expert_load", "float64").curve("expert_load")
+    layers = [layer + 1 for layer in range(net.arch.layers) if net.arch.mixes(layer)]
+    assert len(layers) == len(chosen) > 0
+    for layer, index in zip(layers, chosen, strict=True):
+        for sample, real in enumerate(~padding):
+            picked = index.view(*ids.shape, -1)[sample, real].flatten().bincount()
+            assert float(found[sample, layer]) == pytest.approx(int(picked.max()) / int(real.sum()))
+
+
+@pytest.mark.parametrize(("name", "label"), CASES)
+def test_paths_add_up_with_routing_frozen(name: str, label: str) -> None:
+    net = load(model_of(name, label))
+    d = decompose(net, *net.encode(*padded(6, "left", 2)[:1]))
+    assert d.closure < 1e-12 and d.by_length().closure < 1e-12
+
+
+@pytest.mark.parametrize(("name", "label"), [("mixtral", "mixtral"), ("mixtral", "qwen 2"), CASES[-1]])
+def test_a_checkpoint_on_disk_is_the_model_in_memory(name: str, label: str, tmp_path: Path) -> None:
+    model: Any = model_of(name, label)
+    model.save_pretrained(tmp_path)
+    assert load(tmp_path).fingerprint == load(model).fingerprint
+
+
+def test_a_mixture_without_experts_is_dense() -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeModel
+
+    fields: dict[str, Any] = {"vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 2, "head_dim": 4,
+                              "num_attention_heads": 2, "num_key_value_heads": 2}  # fmt: skip
+    for without in ({"num_experts": 0}, {"mlp_only_layers": [0, 1]}, {"decoder_sparse_step": 3}):
+        assert load(Qwen3MoeModel(Qwen3MoeConfig(**fields, **without))).arch.mlp == "gated"
+
+
+def test_layers_without_an_attention_matrix_are_refused() -> None:
+    config = FAMILIES["qwen3_next"].tiny()["attention alone"]
+    config.layer_types = ["linear_attention", "full_attention", "full_attention"]
+    with pytest.raises(SourceError, match="1 of this config's 3 are linear_attention, a recurrence"):
+        FAMILIES["qwen3_next"].architecture(config)
+
+
+def test_latent_attention_is_refused_with_its_reason() -> None:
+    from transformers import DeepseekV3Config, DeepseekV3Model
+
+    fields: dict[str, Any] = {
+        "vocab_size": 9, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "q_lora_rank": 4, "kv_lora_rank": 4, "qk_rope_head_dim": 2,
+        "qk_nope_head_dim": 2, "v_head_dim": 2, "n_routed_experts": 8, "intermediate_size": 8,
+        "moe_intermediate_size": 4,
+    }  # fmt: skip
+    with pytest.raises(SourceError, match="'deepseek_v3', whose keys and values come of a latent"):
+        load(DeepseekV3Model(DeepseekV3Config(**fields)))
