@@ -1,31 +1,42 @@
-"""Cells on a Ray cluster: a laptop's own, or one with an address.
+"""Work on a Ray cluster: a laptop's own, or one with an address.
 
-Ray schedules, retries what a lost worker or node took with it, and brings shared weights to each node once
-(as numpy arrays in its object store, which workers read without a copy). A task is one cell; what its process
-had prepared for the last one serves the next.
+Ray schedules, finds out when a worker or node is lost, and brings shared weights to each node once (as numpy
+arrays in its object store, which workers read without a copy). What was lost is given to Ray again, a few
+times; not by Ray itself, which would do a cell that has not the memory again and again.
 """
 
+import hashlib
+import os
+import platform
 import socket
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
+import rankscope
 from rankscope.engine.factors import Cell
-from rankscope.engine.pool import Numbered
-from rankscope.engine.shared import Opener, Shared, packed, unpacked
+from rankscope.engine.pool import Task, environment
+from rankscope.engine.shared import Shared, packed, unpacked
 from rankscope.engine.spec import Asked
-from rankscope.engine.work import Outcome, Ready, Worker
-from rankscope.errors import MissingExtraError, SweepError
+from rankscope.engine.work import Opener, Outcome, Ready, Worker, failed
+from rankscope.errors import MissingExtraError, RankscopeError, SweepError
 from rankscope.runs.key import difference
 from rankscope.runs.manifest import versions
 
-TRIES = 3
-"""How often Ray does a cell again whose worker or node was lost."""
+TRIES = 4
+"""Workers or nodes that a piece of work may lose."""
 AHEAD = 2
-"""Cells for each core that wait in the cluster."""
+"""Pieces of work for each core that wait in the cluster."""
 PATIENCE = 5.0
-"""Seconds in which an address must answer."""
+"""Seconds in which an address must answer, and after which the size of the cluster is looked up again."""
+SLOW = 120.0
+"""Seconds in which a node must have started a worker."""
+INSTALL = "pip install 'rankscope[ray]'"
 
 
 class Cluster:
@@ -35,159 +46,273 @@ class Cluster:
         self, address: str | None = None, workers: int | None = None, threads: int = 1, gpus: float = 0.0
     ) -> None:
         self.ray = _imported()
-        self.threads, self.gpus = threads, gpus
+        self.workers, self.threads, self.gpus = workers, threads, gpus
         self.own = not self.ray.is_initialized()
+        self._opened: dict[str, Any] = {}
+        self._size = (float("-inf"), 1)
         if self.own:
-            self._begin(address, workers)
-        self._agree()
+            self._begin(address or os.environ.get("RAY_ADDRESS") or None)
+        try:
+            self._agree()
+            self._roomy()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> "Cluster":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def dashboard(self) -> str | None:
-        """Where Ray shows itself."""
+        """Where Ray shows itself; None where it does not."""
         found = self.ray._private.worker.get_dashboard_url()
         return f"http://{found}" if found else None
 
     def close(self) -> None:
         """Let the cluster go, if it was not there before."""
+        self._opened.clear()
         if self.own:
             self.ray.shutdown()
 
-    def share(self) -> Shared:
-        """What is prepared goes into the object store."""
-        return _Stored(self.ray)
-
-    def outcomes(
-        self, cells: Iterable[Numbered], asked: Asked, shared: Shared
-    ) -> Iterator[tuple[int, Outcome]]:
+    def outcomes(self, tasks: Iterable[Task], asked: Asked) -> Iterator[tuple[int, Outcome]]:
         """What came of each cell, by its number, in the order in which they end."""
-        ray = self.ray
-        task = ray.remote(_do).options(
-            num_cpus=self.threads, num_gpus=self.gpus, max_retries=TRIES, retry_exceptions=False
+        said, device = self.ray.put(asked), "cuda" if self.gpus else "cpu"
+        given = (
+            (number, (cell, said, self._sent(opener), self.threads, device, agreed()))
+            for number, cell, opener in tasks
         )
-        said, running = ray.put(asked), dict[Any, int]()
-        waiting, device = iter(cells), "cuda" if self.gpus else "cpu"
+        for number, found in self.run(_do, given):
+            yield number, found if isinstance(found, Outcome) else Outcome(reason=str(found), lasting=False)
+
+    def in_order(self, work: Callable[..., Any], given: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """What `work` gives of each, first to last, a little ahead of who asks; what is lost for good is an
+        error."""
+        waiting: dict[int, Any] = {}
+        next_one = 0
+        for number, found in self.run(work, enumerate(given)):
+            waiting[number] = found
+            while next_one in waiting:
+                found = waiting.pop(next_one)
+                if isinstance(found, Exception):
+                    raise found
+                next_one += 1
+                yield found
+
+    def run(
+        self, work: Callable[..., Any], given: Iterable[tuple[int, tuple[Any, ...]]]
+    ) -> Iterator[tuple[int, Any]]:
+        """What `work` gives, by number, as it ends; an error in its place where it ended in one."""
+        ray = self.ray
+        task = ray.remote(work).options(
+            num_cpus=self.threads, num_gpus=self.gpus, max_retries=0,
+            runtime_env={"env_vars": environment(self.threads)},
+        )  # fmt: skip
+        waiting, again = iter(given), list[tuple[int, tuple[Any, ...]]]()
+        running: dict[Any, tuple[int, tuple[Any, ...]]] = {}
+        lost: dict[int, int] = {}
         try:
             while True:
-                room = AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)) // self.threads)
-                while len(running) < room and (cell := next(waiting, None)) is not None:
-                    opener = shared.opener(cell[1])
-                    stored = opener.reference if isinstance(opener, _Reference) else None
-                    running[task.remote(cell[1], said, stored, self.threads, device)] = cell[0]
+                while len(running) < self._room():
+                    piece = again.pop() if again else next(waiting, None)
+                    if piece is None:
+                        break
+                    running[task.remote(*piece[1])] = piece
                 if not running:
                     return
                 ready, _ = ray.wait(list(running), num_returns=1)
                 for reference in ready:
-                    yield running.pop(reference), self._outcome(reference)
+                    piece = running.pop(reference)
+                    found = self._found(reference)
+                    if isinstance(found, _Lost):
+                        lost[piece[0]] = lost.get(piece[0], 0) + 1
+                        if lost[piece[0]] < TRIES and not found.memory:
+                            again.append(piece)
+                            continue
+                    yield piece[0], found
         finally:
             for reference in running:
                 ray.cancel(reference, force=True)
 
-    def _outcome(self, reference: Any) -> Outcome:
+    def _found(self, reference: Any) -> Any:
         errors = self.ray.exceptions
         try:
-            return self.ray.get(reference)  # type: ignore[no-any-return]
+            return self.ray.get(reference)
         except errors.OutOfMemoryError:
-            said = "out of memory: Ray ended its worker; fewer tokens, or more cores for each cell"
-        except (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError) as error:
-            said = f"its worker was lost {TRIES + 1} times ({type(error).__name__})"
+            return _Lost("out of memory: Ray ended its worker; fewer tokens, or more threads a cell", True)
         except errors.RayTaskError as error:
-            said = f"{type(error.cause).__name__}: {error.cause}".splitlines()[0]
-        return Outcome(reason=said, lasting=False)
+            cause = error.cause
+            return cause if isinstance(cause, RankscopeError) else SweepError(failed(cause).reason)
+        except errors.RayError as error:
+            return _Lost(f"its worker or node was lost {TRIES} times ({type(error).__name__})")
 
-    def _begin(self, address: str | None, workers: int | None) -> None:
-        if address is not None and "://" not in address and address != "auto":
+    def _sent(self, opener: Opener) -> Any:
+        """In the object store once, whoever needs it."""
+        if not isinstance(opener, Arrays):
+            return opener
+        if opener.name not in self._opened:
+            self._opened[opener.name] = self.ray.put(opener)
+        return self._opened[opener.name]
+
+    def _room(self) -> int:
+        """Pieces of work that may be in the cluster at a time. Clusters grow and shrink."""
+        if time.monotonic() - self._size[0] > PATIENCE:
+            there = self.ray.cluster_resources()
+            places = int(there.get("CPU", 1) // self.threads)
+            places = min(places, int(there.get("GPU", 0) / self.gpus)) if self.gpus else places
+            self._size = time.monotonic(), max(1, places)
+        return self._size[1] * AHEAD if self.workers is None or self.own else min(self.workers, self._size[1])
+
+    def _begin(self, address: str | None) -> None:
+        given: dict[str, Any] = {"address": address or "local"}
+        if address is None:
+            given["num_cpus"] = None if self.workers is None else self.workers * self.threads
+        elif "://" not in address and address not in ("auto", "local"):
             _reachable(address)
-        given: dict[str, Any] = {"address": address} if address is not None else {"num_cpus": workers}
         try:
-            self.ray.init(**given, include_dashboard=None, log_to_driver=False, logging_level="ERROR")
+            self.ray.init(**given, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise SweepError(
-                f"no Ray at {address or 'this machine'}: {str(error).splitlines()[0]}"
+                f"Ray must run at {address or 'this machine'}; it does not ({' '.join(str(error).split())})"
             ) from error
 
     def _agree(self) -> None:
         """Every node must have the versions that this process has: else numbers are not the same."""
-        ray, mine = self.ray, versions()
+        ray = self.ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        asked = ray.remote(versions)
-        nodes = [each["NodeID"] for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")]
-        places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
-        for node, theirs in zip(
-            nodes, ray.get([asked.options(num_cpus=0, scheduling_strategy=each).remote() for each in places]),
-            strict=True,
-        ):  # fmt: skip
-            if theirs != mine:
-                raise SweepError(
-                    f"every node must have the versions of the driver; on node {node[:8]} differ "
-                    f"{difference(mine, theirs)}: install the same there"
-                )
+        task = ray.remote(agreed)
+        nodes = [each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")]
+        places = [NodeAffinitySchedulingStrategy(each["NodeID"], soft=False) for each in nodes]
+        asked = [task.options(num_cpus=0, scheduling_strategy=each).remote() for each in places]
+        for node, reference in zip(nodes, asked, strict=True):
+            name = f"node {node['NodeID'][:8]} ({node['NodeManagerAddress']})"
+            try:
+                theirs = ray.get(reference, timeout=SLOW)
+            except ray.exceptions.RayError as error:
+                cause = getattr(error, "cause", None) or error
+                why = " ".join(str(cause).split())[:200]
+                raise SweepError(f"every node must have rankscope; {name} has not ({why})") from error
+            _refuse_other(theirs, name)
+
+    def _roomy(self) -> None:
+        """Some node must be able to do one cell: else Ray would wait for ever."""
+        there = [each["Resources"] for each in self.ray.nodes() if each["Alive"]]
+        if any(each.get("CPU", 0) >= self.threads and each.get("GPU", 0) >= self.gpus for each in there):
+            return
+        most = (
+            max((each.get("CPU", 0) for each in there), default=0),
+            max((each.get("GPU", 0) for each in there), default=0),
+        )
+        raise SweepError(
+            f"some node must have the {self.threads} cores and {self.gpus:g} GPUs of a cell; the largest have "
+            f"{most[0]:g} and {most[1]:g}: ask for fewer with --threads or --gpus-per-cell"
+        )
 
 
-class _Reference:
-    """Finds what was prepared in the object store."""
+def cluster(on: str, workers: int | None = None, threads: int = 1, gpus: float = 0.0) -> Cluster:
+    """What `--on` names: "ray", or "ray:HOST:PORT"."""
+    kind, _, address = on.partition(":")
+    if kind != "ray":
+        raise SweepError(f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}")
+    return Cluster(address or None, workers, threads, gpus)
 
-    def __init__(self, reference: Any) -> None:
-        self.reference = reference
+
+class _Lost(SweepError):
+    """Work that a worker or node took with it."""
+
+    def __init__(self, said: str, memory: bool = False) -> None:
+        super().__init__(said)
+        self.memory = memory
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """Weights and tokens as numpy arrays: Ray lays them in memory that all workers of a node read."""
+
+    name: str
+    given: dict[str, Any]
 
     def __call__(self) -> Ready:
-        import ray
-
-        return _unpacked(ray.get(self.reference))
+        return unpacked(tensors(self.given))
 
 
-class _Stored(Shared):
+class Stored(Shared):
     """Shared through Ray."""
 
-    def __init__(self, ray: Any) -> None:
-        super().__init__()
-        self.ray = ray
-
     def put(self, name: str, ready: Ready) -> Opener:
-        given = packed(ready)
-        arrays = {key: each.numpy() for key, each in given.pop("weights").items()}
-        tokens = {key: given[key].numpy() for key in ("X", "padding")}
-        return _Reference(self.ray.put({"arch": given["arch"], "weights": arrays, **tokens}))
+        """As arrays, which go into the object store with the first cell."""
+        return Arrays(name, arrays(packed(ready)))
 
 
-def _unpacked(given: dict[str, Any]) -> Ready:
-    """Without a copy: nothing writes to weights."""
+def arrays(given: Any) -> Any:
+    """Tensors in dictionaries and lists as numpy arrays."""
+    if isinstance(given, dict):
+        return {name: arrays(each) for name, each in given.items()}
+    return given.numpy() if isinstance(given, torch.Tensor) else given
+
+
+def tensors(given: Any) -> Any:
+    """And back, without a copy: nothing writes to weights."""
     import warnings
 
+    import numpy as np
+
+    if isinstance(given, dict):
+        return {name: tensors(each) for name, each in given.items()}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        weights = {name: torch.from_numpy(each) for name, each in given["weights"].items()}
-        tokens = {name: torch.from_numpy(given[name]) for name in ("X", "padding")}
-    return unpacked({"arch": given["arch"], "weights": weights, **tokens})
+        return torch.from_numpy(given) if isinstance(given, np.ndarray) else given
 
 
 _worker: Worker | None = None
 
 
-def _do(cell: Cell, asked: Asked, stored: dict[str, Any] | None, threads: int, device: str) -> Outcome:
-    """A task: Ray has brought `stored` here."""
+def _do(
+    cell: Cell, asked: Asked, opener: Opener, threads: int, device: str, driver: dict[str, str]
+) -> Outcome:
+    """A cell, as a task of Ray."""
     global _worker
-    if _worker is None:
+    _refuse_other(agreed(), "a node that joined since", driver)
+    if _worker is None or (_worker.threads, _worker.device) != (threads, device):
         _worker = Worker(threads, device)
-    return _worker.do(cell, asked, None if stored is None else lambda: _unpacked(stored))
+    return _worker.do(cell, asked, opener)
+
+
+@cache
+def agreed() -> dict[str, str]:
+    """What must be the same in all processes for numbers to be: versions, and our own source."""
+    found = hashlib.sha256()
+    home = Path(rankscope.__file__).parent
+    for path in sorted(home.rglob("*.py")):
+        found.update(str(path.relative_to(home)).encode() + path.read_bytes())
+    return {**versions(), "python": platform.python_version(), "source of rankscope": found.hexdigest()[:8]}
+
+
+def _refuse_other(theirs: dict[str, str], where: str, mine: dict[str, str] | None = None) -> None:
+    if theirs != (mine := agreed() if mine is None else mine):
+        raise SweepError(
+            f"every node must have the versions of the driver; on {where} differ {difference(mine, theirs)}: "
+            "install the same there"
+        )
 
 
 def _imported() -> Any:
     try:
         import ray
     except ImportError as error:
-        raise MissingExtraError(
-            "a sweep on a cluster needs Ray, which is not installed: pip install 'rankscope[ray]'"
-        ) from error
+        raise MissingExtraError(f"a cluster needs Ray, which is not installed: {INSTALL}") from error
     return ray
 
 
 def _reachable(address: str) -> None:
     host, _, port = address.rpartition(":")
+    advice = "start one with `ray start --head`, or leave the address out for one of this machine"
+    if not host or not port.isdigit():
+        raise SweepError(f"an address of Ray must be HOST:PORT, as 10.0.0.1:6379; got {address!r}: {advice}")
     try:
         socket.create_connection((host, int(port)), PATIENCE).close()
-    except (OSError, ValueError) as error:
-        raise SweepError(
-            f"Ray must answer at its address; {address} does not ({error}): start one with `ray start "
-            "--head`, or leave the address out for one of this machine"
-        ) from error
+    except (OSError, OverflowError) as error:
+        raise SweepError(f"Ray must answer at its address; {address} does not ({error}): {advice}") from error

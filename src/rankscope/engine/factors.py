@@ -40,6 +40,8 @@ CHANGES = (
     "temperature",
 )
 READS = ("text", "samples", "tokens")
+REALS = ("skip", "attention_skip", "mlp_skip", "temperature")
+"""Of these 1 is 1.0."""
 FIELDS = tuple(each.name for each in fields(Architecture) if each.name not in (*CHANGES, "parts"))
 """Of an architecture: what is drawn anew when it differs."""
 DRAWN = ("model", "init", "seed", *FIELDS)
@@ -55,41 +57,46 @@ def checked(cell: Mapping[str, Any]) -> Cell:
             raise SweepError(one_of("a factor", name, FACTORS))
         if not isinstance(value, str | int | float | bool):
             raise SweepError(f"{name} must be a number, a word or true/false; got a {type(value).__name__}")
-    return {**USUAL, **cell}
-
-
-def weights_of(cell: Cell) -> Cell:
-    """The factors that decide the weights: cells that have these in common share them."""
-    return {name: cell[name] for name in DRAWN if name in cell}
+    given = {
+        name: float(value) if name in REALS and type(value) is int else value for name, value in cell.items()
+    }
+    return {**USUAL, **given}
 
 
 def tokens_of(cell: Cell) -> Cell:
-    """And those that decide what is read."""
+    """The factors that decide the weights and what is read: cells that have these in common share both."""
     return {name: cell[name] for name in (*DRAWN, *READS) if name in cell}
 
 
-def base(cell: Cell) -> Transformer:
-    """The network before it is changed."""
-    from rankscope.sources.fresh import untrained
-    from rankscope.sources.named import is_drawn, named_network
+def architecture_of(cell: Cell) -> Architecture | None:
+    """Of a network that is drawn; None where its weights are loaded."""
+    from rankscope.sources.named import is_drawn
     from rankscope.sources.presets import PRESETS, preset
+
+    model = str(cell["model"])
+    if not is_drawn(model):
+        return None
+    return preset(model) if model in PRESETS else Architecture.read(model)
+
+
+def base(cell: Cell, arch: Architecture | None) -> Transformer:
+    """The network before it is changed: drawn on this architecture, or loaded where there is none."""
+    from rankscope.sources import load
+    from rankscope.sources.fresh import untrained
 
     model, own = str(cell["model"]), {name: cell[name] for name in FIELDS if name in cell}
     seed, init = cell.get("seed", 0), cell.get("init", "bert")
     if type(seed) is not int or not 0 <= seed < 2**31:
         raise SweepError(f"seed must be a whole number in 0..{2**31 - 1}; got {seed!r}")
-    if not is_drawn(model):
-        given = [name for name in ("init", "seed", *own) if name in cell]
-        if given:
-            raise SweepError(
-                f"{given[0]} must go with random weights, which {model} does not have: leave it out of these "
-                "cells, or name a size as bert-base"
-            )
-        return named_network(model)
-    if not own:
-        return named_network(model, seed, str(init))
-    arch = preset(model) if model in PRESETS else Architecture.read(model)
-    return untrained(arch.replace(**own), model, seed, str(init))
+    if arch is not None:
+        return untrained(arch.replace(**own), model, seed, str(init))
+    given = [name for name in ("init", "seed", *own) if name in cell]
+    if given:
+        raise SweepError(
+            f"{given[0]} must go with random weights, which {model} does not have: leave it out of these "
+            "cells, or name a size as bert-base"
+        )
+    return load(model)
 
 
 def changed(net: Transformer, cell: Cell) -> Transformer:

@@ -1,36 +1,40 @@
 """What several cells need and no cell should make again: the weights of a trained model, and its tokens.
 
-Loaded once, by the driver. On one machine they lie in a file that workers map into memory, so that all of
-them read the same pages; in a cluster in Ray's object store, which brings them to each node once
-(`cluster.py`). Random weights are drawn where they are needed: that is quicker.
+Files are read by the driver alone, so that every worker has the same, wherever it runs. Trained weights are
+loaded once: on one machine they lie in a file that workers map into memory, so that all of them read the same
+pages; in a cluster in Ray's object store, which brings them to each node once (`cluster.py`). Random weights
+are drawn where they are needed: that is quicker.
 """
 
+import shutil
 import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rankscope.engine.factors import Cell, tokens_of
-from rankscope.engine.work import Ready, prepared
+from rankscope.engine.factors import Cell, architecture_of, base, tokens_of
+from rankscope.engine.texts import Contents, excerpts_for
+from rankscope.engine.work import Opener, Ready
 from rankscope.errors import RankscopeError
-from rankscope.files import atomic
-from rankscope.nets import Transformer
+from rankscope.nets import Architecture, Transformer
 from rankscope.runs.key import digest
-from rankscope.sources.named import is_drawn
 
-Opener = Callable[[], Ready]
+PREFIX = ".shared-"
+"""Of the folder of weights, within the run's own."""
 
 
 class Shared:
-    """What was prepared, by the cells that need it."""
+    """What is prepared for cells, when the first of them asks for it."""
 
-    def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="rankscope-")
+    def __init__(self, folder: Path, contents: Contents, threads: int = 1) -> None:
+        for left in folder.glob(f"{PREFIX}*"):  # by a driver that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder, ignore_cleanup_errors=True)
+        self.contents, self.threads = contents, threads
         self._openers: dict[str, Opener] = {}
+        self._excerpts: dict[str, list[str]] = {}
 
     def __enter__(self) -> "Shared":
         return self
@@ -38,39 +42,86 @@ class Shared:
     def __exit__(self, *_: object) -> None:
         self._folder.cleanup()
 
-    def prepare(self, cells: Iterable[Cell]) -> None:
-        """Load what these cells load, each once. What cannot be loaded fails where its cells are done."""
-        for cell in cells:
-            if not is_drawn(str(cell["model"])) and (name := digest(tokens_of(cell))) not in self._openers:
-                with suppress(RankscopeError):
-                    self._openers[name] = self.put(name, prepared(cell))
+    def opener(self, cell: Cell) -> Opener:
+        """How a worker comes by what the cell needs; what cannot be read fails there, as its cell."""
+        name = digest({**tokens_of(cell), "content": self.contents.of(cell)})
+        if name in self._openers:
+            return self._openers[name]
+        try:
+            arch, excerpts = architecture_of(cell), self._read(cell)
+            if arch is not None:  # light, and often needed by one cell alone: not kept
+                return Drawn(name, tokens_of(cell), arch, excerpts)
+            self._openers[name] = self.put(name, self._loaded(cell, excerpts))
+        except RankscopeError as error:
+            self._openers[name] = Refused(name, error)
+        return self._openers[name]
 
     def put(self, name: str, ready: Ready) -> Opener:
         """Lay it down; what is given back finds it again, in another process too."""
         path = Path(self._folder.name) / f"{name}.pt"
-        with atomic(path) as temporary:
-            torch.save(packed(ready), temporary)
-        return _Mapped(path)
+        torch.save(packed(ready), path)
+        return Mapped(name, path)
 
-    def opener(self, cell: Cell) -> Opener | None:
-        """How a worker finds what the cell needs; None where it makes it itself."""
-        return self._openers.get(digest(tokens_of(cell)))
+    def _read(self, cell: Cell) -> list[str]:
+        """The same text is read once."""
+        name = repr([cell.get(each) for each in ("text", "samples", "tokens")])
+        if name not in self._excerpts:
+            self._excerpts[name] = excerpts_for(cell)
+        return self._excerpts[name]
+
+    def _loaded(self, cell: Cell, excerpts: list[str]) -> Ready:
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)  # as in workers: an embedding may multiply, too
+        try:
+            return prepared(cell, None, excerpts)
+        finally:
+            torch.set_num_threads(before)
+
+
+def prepared(cell: Cell, arch: Architecture | None, excerpts: list[str]) -> Ready:
+    """The weights and tokens of a cell, before it is changed."""
+    net = base(cell, arch)
+    return Ready(net, *net.encode(excerpts, int(cell["tokens"])))
 
 
 @dataclass(frozen=True)
-class _Mapped:
-    """A file that is mapped into memory."""
+class Drawn:
+    """Draws the weights."""
 
+    name: str
+    cell: Cell
+    arch: Architecture
+    excerpts: list[str]
+
+    def __call__(self) -> Ready:
+        return prepared(self.cell, self.arch, self.excerpts)
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """Maps a file into memory."""
+
+    name: str
     path: Path
 
     def __call__(self) -> Ready:
         return unpacked(torch.load(self.path, mmap=True, weights_only=False))
 
 
+@dataclass(frozen=True)
+class Refused:
+    """Has nothing to give, and says why."""
+
+    name: str
+    error: RankscopeError
+
+    def __call__(self) -> Ready:
+        raise self.error
+
+
 def packed(ready: Ready) -> dict[str, Any]:
     """As plain tensors."""
-    given = {"X": ready.X, "padding": ready.padding}
-    return {"arch": ready.net.arch, "weights": ready.net.state(), **given}
+    return {"arch": ready.net.arch, "weights": ready.net.state(), "X": ready.X, "padding": ready.padding}
 
 
 def unpacked(given: dict[str, Any]) -> Ready:

@@ -103,6 +103,8 @@ def spec_of(given: Mapping[str, Any]) -> Spec:
     asked = {name: given[name] for name in Asked.__dataclass_fields__ if name in given}
     if "metrics" in asked:
         named = asked["metrics"]
+        if not isinstance(named, str | list | tuple) or not all(isinstance(each, str) for each in named):
+            raise SweepError(f'metrics must be names, as ["relative_mu"]; got {named!r}')
         asked["metrics"] = tuple([named] if isinstance(named, str) else named)
     common = given.get("all", {})
     for name in ("all", "grid", "sample"):
@@ -112,6 +114,10 @@ def spec_of(given: Mapping[str, Any]) -> Spec:
     for cell in _cells(given):
         whole = checked({**common, **cell})
         found.setdefault(repr(sorted(whole.items())), whole)
+        if len(found) > MOST:
+            raise SweepError(
+                f"a sweep must have at most {MOST:,} cells; the parts of this one have more together"
+            )
     if not found:
         raise SweepError(
             "a sweep must have at least one cell; it has none: fill [grid], [[list]] or [sample]"
@@ -154,7 +160,8 @@ def _levels(name: str, given: Any) -> list[Any]:
     if isinstance(given, Mapping):
         if set(given) <= {"range"} and isinstance(given.get("range"), int | list):
             bounds = given["range"] if isinstance(given["range"], list) else [given["range"]]
-            if all(type(each) is int for each in bounds) and 1 <= len(bounds) <= 3:
+            whole = all(type(each) is int for each in bounds) and 1 <= len(bounds) <= 3
+            if whole and bounds[2:] != [0]:
                 if len(found := range(*bounds)) > MOST:
                     raise SweepError(
                         f"{name} must have at most {MOST:,} levels; its range has {len(found):,}"
@@ -168,6 +175,8 @@ def _sample(sample: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     number, seed = sample.get("number"), sample.get("sample_seed", 0)
     if type(number) is not int or not 1 <= number <= MOST:
         raise SweepError(f"number of a sample must be a whole number in 1..{MOST:,}; got {number!r}")
+    if type(seed) is not int:
+        raise SweepError(f"sample_seed must be a whole number; got {seed!r}")
     draw = random.Random(seed)
     ways = {name: each for name, each in sample.items() if name not in ("number", "sample_seed")}
     for _ in range(number):
@@ -184,7 +193,8 @@ def _drawn(name: str, way: Any, draw: random.Random) -> Any:
             f"{name} of a sample must be a value, a list, or {{low = 0, high = 1}}; got {dict(way)}"
         )
     low, high = way["low"], way["high"]
-    if not all(isinstance(each, int | float) for each in (low, high)) or not low <= high:
+    numbers = all(type(each) in (int, float) and math.isfinite(each) for each in (low, high))
+    if not numbers or not low <= high:
         raise SweepError(f"{name} must have numbers low <= high; got {low!r} and {high!r}")
     if not way.get("log"):
         return draw.randint(low, high) if type(low) is type(high) is int else draw.uniform(low, high)

@@ -11,23 +11,24 @@ there were, nor on who was first, nor on how often it was interrupted.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from rankscope.engine.factors import Cell
 from rankscope.engine.pool import Local
 from rankscope.engine.shared import Shared
 from rankscope.engine.spec import Asked, Spec, read_spec, spec_of
-from rankscope.engine.texts import content_of
+from rankscope.engine.texts import Contents
 from rankscope.engine.work import TABLES, Outcome
 from rankscope.errors import SweepError
+from rankscope.files import undisturbed
 from rankscope.runs import Manifest, Store, read
 from rankscope.runs.journal import Journal
-from rankscope.runs.key import digest, files_of, key_of
-from rankscope.sources.named import is_drawn
+from rankscope.runs.key import digest, key_of
+from rankscope.runs.manifest import versions
 
 ENTRY = "sweep"
 KEPT = "kept"
@@ -35,6 +36,8 @@ STATUS = {
     "step": pl.Int64, "cell": pl.String, "reason": pl.String, "lasting": pl.Boolean, "seconds": pl.Float64
 }  # fmt: skip
 """Of what is kept of a cell: its key, and how it ended."""
+LONG = 24
+"""Digits of a key: no two of a million cells have the same."""
 Progress = Callable[[int, int], None]
 """Hears how many cells are done, and of how many."""
 
@@ -68,59 +71,53 @@ def sweep(
     workers: int | None = None,
     threads: int = 1,
     gpus_per_cell: float = 0.0,
-    progress: Progress | None = None,
+    progress: Progress = lambda done, of: None,
+    say: Callable[[str], None] = lambda sentence: None,
 ) -> Sweep:
     """Measure every cell of a specification (`spec.py`), and keep what came of it in a run folder.
 
-    `on` is None for processes of this machine, "ray", or "ray:ADDRESS". What the folder has of the same cells
-    is not computed again. `threads` are those of each cell: numbers may differ in their last digit with them,
-    and with nothing else.
+    `on` is None for processes of this machine, "ray" for a Ray of its own (or the one that `RAY_ADDRESS`
+    names), or "ray:HOST:PORT". What the folder has of the same cells is not computed again. `threads` are
+    those of each cell: numbers may differ in their last digit with them, and between kinds of processors.
+    `progress` hears how many cells are done, and of how many; `say` where Ray's dashboard is.
     """
     found = (
         spec if isinstance(spec, Spec) else spec_of(spec) if isinstance(spec, Mapping) else read_spec(spec)
     )
-    if threads < 1 or (workers is not None and workers < 1):
-        raise SweepError(f"workers and threads must be 1 or more; got {workers} and {threads}")
-    keys = keys_of(found, threads)
-    engine, shared = _engine(on, workers, threads, gpus_per_cell)
-    try:
-        with Store(run) as store, shared:
+    if threads < 1 or (workers is not None and workers < 1) or gpus_per_cell < 0:
+        raise SweepError(
+            f"workers and threads must be 1 or more, GPUs 0 or more; got {workers}, {threads}, {gpus_per_cell:g}"
+        )
+    contents = Contents(found.cells)
+    keys = keys_of(found, contents, threads, "cuda" if gpus_per_cell else "cpu")
+    opened, shared_by = _engine(on, workers, threads, gpus_per_cell)
+    with opened as engine, Store(run) as store:
+        if address := getattr(engine, "dashboard", None):
+            say(f"Ray's dashboard: {address}")
+        with shared_by(store.folder, contents, threads) as shared:
             kept = _Kept(store, found.asked, _manifest(found))
             left = [number for number, key in enumerate(keys) if not kept.has(key)]
             before = len(keys) - len(left)
-            if progress is not None:
-                progress(before, len(keys))
+            progress(before, len(keys))
+            tasks = ((number, cell, shared.opener(cell)) for number in left for cell in [found.cells[number]])
             try:
-                shared.prepare(found.cells[number] for number in left)
-                tasks = ((number, found.cells[number]) for number in left)
-                for done, (number, outcome) in enumerate(engine.outcomes(tasks, found.asked, shared), 1):
-                    kept.add(keys[number], outcome)
-                    if progress is not None:
+                with closing(engine.outcomes(tasks, found.asked)) as outcomes:
+                    for done, (number, outcome) in enumerate(outcomes, 1):
+                        with undisturbed():
+                            kept.add(keys[number], outcome)
                         progress(before + done, len(keys))
             finally:
-                kept.gather()
+                with undisturbed():
+                    kept.gather()
                 tables = _tables(found, keys, kept)
                 store.write(ENTRY, _manifest(found), tables)
-    finally:
-        if hasattr(engine, "close"):
-            engine.close()
     return Sweep(Path(run), found, tables["sweep"], tables["cells"])
 
 
-def keys_of(spec: Spec, threads: int) -> list[str]:
+def keys_of(spec: Spec, contents: Contents, threads: int, device: str) -> list[str]:
     """What decides the numbers of each cell, as a short name; the same on any machine."""
-    about = key_of(asked=asdict(spec.asked), threads=threads)
-    models = {
-        model: [] if is_drawn(model) else files_of(model) for model in {str(c["model"]) for c in spec.cells}
-    }
-    texts = {text: content_of(text) for text in {str(c["text"]) for c in spec.cells if "text" in c}}
-
-    def key(cell: Cell) -> str:
-        model = models[str(cell["model"])]
-        text = texts[str(cell["text"])] if "text" in cell else []
-        return digest({**about, "cell": cell, "model": model, "text": text})
-
-    return [key(cell) for cell in spec.cells]
+    about = key_of(asked=asdict(spec.asked), threads=threads, device=device)
+    return [digest({**about, "cell": cell, "content": contents.of(cell)}, LONG) for cell in spec.cells]
 
 
 class _Kept:
@@ -164,7 +161,7 @@ class _Kept:
 
     def table(self, name: str) -> pl.DataFrame:
         """Rows that count: those of the last time that their cell was done."""
-        rows = read(self.store.folder).table(f"{KEPT}_{name}")
+        rows = read(self.store.folder).table(f"{KEPT}_{name}").with_row_index("at")
         last = pl.DataFrame(
             [(key, row["step"]) for key, row in self.ended.items()],
             schema={"cell": pl.String, "step": pl.Int64}, orient="row",
@@ -186,7 +183,7 @@ def _tables(spec: Spec, keys: list[str], kept: _Kept) -> dict[str, pl.DataFrame]
     for name in kept.rows:
         rows = kept.table(name).rename({"cell": "key"}).drop("step")
         # Rows of a cell stay in the order in which they were measured.
-        joined = numbered.join(rows.with_row_index("at"), on="key", how="inner").sort("cell", "at")
+        joined = numbered.join(rows, on="key", how="inner").sort("cell", "at")
         found[name] = joined.drop("key", "at")
     return found
 
@@ -209,20 +206,14 @@ def _frame(spec: Spec) -> pl.DataFrame:
 
 
 def _manifest(spec: Spec) -> Manifest:
-    from rankscope.runs.manifest import versions
-
-    return Manifest(title="A sweep", versions=versions()).adding(
-        asked=asdict(spec.asked), factors=spec.factors, varied=spec.varied, cells=len(spec.cells)
-    )
+    about = {"asked": asdict(spec.asked), "factors": spec.factors, "varied": spec.varied}
+    return Manifest(title="A sweep", versions=versions()).adding(**about, cells=len(spec.cells))
 
 
-def _engine(on: str | None, workers: int | None, threads: int, gpus: float) -> tuple[Any, Shared]:
+def _engine(on: str | None, workers: int | None, threads: int, gpus: float) -> tuple[Any, type[Shared]]:
+    """Where cells are done, and how what they share comes there."""
     if on is None:
-        return Local(workers, threads, "cuda" if gpus else "cpu"), Shared()
-    kind, _, address = on.partition(":")
-    if kind != "ray":
-        raise SweepError(f"on must be 'ray' or 'ray:ADDRESS', or left out for this machine; got {on!r}")
-    from rankscope.engine.cluster import Cluster
+        return Local(workers, threads, gpus), Shared
+    from rankscope.engine.cluster import Stored, cluster
 
-    engine = Cluster(address or None, workers, threads, gpus)
-    return engine, engine.share()
+    return cluster(on, workers, threads, gpus), Stored

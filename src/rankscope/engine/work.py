@@ -4,19 +4,19 @@ A cell is small; what it needs that is large (the weights of a trained model, th
 prepared once and shared (`shared.py`). Numbers depend on the cell alone: threads are the same everywhere.
 """
 
+import re
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
 
 import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.engine.factors import Cell, base, changed, tokens_of
+from rankscope.engine.factors import Cell, changed
 from rankscope.engine.spec import Asked
-from rankscope.errors import RankscopeError
+from rankscope.errors import FileError, RankscopeError, SourceError
 from rankscope.nets import Transformer
 
 ROWS = {
@@ -55,43 +55,57 @@ class Outcome:
     seconds: float = 0.0
 
 
-def prepared(cell: Cell) -> Ready:
-    """The weights and tokens of a cell, before it is changed."""
-    from rankscope.engine.texts import excerpts_for
+@runtime_checkable
+class Opener(Protocol):
+    """Finds or makes what a cell needs, in whatever process: sent there with the cell."""
 
-    net = base(cell)
-    X, padding = net.encode(excerpts_for(cell), int(cell["tokens"]))
-    return Ready(net, X, padding)
+    name: str
+    """The same where what it gives is the same."""
+
+    def __call__(self) -> Ready:
+        """The network and its tokens."""
 
 
 class Worker:
     """Does cells one after another; what the last one had prepared serves the next."""
 
     def __init__(self, threads: int = 1, device: str = "cpu") -> None:
-        torch.set_num_threads(threads)
-        self.device = device
-        self._last: tuple[Any, Ready] | None = None
+        self.threads, self.device = threads, device
+        self._last: tuple[str, Ready] | None = None
 
-    def do(self, cell: Cell, asked: Asked, shared: Callable[[], Ready] | None = None) -> Outcome:
-        """One cell; `shared` gives what was prepared elsewhere."""
+    def do(self, cell: Cell, asked: Asked, opener: Opener) -> Outcome:
+        """One cell."""
         start = time.perf_counter()
+        torch.set_num_threads(self.threads)
         try:
-            key = sorted(tokens_of(cell).items())
-            if self._last is None or self._last[0] != key:
+            if self._last is None or self._last[0] != opener.name:
                 self._last = None  # let go before another is made
-                self._last = key, prepared(cell) if shared is None else shared()
+                self._last = opener.name, opener()
             tables = _measured(self._last[1], cell, asked, self.device)
-        except RankscopeError as error:
-            return Outcome(reason=str(error), seconds=time.perf_counter() - start)
-        except (MemoryError, torch.OutOfMemoryError) as error:
-            self._last = None
-            said = f"out of memory ({_first(error)}): fewer tokens, or fewer workers at a time"
-            return Outcome(reason=said, lasting=False, seconds=time.perf_counter() - start)
         except Exception as error:
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            said = f"{type(error).__name__}: {_first(error)} ({where.name}, line {where.lineno})"
-            return Outcome(reason=said, lasting=False, seconds=time.perf_counter() - start)
+            self._last = None if _memory(error) else self._last
+            return replace(failed(error), seconds=time.perf_counter() - start)
         return Outcome(tables, seconds=time.perf_counter() - start)
+
+
+def failed(error: Exception) -> Outcome:
+    """A cell that came to nothing, and why."""
+    if isinstance(error, RankscopeError):
+        # What a file or the network lacks today may be there tomorrow.
+        return Outcome(reason=str(error), lasting=not isinstance(error, FileError | SourceError))
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    if _memory(error):
+        said = f"out of memory ({lines[0]}): fewer tokens, or fewer workers at a time"
+        return Outcome(reason=said, lasting=False)
+    where = traceback.extract_tb(error.__traceback__)[-1:]
+    place = "".join(f" ({each.name}, line {each.lineno})" for each in where)
+    return Outcome(reason=f"{type(error).__name__}: {lines[0]}{place}", lasting=False)
+
+
+def _memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and re.search("allocate|out of memory", str(error)) is not None
 
 
 def _measured(ready: Ready, cell: Cell, asked: Asked, device: str) -> dict[str, pl.DataFrame]:
@@ -116,8 +130,3 @@ def _as(schema: dict[str, Any], table: pl.DataFrame) -> pl.DataFrame:
         pl.col(name).cast(kind) if name in table.columns else pl.lit(None, kind).alias(name)
         for name, kind in schema.items()
     )
-
-
-def _first(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else "no reason given"

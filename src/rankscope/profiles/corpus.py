@@ -5,18 +5,17 @@ them: it reads past the excerpts that were measured, makes sure they are the sam
 what it would have given in one go. A longer corpus that begins the same way goes on from them, too.
 """
 
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rankscope.errors import FileError, MetricError, TokensError
+from rankscope.files import undisturbed
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.nets.origin import Encoded
@@ -109,7 +108,7 @@ def gathering(
                 gathered.flush(read=read, digest=digest.hexdigest())
                 at = time.monotonic()
             found = _measured(nets, chunk, chosen, arithmetics, tokens)
-            with _undisturbed():
+            with undisturbed():
                 if found is not None:
                     gathered.add(found)
                 for text in chunk:
@@ -117,7 +116,7 @@ def gathering(
                 read += len(chunk)
             yield gathered
     finally:
-        with _undisturbed():
+        with undisturbed():
             gathered.flush(read=read, digest=digest.hexdigest())
 
 
@@ -183,20 +182,3 @@ def _digest(digest: Any, text: str) -> None:
     data = text.encode("utf-8", "surrogatepass")
     digest.update(len(data).to_bytes(8, "little"))
     digest.update(data)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, so that no number is counted by half."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is None:  # no Python handler to put back
-        yield
-        return
-    came: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *what: came.append(what))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came and callable(before):
-        before(*came[0])
