@@ -126,7 +126,7 @@ class Cluster:
                 for reference in ready:
                     piece = running.pop(reference)
                     found = self._found(reference)
-                    if isinstance(found, _Lost):
+                    if isinstance(found, _LostError):
                         lost[piece[0]] = lost.get(piece[0], 0) + 1
                         if lost[piece[0]] < TRIES and not found.memory:
                             again.append(piece)
@@ -141,12 +141,12 @@ class Cluster:
         try:
             return self.ray.get(reference)
         except errors.OutOfMemoryError:
-            return _Lost("out of memory: Ray ended its worker; fewer tokens, or more threads a cell", True)
+            return _LostError("out of memory: Ray ended its worker; fewer tokens, or fewer at a time", True)
         except errors.RayTaskError as error:
             cause = error.cause
             return cause if isinstance(cause, RankscopeError) else SweepError(failed(cause).reason)
         except errors.RayError as error:
-            return _Lost(f"its worker or node was lost {TRIES} times ({type(error).__name__})")
+            return _LostError(f"its worker or node was lost {TRIES} times ({type(error).__name__})")
 
     def _sent(self, opener: Opener) -> Any:
         """In the object store once, whoever needs it."""
@@ -207,7 +207,7 @@ class Cluster:
             max((each.get("GPU", 0) for each in there), default=0),
         )
         raise SweepError(
-            f"some node must have the {self.threads} cores and {self.gpus:g} GPUs of a cell; the largest have "
+            f"some node must have {self.threads} cores and {self.gpus:g} GPUs of a cell; the largest have "
             f"{most[0]:g} and {most[1]:g}: ask for fewer with --threads or --gpus-per-cell"
         )
 
@@ -220,7 +220,7 @@ def cluster(on: str, workers: int | None = None, threads: int = 1, gpus: float =
     return Cluster(address or None, workers, threads, gpus)
 
 
-class _Lost(SweepError):
+class _LostError(SweepError):
     """Work that a worker or node took with it."""
 
     def __init__(self, said: str, memory: bool = False) -> None:
@@ -236,6 +236,7 @@ class Arrays:
     given: dict[str, Any]
 
     def __call__(self) -> Ready:
+        """The network and its tokens."""
         return unpacked(tensors(self.given))
 
 
@@ -281,14 +282,18 @@ def _do(
     return _worker.do(cell, asked, opener)
 
 
-@cache
 def agreed() -> dict[str, str]:
     """What must be the same in all processes for numbers to be: versions, and our own source."""
+    return {**versions(), "python": platform.python_version(), "source of rankscope": _source()}
+
+
+@cache
+def _source() -> str:
     found = hashlib.sha256()
     home = Path(rankscope.__file__).parent
     for path in sorted(home.rglob("*.py")):
         found.update(str(path.relative_to(home)).encode() + path.read_bytes())
-    return {**versions(), "python": platform.python_version(), "source of rankscope": found.hexdigest()[:8]}
+    return found.hexdigest()[:8]
 
 
 def _refuse_other(theirs: dict[str, str], where: str, mine: dict[str, str] | None = None) -> None:

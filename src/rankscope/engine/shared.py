@@ -94,6 +94,7 @@ class Drawn:
     excerpts: list[str]
 
     def __call__(self) -> Ready:
+        """The network and its tokens."""
         return prepared(self.cell, self.arch, self.excerpts)
 
 
@@ -105,6 +106,7 @@ class Mapped:
     path: Path
 
     def __call__(self) -> Ready:
+        """The network and its tokens."""
         return unpacked(torch.load(self.path, mmap=True, weights_only=False))
 
 
@@ -116,6 +118,7 @@ class Refused:
     error: RankscopeError
 
     def __call__(self) -> Ready:
+        """The network and its tokens."""
         raise self.error
 
 

@@ -86,7 +86,8 @@ def sweep(
     )
     if threads < 1 or (workers is not None and workers < 1) or gpus_per_cell < 0:
         raise SweepError(
-            f"workers and threads must be 1 or more, GPUs 0 or more; got {workers}, {threads}, {gpus_per_cell:g}"
+            f"workers and threads must be 1 or more, GPUs 0 or more; got {workers}, {threads} and "
+            f"{gpus_per_cell:g}"
         )
     contents = Contents(found.cells)
     keys = keys_of(found, contents, threads, "cuda" if gpus_per_cell else "cpu")
