@@ -1,9 +1,12 @@
-"""A small sweep, alone in a process: `python -m tests.engine.swept FOLDER WORKERS`."""
+"""A small sweep, alone in a process: `python -m tests.engine.swept FOLDER WORKERS [ray]`."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
+from polars.testing import assert_frame_equal
+
+import rankscope
 from rankscope.engine import Sweep, sweep
 
 SPEC: dict[str, Any] = {
@@ -19,11 +22,22 @@ SPEC: dict[str, Any] = {
     ],
 }
 CELLS = 2 * 2 * 4 + 3
+TABLES = ("sweep", "sweep_paths", "sweep_certificates")
 
 
 def swept(folder: Path, **options: Any) -> Sweep:
     return sweep(SPEC, folder, **options)
 
 
+def same(one: Path, other: Path) -> None:
+    """Bit for bit, but for how long cells took."""
+    for name in TABLES:
+        assert_frame_equal(
+            rankscope.read(one).table(name), rankscope.read(other).table(name), check_exact=True
+        )
+    cells = [rankscope.read(each).table("cells").drop("seconds") for each in (one, other)]
+    assert_frame_equal(*cells)
+
+
 if __name__ == "__main__":
-    swept(Path(sys.argv[1]), workers=int(sys.argv[2]))
+    swept(Path(sys.argv[1]), workers=int(sys.argv[2]), on=sys.argv[3] if len(sys.argv) > 3 else None)

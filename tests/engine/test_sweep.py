@@ -10,32 +10,19 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from polars.testing import assert_frame_equal
 
 import rankscope
 from rankscope import certify, decompose, fresh, measure
 from rankscope.engine import Sweep, sweep
 from rankscope.engine.texts import excerpts_for
 from rankscope.errors import SweepError
-from tests.engine.swept import CELLS, SPEC, swept
-
-TABLES = ("sweep", "sweep_paths", "sweep_certificates")
+from tests.engine.swept import CELLS, SPEC, same, swept
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """Done in this process."""
     return swept(tmp_path_factory.mktemp("alone"), workers=1)
-
-
-def same(one: Path, other: Path) -> None:
-    """Bit for bit, but for how long cells took."""
-    for name in TABLES:
-        assert_frame_equal(
-            rankscope.read(one).table(name), rankscope.read(other).table(name), check_exact=True
-        )
-    cells = [rankscope.read(each).table("cells").drop("seconds") for each in (one, other)]
-    assert_frame_equal(*cells)
 
 
 def test_rows_are_those_of_a_loop_by_hand(alone: Sweep) -> None:

@@ -14,7 +14,7 @@ NETWORK, TEXT, RESULT = "Network", "Text", "Result"
 HELP = {
     "model": "minilm (trained), a directory or hub id of a model, a size with random weights (bert-base, "
     "gpt2, ...), or a JSON file of an architecture.",
-    "compared": "Models as in measure, model:variant as in minilm:san, or folders of runs.",
+    "compared": "Models as in measure, model:variant as in minilm:san, folders of runs, RUN:CELL of sweeps.",
     "variant": "transformer, less a part (transformer-skip), or san with parts (san+skip).",
     "variants": "Comma-separated: transformer, transformer-skip, san, san+norm+mlp, ...",
     "mask": "In place of the model's own: causal, window:2, causal&window:4.",

@@ -36,7 +36,7 @@ def sweep(
     Cells are kept as they end. The same command into the same folder goes on where it stopped; a changed
     specification computes what is new. A cell that fails is a row with its reason.
     """
-    from rankscope.cli.exits import Stopped
+    from rankscope.cli.exits import Stopped, complain
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.engine import read_spec
     from rankscope.engine import sweep as swept
@@ -60,6 +60,7 @@ def sweep(
                 threads=threads,
                 gpus_per_cell=gpus_per_cell,
                 progress=tell,
+                say=lambda sentence: None if quiet or as_json else complain(sentence),
             )
     except KeyboardInterrupt as stop:
         raise Stopped(

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-import rankscope
 from rankscope.engine.factors import Cell
 from rankscope.engine.pool import Task, environment
 from rankscope.engine.shared import Shared, packed, unpacked
@@ -53,8 +52,8 @@ class Cluster:
         if self.own:
             self._begin(address or os.environ.get("RAY_ADDRESS") or None)
         try:
-            self._agree()
             self._roomy()
+            self._agree()
         except BaseException:
             self.close()
             raise
@@ -290,7 +289,7 @@ def agreed() -> dict[str, str]:
 @cache
 def _source() -> str:
     found = hashlib.sha256()
-    home = Path(rankscope.__file__).parent
+    home = Path(__file__).parents[1]
     for path in sorted(home.rglob("*.py")):
         found.update(str(path.relative_to(home)).encode() + path.read_bytes())
     return found.hexdigest()[:8]
