@@ -12,10 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from polars.testing import assert_frame_equal
 
 import rankscope
+from rankscope import fresh, read
 from rankscope.engine import Sweep, sweep
+from rankscope.engine.cluster import Cluster
+from rankscope.engine.spread import Corpus
 from rankscope.errors import SweepError
+from rankscope.profiles.corpus import gathering, measure_corpus
+from rankscope.runs import Store
+from rankscope.sources import bundled_excerpts
+from tests.cli.running import answered
 from tests.engine.swept import same, swept
 
 ray = pytest.importorskip("ray", reason="pip install 'rankscope[ray]'")
@@ -31,9 +39,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     """Two nodes of one core each; this process is connected to the first."""
-    from ray.cluster_utils import Cluster
+    from ray.cluster_utils import Cluster as Nodes
 
-    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    found = Nodes(initialize_head=True, head_node_args={"num_cpus": 1})
     found.add_node(num_cpus=1)
     ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
     yield found
@@ -63,6 +71,41 @@ def test_a_cell_that_no_node_has_room_for_is_refused(nodes: Any, tmp_path: Path)
     with pytest.raises(SweepError, match="some node must have 1 cores and 1 GPUs"):
         swept(tmp_path / "run", on="ray", gpus_per_cell=1)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("excerpts", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_corpus_has_the_statistics_of_one_process(excerpts: int, nodes: Any, tmp_path: Path) -> None:
+    words = " ".join(bundled_excerpts(20)).split()
+    texts = [
+        " ".join(words[7 * n % 4000 :][: 1 + n % 9]) + (f" {n}" if n % 11 else "") for n in range(excerpts)
+    ]
+    net = fresh("bert-tiny")
+    nets = {"transformer": net, "san": net.variant(skip=0.0)}
+    given: dict[str, Any] = {"metrics": ["relative_mu", "entropy"], "tokens": 8, "batch": 32}
+    alone = measure_corpus(nets, texts, **given)
+    with Cluster() as cluster, Store(tmp_path) as store:
+        steps = list(gathering(nets, iter(texts), store, **given, spread=Corpus(cluster)))
+        there = steps[-1].summary()
+    assert there.excerpts == alone.excerpts == excerpts
+    assert_frame_equal(there.table, alone.table, check_exact=True)
+
+
+def test_measure_goes_to_the_cluster(nodes: Any, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(bundled_excerpts(12)[:6]))
+    asked = ["measure", "minilm", "--text", str(text), "--tokens", "8", "--variants", "san", "--batch", "2"]
+    assert answered(*asked, "--on", "ray")["table"] == answered(*asked)["table"]
+
+
+@pytest.mark.slow
+def test_reproduce_goes_to_the_cluster(nodes: Any, tmp_path: Path) -> None:
+    for name, on in (("here", []), ("there", ["--on", "ray"])):
+        answered("reproduce", "dong2021", "lengths", *on, "-o", str(tmp_path / name))
+    tables = [read(tmp_path / each / "quick" / "dong2021" / "lengths") for each in ("here", "there")]
+    assert (tmp_path / "there" / "quick" / "REPRODUCTION.md").is_file()
+    assert tables[0].names == tables[1].names
+    for name in tables[0].names:
+        assert_frame_equal(tables[0].table(name), tables[1].table(name), check_exact=True)
 
 
 @pytest.mark.slow

@@ -19,9 +19,7 @@ SHOWN = 8
 
 def sweep(
     spec: Annotated[Path, typer.Argument(metavar="SPEC", help="A TOML file: which cells, and what of each.")],
-    on: Annotated[
-        str | None, opt.option(opt.NETWORK, "WHERE", "on", show_default="this machine's processes")
-    ] = None,
+    on: opt.On = None,
     workers: Annotated[
         int | None, opt.option(opt.NETWORK, "N", "workers", min=1, show_default="one for each core")
     ] = None,

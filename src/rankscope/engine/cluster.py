@@ -1,7 +1,7 @@
 """Work on a Ray cluster: a laptop's own, or one with an address.
 
-Ray schedules, finds out when a worker or node is lost, and brings shared weights to each node once (as numpy
-arrays in its object store, which workers read without a copy). What was lost is given to Ray again, a few
+Ray schedules, finds out when a worker or node is lost, and brings shared weights to each node once (in its
+object store, which workers read without a copy). What was lost is given to Ray again, a few
 times; not by Ray itself, which would do a cell that has not the memory again and again.
 """
 
@@ -11,16 +11,15 @@ import platform
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rankscope.engine.factors import Cell
+from rankscope.engine.laid import Laid, laid
 from rankscope.engine.pool import Task, environment
-from rankscope.engine.shared import Shared, packed, unpacked
+from rankscope.engine.shared import Shared
 from rankscope.engine.spec import Asked
 from rankscope.engine.work import Opener, Outcome, Ready, Worker, failed
 from rankscope.errors import MissingExtraError, RankscopeError, SweepError
@@ -149,7 +148,7 @@ class Cluster:
 
     def _sent(self, opener: Opener) -> Any:
         """In the object store once, whoever needs it."""
-        if not isinstance(opener, Arrays):
+        if not isinstance(opener, Opened):
             return opener
         if opener.name not in self._opened:
             self._opened[opener.name] = self.ray.put(opener)
@@ -194,7 +193,7 @@ class Cluster:
                 cause = getattr(error, "cause", None) or error
                 why = " ".join(str(cause).split())[:200]
                 raise SweepError(f"every node must have rankscope; {name} has not ({why})") from error
-            _refuse_other(theirs, name)
+            refuse_other(theirs, name)
 
     def _roomy(self) -> None:
         """Some node must be able to do one cell: else Ray would wait for ever."""
@@ -228,43 +227,23 @@ class _LostError(SweepError):
 
 
 @dataclass(frozen=True)
-class Arrays:
-    """Weights and tokens as numpy arrays: Ray lays them in memory that all workers of a node read."""
+class Opened:
+    """Weights and tokens that Ray keeps in memory that all workers of a node read."""
 
     name: str
-    given: dict[str, Any]
+    ready: Laid
 
     def __call__(self) -> Ready:
         """The network and its tokens."""
-        return unpacked(tensors(self.given))
+        return self.ready.taken()  # type: ignore[no-any-return]
 
 
 class Stored(Shared):
     """Shared through Ray."""
 
     def put(self, name: str, ready: Ready) -> Opener:
-        """As arrays, which go into the object store with the first cell."""
-        return Arrays(name, arrays(packed(ready)))
-
-
-def arrays(given: Any) -> Any:
-    """Tensors in dictionaries and lists as numpy arrays."""
-    if isinstance(given, dict):
-        return {name: arrays(each) for name, each in given.items()}
-    return given.numpy() if isinstance(given, torch.Tensor) else given
-
-
-def tensors(given: Any) -> Any:
-    """And back, without a copy: nothing writes to weights."""
-    import warnings
-
-    import numpy as np
-
-    if isinstance(given, dict):
-        return {name: tensors(each) for name, each in given.items()}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return torch.from_numpy(given) if isinstance(given, np.ndarray) else given
+        """It goes into the object store with the first cell; where the network came from stays here."""
+        return Opened(name, laid(replace(ready, net=replace(ready.net, origin=None))))
 
 
 _worker: Worker | None = None
@@ -275,7 +254,7 @@ def _do(
 ) -> Outcome:
     """A cell, as a task of Ray."""
     global _worker
-    _refuse_other(agreed(), "a node that joined since", driver)
+    refuse_other(agreed(), "a node that joined since", driver)
     if _worker is None or (_worker.threads, _worker.device) != (threads, device):
         _worker = Worker(threads, device)
     return _worker.do(cell, asked, opener)
@@ -295,7 +274,8 @@ def _source() -> str:
     return found.hexdigest()[:8]
 
 
-def _refuse_other(theirs: dict[str, str], where: str, mine: dict[str, str] | None = None) -> None:
+def refuse_other(theirs: dict[str, str], where: str, mine: dict[str, str] | None = None) -> None:
+    """Say in what a node differs from the driver, where it does."""
     if theirs != (mine := agreed() if mine is None else mine):
         raise SweepError(
             f"every node must have the versions of the driver; on {where} differ {difference(mine, theirs)}: "

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
@@ -80,9 +81,11 @@ def gathering(
     tokens: int = 128,
     batch: int = 16,
     saved_every: float = SAVED_EVERY,
+    spread: "Spread | None" = None,
 ) -> Generator[Gathered]:
     """`measure_corpus` step by step: what has been gathered after each batch, and first what the folder
-    held. It is one object, and whole whenever it is seen: also after an interruption."""
+    held. It is one object, and whole whenever it is seen: also after an interruption. `spread` measures
+    batches elsewhere, and hands them back in their order."""
     if not nets:
         raise MetricError("a corpus must be measured on at least one network; received none")
     if batch < 1:
@@ -100,14 +103,16 @@ def gathering(
         _skip(stream, digest, read, before[-1].more["digest"], store.folder / NAME)
         yield gathered
     at = time.monotonic()
+    work = Batches(nets, chosen, arithmetics, tokens)
+    chunks = iter(lambda: list(islice(stream, batch)), [])
+    measured = ((chunk, work(chunk)) for chunk in chunks) if spread is None else spread(work, chunks)
     try:
-        while chunk := list(islice(stream, batch)):
+        for chunk, found in measured:
             late = gathered.waiting > MOST or time.monotonic() - at > saved_every
             if len(chunk) < batch or late:
                 # An incomplete batch is the last, and a chunk of its own: a longer corpus goes on before it.
                 gathered.flush(read=read, digest=digest.hexdigest())
                 at = time.monotonic()
-            found = _measured(nets, chunk, chosen, arithmetics, tokens)
             with undisturbed():
                 if found is not None:
                     gathered.add(found)
@@ -138,30 +143,37 @@ def _kept(store: Store, key: dict[str, Any], batch: int) -> list[Manifest]:
     return found
 
 
-def _measured(
-    nets: Mapping[str, Transformer],
-    texts: list[str],
-    metrics: list[Metric],
-    arithmetics: list[str],
-    tokens: int,
-) -> Profile | None:
-    """Every variant in every arithmetic on one chunk; None where no text of it has a token."""
-    profiles = []
-    encoded: dict[int, Encoded] = {}
-    for name, net in nets.items():
-        if id(net.origin) not in encoded:  # variants share where they came from
-            X, padding = net.encode(texts, tokens)
-            there = ~padding.all(1)
-            encoded[id(net.origin)] = Encoded(X[there], padding[there])
-        X, padding = encoded[id(net.origin)]
-        if not len(X):
-            return None
-        for arithmetic in arithmetics:
-            found = measure(net, X, padding, metrics, arithmetic, variant=name, batch=len(X))
-            # What fell back to float64 may have been asked for as well.
-            if found.arithmetics == [arithmetic] or found.arithmetics[0] not in arithmetics:
-                profiles.append(found)
-    return Profile.join(profiles)
+@dataclass(frozen=True)
+class Batches:
+    """Measures a batch of texts: every variant in every arithmetic."""
+
+    nets: Mapping[str, Transformer]
+    metrics: list[Metric]
+    arithmetics: list[str]
+    tokens: int
+
+    def __call__(self, texts: list[str]) -> Profile | None:
+        """None where no text has a token."""
+        profiles = []
+        encoded: dict[int, Encoded] = {}
+        for name, net in self.nets.items():
+            if id(net.origin) not in encoded:  # variants share where they came from
+                X, padding = net.encode(texts, self.tokens)
+                there = ~padding.all(1)
+                encoded[id(net.origin)] = Encoded(X[there], padding[there])
+            X, padding = encoded[id(net.origin)]
+            if not len(X):
+                return None
+            for arithmetic in self.arithmetics:
+                found = measure(net, X, padding, self.metrics, arithmetic, variant=name, batch=len(X))
+                # What fell back to float64 may have been asked for as well.
+                if found.arithmetics == [arithmetic] or found.arithmetics[0] not in self.arithmetics:
+                    profiles.append(found)
+        return Profile.join(profiles)
+
+
+Spread = Callable[[Batches, Iterator[list[str]]], Iterator[tuple[list[str], Profile | None]]]
+"""Hands back each batch with what was measured of it, first to last."""
 
 
 def _skip(texts: Iterator[str], digest: Any, number: int, expected: str, path: Path) -> None:
