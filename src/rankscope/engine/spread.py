@@ -13,6 +13,7 @@ import torch
 from rankscope.engine.cluster import Cluster, agreed, refuse_other
 from rankscope.engine.laid import Laid, laid
 from rankscope.errors import SweepError
+from rankscope.metrics import METRICS, chosen_metrics
 from rankscope.profiles import Profile
 from rankscope.profiles.corpus import Batches
 from rankscope.studies import Outcome, Setup, Study, chosen, reproduce
@@ -34,7 +35,9 @@ class Corpus:
             if net.device.type != "cpu":
                 raise SweepError(f"a corpus on Ray must be measured on the CPU; got device {net.device}")
             getattr(net.origin, "tokenizer", None)  # read here: a node may not have its files
-        name, stored = os.urandom(8).hex(), self.cluster.ray.put(laid(work))
+        named = [each.name if each.name in METRICS else each for each in chosen_metrics("work", work.metrics)]
+        sent = replace(work, metrics=named)  # a built-in metric must be that of the worker
+        name, stored = os.urandom(8).hex(), self.cluster.ray.put(laid(sent))
         ahead, texts = itertools.tee(chunks)
         given = ((name, stored, chunk, self.cluster.threads, agreed()) for chunk in ahead)
         for found in self.cluster.in_order(_batch, given):

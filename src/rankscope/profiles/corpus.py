@@ -17,7 +17,7 @@ from typing import Any
 
 from rankscope.errors import FileError, MetricError, TokensError
 from rankscope.files import undisturbed
-from rankscope.metrics import Metric, MetricsLike, chosen_metrics
+from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.nets.origin import Encoded
 from rankscope.profiles.corpus_rows import MOST, NAME, Gathered
@@ -148,7 +148,7 @@ class Batches:
     """Measures a batch of texts: every variant in every arithmetic."""
 
     nets: Mapping[str, Transformer]
-    metrics: list[Metric]
+    metrics: MetricsLike
     arithmetics: list[str]
     tokens: int
 
