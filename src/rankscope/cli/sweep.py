@@ -35,6 +35,7 @@ def sweep(
     specification computes what is new. A cell that fails is a row with its reason.
     """
     from rankscope.cli.exits import Stopped, complain
+    from rankscope.cli.measure import command
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.engine import read_spec
     from rankscope.engine import sweep as swept
@@ -59,11 +60,13 @@ def sweep(
                 gpus_per_cell=gpus_per_cell,
                 progress=tell,
                 say=lambda sentence: None if quiet or as_json else complain(sentence),
+                command=command(),
             )
     except KeyboardInterrupt as stop:
         raise Stopped(
             f"after {counted[0]:,} of {counted[1]:,} cells; the same command goes on from there"
         ) from stop
+    report = written(result)
     if as_json:
         machine({"run": str(folder), "cells": result.cells.to_dicts(), "failed": len(result.failed)})
         return
@@ -75,6 +78,17 @@ def sweep(
             say(f"And {len(result.failed) - SHOWN} more: rankscope.read({str(folder)!r}).table('cells').")
     if not quiet:
         say_where("Table", folder / "sweep.parquet")
+        say_where("Report", report)
+
+
+def written(result: "Sweep") -> Path:
+    """The figure and the report, beside the tables."""
+    from rankscope.figures import save
+    from rankscope.report import write_report
+
+    if len(result.table):
+        save(result.plot(), result.run / "figure")
+    return write_report([result.run], result.run / "report.html")
 
 
 def shown(result: "Sweep") -> "Table":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -22,13 +22,17 @@ from rankscope.engine.pool import Local
 from rankscope.engine.shared import Shared
 from rankscope.engine.spec import Asked, Spec, read_spec, spec_of
 from rankscope.engine.texts import Contents
+from rankscope.engine.views import view_of
 from rankscope.engine.work import TABLES, Outcome
 from rankscope.errors import SweepError
 from rankscope.files import undisturbed
 from rankscope.runs import Manifest, Store, read
 from rankscope.runs.journal import Journal
 from rankscope.runs.key import digest, key_of
-from rankscope.runs.manifest import versions
+from rankscope.runs.manifest import begun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ENTRY = "sweep"
 KEPT = "kept"
@@ -58,6 +62,13 @@ class Sweep:
         """Cells of which there are no numbers, and why."""
         return self.cells.filter(pl.col("reason").is_not_null())
 
+    def plot(self, metric: str | None = None) -> "Figure":
+        """A metric by layer in small multiples, and at the last layer factor by factor; the first where none
+        is named."""
+        from rankscope.engine.plot import plot_sweep
+
+        return plot_sweep(view_of(read(self.run), metric))
+
     def __repr__(self) -> str:
         done, failed = int(self.cells["done"].sum()), len(self.failed)
         return f"Sweep({done - failed} of {len(self.cells)} cells, {failed} failed, {self.run})"
@@ -73,6 +84,7 @@ def sweep(
     gpus_per_cell: float = 0.0,
     progress: Progress = lambda done, of: None,
     say: Callable[[str], None] = lambda sentence: None,
+    command: str | None = None,
 ) -> Sweep:
     """Measure every cell of a specification (`spec.py`), and keep what came of it in a run folder.
 
@@ -80,6 +92,7 @@ def sweep(
     names), or "ray:HOST:PORT". What the folder has of the same cells is not computed again. `threads` are
     those of each cell: numbers may differ in their last digit with them, and between kinds of processors.
     `progress` hears how many cells are done, and of how many; `say` where Ray's dashboard is.
+    `command` is kept in the manifest.
     """
     found = (
         spec if isinstance(spec, Spec) else spec_of(spec) if isinstance(spec, Mapping) else read_spec(spec)
@@ -90,13 +103,17 @@ def sweep(
             f"{gpus_per_cell:g}"
         )
     contents = Contents(found.cells)
-    keys = keys_of(found, contents, threads, "cuda" if gpus_per_cell else "cpu")
+    device = "cuda" if gpus_per_cell else "cpu"
+    keys = keys_of(found, contents, threads, device)
+    manifest = begun(device).adding(
+        command=command, asked=asdict(found.asked), factors=found.factors, varied=found.varied
+    )
     opened, shared_by = _engine(on, workers, threads, gpus_per_cell)
     with opened as engine, Store(run) as store:
         if address := getattr(engine, "dashboard", None):
             say(f"Ray's dashboard: {address}")
         with shared_by(store.folder, contents, threads) as shared:
-            kept = _Kept(store, found.asked, _manifest(found))
+            kept = _Kept(store, found.asked, manifest)
             left = [number for number, key in enumerate(keys) if not kept.has(key)]
             before = len(keys) - len(left)
             progress(before, len(keys))
@@ -111,7 +128,7 @@ def sweep(
                 with undisturbed():
                     kept.gather()
                 tables = _tables(found, keys, kept)
-                store.write(ENTRY, _manifest(found), tables)
+                store.write(ENTRY, manifest, tables)
     return Sweep(Path(run), found, tables["sweep"], tables["cells"])
 
 
@@ -204,11 +221,6 @@ def _frame(spec: Spec) -> pl.DataFrame:
         else:
             columns[name] = pl.Series(values, dtype=pl.Boolean if bool in kinds else pl.Int64)
     return pl.DataFrame(columns)
-
-
-def _manifest(spec: Spec) -> Manifest:
-    about = {"asked": asdict(spec.asked), "factors": spec.factors, "varied": spec.varied}
-    return Manifest(title="A sweep", versions=versions()).adding(**about, cells=len(spec.cells))
 
 
 def _engine(on: str | None, workers: int | None, threads: int, gpus: float) -> tuple[Any, type[Shared]]:
