@@ -15,6 +15,7 @@
     ├── PathError                  a path, length or head that the network does not have
     ├── TheoremError               a theorem that there is not, or a question that theory cannot be asked
     ├── StudyError                 a paper or figure that there is no study of
+    ├── SweepError                 a sweep that does not hold together, or has nowhere to run
     ├── ExplorerError              a request that the explorer does not answer
     │   ├── SettingError           a setting out of range, or none at all
     │   ├── BusyError              too many requests wait already
@@ -94,6 +95,10 @@ class StudyError(RankscopeError, ValueError):
     """A paper or figure that there is no study of, or a study that cannot be run so."""
 
 
+class SweepError(RankscopeError, ValueError):
+    """A sweep's specification, or where it is to run, does not hold together."""
+
+
 class ExplorerError(RankscopeError):
     """A request that the explorer does not answer."""
 
@@ -128,7 +133,3 @@ def one_of(what: str, got: object, known: Iterable[str]) -> str:
     near = get_close_matches(str(got), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"{what} must be one of {', '.join(names)}; got {got!r}{hint}"
-
-
-class SweepError(RankscopeError, ValueError):
-    """A sweep's specification, or where it is to run, does not hold together."""
