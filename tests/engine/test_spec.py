@@ -1,5 +1,6 @@
 """Which cells a specification has, and every way in which one does not hold together."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,14 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     path.write_text('metrics = "mu"\ncertify = true\n[grid]\nskip = [0.5, 1.0]\n[[list]]\nmask = "causal"\n')
     spec = read_spec(path)
     assert spec.asked.metrics == ("mu",) and spec.asked.certify and len(spec.cells) == 3
+
+
+def test_the_specification_of_the_docs_is_one(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "sweeps.md"
+    (text,) = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "study.toml").write_text(text)
+    spec = read_spec(tmp_path / "study.toml")
+    assert len(spec.cells) == 300 and spec.varied == ["depth", "skip", "init", "seed"]
 
 
 WRONG: list[tuple[dict[str, Any], type[RankscopeError], str]] = [
