@@ -1,5 +1,6 @@
 """The same table, however many workers there are, and however often it is interrupted."""
 
+import json
 import os
 import random
 import signal
@@ -12,10 +13,11 @@ import polars as pl
 import pytest
 
 import rankscope
-from rankscope import certify, decompose, fresh, measure
+from rankscope import Architecture, certify, decompose, fresh, load, measure
 from rankscope.engine import Sweep, sweep
 from rankscope.engine.texts import excerpts_for
 from rankscope.errors import SweepError
+from tests.cli.running import COMMAND
 from tests.engine.swept import CELLS, SPEC, same, swept
 
 
@@ -27,16 +29,16 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 def test_rows_are_those_of_a_loop_by_hand(alone: Sweep) -> None:
     texts = excerpts_for({"samples": 2, "tokens": 8})
-    net = fresh("bert-tiny", seed=2).variant(layers=3, skip=0.5)
-    X, padding = fresh("bert-tiny", seed=2).encode(texts, 8)
-    mine = alone.table.filter(depth=3, skip=0.5, seed=2)
+    net = fresh("bert-tiny", seed=1).variant(layers=3, skip=0.5)
+    X, padding = fresh("bert-tiny", seed=1).encode(texts, 8)
+    mine = alone.table.filter(depth=3, skip=0.5, seed=1)
     table = measure(net, X, padding, ["relative_mu", "entropy"]).table
     assert mine["value"].to_list() == table["value"].to_list()
-    assert mine["cell"].unique().to_list() == [2 * 4 + 2]
-    paths = rankscope.read(alone.run).table("sweep_paths").filter(depth=3, skip=0.5, seed=2)
+    assert mine["cell"].unique().to_list() == [2 * 2 + 1]
+    paths = rankscope.read(alone.run).table("sweep_paths").filter(depth=3, skip=0.5, seed=1)
     shares = decompose(net, X, padding).by_length().table.filter(start="all").sort("sample", "length")
     assert paths["share"].to_list() == shares["share"].to_list()
-    proved = rankscope.read(alone.run).table("sweep_certificates").filter(depth=3, skip=0.5, seed=2)
+    proved = rankscope.read(alone.run).table("sweep_certificates").filter(depth=3, skip=0.5, seed=1)
     assert proved["log10_bound"].to_list() == certify(net, X, padding).summary()["log10_bound"].to_list()
 
 
@@ -54,14 +56,14 @@ def test_two_processes_give_the_same_bits(alone: Sweep, tmp_path: Path) -> None:
 
 
 def test_a_changed_specification_computes_what_is_new(alone: Sweep, tmp_path: Path) -> None:
-    small = {**SPEC, "list": [], "grid": {**SPEC["grid"], "seed": {"range": 2}}}
+    small = {**SPEC, "list": [], "grid": {**SPEC["grid"], "seed": {"range": 1}}}
     done: list[tuple[int, int]] = []
     sweep(small, tmp_path / "run", workers=1)
     sweep(SPEC, tmp_path / "run", workers=1, progress=lambda *count: done.append(count))
-    assert done[0] == (8, CELLS) and done[-1] == (CELLS, CELLS)
+    assert done[0] == (4, CELLS) and done[-1] == (CELLS, CELLS)
     same(alone.run, tmp_path / "run")
     again = sweep(small, tmp_path / "run", workers=1)  # what is not asked for any more is kept, and not shown
-    assert len(again.cells) == 8 and again.table["seed"].unique().sort().to_list() == [0, 1]
+    assert len(again.cells) == 4 and again.table["seed"].unique().to_list() == [0]
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.slow)])
@@ -104,6 +106,40 @@ def test_a_worker_that_is_killed_costs_nothing(alone: Sweep, tmp_path: Path) -> 
     same(alone.run, tmp_path / "run")
 
 
+def test_a_file_that_changed_is_another_cell(tmp_path: Path) -> None:
+    text, arch = tmp_path / "text.txt", tmp_path / "mine.json"
+    spec = {"metrics": "mu", "all": {"model": str(arch), "text": str(text), "samples": 1, "tokens": 4}}
+    found = []
+    for layers, words in ((2, "one two three"), (2, "four five six"), (3, "four five six")):
+        arch.write_text(json.dumps({"layers": layers, "width": 8, "heads": 2}))
+        text.write_text(words)
+        found.append(sweep(spec, tmp_path / "run", workers=1).table["value"].to_list())
+    assert found[0] != found[1] and [len(each) for each in found] == [3, 3, 4]
+    X, padding = fresh(Architecture(layers=2, width=8, heads=2)).encode(["one two three"], 4)
+    mine = measure(fresh(Architecture(layers=2, width=8, heads=2)), X, padding, "mu").table
+    assert found[0] == mine["value"].to_list()
+
+
+def test_what_was_lacking_is_looked_for_again(tmp_path: Path) -> None:
+    spec = {"metrics": "mu", "all": {"model": str(tmp_path / "model"), "samples": 1, "tokens": 4}}
+    assert len(sweep(spec, tmp_path / "run", workers=1).failed) == 1
+    load("minilm").variant(layers=1).save(tmp_path / "model")
+    assert len(sweep(spec, tmp_path / "run", workers=1).failed) == 0
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    """Workers do not run the script again, as those of `multiprocessing` would; threads stay as they were."""
+    script = tmp_path / "study.py"
+    script.write_text(
+        "import rankscope, torch\n"
+        "torch.set_num_threads(2)\n"
+        "spec = {'metrics': 'mu', 'all': {'model': 'bert-tiny', 'samples': 1, 'tokens': 4}}\n"
+        "print(len(rankscope.sweep(spec, 'run', workers=2).table), torch.get_num_threads())\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "3 2\n" and not list((tmp_path / "run").glob(".shared*"))
+
+
 def test_where_it_cannot_run_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="on must be 'ray' or 'ray:HOST:PORT'"):
         sweep({"grid": {"skip": 1.0}}, tmp_path, on="spark")
@@ -111,6 +147,15 @@ def test_where_it_cannot_run_is_a_sentence(tmp_path: Path) -> None:
         sweep({"all": {"text": str(tmp_path / "none.txt")}}, tmp_path)
     with pytest.raises(SweepError, match="workers and threads must be 1 or more"):
         sweep({}, tmp_path, workers=0)
+
+
+def test_without_the_extra_it_says_the_line_that_installs_it(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text("[grid]\nskip = 1.0\n")
+    code = f"import sys; sys.modules['ray'] = None; {COMMAND[-1]}"
+    command = [*COMMAND[:-1], code, "sweep", "study.toml", "--on", "ray"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.strip().endswith("pip install 'rankscope[ray]'")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_factor_of_several_kinds_is_a_word(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def _run(studies: "list[Study]", setup: "Setup", on: str | None) -> "Iterator[tu
         return
     for study in studies:
         setup.say(study.name)
-        named = replace(setup, say=lambda what, name=study.name: setup.say(f"{name}: {what}"))  # type: ignore[misc]
+        named = replace(setup, say=lambda what, name=study.name: setup.say(f"{name}: {what}"))
         yield study, run(study, named)
 
 

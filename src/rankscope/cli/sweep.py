@@ -49,7 +49,7 @@ def sweep(
 
             def tell(done: int, of: int) -> None:
                 counted[0] = done
-                bar(done, of)
+                bar(done, of, f"{done:,} of {of:,} cells")
 
             result = swept(
                 found,

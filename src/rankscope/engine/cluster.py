@@ -235,7 +235,7 @@ class Opened:
 
     def __call__(self) -> Ready:
         """The network and its tokens."""
-        return self.ready.taken()  # type: ignore[no-any-return]
+        return self.ready.taken()
 
 
 class Stored(Shared):

@@ -27,7 +27,9 @@ def laid(thing: Any) -> Laid:
     """The pickle of a thing, with the numbers of its tensors apart; what is there twice is laid out once."""
     from ray import cloudpickle
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    usual: Any = cloudpickle.Pickler
+
+    class Pickler(usual):
         def reducer_override(self, given: Any) -> Any:
             if type(given) is torch.Tensor and given.device.type == "cpu" and _known(given.dtype):
                 return _tensor, (given.detach().contiguous().numpy(),)

@@ -99,8 +99,8 @@ class _Team:
                     self.busy[pipe] = task
                 if not self.busy:
                     return
-                for pipe in wait(list(self.busy)):
-                    assert isinstance(pipe, Connection)
+                done: Any = wait(list(self.busy))
+                for pipe in done:
                     task = self.busy.pop(pipe)
                     try:
                         outcome = pipe.recv()

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import pickle
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -67,7 +68,7 @@ def reproduced(cluster: Cluster, studies: Sequence[Study], setup: Setup) -> Iter
     for number, found in cluster.run(_study, given):
         if isinstance(found, Exception):
             raise found
-        outcome, parts = found
+        outcome, parts = pickle.loads(found)
 
         def kept(own: Setup, outcome: Outcome = outcome, parts: dict[str, bytes] = parts) -> Outcome:
             _lay(own.folder, parts)
@@ -78,15 +79,16 @@ def reproduced(cluster: Cluster, studies: Sequence[Study], setup: Setup) -> Iter
 
 def _study(
     paper: str, figure: str, setup: Setup, parts: dict[str, bytes], threads: int, driver: dict[str, str]
-) -> tuple[Outcome, dict[str, bytes]]:
-    """A study, as a task of Ray: what it found, and what it has computed on the way."""
+) -> bytes:
+    """A study, as a task of Ray: what it found, and what it has computed on the way. Pickled, as numbers that
+    come through Ray's store cannot be written to, and matplotlib writes to those of a figure."""
     refuse_other(agreed(), "a node that joined since", driver)
     torch.set_num_threads(threads)
     with tempfile.TemporaryDirectory() as folder:
         own = replace(setup, folder=Path(folder))
         _lay(own.folder, parts)
         found = chosen(paper, figure)[0].run(own)
-        return found, _read(own.folder)
+        return pickle.dumps((found, _read(own.folder)))
 
 
 def _parts(study: Study, setup: Setup) -> dict[str, bytes]:

@@ -128,12 +128,14 @@ class SweepView:
             pl.len().alias("here"),
         )  # fmt: skip
         means = means.join(number, on=["colour", "panel"]).filter(pl.col("here") == pl.col("cells"))
-        found = []
-        for (place, ink), part in means.sort("layer").group_by(["panel", "colour"], maintain_order=True):
-            size = int(part["layer"].max()) + 1  # type: ignore[arg-type]
+        found: list[Curve] = []
+        groups: Any = means.sort("layer").group_by(["panel", "colour"], maintain_order=True)
+        for (place, ink), part in groups:
+            size = part["layer"].max() + 1
             lines = np.full((3, size), np.nan)
             lines[:, part["layer"].to_numpy()] = part.select("centre", "low", "high").to_numpy().T
-            found.append(Curve(int(place), int(ink), *lines, int(part["cells"][0])))  # type: ignore[call-overload]
+            centre, low, high = lines
+            found.append(Curve(place, ink, centre, low, high, part["cells"][0]))
         return sorted(found, key=lambda each: (each.panel, each.colour))
 
     def _effect(self, factor: str) -> float:

@@ -32,7 +32,7 @@ PROVED = {
     "log10_measured": pl.Float64, "slack": pl.Float64, "why": pl.String,
 }  # fmt: skip
 """Of `certify`."""
-TABLES = {"sweep": ROWS, "sweep_paths": SHARES, "sweep_certificates": PROVED}
+TABLES: dict[str, dict[str, Any]] = {"sweep": ROWS, "sweep_paths": SHARES, "sweep_certificates": PROVED}
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,9 @@ class Outcome:
 class Opener(Protocol):
     """Finds or makes what a cell needs, in whatever process: sent there with the cell."""
 
-    name: str
-    """The same where what it gives is the same."""
+    @property
+    def name(self) -> str:
+        """The same where what it gives is the same."""
 
     def __call__(self) -> Ready:
         """The network and its tokens."""
@@ -121,7 +122,8 @@ def _measured(ready: Ready, cell: Cell, asked: Asked, device: str) -> dict[str, 
         rows = decompose(net, X, padding).by_length().table.filter(start="all").sort("sample", "length")
         found["sweep_paths"] = _as(SHARES, rows)
     if asked.certify:
-        found["sweep_certificates"] = _as(PROVED, certify(net, X, padding).summary())
+        here = changed(ready.net, cell)  # theory is computed on the CPU
+        found["sweep_certificates"] = _as(PROVED, certify(here, ready.X, ready.padding).summary())
     return found
 
 
