@@ -4,8 +4,10 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +59,21 @@ def test_an_address_where_nobody_answers_is_a_sentence(address: str, said: str, 
     with pytest.raises(SweepError, match=said):
         sweep({}, tmp_path / "run", on=f"ray:{address}")
     assert not (tmp_path / "run").exists()
+
+
+def test_an_address_of_something_else_is_a_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            line, _ = server.accept()
+            line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            line.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(SweepError, match="what is there is not Ray"):
+            sweep({}, tmp_path / "run", on=f"ray:127.0.0.1:{server.getsockname()[1]}")
+        thread.join()
 
 
 def test_two_nodes_give_the_same_bits(nodes: Any, alone: Sweep, tmp_path: Path) -> None:

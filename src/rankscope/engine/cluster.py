@@ -34,6 +34,8 @@ PATIENCE = 5.0
 """Seconds in which an address must answer, and after which the size of the cluster is looked up again."""
 SLOW = 120.0
 """Seconds in which a node must have started a worker."""
+PREFACE, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), b"\x04"
+"""How HTTP/2, on which gRPC is built, is begun; and the kind of frame with which any server answers."""
 INSTALL = "pip install 'rankscope[ray]'"
 
 
@@ -297,6 +299,11 @@ def _reachable(address: str) -> None:
     if not host or not port.isdigit():
         raise SweepError(f"an address of Ray must be HOST:PORT, as 10.0.0.1:6379; got {address!r}: {advice}")
     try:
-        socket.create_connection((host, int(port)), PATIENCE).close()
+        with socket.create_connection((host.strip("[]"), int(port)), PATIENCE) as line:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                # Ray would wait minutes for an answer: whether this speaks gRPC is seen at once.
+                line.sendall(PREFACE)
+                if line.recv(9)[3:4] != SETTINGS:
+                    raise OSError("what is there is not Ray")
     except (OSError, OverflowError) as error:
         raise SweepError(f"Ray must answer at its address; {address} does not ({error}): {advice}") from error
