@@ -6,6 +6,8 @@ import signal
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from rankscope.profiles import Profile
 from rankscope.runs import Stopped, read
 from rankscope.theory import Certificates
@@ -52,6 +54,7 @@ def test_measure_keeps_the_variants_that_were_finished(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_with_the_cells_that_are_left(tmp_path: Path) -> None:
     (tmp_path / "study.toml").write_text(
         "metrics = 'mu'\n[all]\nmodel = 'bert-tiny'\nsamples = 2\n[grid]\ndepth = 30\nseed = {range = 40}\n"
@@ -62,6 +65,7 @@ def test_a_sweep_goes_on_with_the_cells_that_are_left(tmp_path: Path) -> None:
     assert said.startswith(f"stopped after {before} of") and 2 <= before < 40
 
 
+@pytest.mark.slow
 def test_compare_keeps_those_that_were_finished(tmp_path: Path) -> None:
     code, out, said = interrupted(
         "bert-base (random weights), deviation", "compare", "bert-tiny:san", "bert-tiny", "bert-base",
@@ -85,6 +89,7 @@ def test_paths_keeps_lengths_and_heads(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_bounds_keeps_the_samples_that_were_finished(tmp_path: Path) -> None:
     code, out, said = interrupted(
         "sample 2 of 3", "bounds", "bert-mini", "--layers", "12", "--samples", "3", "--tokens", "32",

@@ -155,8 +155,15 @@ def test_keep(case: str) -> None:
     close(d.keep(heads=only, biases=False)[0], sum((t.value for t in through), zero), reference.output)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("by", ["norm", "residual"])
+BY_TURNS = [
+    pytest.param(case, by, marks=[pytest.mark.slow] if (number + turn) % 2 else [])
+    for number, case in enumerate(CASES)
+    for turn, by in enumerate(["norm", "residual"])
+]
+"""Half of them here, the others with what is slow."""
+
+
+@pytest.mark.parametrize(("case", "by"), BY_TURNS)
 def test_top_is_the_sorted_enumeration(case: str, by: Any) -> None:
     d, reference = both(CASES[case])
     terms = reference.embedding_terms()

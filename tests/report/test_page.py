@@ -131,7 +131,7 @@ def test_a_name_may_be_anything(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert [path.name for path in run.parent.iterdir()] == ["run"]
     odd = ("a\rb\0c", "n" * 10_000, "turned \u202e about")
-    runs += [measure(NET, X, variant=v, arithmetic=a) for v in odd for a in ("float64", "float32")]
+    runs += [measure(NET, X, variant=v, arithmetic="float64") for v in odd]
     html = write_run_directory(Profile.join(runs), run, "odd").read_text(encoding="utf-8")
     assert "\u202e" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     ids = set(re.findall(r'\bid="([^"]+)"', html))

@@ -10,6 +10,7 @@ from rankscope.studies.dong2021.published import published
 
 PUBLISHED_VALUES = published()["figure2_init"]["bert"]
 SEEDS = range(4)
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,15 @@ def run(figure: str, folder: Path) -> Outcome:
     return reproduce(study, Setup(folder=folder))
 
 
-@pytest.mark.parametrize("figure", ["fig2", "fig3", "fig4", "fig6", "fig8", "fig9"])
+@pytest.mark.parametrize(
+    "figure",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fig2", "fig3", "fig6")),
+        "fig4",
+        "fig8",
+        "fig9",
+    ],
+)
 def test_each_figure_is_written_and_a_rerun_gives_the_same(small: None, tmp_path: Path, figure: str) -> None:
     first = run(figure, tmp_path)
     home = tmp_path / "quick" / "wu2024" / figure

@@ -84,7 +84,11 @@ def test_close_tokens_among_many_on_a_sphere() -> None:
         assert float(found.of("hemisphere")["slack"].max()) < 1.0  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["san", "san + MLP", "san + skip", "transformer", "sphere", "lambda"])
+@pytest.mark.parametrize(
+    "kind",
+    ["san", "transformer", "sphere"]
+    + [pytest.param(kind, marks=pytest.mark.slow) for kind in ("san + MLP", "san + skip", "lambda")],
+)
 def test_forty_layers(kind: str) -> None:
     kinds: dict[str, dict[str, Any]] = {
         "san": SAN,

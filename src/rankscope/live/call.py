@@ -67,9 +67,14 @@ class Call:
     shape: torch.Size | None = None
     """[batch, token], once a block was entered."""
     real: dict[torch.device, Tensor] = field(default_factory=dict)
+    """Which tokens count `[batch, token]`."""
+    whole: bool = False
+    """Whether all do, for want of padding."""
     unit: float = 0.0
     attention_unit: float = 0.0
     """The eps of the softmax, where it is coarser."""
+    waiting: list[tuple[int, Tensor]] = field(default_factory=list)
+    """States that will be read together, by layer."""
     found: list[tuple[int, Found]] = field(default_factory=list)
     broken: list[tuple[int, Tensor]] = field(default_factory=list)
     defects: list[Tensor] = field(default_factory=list)

@@ -1,6 +1,7 @@
 """Reading a running model: states, attention and heads reduced to numbers on the device where they are."""
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,9 @@ from rankscope.live.isolation import float64_device, isolated, to_float64_device
 from rankscope.metrics.tokens import unit_of
 from rankscope.profiles.rows import readings, row_sum_defect
 
+TOGETHER = 2**24
+"""Off the CPU, as many entries of states are kept until they are read together: an accelerator is done with
+one layer before its next call is made."""
 ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """From the finest to the coarsest."""
 
@@ -25,14 +29,38 @@ def read_state(plan: Plan, call: Call, layer: int, state: Tensor) -> None:
             f"{tuple(state.shape[:2])}: name blocks between which tokens are neither merged nor split"
             + (f": {plan.finer}" if plan.finer else "")
         )
-    with isolated(state.device):
-        found, broken = readings(
-            "tokens", to_float64_device(state), _real(call, state), plan.metrics, call.unit
-        )
-    call.found.append((layer, found))
-    call.broken.append((layer, broken.any()))
     if "states" in plan.keep:
         call.kept.append(("states", layer, state.to("cpu", copy=True)))
+    if state.device.type == "cpu":
+        _read(plan, call, [(layer, state)])
+        return
+    call.waiting.append((layer, state.detach().clone()))
+    if sum(each.numel() for _, each in call.waiting) >= TOGETHER:
+        read_waiting(plan, call)
+
+
+def read_waiting(plan: Plan, call: Call) -> None:
+    """The states that wait to be read together."""
+    waiting, call.waiting = call.waiting, []
+    for _, alike in groupby(waiting, key=lambda each: (each[1].shape, each[1].dtype, each[1].device)):
+        _read(plan, call, list(alike))
+
+
+def _read(plan: Plan, call: Call, states: Sequence[tuple[int, Tensor]]) -> None:
+    """States of one shape, as so many more samples."""
+    layers, (first, *others) = zip(*states, strict=True)
+    batch = len(first)
+    with isolated(first.device):
+        real = _real(call, first)
+        state = torch.cat([first, *others]) if others else first
+        found, broken = readings(
+            "tokens", to_float64_device(state), real.repeat(len(layers), 1) if others else real,
+            plan.metrics, call.unit, call.whole,
+        )  # fmt: skip
+    for k, layer in enumerate(layers):
+        here = slice(k * batch, (k + 1) * batch)
+        call.found.append((layer, [(metric, each.of_samples(here)) for metric, each in found]))
+        call.broken.append((layer, broken[here].any()))
 
 
 def read_attention(plan: Plan, call: Call, layer: int, P: Tensor) -> bool:

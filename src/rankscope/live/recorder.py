@@ -19,7 +19,7 @@ from rankscope.live.attending import Attending
 from rankscope.live.call import Call, Plan
 from rankscope.live.functions import Functions
 from rankscope.live.mask import arguments_of, continues_from_cache, find_padding
-from rankscope.live.reading import arithmetic_of, dropout_of, read_state
+from rankscope.live.reading import arithmetic_of, dropout_of, read_state, read_waiting
 from rankscope.live.states import fitting_in, states_in
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.profiles.rows import Found
@@ -189,6 +189,7 @@ class Recorder(Attending):
             found = find_padding(calls, block_arguments, call.shape, decoder)
             padding, call.mask = (None, None) if found is None else found
         call.real[state.device] = real_tokens(call.shape, padding, state.device)
+        call.whole = padding is None
         arithmetic = arithmetic_of(self.blocks, state)
         if self.arithmetic not in (None, arithmetic):
             raise WatchError(
@@ -219,6 +220,7 @@ class Recorder(Attending):
                 f"came through{where}: watch metrics of tokens"
             )
         self._settle(call, call.chain.ends())
+        read_waiting(self.plan, call)
         call.chain.check("blocks found in it" if self.plan.found else "blocks named")
         self.between.update(call.chain.broken)
         self.unsure.update(call.chain.unsure)

@@ -44,6 +44,11 @@ class Reading:
         """A value within floating point's range."""
         return cls(value, value.abs().log10(), floor)
 
+    def of_samples(self, here: slice) -> "Reading":
+        """Those of some samples."""
+        digits = None if self.digits is None else self.digits[here]
+        return Reading(self.value[here], self.log10[here], self.floor[here], digits)
+
     @property
     def below_floor(self) -> Bool[Tensor, "*batch"]:
         """True where the value cannot be told from rounding noise."""
@@ -114,10 +119,10 @@ class Metric:
             value = self._checked("value", self.compute(x, padding, unit=unit), x)
             return Reading.of(value, torch.zeros_like(value))
         value = self._checked("value", self.compute(x, padding), x)
-        scale = torch.ones_like(value)
-        if self.scale is not None:
-            scale = self._checked("scale", self.scale(x, padding), x)
-        return Reading.of(value, (ROUNDING * unit) ** self.power * scale)
+        noise = (ROUNDING * unit) ** self.power
+        if self.scale is None:
+            return Reading.of(value, torch.full_like(value, noise))
+        return Reading.of(value, noise * self._checked("scale", self.scale(x, padding), x))
 
     def _checked(self, what: str, found: object, x: TokensLike) -> Tensor:
         expected = (x.X if isinstance(x, Tokens) else x).shape[:-2]

@@ -56,21 +56,21 @@ def min_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
     cosine, pairs = cosines(X, padding)
     lowest = cosine.masked_fill(~pairs, 1.0).flatten(-2)
     value = lowest.amin(-1) if lowest.shape[-1] else lowest.new_ones(lowest.shape[:-1])
-    return nan_where_empty(value, tokens(X, padding).number)
+    return nan_where_empty(value, tokens(X, padding))
 
 
 def mean_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`1 - mean cos(x_i, x_j)`: 0 when all tokens point one way."""
     gap, pairs = _gaps(X, padding)
     number = pairs.flatten(-2).sum(-1).clamp(min=1)
-    return nan_where_empty(gap.flatten(-2).sum(-1) / number, tokens(X, padding).number)
+    return nan_where_empty(gap.flatten(-2).sum(-1) / number, tokens(X, padding))
 
 
 def max_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`1 - min cos(x_i, x_j)`."""
     gap, _ = _gaps(X, padding)
     value = gap.flatten(-2).amax(-1) if gap.shape[-1] else gap.sum((-2, -1))
-    return nan_where_empty(value, tokens(X, padding).number)
+    return nan_where_empty(value, tokens(X, padding))
 
 
 def _gaps(
@@ -87,4 +87,4 @@ def _mean(cosine: Tensor, pairs: Tensor, X: TokensLike, padding: Tensor | None) 
     number = pairs.flatten(-2).sum(-1)
     total = cosine.masked_fill(~pairs, 0.0).flatten(-2).sum(-1)
     value = (total / number.clamp(min=1)).masked_fill(number == 0, 1.0)
-    return nan_where_empty(value, tokens(X, padding).number)
+    return nan_where_empty(value, tokens(X, padding))

@@ -77,9 +77,9 @@ def token_norm(X: TokensLike, padding: Tensor | None = None, *, norm: Norm) -> V
     """The norm of X itself: the scale against which the relative forms are taken."""
     ready = tokens(X, padding)
     if norm == "frobenius" and _narrow(ready):
-        return nan_where_empty(norm_in_range(ready), ready.number)
+        return nan_where_empty(norm_in_range(ready), ready)
     size = ready.once(f"{norm} norm", lambda: NORMS[norm](ready.X))
-    return nan_where_empty(size, ready.number)
+    return nan_where_empty(size, ready)
 
 
 def _narrow(ready: Tokens) -> bool:
@@ -91,7 +91,7 @@ def _residual(X: TokensLike, padding: Tensor | None, centre: Centre, norm: Norm)
     ready = tokens(X, padding)
     what = f"{norm} norm of the residual about the {centre}"
     size = ready.once(what, lambda: _of_deviation(ready, centred(ready, centre, norm), norm))
-    return nan_where_empty(size, ready.number)
+    return nan_where_empty(size, ready)
 
 
 def _of_deviation(ready: Tokens, R: Matrix, norm: Norm) -> Values:

@@ -38,7 +38,7 @@ def numerical_rank(X: TokensLike, padding: Tensor | None = None, *, unit: float 
     """The number of singular values above `max(n, d) eps s_1`."""
     ready = tokens(X, padding)
     s = torch.linalg.svdvals(ready.X)
-    return nan_where_empty(_count(s, _tolerance(ready, unit or ready.unit), s), ready.number)
+    return nan_where_empty(_count(s, _tolerance(ready, unit or ready.unit), s), ready)
 
 
 def affine_rank(X: TokensLike, padding: Tensor | None = None, *, unit: float | None = None) -> Values:
@@ -48,7 +48,7 @@ def affine_rank(X: TokensLike, padding: Tensor | None = None, *, unit: float | N
     """
     ready = tokens(X, padding)
     s, whole = torch.linalg.svdvals(centred(ready)), torch.linalg.svdvals(ready.X)
-    return nan_where_empty(_count(s, _tolerance(ready, unit or ready.unit), whole), ready.number)
+    return nan_where_empty(_count(s, _tolerance(ready, unit or ready.unit), whole), ready)
 
 
 def _tolerance(ready: Tokens, unit: float) -> Values:
@@ -64,25 +64,25 @@ def _count(s: Tensor, tolerance: Values, scale: Tensor) -> Values:
 
 def stable_rank(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`||X||_F^2 / ||X||_2^2`: at least 1, at most the rank."""
-    s, number = _values(X, padding)
+    s, ready = _values(X, padding)
     square = s.square()
-    return nan_where_empty(ratio(square.sum(-1), square.amax(-1)), number)
+    return nan_where_empty(ratio(square.sum(-1), square.amax(-1)), ready)
 
 
 def effective_rank(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`exp(-sum p_k log p_k)`, `p_k = s_k / sum s` (Roy and Vetterli 2007)."""
-    s, number = _values(X, padding)
+    s, ready = _values(X, padding)
     total = s.sum(-1, keepdim=True)
     p = ratio(s, total.expand_as(s))
     rank = torch.special.entr(p).sum(-1).exp().masked_fill(total[..., 0] == 0, 0.0)
-    return nan_where_empty(rank, number)
+    return nan_where_empty(rank, ready)
 
 
 def participation_ratio(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`(sum s_k^2)^2 / sum s_k^4`: how many directions share the energy."""
-    s, number = _values(X, padding)
+    s, ready = _values(X, padding)
     p = s.square()
-    return nan_where_empty(ratio(p.sum(-1).square(), p.square().sum(-1)), number)
+    return nan_where_empty(ratio(p.sum(-1).square(), p.square().sum(-1)), ready)
 
 
 def sigma_min(X: TokensLike, padding: Tensor | None = None) -> Values:
@@ -92,7 +92,7 @@ def sigma_min(X: TokensLike, padding: Tensor | None = None) -> Values:
     if not s.shape[-1]:
         return s.new_full(s.shape[:-1], torch.nan)
     last = ready.number.clamp(max=s.shape[-1], min=1) - 1
-    return nan_where_empty(s.gather(-1, last[..., None])[..., 0], ready.number)
+    return nan_where_empty(s.gather(-1, last[..., None])[..., 0], ready)
 
 
 def residual_stable_rank(X: TokensLike, padding: Tensor | None = None) -> Values:
@@ -107,9 +107,9 @@ def residual_effective_rank(X: TokensLike, padding: Tensor | None = None) -> Val
 
 def residual_singular_ratio(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`s_2 / s_1` of res X: 0 when tokens lie on a line."""
-    s, number = _values(_residual(X, padding), None)
+    s, ready = _values(_residual(X, padding), None)
     second = s[..., 1] if s.shape[-1] > 1 else s.new_zeros(s.shape[:-1])
-    return nan_where_empty(second, number)
+    return nan_where_empty(second, ready)
 
 
 def _residual(X: TokensLike, padding: Tensor | None) -> Tokens:
@@ -117,10 +117,10 @@ def _residual(X: TokensLike, padding: Tensor | None) -> Tokens:
     return replace(ready, X=centred(ready), memo={})
 
 
-def _values(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+def _values(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tokens]:
     """Singular values scaled by the largest (ranks ignore scale, squares must not underflow)."""
     ready = tokens(X, padding)
     s = torch.linalg.svdvals(ready.X)
     if not s.shape[-1]:
         s = s.new_zeros((*s.shape[:-1], 1))
-    return ratio(s, s[..., :1].expand_as(s)), ready.number
+    return ratio(s, s[..., :1].expand_as(s)), ready

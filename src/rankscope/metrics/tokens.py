@@ -89,14 +89,15 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
 
 
 def tokens_of(
-    X: Float[Tensor, "*batch token width"], real: Bool[Tensor, "*batch token"]
+    X: Float[Tensor, "*batch token width"], real: Bool[Tensor, "*batch token"], whole: bool = False
 ) -> tuple[Tokens, Bool[Tensor, "*batch"]]:
     """Tokens ready to be measured, and the samples that hold NaN or infinity, which are taken as zero.
 
     For states that a network has just made: nothing is refused, and off the CPU nothing is waited for.
+    `whole` where every token is known to count.
     """
     near = X.device.type == "cpu"  # where looking costs nothing
-    whole = near and bool(real.all())
+    whole = whole or (near and bool(real.all()))
     unit, X = unit_of(X.dtype), X.to(torch.float64)
     if not whole:
         X = X.masked_fill(~real[..., None], 0.0)
@@ -134,9 +135,11 @@ def real_tokens(
     return ~padding.to(device)
 
 
-def nan_where_empty(values: Values, number: Int[Tensor, "*batch"]) -> Values:
+def nan_where_empty(values: Values, of: Tokens) -> Values:
     """A sample without any token has no value: NaN, never a number that looks measured."""
-    return values.masked_fill(number == 0, torch.nan)
+    if of.whole and of.X.shape[-2]:
+        return values
+    return values.masked_fill(of.number == 0, torch.nan)
 
 
 def ratio(numerator: Values, denominator: Values) -> Values:

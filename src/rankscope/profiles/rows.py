@@ -21,28 +21,30 @@ from rankscope.profiles.profile import NUMBERS, SCHEMA
 Found = list[tuple[Metric, Reading]]
 
 
-def readings(of: Of, x: Tensor, real: Tensor, chosen: Sequence[Metric], unit: float) -> tuple[Found, Tensor]:
+def readings(
+    of: Of, x: Tensor, real: Tensor, chosen: Sequence[Metric], unit: float, whole: bool = False
+) -> tuple[Found, Tensor]:
     """Those of the chosen metrics that are read off x, and which samples of x are broken.
 
     x is tokens `[batch, token, width]`, attention `[batch, head, token, token]`, what each head adds
     `[batch, head, token, width]` or routing `[batch, token, expert]`; real is `[batch, token]`; unit
-    the eps of the arithmetic that made x.
+    the eps of the arithmetic that made x; whole where every token is known to be real.
     """
     if of == "tokens":
-        ready, broken = tokens_of(x, real)
+        ready, broken = tokens_of(x, real, whole)
         return read_tokens(ready, broken, chosen, unit), broken
     asked = [each for each in chosen if each.of == of]
     broken = broken_samples(x, real if of == "routing" else real[:, None])
     if not asked:
         return [], broken
     x = x.masked_fill(broken.reshape(-1, *[1] * (x.ndim - 1)), 0.0)
-    return [(each, _with_holes(each.read(x, ~real, unit=unit), broken)) for each in asked], broken
+    return _with_holes([(each, each.read(x, ~real, unit=unit)) for each in asked], broken), broken
 
 
 def read_tokens(ready: Tokens, broken: Tensor, chosen: Sequence[Metric], unit: float) -> Found:
     """Those of the chosen metrics that are of tokens."""
     asked = [each for each in chosen if each.of == "tokens"]
-    return [(each, _with_holes(each.read(ready, unit=unit), broken)) for each in asked]
+    return _with_holes([(each, each.read(ready, unit=unit)) for each in asked], broken)
 
 
 def broken_samples(x: Tensor, real: Tensor) -> Tensor:
@@ -98,8 +100,14 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.zeros(0, dtype=torch.float64), *(torch.cat(list(run)).cpu() for _, run in runs)])
 
 
-def _with_holes(reading: Reading, broken: Tensor) -> Reading:
-    hole = broken.reshape(-1, *[1] * (reading.value.ndim - 1))
-    return Reading(
-        *(part.masked_fill(hole, torch.nan) for part in (reading.value, reading.log10, reading.floor))
-    )
+def _with_holes(found: Found, broken: Tensor) -> Found:
+    """NaN where samples are broken; all readings at once, which is one call of an accelerator."""
+    if not found:
+        return found
+    parts = [part for _, each in found for part in (each.value, each.log10, each.floor)]
+    hole = broken.reshape(-1, *[1] * (parts[0].ndim - 1))
+    rows = torch.stack(parts).masked_fill(hole, torch.nan).unbind()
+    return [
+        (metric, Reading(*row))
+        for (metric, _), row in zip(found, zip(*[iter(rows)] * 3, strict=True), strict=True)
+    ]

@@ -46,7 +46,7 @@ def killed(folder: Path, rng: random.Random, kills: int) -> int:
         assert code == -9, error
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.slow)])
 def test_killed_at_any_moment_the_table_is_the_same(kills: int, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()

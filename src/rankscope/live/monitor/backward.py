@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from rankscope.errors import MonitorError
 from rankscope.live.call import Plan
 from rankscope.live.monitor.inline import GRADIENT
-from rankscope.live.monitor.tally import Tallied, of_values
+from rankscope.live.monitor.tally import Tallied
 from rankscope.live.spans import is_span
 from rankscope.live.states import states_in
 
@@ -65,7 +65,7 @@ class Backward:
             if grad is not None:
                 state = states_in(grad, self.plan.layout, "a gradient", self.plan.grid)[0]
                 size = torch.linalg.vector_norm(state.double(), dim=(1, 2)) * len(state)
-                found.add(layer, GRADIENT, of_values(size))
+                found.add(layer, GRADIENT, size)
         return found
 
     def _enters(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:

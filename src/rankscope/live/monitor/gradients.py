@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from rankscope.errors import MonitorError
 from rankscope.live.monitor import ranks
 from rankscope.live.monitor.parts import Part, parts_of
-from rankscope.live.monitor.tally import Tallied, of_values
+from rankscope.live.monitor.tally import Tallied
 
-NONE = torch.tensor([0.0, 0.0, 0.0, torch.inf, -torch.inf, 0.0, 0.0], dtype=torch.float64)
-"""The tally of no values."""
+NONE = torch.zeros(0, dtype=torch.float64)
+"""Of a step that was not made, and of ranks that do not write."""
 Where = tuple[int, str]
 """A module by its id, and the name of a weight in it."""
 
@@ -157,7 +157,7 @@ def _size(parts: list[Part], squares: dict[Where, Tensor]) -> Tensor:
 
 def _one(value: Tensor) -> Tensor:
     """Counted once, by the rank that writes: all have the same."""
-    return of_values(value[None]) if ranks.writes() else NONE
+    return value[None] if ranks.writes() else NONE
 
 
 def _left_out(names: list[str]) -> str:

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from rankscope.errors import MonitorError
 from rankscope.live.call import Call, Plan
 from rankscope.live.mask import find_padding, masks_of
-from rankscope.live.monitor.tally import Tallied, of_values, tally
-from rankscope.live.reading import arithmetic_of, read_state
+from rankscope.live.monitor.tally import Tallied
+from rankscope.live.reading import arithmetic_of, read_state, read_waiting
 from rankscope.live.spans import is_span
 from rankscope.live.states import states_in
 from rankscope.live.watch import Watch, around
@@ -103,10 +103,12 @@ class Passing:
 
     def turn(self, on: bool) -> None:
         """Whether the next step counts."""
-        self.on, self.call = on, None
+        self._end()
+        self.on = on
 
     def taken(self) -> Tallied:
         """What was seen since the last time."""
+        self._end()
         found, self.found = self.found, Tallied()
         if not found:
             raise MonitorError(
@@ -124,13 +126,23 @@ class Passing:
     def begin(self, arguments: dict[str, Any]) -> None:
         """A call of the model begins."""
         if not _again():
+            self._end()
             self.call = Call(arguments)
+
+    def _end(self) -> None:
+        """A call has ended: what was read of it counts."""
+        call, self.call = self.call, None
+        if call is not None:
+            read_waiting(self.plan, call)
+            for each in call.found:
+                self.found.read(*each)
 
     def saw(self, layer: int, x: Tensor) -> None:
         """The tokens of a layer."""
         if _again():
             return
         if self.call is None or (layer == 0 and self.call.shape is not None and self.several):
+            self._end()
             self.call = Call({})  # nothing around the blocks said that it began
         call = self.call
         state = states_in(x, self.plan.layout, f"layer {layer}", self.plan.grid)[0]
@@ -143,13 +155,9 @@ class Passing:
                 found = find_padding([call.arguments], call.arguments, call.shape, self.plan.decoder)
                 padding = None if found is None else found.at
             call.real[state.device] = real_tokens(call.shape, padding, state.device)
+            call.whole = padding is None
             call.unit = unit_of(arithmetic_of(self.blocks, state))
         read_state(self.plan, call, layer, state)
-        for at, readings in call.found:
-            for metric, reading in readings:
-                self.found.add(at, metric.name, tally(reading))
-        call.found.clear()
-        call.broken.clear()
 
     def _hook(self, handle: Any) -> None:
         self._stack.callback(handle.remove)
@@ -191,7 +199,7 @@ class Passing:
         if self.on:
             state = states_in(grad, self.plan.layout, "a gradient", self.plan.grid)[0]
             size = torch.linalg.vector_norm(state.double(), dim=(1, 2)) * len(state)
-            self.found.add(layer, GRADIENT, of_values(size))
+            self.found.add(layer, GRADIENT, size)
 
 
 class Watched:
@@ -232,9 +240,8 @@ class Watched:
             return
         watch, self.watch = self.watch, None
         watch.__exit__(None, None, None)
-        for layer, readings in watch.readings:
-            for metric, reading in readings:
-                self.found.add(layer, metric.name, tally(reading))
+        for each in watch.readings:
+            self.found.read(*each)
 
 
 def _state(output: Any, block: str) -> Tensor:

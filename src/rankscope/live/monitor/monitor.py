@@ -32,7 +32,7 @@ from rankscope.live.monitor.looks import Look, rows_of
 from rankscope.live.monitor.paths import Paths
 from rankscope.live.monitor.probe import Probe
 from rankscope.live.monitor.rules import default_rules
-from rankscope.live.monitor.tally import Tallied, of_values
+from rankscope.live.monitor.tally import Tallied
 from rankscope.live.notes import described
 from rankscope.live.spans import is_span
 from rankscope.live.watch import planned
@@ -185,7 +185,7 @@ class Monitor:
         found.update(shares)
         ranks.agree("numbers in monitor.step", sorted(self._scalars))
         for name, values in sorted(self._scalars.items()):
-            found.add(None, name, of_values(torch.stack([each.double().cpu() for each in values])))
+            found.add(None, name, torch.stack([each.double().cpu() for each in values]))
         self._scalars = {}
         tallies = ranks.joined(found.packed())
         rows = rows_of(self.steps, found.keys(), tallies)

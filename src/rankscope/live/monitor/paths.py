@@ -26,7 +26,7 @@ from rankscope.live.mask import arguments_of
 from rankscope.live.monitor import ranks
 from rankscope.live.monitor.looks import CERTIFICATES
 from rankscope.live.monitor.probe import Probe
-from rankscope.live.monitor.tally import Tallied, of_values
+from rankscope.live.monitor.tally import Tallied
 from rankscope.live.monitor.untouched import untouched
 from rankscope.nets import Architecture
 from rankscope.paths import decompose
@@ -96,7 +96,7 @@ class Paths:
         self.notes += [said for said in dict.fromkeys(ranks.each(failed)) if said is not None]
         found = Tallied()
         for length, each in enumerate(shares):
-            found.add(None, f"paths_{length}", of_values(each))
+            found.add(None, f"paths_{length}", each)
         return found, certificates(step, tables if len(tables) == ranks.number() else [])
 
     @contextmanager

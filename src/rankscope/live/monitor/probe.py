@@ -12,7 +12,7 @@ from rankscope.errors import MonitorError, RankscopeError
 from rankscope.live.call import Plan
 from rankscope.live.monitor import ranks
 from rankscope.live.monitor.backward import Backward, Loss, loss_in
-from rankscope.live.monitor.tally import Tallied, tally
+from rankscope.live.monitor.tally import Tallied
 from rankscope.live.monitor.untouched import untouched
 from rankscope.live.watch import Watch
 from rankscope.sources.checkpoint import first_line
@@ -75,9 +75,8 @@ class Probe:
             if back is not None and (loss := loss_in(output, self.loss)) is not None:
                 gradients = back.taken(loss)
         found = Tallied()
-        for layer, readings in seen.readings:
-            for metric, reading in readings:
-                found.add(layer, metric.name, tally(reading))
+        for each in seen.readings:
+            found.read(*each)
         if not found:
             seen.profile()  # which says why there is none
         found.update(gradients)

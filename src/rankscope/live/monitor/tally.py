@@ -15,10 +15,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope.metrics import Reading
+from rankscope.profiles.rows import Found
 
 WIDTH = 7
 """Numbers of one tally: how many, mean, M, least, most, mean of the floors, how many were no numbers."""
+
+NONE = torch.tensor([0.0, 0.0, 0.0, torch.inf, -torch.inf, 0.0, 0.0], dtype=torch.float64)
+"""The tally of no value."""
 
 Tallies = Float[Tensor, "number 7"]
 
@@ -32,23 +35,22 @@ class Key(NamedTuple):
     metric: str
 
 
-def tally(reading: Reading) -> Float[Tensor, "*head 7"]:
-    """Of one reading `[batch]` or `[batch, head]`, on its device."""
-    return of_values(reading.value.double(), reading.floor.double())
-
-
-def of_values(value: Tensor, floor: Tensor | None = None) -> Float[Tensor, "*head 7"]:
-    """Of `[batch]` or `[batch, head]`, over the first axis."""
-    good = value.isfinite()
-    number = good.sum(0)
+def of_values(
+    value: Float[Tensor, "sample number"], floor: Float[Tensor, "sample number"]
+) -> Float[Tensor, "number 7"]:
+    """Tallies over samples."""
+    if not len(value):
+        return NONE.to(value.device).expand(value.shape[1], WIDTH)
+    bad = ~value.isfinite()
+    number = (~bad).sum(0)
     share = number.clamp(min=1)
-    kept = value.masked_fill(~good, 0.0)
+    kept = value.masked_fill(bad, 0.0)
     mean = kept.sum(0) / share
-    about = (kept - mean).square().masked_fill(~good, 0.0).sum(0)
-    least = value.masked_fill(~good, torch.inf).amin(0)
-    most = value.masked_fill(~good, -torch.inf).amax(0)
-    floors = torch.zeros_like(mean) if floor is None else floor.masked_fill(~good, 0.0).sum(0) / share
-    return torch.stack([number.double(), mean, about, least, most, floors, (~good).sum(0).double()], -1)
+    about = (kept - mean).square().masked_fill(bad, 0.0).sum(0)
+    least = value.masked_fill(bad, torch.inf).amin(0)
+    most = value.masked_fill(bad, -torch.inf).amax(0)
+    floors = floor.masked_fill(bad, 0.0).sum(0) / share
+    return torch.stack([number.double(), mean, about, least, most, floors, bad.sum(0).double()], -1)
 
 
 def merged(a: Float[Tensor, "... 7"], b: Float[Tensor, "... 7"]) -> Float[Tensor, "... 7"]:
@@ -71,45 +73,55 @@ def merged(a: Float[Tensor, "... 7"], b: Float[Tensor, "... 7"]) -> Float[Tensor
 
 
 class Tallied:
-    """Tallies by what they are of, in the order they came; they stay where they were made until `packed`."""
+    """Values by what they are of, in the order they came. They stay where they were made, as they are, until
+    `packed`: reducing each by itself would cost an accelerator more than making it."""
 
     def __init__(self) -> None:
-        self.parts: dict[tuple[int | None, str, bool], Tensor] = {}
-        """By (layer, metric, whether by head): `[7]`, or `[head, 7]`."""
+        self.parts: dict[tuple[int | None, str, bool], list[tuple[Tensor, Tensor]]] = {}
+        """By (layer, metric, whether by head): values and floors, `[sample]` or `[sample, head]`."""
 
     def __bool__(self) -> bool:
         return bool(self.parts)
 
-    def add(self, layer: int | None, metric: str, part: Float[Tensor, "*head 7"]) -> None:
-        """One more part."""
-        key = (layer, metric, part.ndim == 2)
-        before = self.parts.get(key)
-        self.parts[key] = part if before is None else merged(before, part.to(before.device))
+    def add(self, layer: int | None, metric: str, value: Tensor, floor: Tensor | None = None) -> None:
+        """One more part: `[sample]`, or `[sample, head]`."""
+        floor = torch.zeros_like(value) if floor is None else floor
+        self.parts.setdefault((layer, metric, value.ndim == 2), []).append((value, floor))
+
+    def read(self, layer: int, found: Found) -> None:
+        """What was read of a layer."""
+        for metric, reading in found:
+            self.add(layer, metric.name, reading.value, reading.floor)
 
     def update(self, other: "Tallied") -> None:
         """All parts of another."""
-        for (layer, metric, _), part in other.parts.items():
-            self.add(layer, metric, part)
+        for key, parts in other.parts.items():
+            self.parts.setdefault(key, []).extend(parts)
 
     def keys(self) -> list[Key]:
         """What each row of `packed` is of."""
         return [
             Key(layer, head if by_head else None, metric)
-            for (layer, metric, by_head), part in self.parts.items()
-            for head in range(len(part) if by_head else 1)
+            for (layer, metric, by_head), parts in self.parts.items()
+            for head in range(parts[0][0].shape[1] if by_head else 1)
         ]
 
     def packed(self) -> Tallies:
-        """All of them on the CPU, brought over at once from each device."""
-        return brought([part.reshape(-1, WIDTH) for part in self.parts.values()])
+        """All of them on the CPU: values of as many samples are reduced together, and brought over at once
+        from each device."""
+        columns = [tuple(map(_column, zip(*parts, strict=True))) for parts in self.parts.values()]
+        alike: dict[tuple[int, torch.device], list[int]] = {}
+        for k, (value, _) in enumerate(columns):
+            alike.setdefault((len(value), value.device), []).append(k)
+        found: dict[int, Tensor] = {}
+        for here in alike.values():
+            rows = of_values(*(torch.cat([columns[k][part] for k in here], 1) for part in (0, 1))).cpu()
+            sizes = [columns[k][0].shape[1] for k in here]
+            found |= dict(zip(here, torch.split(rows, sizes), strict=True))
+        return torch.cat([NONE.new_zeros(0, WIDTH), *(found[k] for k in range(len(columns)))])
 
 
-def brought(parts: Sequence[Tensor]) -> Tallies:
-    """Rows on the CPU: one transfer for each device."""
-    found: dict[int, Tensor] = {}
-    for device in dict.fromkeys(part.device for part in parts):
-        here = [k for k, part in enumerate(parts) if part.device == device]
-        rows = torch.cat([parts[k] for k in here]).cpu()
-        found |= dict(zip(here, torch.split(rows, [len(parts[k]) for k in here]), strict=True))
-    none = torch.zeros(0, WIDTH, dtype=torch.float64)
-    return torch.cat([none, *(found[k] for k in range(len(parts)))])
+def _column(parts: Sequence[Tensor]) -> Float[Tensor, "sample number"]:
+    """In float64, of all micro-batches, on the device of the first."""
+    whole = parts[0] if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts])
+    return (whole[:, None] if whole.ndim == 1 else whole).double()
