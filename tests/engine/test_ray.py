@@ -107,6 +107,7 @@ def test_a_corpus_has_the_statistics_of_one_process(excerpts: int, nodes: Any, t
     assert_frame_equal(there.table, alone.table, check_exact=True)
 
 
+@pytest.mark.slow
 def test_measure_goes_to_the_cluster(nodes: Any, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(bundled_excerpts(12)[:6]))
