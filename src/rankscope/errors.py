@@ -6,6 +6,7 @@
     ├── WeightsError               tensors that do not fit their architecture
     ├── TokensError                tokens or padding of the wrong shape, dtype or content
     ├── MetricError                a metric that does not exist or does not apply
+    ├── TooLargeError              what needs more memory than there is
     ├── WatchError                 a live model that cannot be watched so
     │   └── MonitorError           a training run that cannot be monitored so
     ├── FileError                  a file that is missing, damaged or of another kind
@@ -53,6 +54,10 @@ class TokensError(RankscopeError, ValueError):
 
 class MetricError(RankscopeError, ValueError):
     """A metric that does not exist or does not apply."""
+
+
+class TooLargeError(RankscopeError, MemoryError):
+    """What needs more memory than there is."""
 
 
 class WatchError(RankscopeError, RuntimeError):
@@ -123,13 +128,13 @@ class ConvergenceError(RankscopeError, ArithmeticError):
     """A numerical search that did not reach its tolerance."""
 
 
-def one_of(what: str, got: object, known: Iterable[str]) -> str:
-    """The sentence for a name outside a fixed set, with the nearest known name.
+def one_of(what: str, got: object, known: Iterable[str], close: float = 0.6) -> str:
+    """The sentence for a name outside a fixed set, with the nearest known name, if one is as close, of 1.
 
     >>> one_of("norm", "leyer", ["layer", "rms"])
     "norm must be one of layer, rms; got 'leyer' (did you mean 'layer'?)"
     """
     names = list(known)
-    near = get_close_matches(str(got), names, n=1)
+    near = get_close_matches(str(got), names, n=1, cutoff=close)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"{what} must be one of {', '.join(names)}; got {got!r}{hint}"

@@ -56,6 +56,7 @@ class Network:
     def __init__(self, net: Transformer) -> None:
         self.arch: Architecture = net.arch
         self.tensors = {name: exact(tensor) for name, tensor in net.state().items()}
+        self.memory: Any = None if net.memory is None else exact(net.memory.tokens[0])
 
     def states(self, X: Tensor) -> list[Rows]:
         """Every state of one sample [token, width]."""
@@ -79,7 +80,10 @@ class Network:
         def branch(kind: str, Y: Rows) -> Rows:
             bare = kind == "attention" and index in arch.bare_layers
             inside = norm(f"{kind}_norm", Y) if (pre or sandwich) and not bare else Y
-            out = self.attention(index, here, inside) if kind == "attention" else self.mlp(here, inside)
+            if kind == "cross":
+                out = self.spoken(here, inside, self.memory, self.crossing(here, inside), kind)
+            else:
+                out = self.attention(index, here, inside) if kind == "attention" else self.mlp(here, inside)
             return norm(f"{kind}_after", out) if sandwich else out
 
         def joined(weight: float, Y: Rows, *parts: Rows) -> Rows:
@@ -95,6 +99,9 @@ class Network:
             return norm("attention_norm", X) if post else X
         X = joined(arch.attention_skip, X, first)
         X = norm("attention_norm", X) if post else X
+        if arch.cross_attention:
+            X = joined(arch.attention_skip, X, branch("cross", X))
+            X = norm("cross_norm", X) if post else X
         if arch.mlp == "none":
             return X
         X = joined(arch.mlp_skip, X, branch("mlp", X))
@@ -162,22 +169,40 @@ class Network:
             parts.append([share * u for u in gated("shared.")])
         return [mp.fsum(column) for column in zip(*parts, strict=True)]
 
-    def heads(self, here: int, name: str, X: Rows) -> list[Rows]:
+    def heads(self, here: int, name: str, X: Rows, kind: str = "attention") -> list[Rows]:
         """[head][token][head_width] of queries, keys or values."""
-        weight = self.tensors[f"layers.{here}.attention.{name}.weight"]  # [width][head][head_width]
-        bias = self.tensors.get(f"layers.{here}.attention.{name}.bias")
+        X = self.latent(f"layers.{here}.{kind}", name, X)
+        weight = self.tensors[f"layers.{here}.{kind}.{name}.weight"]  # [width][head][head_width]
+        bias = self.tensors.get(f"layers.{here}.{kind}.{name}.bias")
         count = len(weight[0])
         return [times(X, [row[h] for row in weight], bias[h] if bias else None) for h in range(count)]
 
+    def latent(self, prefix: str, name: str, X: Rows) -> Rows:
+        """What queries, keys or values are linear in: tokens, or their latent, its norm's eps 1e-6."""
+        which = f"{prefix}.{'query' if name == 'query' else 'key'}_latent"
+        if name == "gate" or f"{which}.weight" not in self.tensors:
+            return X
+        gain, out = self.tensors[f"{which}.norm.gain"], []
+        for row in times(X, self.tensors[f"{which}.weight"], self.tensors.get(f"{which}.bias")):
+            first, beside = row[: len(gain)], row[len(gain) :]
+            scale = 1 / mp.sqrt(dot(first, first) / len(first) + mp.mpf(1e-6))
+            normed = [u * scale * g for u, g in zip(first, gain, strict=True)]
+            out.append(normed if name == "value" else normed + beside)
+        return out
+
     def attention(self, index: int, here: int, X: Rows) -> Rows:
-        name, group = f"layers.{here}.attention.output", self.arch.heads // self.arch.key_heads
+        return self.spoken(here, X, X, self.matrices(index, here, X))
+
+    def spoken(self, here: int, X: Rows, source: Rows, found: list[Rows], kind: str = "attention") -> Rows:
+        """What heads add that mix values of a source by the matrices found."""
+        name, group = f"layers.{here}.{kind}.output", self.arch.heads // self.arch.key_heads
         v, output, bias = (
-            self.heads(here, "value", X),
+            self.heads(here, "value", source, kind),
             self.tensors[f"{name}.weight"],
             self.tensors.get(f"{name}.bias"),
         )
-        said = [times(P, v[h // group]) for h, P in enumerate(self.matrices(index, here, X))]
-        if self.arch.head_gate:
+        said = [times(P, v[h // group]) for h, P in enumerate(found)]
+        if self.arch.head_gate and kind == "attention":
             gates = self.heads(here, "gate", X)
             said = [
                 [[u * sigmoid(g) for u, g in zip(*rows, strict=True)] for rows in zip(*pair, strict=True)]
@@ -207,6 +232,28 @@ class Network:
             return [weights.get(j, 0) / total for j in range(n)]
 
         return [[row(h, i) for i in range(n)] for h in range(arch.heads)]
+
+    def crossing(self, here: int, X: Rows) -> list[Rows]:
+        """[head][token][source]: attention to the memory."""
+        group = self.arch.heads // self.arch.key_heads
+        q, k = self.heads(here, "query", X, "cross"), self.heads(here, "key", self.memory, "cross")
+
+        def row(h: int, asked: list[Any]) -> list[Any]:
+            scores = [self.capped(self.content(asked, key)) for key in k[h // group]]
+            weights = [mp.exp(score - max(scores)) for score in scores]
+            return [weight / mp.fsum(weights) for weight in weights]
+
+        return [[row(h, asked) for asked in q[h]] for h in range(self.arch.heads)]
+
+    def content(self, q: list[Any], k: list[Any]) -> Any:
+        """A score without positions."""
+        divisor = mp.mpf(self.arch.divisor)
+        if self.arch.kernel == "uniform":
+            return mp.mpf(0)
+        if self.arch.kernel == "gaussian":
+            gap = [a - b for a, b in zip(q, k, strict=True)]
+            return -dot(gap, gap) / (2 * divisor)
+        return dot(q, k) / divisor
 
     def capped(self, score: Any) -> Any:
         cap = mp.mpf(self.arch.score_cap)
@@ -243,10 +290,7 @@ class Network:
         elif arch.positions == "alibi":
             assert arch.heads in (1, 2, 4)
             added = -(mp.mpf(2) ** (mp.mpf(-8) * (h + 1) / arch.heads)) * abs(i - j)
-        if arch.kernel == "gaussian":
-            gap = [a - b for a, b in zip(q, k, strict=True)]
-            return -dot(gap, gap) / (2 * divisor) + added
-        return dot(q, k) / divisor + added
+        return self.content(q, k) + added
 
     def sinusoid(self, offset: int) -> list[Any]:
         """As the float64 network has it: the table is part of its weights, not of its arithmetic."""

@@ -12,7 +12,7 @@ from rankscope.sources import load
 from rankscope.sources.families import FAMILIES
 from rankscope.sources.parity import lifted
 from tests.sources.models import CASES, model_of
-from tests.sources.test_families import inputs_of
+from tests.sources.test_families import encoded, inputs_of
 
 TOKENS = ["relative_residual", "residual", "mu", "effective_rank", "mean_cosine", "residual@midrange"]
 HEADS = ["dobrushin", "entropy", "first_token_mass", "head_mu", "head_relative_residual"]
@@ -24,11 +24,10 @@ UNSEEN = dict.fromkeys(("xlnet", "dinov2", "qwen3_next"), HEADS[3:])
 @torch.no_grad()
 def test_watch_equals_measure(name: str, label: str) -> None:
     """1e-9 in float64, padding included; the original's float32 parts lifted, as in the parity check."""
-    model: Any = model_of(name, label)
-    inputs, padding = inputs_of(name, model)
+    model: Any = FAMILIES[name].core(model_of(name, label))
     net = load(model)
-    sees = FAMILIES[name].sees
-    X, _ = net.encode(inputs["pixel_values"]) if sees else net.encode(inputs["input_ids"], padding=padding)
+    inputs, padding = inputs_of(name, model, net)
+    X, _ = encoded(name, net, inputs, padding)
     # What heads add: XLNet has no plain projection, the canonical DINOv2 its scales in it, Qwen3-Next a gate.
     names = [each for each in TOKENS + HEADS if each not in UNSEEN.get(name, [])]
     metrics: list[str | Metric] = [*names, MINE]

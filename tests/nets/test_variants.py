@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer, named_variant
-from rankscope.nets.architecture import NormPlace
+from rankscope.nets.fields import NormPlace
 from rankscope.nets.norms import normalise
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting

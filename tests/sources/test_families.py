@@ -28,6 +28,7 @@ OUTPUT = {
     "llama": "self_attn.o_proj",
     "mixtral": "self_attn.o_proj",
     "qwen3_next": "self_attn.o_proj",
+    "deepseek": "self_attn.o_proj",
     "phi3": "self_attn.o_proj",
     "gemma2": "self_attn.o_proj",
     "gemma3": "self_attn.o_proj",
@@ -35,6 +36,8 @@ OUTPUT = {
     "vit": "attention.o_proj",
     "dinov2": "attention.o_proj",
     "modernbert": "attn.Wo",
+    "bart": "self_attn.out_proj",
+    "whisper": "self_attn.out_proj",
     **dict.fromkeys(("clip_text", "clip_vision", "siglip_text", "siglip_vision"), "self_attn.out_proj"),
 }
 """Where each original projects its heads; XLNet does it without a module."""
@@ -47,12 +50,13 @@ def loaded(name: str, label: str) -> tuple[Any, Transformer]:
     return model, load(model)
 
 
-def inputs_of(name: str, model: Any) -> tuple[dict[str, Tensor], Tensor]:
+def inputs_of(name: str, model: Any, net: Any) -> tuple[dict[str, Tensor], Tensor]:
     """What the original takes, and its padding: other numbers and lengths than the loader's own probe."""
     generator = torch.Generator().manual_seed(11)
     if FAMILIES[name].sees:
-        images = torch.randn(3, 3, 12, 12, generator=generator, dtype=torch.float64)
-        return {"pixel_values": images}, torch.zeros(3, 9 + (name != "siglip_vision"), dtype=torch.bool)
+        embedding = net.origin.embedding
+        seen = torch.randn(3, *embedding.shape, generator=generator, dtype=torch.float64)
+        return {FAMILIES[name].takes: seen}, torch.zeros(3, len(embedding.positions), dtype=torch.bool)
     ids = torch.randint(3, 60, (3, max(LENGTHS)), generator=generator)
     padding = torch.arange(max(LENGTHS))[None] >= torch.tensor(LENGTHS)[:, None]
     ids = ids.masked_fill(padding, getattr(model.config, "pad_token_id", None) or 0)
@@ -61,14 +65,15 @@ def inputs_of(name: str, model: Any) -> tuple[dict[str, Tensor], Tensor]:
 
 def encoded(name: str, net: Transformer, inputs: dict[str, Tensor], padding: Tensor) -> Any:
     if FAMILIES[name].sees:
-        return net.encode(inputs["pixel_values"])
+        return net.encode(inputs[FAMILIES[name].takes])
     return net.encode(inputs["input_ids"], padding=padding)
 
 
 def case(name: str, label: str) -> tuple[Any, Transformer, dict[str, Tensor], Tensor]:
-    """(model, its network, what it takes, padding)."""
+    """(the original's own stack, its network, what it takes, padding)."""
     model, net = loaded(name, label)
-    return model, net, *inputs_of(name, model)
+    core = FAMILIES[name].core(model)
+    return core, net, *inputs_of(name, core, net)
 
 
 def close(mine: Tensor, theirs: Tensor, real: Tensor, within: float = 1e-12) -> None:

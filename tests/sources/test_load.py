@@ -242,7 +242,7 @@ def test_parts_and_kinds_of_a_family_that_are_not_mapped() -> None:
     from transformers import Dinov2Backbone, T5Model
 
     decoder = T5Model(FAMILIES["t5"].tiny()["plain"]).decoder
-    refused("t5 is mapped with is_decoder=False; this config has True: watch", decoder)
+    refused("t5 is mapped with is_decoder=False; this config has True: watch", decoder, family="t5")
     config = next(iter(FAMILIES["dinov2"].tiny().values()))
     refused("Dinov2Backbone must be built like transformers' own dinov2.*watch", Dinov2Backbone(config))
 
@@ -332,7 +332,14 @@ def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
     [
         ("mamba", r"'mamba', a recurrent model without attention: watch"),
         ("falcon_mamba", r"'falcon_mamba', a recurrent model without attention"),
-        ("bart", r"'bart': watch"),
+        ("mbart", r"'mbart': watch"),
+        ("jamba", r"'jamba': watch"),
+        ("llama9", r"'llama9': watch"),
+        (
+            "deberta-v2",
+            r"'deberta-v2', whose scores add products .* \(disentangled attention\): no positions",
+        ),
+        ("deepseek_v32", r"'deepseek_v32', whose tokens attend to those alone that an indexer picks"),
         ("gpt_oss", r"'gpt_oss', whose attention has sinks: its rows do not sum to one: watch"),
         ("lama", r"'lama' \(did you mean 'llama'\?\): watch"),
     ],
@@ -341,6 +348,14 @@ def test_an_unknown_model_type_gets_no_misleading_hint(copied: Path, model_type:
     """A type that transformers has is never taken for a slip of another."""
     configure(copied, model_type=model_type)
     refused(f"load maps model types bert, .*; this one is {said}", copied)
+
+
+def test_a_family_by_a_name_that_there_is_not_gets_none_either() -> None:
+    model = model_of("bart", "plain")
+    for asked, said in (("mamba", "got 'mamba'$"), ("bart_decode", r"\(did you mean 'bart_decoder'\?\)$")):
+        with pytest.raises(SourceError, match=f"family must be one of bert, .*{said}"):
+            load(model, family=asked)
+    assert load(model, family="bart_encoder").fingerprint == load(model).fingerprint
 
 
 @pytest.mark.parametrize("kind", ["CLIP", "Siglip"])

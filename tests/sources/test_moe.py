@@ -6,19 +6,21 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope.errors import SourceError
+from rankscope.errors import PathError, SourceError, TheoremError
 from rankscope.paths import decompose
 from rankscope.profiles import measure
 from rankscope.sources import load
 from rankscope.sources.families import FAMILIES
 from rankscope.sources.parity import lifted
+from rankscope.theory import certify
 from tests.sources.models import model_of
 from tests.sources.originals import WITHIN, agrees, padded
 
 CASES = [(name, label) for name in ("mixtral", "qwen3_next") for label in FAMILIES[name].tiny()]
+LATENT = [("deepseek", label) for label in FAMILIES["deepseek"].tiny()]
 
 
-@pytest.mark.parametrize(("name", "label"), CASES)
+@pytest.mark.parametrize(("name", "label"), CASES + LATENT)
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_states_attention_and_gradients_are_the_originals(name: str, label: str, seed: int) -> None:
     model: Any = model_of(name, label, seed)
@@ -27,7 +29,7 @@ def test_states_attention_and_gradients_are_the_originals(name: str, label: str,
         assert agrees(model, net, *padded(length, side, seed)) <= WITHIN
 
 
-@pytest.mark.parametrize(("name", "label"), CASES)
+@pytest.mark.parametrize(("name", "label"), [*CASES, LATENT[0]])
 @torch.no_grad()
 def test_routing_is_the_originals(name: str, label: str) -> None:
     """Loads are counted from what the original's routers chose."""
@@ -56,7 +58,9 @@ def test_paths_add_up_with_routing_frozen(name: str, label: str) -> None:
     assert d.closure < 1e-12 and d.by_length().closure < 1e-12
 
 
-@pytest.mark.parametrize(("name", "label"), [("mixtral", "mixtral"), ("mixtral", "qwen 2"), CASES[-1]])
+@pytest.mark.parametrize(
+    ("name", "label"), [("mixtral", "mixtral"), ("mixtral", "qwen 2"), CASES[-1], *LATENT[:2]]
+)
 def test_a_checkpoint_on_disk_is_the_model_in_memory(name: str, label: str, tmp_path: Path) -> None:
     model: Any = model_of(name, label)
     model.save_pretrained(tmp_path)
@@ -79,7 +83,7 @@ def test_layers_without_an_attention_matrix_are_refused() -> None:
         FAMILIES["qwen3_next"].architecture(config)
 
 
-def test_latent_attention_is_refused_with_its_reason() -> None:
+def test_experts_by_sigmoids_and_groups_are_refused_with_their_reason() -> None:
     from transformers import DeepseekV3Config, DeepseekV3Model
 
     fields: dict[str, Any] = {
@@ -88,5 +92,16 @@ def test_latent_attention_is_refused_with_its_reason() -> None:
         "qk_nope_head_dim": 2, "v_head_dim": 2, "n_routed_experts": 8, "intermediate_size": 8,
         "moe_intermediate_size": 4,
     }  # fmt: skip
-    with pytest.raises(SourceError, match="'deepseek_v3', whose keys and values come of a latent"):
-        load(DeepseekV3Model(DeepseekV3Config(**fields)))
+    dense = load(DeepseekV3Model(DeepseekV3Config(**fields)))
+    assert dense.arch.mlp == "gated" and dense.arch.key_latent == 4
+    with pytest.raises(SourceError, match="experts chosen by sigmoids of scores, in groups: watch"):
+        load(DeepseekV3Model(DeepseekV3Config(**fields, first_k_dense_replace=0)))
+
+
+def test_what_needs_values_linear_in_tokens_is_refused_of_latents() -> None:
+    net = load(model_of("deepseek", "v3"))
+    X = net.encode(torch.tensor([[3, 4, 5]])).X
+    with pytest.raises(PathError, match="those of this one are of a latent"):
+        decompose(net, X)
+    with pytest.raises(TheoremError, match="this network has latents that go through norms of their own"):
+        certify(net, X)

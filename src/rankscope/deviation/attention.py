@@ -56,10 +56,11 @@ class Logits:
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of a layer in two parts: `P = 1 p^T + Delta`."""
+    """Attention of a layer in two parts: `P = 1 p^T + Delta`. Rows are of the tokens, and so are columns
+    but for cross-attention."""
 
     p: Float[Tensor, "batch head token"]
-    others: Scaled  # [batch, head, token, token]
+    others: Scaled  # [batch, head, row, token]
     """Delta but for column j*, which is left zero."""
     top: Int[Tensor, "batch head 1"]
     """j*, the largest entry of p."""
@@ -81,12 +82,12 @@ class Attention:
         column = self.top[:, :, None].expand(-1, -1, value.shape[2], 1)
         return Scaled(value.scatter(-1, column, -value.sum(-1, keepdim=True)), self.others.log)
 
-    def matrix(self) -> Float[Tensor, "batch head token token"]:
+    def matrix(self) -> Float[Tensor, "batch head row token"]:
         """P as an ordinary tensor."""
         return self._matrix
 
     @cached_property
-    def _matrix(self) -> Float[Tensor, "batch head token token"]:
+    def _matrix(self) -> Float[Tensor, "batch head row token"]:
         if self.logits is not None and not self.signed:
             return self.logits.softmax(self.visible)
         P = self.p[:, :, None] + self.Delta.explicit()

@@ -1,7 +1,7 @@
 """A pass in deviation arithmetic with all that happened inside each block: what the theorems ask about."""
 
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from rankscope.deviation.attention import Attention, Spoken, Values
 from rankscope.deviation.noise import Noise, ShakenDeviation
 from rankscope.deviation.rules import Deviation, total
 from rankscope.deviation.state import State
-from rankscope.nets.order import Half
+from rankscope.nets.order import Branching, Half
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
@@ -19,7 +19,7 @@ from rankscope.nets.traversal import Block, traverse
 class BranchTaken(NamedTuple):
     """Attention or the MLP on its way from the tokens to the sum."""
 
-    kind: Literal["attention", "mlp"]
+    kind: Branching
     inside: State
     """What it reads: the tokens, through a norm where one comes before."""
     raw: State
@@ -122,7 +122,7 @@ def started(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State
     """What a pass over tokens without padding starts from; with a seed, shaken (`noise.py`): the split into
     a common token and deviations rounds as any rule does."""
     X, real, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), None)
-    setting = Setting.of(net.arch, net.weights, X, real)
+    setting = net.setting(X, real)
     if seed is None:
         return State.of(X, real), setting
     noise = Noise(seed)
@@ -138,5 +138,5 @@ def dissect(net: Transformer, X: Tensor, seed: int | None = None) -> Iterator[Bl
     rules = _Noted(net.arch, setting) if seed is None else _NotedShaken(net.arch, setting, seed)
     for block in net.blocks:
         rules.forget()
-        state, P, heads, _ = traverse(block, rules, state)
+        state, P, heads, *_ = traverse(block, rules, state)
         yield BlockTaken(state, P, heads, rules.halves())

@@ -120,6 +120,11 @@ class ShakenDeviation(_Shaken, Deviation):
         ref, D = super().scores(block, state)
         return Scores(self.wide.scaled(ref), self.wide.scaled(D))
 
+    def cross_scores(self, there: Block, state: State) -> Scores:
+        """The same of cross-attention."""
+        ref, D = super().cross_scores(there, state)
+        return Scores(self.wide.scaled(ref), self.wide.scaled(D))
+
     def touch(self, part: Scaled) -> Scaled:
         """What comes of a product with a matrix or of an activation: another product follows."""
         return self.noise.scaled(part)

@@ -34,6 +34,8 @@ class DeviationStep(NamedTuple):
     heads: Spoken | None = None
     routing: Tensor | None = None
     """The weight of each expert for each token `[batch, token, expert]`, of a mixture of experts."""
+    cross: Attention | None = None
+    """Attention to the memory `[batch, head, token, source]`, of a layer that has cross-attention."""
 
 
 def applies(net: Transformer) -> bool:
@@ -87,6 +89,7 @@ def rounded(step: DeviationStep) -> DeviationStep:
         converted(step.attention, nearest),
         converted(step.heads, nearest),
         converted(step.routing, nearest),
+        converted(step.cross, nearest),
     )
 
 
@@ -110,11 +113,15 @@ class Given:
         X = X.to(dtype=torch.float64, device=net.device)
         if doubled:
             X, real, order = net.prepared(Doubled.of(X), padding)
-            return cls(net, State.of(X, real), Setting.of(net.arch, net.weights, X, real), order, doubled)
+            setting = net.setting(X, real)
+            if setting.memory is not None:
+                wide = replace(setting.memory, tokens=Doubled.of(setting.memory.tokens))
+                setting = replace(setting, memory=wide)
+            return cls(net, State.of(X, real), setting, order, doubled)
         X, real, order = net.prepared(X, padding, positions=False)
         table = net.weights.positions
         state = State.of(X, real) if table is None else State.placed(X, table[: X.shape[1]], real)
-        return cls(net, state, Setting.of(net.arch, net.weights, X, real), order)
+        return cls(net, state, net.setting(X, real), order)
 
     def block(self, index: int) -> Block:
         """Layer `index` (0-based), its weights as the pass has them."""
@@ -153,7 +160,15 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
             step.heads, R=step.heads.R.mapped(lambda t: order.restored(t.transpose(1, 2)).transpose(1, 2))
         ),
         None if step.routing is None else order.restored(step.routing),
+        step.cross and _restored_rows(step.cross, order),
     )
+
+
+def _restored_rows(P: Attention, order: TokenOrder) -> Attention:
+    """Of attention to a memory, whose tokens have not moved."""
+    logits = P.logits and replace(P.logits, D=P.logits.D.mapped(order.restored_rows))
+    others, visible = P.others.mapped(order.restored_rows), order.restored_rows(P.visible)
+    return replace(P, others=others, visible=visible, logits=logits)
 
 
 def finish(net: Transformer, state: State) -> State:

@@ -1,6 +1,8 @@
 """The rules of deviation arithmetic: what each part of a block does to a state `1 x^T + e^s R`."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +17,7 @@ from rankscope.deviation.attention import (
 )
 from rankscope.deviation.experts import mixture
 from rankscope.deviation.gates import gated
+from rankscope.deviation.latents import latent
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
 from rankscope.deviation.scaled import Scaled
@@ -25,7 +28,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Arithmetic, Block
-from rankscope.nets.weights import Linear
+from rankscope.nets.weights import Latent, Linear
 
 
 class Deviation(Arithmetic):
@@ -39,6 +42,7 @@ class Deviation(Arithmetic):
         self.arch, self.setting = arch, setting
         self.memory: dict[str, Any] = {}
         self.routed: dict[int, Tensor] = {}
+        self.crossed: dict[int, Attention] = {}
 
     def norm(self, block: Block, name: str, state: State) -> State:
         """Each token, normalised (`norms.py`). What a branch adds is not tidy yet."""
@@ -49,6 +53,7 @@ class Deviation(Arithmetic):
     def values(self, block: Block, state: State) -> Values:
         """What heads mix, of the common token and of deviations from it."""
         w = block.weights.attention.value
+        state = self.latent(state, block.weights.attention.key_latent, alone=True)
         common, deviation = heads(state.x, w, self.arch), deviations(state.R, w, self.arch)
         return Values(common.by_head(), deviation.by_head(), state.real)
 
@@ -61,7 +66,12 @@ class Deviation(Arithmetic):
     def scores(self, block: Block, state: State) -> Scores:
         """What all rows of scores share, and what they do not."""
         w = block.weights.attention
-        return scores(self.arch, block.index, w, state, self.setting, self.touch, self.rounding)
+        asking, keys = self.latent(state, w.query_latent), self.latent(state, w.key_latent)
+        return scores(self.arch, block.index, w, asking, self.setting, self.touch, self.rounding, keys)
+
+    def latent(self, state: State, w: Latent | None, *, alone: bool = False) -> State:
+        """What queries, or keys and values, are linear in (`latents.py`)."""
+        return latent(state, w, self.touch, self.tidy, self.rounding, alone=alone)
 
     def mix(self, block: Block, P: Attention, values: Values) -> Spoken:
         """What each head says."""
@@ -83,6 +93,27 @@ class Deviation(Arithmetic):
             spoken.R.together().mapped(lambda t: t.transpose(1, 2).flatten(-2) @ out.weight),
             spoken.real,
         )
+
+    def cross(self, block: Block, state: State) -> State:
+        """What cross-attention adds: the values are the memory's, a common one and deviations as tokens have
+        them, and rows of P differ by what queries differ by."""
+        there, M = block.crossing, self.setting.memory
+        assert M is not None
+        P = split(self.cross_scores(there, state), M.visible(state.real.rows), state.real, tokens=False)
+        self.crossed[block.index] = P
+        values = replace(self.values(there, self.source), real=state.real)
+        return self.output(there, self.mix(there, P, values))
+
+    def cross_scores(self, there: Block, state: State) -> Scores:
+        """What all rows of scores share, and what they do not, of tokens asking the memory."""
+        w, setting = there.weights.attention, self.setting.bare()
+        return scores(self.arch, there.index, w, state, setting, self.touch, self.rounding, self.source)
+
+    @cached_property
+    def source(self) -> State:
+        """The memory, in two parts as tokens are."""
+        assert self.setting.memory is not None
+        return State.of(self.setting.memory.tokens, self.setting.memory.real)
 
     def mlp(self, block: Block, state: State) -> State:
         """What the MLP adds (`mlp.py`), or a mixture of experts (`experts.py`)."""

@@ -4,9 +4,10 @@ With X = 1 x^T + e^s R, query q_i = q + dq_i and key k_j = k + dk_j, a score is
 
     q_i . k_j = [constant along the row: drops out of the softmax] + [ref_j: the same in every row] + D_ij.
 
-For plain heads `ref_j = q . dk_j` and `D_ij = dq_i . dk_j`, of order e^{2s}. Positions put terms of order
-one, and of order e^s, into D. The row of D whose entries are smallest is the **reference row**: it goes into
-ref and is zero in D, so that no row is rounded at the size of a larger one.
+For plain heads `ref_j = q . dk_j` and `D_ij = dq_i . dk_j`, of order e^{2s}; of order e^s where keys are of a
+memory, in cross-attention. Positions put terms of order one, and of order e^s, into D. The row of D whose
+entries are smallest is the **reference row**: it goes into ref and is zero in D, so that no row is rounded at
+the size of a larger one.
 """
 
 from collections.abc import Callable
@@ -44,18 +45,20 @@ def scores(
     setting: Setting,
     touch: Callable[[Scaled], Scaled] = lambda part: part,
     rounding: Touch | None = None,
+    keys: State | None = None,
 ) -> Scores:
-    """The scores of a layer, head by head. `touch` is asked of queries and keys, `rounding` in their norm."""
-    n = state.real.rows.shape[1]
-    zero = state.R.value.new_zeros(len(state.real.rows), arch.heads, n)
+    """The scores of a layer, head by head. `touch` is asked of queries and keys, `rounding` in their norm.
+    `keys` are of the same tokens, or of a memory; then the setting must be `bare`."""
+    n, keys = state.real.rows.shape[1], state if keys is None else keys
+    zero = state.R.value.new_zeros(len(state.real.rows), arch.heads, keys.real.rows.shape[1])
     if arch.kernel == "uniform":
         return Scores(
-            Scaled.plain(zero).by_head(), Scaled.plain(zero[..., None].expand(-1, -1, -1, n)).by_head()
+            Scaled.plain(zero).by_head(), Scaled.plain(zero[:, :, None].expand(-1, -1, n, -1)).by_head()
         )
     q, dq = (
         touch(part(of, w.query, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R))
     )
-    k, dk = (touch(part(of, w.key, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R)))
+    k, dk = (touch(part(of, w.key, arch).by_head()) for part, of in ((heads, keys.x), (deviations, keys.R)))
     if arch.query_norm:
         q, dq = _normed(q, dq, w.query_norm, state.real, arch.norm_eps, rounding)
         k, dk = _normed(k, dk, w.key_norm, state.real, arch.norm_eps, rounding)

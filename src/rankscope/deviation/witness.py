@@ -118,10 +118,7 @@ class Seen:
         order = self.witness.given.order
         if self.inside is None or order is None:
             return self.inside
-        step = self.inside
-        parts = order.restored(step.state), order.restored_square(step.attention)  # type: ignore[arg-type]
-        routing = None if step.routing is None else order.restored(step.routing)
-        return Step(step.layer, *parts, order.restored(step.heads), routing)  # type: ignore[arg-type]
+        return self.inside.restored(order)
 
     @cached_property
     def fine(self) -> DeviationStep:
@@ -132,17 +129,20 @@ class Seen:
 def _hidden(step: DeviationStep, seen: Seen) -> Bool[Tensor, " batch"]:
     """Where rounding decided which tokens are looked at, and nothing shows, since they are equal as far as R
     can tell: what they differ by may be all that is left."""
-    P = step.attention
-    if P is None or not bool(steep(P).any()):
-        return torch.zeros_like(seen.sees)
-    if seen.plain is not None and seen.plain.attention is not None and bool(seen.sees.all()):
-        other, state = seen.plain.attention, State.of(seen.plain.state, step.state.real.rows)
-    else:
-        fine = seen.fine
-        assert fine.attention is not None
-        alike = distance(step.state, fine.state) <= ALIKE
-        return elsewhere(P, fine.attention.matrix()) & alike | undecided(P, fine.attention)
-    return elsewhere(P, other) & (distance(step.state, state) <= ALIKE)
+    found = torch.zeros_like(seen.sees)
+    for which in ("attention", "cross"):
+        P: Attention | None = getattr(step, which)
+        if P is None or not bool(steep(P).any()):
+            continue
+        plain: Tensor | None = getattr(seen.plain, which, None)
+        if plain is not None and seen.plain is not None and bool(seen.sees.all()):
+            state = State.of(seen.plain.state, step.state.real.rows)
+            found = found | elsewhere(P, plain) & (distance(step.state, state) <= ALIKE)
+        else:
+            other: Attention = getattr(seen.fine, which)
+            alike = distance(step.state, seen.fine.state) <= ALIKE
+            found = found | elsewhere(P, other.matrix()) & alike | undecided(P, other)
+    return found
 
 
 def steep(P: Attention) -> Bool[Tensor, " batch"]:
@@ -153,7 +153,7 @@ def steep(P: Attention) -> Bool[Tensor, " batch"]:
     return torch.maximum(P.logits.D.log_size(), ref.clamp(min=1e-300).log()).amax(-1) > STEEP
 
 
-def elsewhere(P: Attention, other: Float[Tensor, "batch head token token"]) -> Bool[Tensor, " batch"]:
+def elsewhere(P: Attention, other: Float[Tensor, "batch head row token"]) -> Bool[Tensor, " batch"]:
     """Where two passes, their scores steep, look at other tokens."""
     return steep(P) & ((P.matrix() - other).abs().flatten(1).amax(1) > UNDECIDED)
 

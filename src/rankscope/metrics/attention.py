@@ -12,6 +12,9 @@ from rankscope.errors import TokensError
 from rankscope.metrics.tokens import real_tokens
 
 HeadValues = Float[Tensor, "*batch head"]
+RowValues = Float[Tensor, "*batch head row"]
+RowsOf = Float[Tensor, "*batch head row token"]
+"""Some rows of P in float64, zero at padding."""
 
 
 def _ready(
@@ -57,8 +60,13 @@ def entropy(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     A matrix with a negative entry (linformer's) has no entropy: NaN.
     """
     P, real = _ready(P, padding)
-    mean = _over_rows(torch.special.entr(P).sum(-1), real)
-    return mean.masked_fill((P < 0).any(-1).any(-1), torch.nan)
+    return _over_rows(entropy_of_rows(P, real), real)
+
+
+def entropy_of_rows(P: RowsOf, real: Bool[Tensor, "*batch 1 token"]) -> RowValues:
+    """`-sum_j P_ij log P_ij`; NaN of a row with a negative entry."""
+    found = torch.special.entr(P).sum(-1)
+    return found.masked_fill(found == -torch.inf, torch.nan)
 
 
 def _two_largest(P: Tensor, padding: Tensor | None) -> tuple[HeadValues, HeadValues]:
@@ -82,13 +90,21 @@ def spectral_gap(P: Tensor, padding: Tensor | None = None) -> HeadValues:
 def first_token_mass(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     """Mean over rows of the weight on the first real token: an attention sink is near 1."""
     P, real = _ready(P, padding)
+    return _over_rows(first_token_of_rows(P, real), real)
+
+
+def first_token_of_rows(P: RowsOf, real: Bool[Tensor, "*batch 1 token"]) -> RowValues:
+    """The weight of each row on the first real token."""
     first = real.to(torch.int8).argmax(-1)[..., None, None]
-    column = P.gather(-1, first.expand(*P.shape[:-1], 1))[..., 0]
-    return _over_rows(column, real)
+    return P.gather(-1, first.expand(*P.shape[:-1], 1))[..., 0]
 
 
 def row_sum_defect(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     """`max_i |sum_j P_ij - 1|`: above rounding, the theorems on averaging do not apply."""
     P, real = _ready(P, padding)
-    defect = (P.sum(-1) - 1).abs().masked_fill(~real, 0.0)
-    return _nan_where_empty(defect.amax(-1), real)
+    return _nan_where_empty(defect_of_rows(P, real).masked_fill(~real, 0.0).amax(-1), real)
+
+
+def defect_of_rows(P: RowsOf, real: Bool[Tensor, "*batch 1 token"]) -> RowValues:
+    """`|sum_j P_ij - 1|`."""
+    return (P.sum(-1) - 1).abs()

@@ -89,6 +89,10 @@ class Metric:
     rule: Callable[..., Reading] | None = None
     """How deviation arithmetic reads it at any scale: `rule(state)`, and of attention `rule(attention,
     padding)`. Left out, it is read off float64 tokens of size one, and scaled by its degree."""
+    by_row: Callable[..., Tensor] | None = None
+    """Of attention: each row's number, `by_row(rows of P, real)`, where the value is their mean, or with
+    `largest` the largest. Long contexts are read so, a block of rows at a time."""
+    largest: bool = False
 
     def __post_init__(self) -> None:
         if self.of not in get_args(Of):
@@ -123,6 +127,14 @@ class Metric:
         if self.scale is None:
             return Reading.of(value, torch.full_like(value, noise))
         return Reading.of(value, noise * self._checked("scale", self.scale(x, padding), x))
+
+    def of_rows(self, numbers: Tensor, real: Tensor, unit: float) -> Reading:
+        """The reading of all rows' numbers `[batch, head, token]`; `real` `[batch, token]` rows count."""
+        counts = real[:, None]
+        kept = numbers.masked_fill(~counts, 0.0)
+        value = kept.amax(-1) if self.largest else kept.sum(-1) / counts.sum(-1)
+        value = value.masked_fill(~counts.any(-1), torch.nan)
+        return Reading.of(value, torch.full_like(value, (ROUNDING * unit) ** self.power))
 
     def _checked(self, what: str, found: object, x: TokensLike) -> Tensor:
         expected = (x.X if isinstance(x, Tokens) else x).shape[:-2]
@@ -197,15 +209,18 @@ _TOKENS = [
 ]  # fmt: skip
 _ATTENTION = [
     Metric("dobrushin", attention.dobrushin, "δ(P)", r"\delta(P)", "attention"),
-    Metric("entropy", attention.entropy, "H(P)", "H(P)", "attention"),
+    Metric("entropy", attention.entropy, "H(P)", "H(P)", "attention", by_row=attention.entropy_of_rows),
     Metric("second_singular_value", attention.second_singular_value, "σ₂(P)", r"\sigma_2(P)", "attention"),
     Metric(
         "spectral_gap", attention.spectral_gap, "σ₁(P) − σ₂(P)", r"\sigma_1(P) - \sigma_2(P)", "attention"
     ),
-    Metric("first_token_mass", attention.first_token_mass, "mean Pᵢ₁", r"\mathrm{mean}\,P_{i1}", "attention"),
+    Metric(
+        "first_token_mass", attention.first_token_mass, "mean Pᵢ₁", r"\mathrm{mean}\,P_{i1}", "attention",
+        by_row=attention.first_token_of_rows,
+    ),
     Metric(
         "row_sum_defect", attention.row_sum_defect, "max |Σⱼ Pᵢⱼ − 1|", r"\max_i |\sum_j P_{ij} - 1|",
-        "attention",
+        "attention", by_row=attention.defect_of_rows, largest=True,
     ),
 ]  # fmt: skip
 

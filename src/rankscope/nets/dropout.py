@@ -52,6 +52,10 @@ class Dropped(Plain):
         """P with some entries gone."""
         return self.drop(super().weights(block, X))
 
+    def cross_weights(self, there: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
+        """The same of cross-attention."""
+        return self.drop(super().cross_weights(there, X))
+
     def output(self, block: Block, spoken: Spoken) -> Tokens:
         """What heads add, less what is dropped."""
         return self.drop(super().output(block, spoken))
@@ -66,7 +70,7 @@ def training_states(
 ) -> Iterator[Tokens]:
     """Tokens at layer 0, 1, ...: `net.steps` with dropout. At p = 0 they are the same."""
     X, real, order = net.prepared(X, padding)
-    rules = Dropped(net.arch, Setting.of(net.arch, net.weights, X, real), drop)
+    rules = Dropped(net.arch, net.setting(X, real), drop)
     X = drop(X)
     yield X if order is None else order.restored(X)
     for step in net.traversed(X, real, rules):

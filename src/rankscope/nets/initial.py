@@ -56,6 +56,7 @@ SCHEMES: dict[str, tuple[Draw, Draw]] = {
 """(for most matrices, for values and outputs)."""
 
 DEPTH_SCALED = "/sqrt(L)"
+OUTWARD = ("attention.value", "attention.output", "cross.value", "cross.output")
 
 
 def random_tensors(arch: Architecture, seed: int, init: str) -> dict[str, Tensor]:
@@ -84,14 +85,14 @@ def _tensor(
         return _normal(shape, 0, 0, generator)
     if leaf.startswith("mix_"):
         return torch.randn(shape, generator=generator, dtype=torch.float64) / math.sqrt(shape[0])
-    inputs = shape[0] * shape[1] if part.endswith("attention.output") else shape[0]
+    inputs = shape[0] * shape[1] if part.endswith(("attention.output", "cross.output")) else shape[0]
     outputs = math.prod(shape) // inputs
     if part.endswith(("experts.up", "experts.gate", "experts.down")):  # each expert is a map of its own
         inputs, outputs = shape[1] if part.endswith("down") else shape[0], shape[2]
-    draw = outward if part.endswith(("attention.value", "attention.output")) else usual
+    draw = outward if part.endswith(OUTWARD) else usual
     weight = draw(shape, inputs, outputs, generator)
     return (
         weight * branch
-        if part.endswith(("attention.output", "mlp.down", "experts.down", "shared.down"))
+        if part.endswith(("attention.output", "cross.output", "mlp.down", "experts.down", "shared.down"))
         else weight
     )

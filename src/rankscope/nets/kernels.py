@@ -11,8 +11,8 @@ With q_i, k_j the query and key, b_ij whatever positions add, and V_i the tokens
 | `linear`      | `f(q_i) . f(k_j)`, `f = elu + 1`, normalised (Katharopoulos 2020) | yes             |
 | `linformer:k` | `softmax(Q (E K)^T / divisor) F` (Wang 2020)                      | no              |
 
-P is always `[batch, head, token, token]`, so that `P V` is the head's output whatever the kernel. A kernel of
-one's own is a `Kernel`.
+P is always `[batch, head, row, token]`, so that `P V` is the head's output whatever the kernel; rows and
+tokens are the same but for cross-attention. A kernel of one's own is a `Kernel`.
 """
 
 from collections.abc import Callable
@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-Heads = Float[Tensor, "batch head token head_width"]
-Square = Float[Tensor, "batch head token token"]
-Visible = Bool[Tensor, "#batch 1 token token"]
+Queries = Float[Tensor, "batch head row head_width"]
+Keys = Float[Tensor, "batch head token head_width"]
+Rows = Float[Tensor, "batch head row token"]
+Visible = Bool[Tensor, "#batch 1 row token"]
 
 
 class KernelContext(NamedTuple):
@@ -51,7 +52,7 @@ class Kernel:
     """
 
     name: str
-    weights: Callable[[Heads, Heads, KernelContext], Square]
+    weights: Callable[[Queries, Keys, KernelContext], Rows]
     averages: bool
 
 
@@ -60,7 +61,7 @@ def kernel_of(kind: str | Kernel) -> Kernel:
     return KERNELS[kind.partition(":")[0]] if isinstance(kind, str) else kind
 
 
-def scores(q: Heads, k: Heads, context: KernelContext) -> Square:
+def scores(q: Queries, k: Keys, context: KernelContext) -> Rows:
     """`q_i . k_j / divisor + b_ij`, capped where there is a cap."""
     found = _with_positions(q @ k.mT, context)
     return context.cap * torch.tanh(found / context.cap) if context.cap else found
@@ -75,37 +76,37 @@ def masked_softmax(
     return hidden.softmax(-1).masked_fill(~visible, 0.0)
 
 
-def _with_positions(products: Square, context: KernelContext) -> Square:
+def _with_positions(products: Rows, context: KernelContext) -> Rows:
     scores = products / context.divisor
     return scores if context.added is None else scores + context.added
 
 
-def _softmax(q: Heads, k: Heads, context: KernelContext) -> Square:
+def _softmax(q: Queries, k: Keys, context: KernelContext) -> Rows:
     return masked_softmax(scores(q, k, context), context.visible)
 
 
-def _gaussian(q: Heads, k: Heads, context: KernelContext) -> Square:
+def _gaussian(q: Queries, k: Keys, context: KernelContext) -> Rows:
     products = q @ k.mT - k.square().sum(-1)[..., None, :] / 2  # |q_i|^2 is constant along a row
     return masked_softmax(_with_positions(products, context), context.visible)
 
 
-def _sigmoid(q: Heads, k: Heads, context: KernelContext) -> Square:
+def _sigmoid(q: Queries, k: Keys, context: KernelContext) -> Rows:
     seen = context.visible.sum(-1, keepdim=True).clamp(min=1)
     return torch.sigmoid(scores(q, k, context) - seen.to(q.dtype).log()) * context.visible
 
 
-def _uniform(q: Heads, k: Heads, context: KernelContext) -> Square:
+def _uniform(q: Queries, k: Keys, context: KernelContext) -> Rows:
     seen = context.visible.sum(-1, keepdim=True).clamp(min=1)
     return (context.visible.to(q.dtype) / seen).expand(len(q), q.shape[1], -1, -1)
 
 
-def _linear(q: Heads, k: Heads, context: KernelContext) -> Square:
+def _linear(q: Queries, k: Keys, context: KernelContext) -> Rows:
     weight = (F.elu(q) + 1) @ (F.elu(k) + 1).mT * context.visible
     total = weight.sum(-1, keepdim=True)
     return weight / total.masked_fill(total == 0, 1.0)
 
 
-def _linformer(q: Heads, k: Heads, context: KernelContext) -> Square:
+def _linformer(q: Queries, k: Keys, context: KernelContext) -> Rows:
     assert context.mixing is not None
     n = q.shape[-2]
     seen = context.visible.any(-2)[..., None, :].to(q.dtype)  # [batch, 1, 1, token]: padding mixes nothing

@@ -31,6 +31,8 @@ from torch import Tensor
 from rankscope.errors import MaskError, one_of
 
 Matrix = Bool[Tensor, "token token"]
+Rows = Bool[Tensor, "row token"]
+Places = Int[Tensor, " row"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Rule:
 
     fewest: int
     most: int
-    build: Callable[..., Matrix]
+    build: Callable[..., Rows]
+    """Of rows `i` `[row]`, the number of tokens, and what follows the name."""
     usage: str
 
 
@@ -103,18 +106,27 @@ def matrix(mask: MaskLike, n: int, device: torch.device | str = "cpu") -> Matrix
             [1, 1, 0],
             [1, 1, 1]], dtype=torch.int32)
     """
+    return rows(mask, n, 0, n, device)
+
+
+def rows(mask: MaskLike, n: int, start: int, stop: int, device: torch.device | str = "cpu") -> Rows:
+    """Rows `start` to `stop` of the matrix of a mask on n tokens, without the others where its rule allows.
+
+    >>> rows("causal", 4, 2, 4).int().tolist()
+    [[1, 1, 1, 0], [1, 1, 1, 1]]
+    """
     if isinstance(mask, Mask):
-        name, result = mask.name, _built(mask, n)
+        name, result = mask.name, _built(mask, n)[start:stop]
     else:
-        name, result = spec_of(mask), torch.ones(n, n, dtype=torch.bool)
+        name, result = spec_of(mask), torch.ones(stop - start, n, dtype=torch.bool)
         for part in name.split("&"):
             rule, numbers = _check(part)
-            result &= rule.build(n, *numbers)
+            result &= rule.build(torch.arange(start, stop), n, *numbers)
     blind = (~result.any(-1)).nonzero().flatten().tolist()
     if blind:
         raise MaskError(
             f"every token must attend to at least one token; under mask {name[:60]} "
-            f"token {blind[0]} sees none"
+            f"token {start + blind[0]} sees none"
         )
     return result.to(device)
 
@@ -155,62 +167,60 @@ def _check(part: str) -> tuple[Rule, list[int | str]]:
     return rule, numbers
 
 
-def _offset(n: int) -> Int[Tensor, "token token"]:
+def _offset(i: Places, n: int) -> Int[Tensor, "row token"]:
     """`i - j`: how far back token i looks to see token j."""
-    i = torch.arange(n)
-    return i[:, None] - i[None, :]
+    return i[:, None] - torch.arange(n)[None, :]
 
 
-def _complete(n: int) -> Matrix:
-    return torch.ones(n, n, dtype=torch.bool)
+def _complete(i: Places, n: int) -> Rows:
+    return torch.ones(len(i), n, dtype=torch.bool)
 
 
-def _causal(n: int) -> Matrix:
-    return _offset(n) >= 0
+def _causal(i: Places, n: int) -> Rows:
+    return _offset(i, n) >= 0
 
 
-def _window(n: int, w: int) -> Matrix:
-    return _offset(n).abs() <= w
+def _window(i: Places, n: int, w: int) -> Rows:
+    return _offset(i, n).abs() <= w
 
 
-def _unidirectional(n: int) -> Matrix:
-    back = _offset(n)
+def _unidirectional(i: Places, n: int) -> Rows:
+    back = _offset(i, n)
     return (back == 0) | (back == 1)
 
 
-def _dilated(n: int, w: int, s: int) -> Matrix:
-    back = _offset(n)
+def _dilated(i: Places, n: int, w: int, s: int) -> Rows:
+    back = _offset(i, n)
     return (back.abs() <= w * s) & (back % s == 0)
 
 
-def _strided(n: int, s: int | None = None) -> Matrix:
+def _strided(i: Places, n: int, s: int | None = None) -> Rows:
     stride = s or max(1, round(math.sqrt(n)))
-    back = _offset(n)
+    back = _offset(i, n)
     return (back >= 0) & ((back < stride) | (back % stride == 0))
 
 
-def _prefix(n: int, p: int) -> Matrix:
-    return _causal(n) | (torch.arange(n) < p)
+def _prefix(i: Places, n: int, p: int) -> Rows:
+    return _causal(i, n) | (torch.arange(n) < p)
 
 
-def _longformer(n: int, w: int, g: int) -> Matrix:
-    everywhere = torch.arange(n) < g
-    return _window(n, w) | everywhere[:, None] | everywhere[None, :]
+def _longformer(i: Places, n: int, w: int, g: int) -> Rows:
+    return _window(i, n, w) | (i < g)[:, None] | (torch.arange(n) < g)[None, :]
 
 
-def _bigbird(n: int, w: int, g: int, r: int, seed: int = 0) -> Matrix:
-    draw = torch.rand(n, n, generator=torch.Generator().manual_seed(seed))
+def _bigbird(i: Places, n: int, w: int, g: int, r: int, seed: int = 0) -> Rows:
+    draw = torch.rand(n, n, generator=torch.Generator().manual_seed(seed))[i]
     chosen = draw.topk(min(r, n), dim=-1).indices
-    return _longformer(n, w, g).scatter(-1, chosen, True)
+    return _longformer(i, n, w, g).scatter(-1, chosen, True)
 
 
-def _edges(n: int, listed: str) -> Matrix:
+def _edges(i: Places, n: int, listed: str) -> Rows:
     result = torch.eye(n, dtype=torch.bool)
     for source, target in _edge_list(listed):
         if max(source, target) >= n:
             raise MaskError(f"edges must join tokens 0..{n - 1}; got '{source}>{target}'")
         result[target, source] = True
-    return result
+    return result[i]
 
 
 def _edge_list(listed: str) -> list[tuple[int, int]]:
@@ -223,11 +233,11 @@ def _edge_list(listed: str) -> list[tuple[int, int]]:
     return edges
 
 
-def _matrix(n: int, size: str, digits: str) -> Matrix:
+def _matrix(i: Places, n: int, size: str, digits: str) -> Rows:
     bits = _bits(size, digits)
     if int(size) != n:
         raise MaskError(f"this mask is a matrix on {size} tokens; received {n} tokens")
-    return torch.tensor([bit == "1" for bit in bits]).reshape(n, n)
+    return torch.tensor([bit == "1" for bit in bits]).reshape(n, n)[i]
 
 
 def _bits(size: str, digits: str) -> str:

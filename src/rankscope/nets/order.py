@@ -3,8 +3,8 @@
     half:    X <- norm(skip * X + branch(X) + ...)
     branch:  X -> norm -> attention or MLP -> norm
 
-Every norm may be missing. A block has one half for attention and one for the MLP; in a parallel block both
-are branches of one half.
+Every norm may be missing. A block has one half for attention and one for the MLP, and where it attends to a
+memory one between them; in a parallel block both are branches of one half.
 
 | norm_place | a branch reads through | what it adds goes through | the sum goes through |
 |------------|------------------------|---------------------------|----------------------|
@@ -20,12 +20,13 @@ from typing import Literal
 
 from rankscope.nets.architecture import Architecture
 
-Branching = Literal["attention", "mlp"]
+Branching = Literal["attention", "cross", "mlp"]
 
 
 @dataclass(frozen=True)
 class Branch:
-    """Attention or the MLP on its way from the tokens to the sum; norms by their names in the weights."""
+    """Attention, of either kind, or the MLP on its way from the tokens to the sum; norms by their names in
+    the weights."""
 
     part: Branching
     before: str | None
@@ -67,11 +68,11 @@ def order(arch: Architecture, index: int = 0) -> tuple[Half, ...]:
         norm = f"{parts[0]}_norm" if place == "post" else None
         return Half(skip, tuple(branch(part) for part in parts), norm)
 
-    if arch.mlp == "none":
-        return (half(arch.attention_skip, "attention"),)
-    if arch.parallel:
+    if arch.parallel and arch.mlp != "none":
         return (half(arch.attention_skip, "attention", "mlp"),)
-    return half(arch.attention_skip, "attention"), half(arch.mlp_skip, "mlp")
+    cross = (half(arch.attention_skip, "cross"),) if arch.cross_attention else ()
+    mlp = (half(arch.mlp_skip, "mlp"),) if arch.mlp != "none" else ()
+    return half(arch.attention_skip, "attention"), *cross, *mlp
 
 
 def speaking(arch: Architecture, index: int) -> tuple[int, ...]:

@@ -34,6 +34,12 @@ class TokenOrder:
         """Every token back in its place."""
         return X.gather(1, self.back.reshape(*self.back.shape, *[1] * (X.ndim - 2)).expand_as(X))
 
+    def restored_rows(
+        self, P: Shaped[Tensor, "batch head token source"]
+    ) -> Shaped[Tensor, "batch head token source"]:
+        """Rows of attention back in their places; columns are of something else."""
+        return P.gather(2, self.back[:, None, :, None].expand_as(P))
+
     def restored_columns(self, p: Float[Tensor, "batch head token"]) -> Float[Tensor, "batch head token"]:
         """Weights on tokens, back in their places."""
         return p.gather(2, self.back[:, None].expand_as(p))

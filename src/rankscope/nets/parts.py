@@ -9,6 +9,7 @@ traversal and brings a rule per arithmetic, a method of that arithmetic's name:
 | `weights`   | the attention matrix P, `[batch, head, token, token]` |
 | `heads`     | what heads say, `[batch, token, head, head_width]`    |
 | `attention` | what attention adds, before a norm, as tokens         |
+| `cross`     | the same of cross-attention                           |
 | `mlp`       | what the MLP adds, before a norm, as tokens           |
 | `stream`    | the tokens after the block                            |
 
@@ -25,7 +26,7 @@ traversal and brings a rule per arithmetic, a method of that arithmetic's name:
 
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-Place = Literal["values", "weights", "heads", "attention", "mlp", "stream"]
+Place = Literal["values", "weights", "heads", "attention", "cross", "mlp", "stream"]
 PLACES = get_args(Place)
 
 

@@ -15,7 +15,7 @@ from rankscope.nets.order import Half
 from rankscope.nets.positions import by_offset, rotate
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Arithmetic, Block
-from rankscope.nets.weights import ExpertWeights, Layer, Linear, MLPWeights
+from rankscope.nets.weights import LATENT_EPS, ExpertWeights, Latent, Layer, Linear, MLPWeights
 
 Tokens = Float[Tensor, "batch token width"]
 Heads = Float[Tensor, "batch head token head_width"]
@@ -33,6 +33,8 @@ class Plain(Arithmetic):
         self.memory: dict[str, Any] = {}
         self.routed: dict[int, Tensor] = {}
         """By layer (0-based), the weight of each expert for each token `[batch, token, expert]`."""
+        self.crossed: dict[int, Tensor] = {}
+        """By layer, P of cross-attention `[batch, head, token, source]`."""
 
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
         """Each token, normalised."""
@@ -40,13 +42,23 @@ class Plain(Arithmetic):
 
     def values(self, block: Block, X: Tokens) -> Heads:
         """`X W_V + b_V`, once for every head."""
-        return self._grouped(self.heads(X, block.weights.attention.value))
+        w = block.weights.attention
+        return self._grouped(self.heads(self.latent(X, w.key_latent, alone=True), w.value))
 
     def weights(self, block: Block, X: Tokens) -> Square:
         """P of every head, by the architecture's kernel."""
+        arch, w = self.arch, block.weights.attention
+        q, k, added = self.scored(block, X)
+        mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
+        visible = self.setting.visible[arch.mask_of(block.index)]
+        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing)
+        return kernel_of(arch.kernel).weights(q, k, context)
+
+    def scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads, Tensor | None]:
+        """Queries and keys of every head, and what positions add to their scores."""
         arch, w, setting = self.arch, block.weights.attention, self.setting
-        q = self.heads(X, w.query)  # [batch, head, token, head_width]
-        k = self.heads(X, w.key)  # [batch, key_head, token, head_width]
+        q = self.heads(self.latent(X, w.query_latent), w.query)  # [batch, head, token, head_width]
+        k = self.heads(self.latent(X, w.key_latent), w.key)  # [batch, key_head, token, head_width]
         if arch.query_norm:
             q = normalise(q, "rms", w.query_norm, arch.norm_eps)
             k = normalise(k, "rms", w.key_norm, arch.norm_eps)
@@ -58,30 +70,46 @@ class Plain(Arithmetic):
             added = by_offset(q + w.position_bias[:, None], w, setting.sinusoids) / arch.divisor
         if w.content_bias is not None:
             q = q + w.content_bias[:, None]
-        mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
-        visible = setting.visible[arch.mask_of(block.index)]
-        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing)
-        return kernel_of(arch.kernel).weights(q, k, context)
+        return q, k, added
 
     def through(self, X: Tensor, linear: Linear) -> Tensor:
         """`X W + b`."""
         return affine(X, linear)
 
-    def heads(self, X: Tokens, linear: Linear) -> Heads:
+    def latent(
+        self, X: Tokens, w: Latent | None, *, alone: bool = False
+    ) -> Float[Tensor, "batch token inner"]:
+        """What queries, or keys and values, are linear in: the tokens, or a latent of them, with what stands
+        beside it unless it is asked for `alone`."""
+        if w is None:
+            return X
+        assert w.norm.gain is not None
+        Y, normed = self.through(X, Linear(w.weight, w.bias)), len(w.norm.gain)
+        first = normalise(Y[..., :normed], "rms", w.norm, LATENT_EPS)
+        return first if alone or normed == Y.shape[-1] else torch.cat([first, Y[..., normed:]], -1)
+
+    def heads(self, X: Float[Tensor, "batch token inner"], linear: Linear) -> Heads:
         """Queries, keys or values of every head."""
         count, width = linear.weight.shape[1:]
         bias = None if linear.bias is None else linear.bias.flatten()
         Y = self.through(X, Linear(linear.weight.flatten(1), bias))  # [batch, token, head * head_width]
         return Y.view(*Y.shape[:-1], count, width).transpose(1, 2)
 
-    def mix(self, block: Block, P: Square, V: Heads) -> Spoken:
+    def mix(
+        self, block: Block, P: Float[Tensor, "batch head row token"], V: Heads
+    ) -> Float[Tensor, "batch row head head_width"]:
         """`P_h V_h` of every head; zero of one that does not speak."""
-        heads = P @ V  # [batch, head, token, head_width]
+        return self.heard(block, P @ V)
+
+    def heard(
+        self, block: Block, heads: Float[Tensor, "batch head row head_width"]
+    ) -> Float[Tensor, "batch row head head_width"]:
+        """Of what all heads say, that of those that speak."""
         if len(self.speaking(block)) < self.arch.heads:
-            speaks = torch.zeros(self.arch.heads, 1, 1, dtype=V.dtype, device=V.device)
+            speaks = torch.zeros(self.arch.heads, 1, 1, dtype=heads.dtype, device=heads.device)
             speaks[list(self.speaking(block))] = 1.0
             heads = heads * speaks
-        return heads.transpose(1, 2)  # [batch, token, head, head_width]
+        return heads.transpose(1, 2)
 
     def gate(self, block: Block, spoken: Spoken, X: Tokens) -> Spoken:
         """`(P_h V_h) * sigmoid(X W_G + b_G)`, entry by entry."""
@@ -97,6 +125,21 @@ class Plain(Arithmetic):
         """`sum_h P_h X W_h + 1 b^T` (Dong et al. 2021, section 2)."""
         w = block.weights.attention.output
         return self.through(spoken.flatten(-2), Linear(w.weight.flatten(0, 1), w.bias))
+
+    def cross(self, block: Block, X: Tokens) -> Tokens:
+        """Queries of the tokens, keys and values of the memory (`memory.py`)."""
+        there, M = block.crossing, self.setting.memory
+        assert M is not None
+        P = self.crossed[block.index] = self.cross_weights(there, X)
+        return self.output(there, self.mix(there, P, self.values(there, M.tokens)))
+
+    def cross_weights(self, there: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
+        """P of every head, by the architecture's kernel, without positions."""
+        w, M = there.weights.attention, self.setting.memory
+        assert M is not None
+        q, k = self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key))
+        context = KernelContext(M.visible(self.setting.real), None, self.arch.divisor, self.arch.score_cap)
+        return kernel_of(self.arch.kernel).weights(q, k, context)
 
     def mlp(self, block: Block, X: Tokens) -> Tokens:
         """`act(X W_1 + b_1) W_2 + b_2`, or gated, or of the experts that each token chooses."""

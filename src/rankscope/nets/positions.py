@@ -81,19 +81,24 @@ def sinusoids(arch: Architecture, n: int, like: Tensor) -> Float[Tensor, "offset
 
 def score_bias(arch: Architecture, weights: Weights, n: int, like: Tensor) -> Scores | None:
     """What `bias` and `alibi` add to the scores, after the divisor; None for other schemes."""
+    if arch.positions not in ("bias", "alibi"):
+        return None
     i = torch.arange(n, device=like.device)
     ahead = i[None, :] - i[:, None]  # j - i
     if arch.positions == "bias":
         assert weights.bias_table is not None
-        return weights.bias_table[buckets(ahead, arch.bias_buckets, arch.bias_reach)].permute(2, 0, 1)
-    if arch.positions == "alibi":
-        return (-ahead.abs() * alibi_slopes(arch.heads).to(like.device)[:, None, None]).to(like.dtype)
-    return None
+        ahead = ahead if arch.bias_ahead else ahead.clamp(max=0)
+        place = buckets(ahead, arch.bias_buckets, arch.bias_reach, both=arch.bias_ahead)
+        return weights.bias_table[place].permute(2, 0, 1)
+    return (-ahead.abs() * alibi_slopes(arch.heads).to(like.device)[:, None, None]).to(like.dtype)
 
 
-def buckets(ahead: Int[Tensor, "token token"], number: int, reach: int) -> Int[Tensor, "token token"]:
-    """T5's bidirectional buckets of `j - i`: exact up to a quarter of them, then logarithmic to `reach`."""
-    side = number // 2
+def buckets(
+    ahead: Int[Tensor, "token token"], number: int, reach: int, both: bool = True
+) -> Int[Tensor, "token token"]:
+    """T5's buckets of `j - i`, those of tokens behind and those of tokens ahead, or of those behind alone:
+    exact up to half of a side's, then logarithmic to `reach`."""
+    side = number // 2 if both else number
     exact = max(side // 2, 1)
     distance = ahead.abs()
     span = math.log(max(reach, exact + 1) / exact)

@@ -1,6 +1,6 @@
 """What every layer shares in one pass: who sees whom, and where tokens stand."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -8,8 +8,14 @@ from torch import Tensor
 from rankscope.errors import MaskError
 from rankscope.nets import masks
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.memory import Memory
 from rankscope.nets.positions import rotary_tables, score_bias, sinusoids
 from rankscope.nets.weights import Weights
+
+UNSEEN = (
+    "every token must attend to at least one real token; padding takes away all that one sees: use a mask in "
+    "which each token attends to itself"
+)
 
 
 @dataclass(frozen=True)
@@ -17,12 +23,14 @@ class Setting:
     """Of one batch of tokens, real ones first."""
 
     visible: dict[str | masks.Mask, Bool[Tensor, "#batch 1 token token"]]
-    """By mask, padding taken out."""
+    """By mask, padding taken out; empty where rows are asked for one block at a time."""
     rotary: tuple[tuple[Tensor, Tensor], ...]
     """Cosines and sines by layer, repeating; empty where nothing is rotated."""
     sinusoids: Tensor | None
     bias: Tensor | None
     real: Bool[Tensor, "batch token"]
+    memory: Memory | None = None
+    """What cross-attention reads, of every sample."""
 
     @classmethod
     def of(
@@ -31,26 +39,41 @@ class Setting:
         weights: Weights,
         X: Float[Tensor, "batch token width"],
         real: Bool[Tensor, "batch token"],
+        memory: Memory | None = None,
+        whole_masks: bool = True,
     ) -> "Setting":
-        """For these tokens, of which some are real and the rest padding."""
+        """For these tokens, of which some are real and the rest padding, and the memory that they read.
+        Without `whole_masks` no matrix of all tokens is made."""
         n = X.shape[-2]
         whole = bool(real.all())
         visible = {}
-        for mask in {arch.mask_of(layer) for layer in range(arch.layers)}:
+        for mask in {arch.mask_of(layer) for layer in range(arch.layers)} if whole_masks else ():
             matrix = masks.matrix(mask, n, X.device)[None, None]  # [1, 1, token, token]
             visible[mask] = matrix if whole else matrix & real[:, None, None, :] & real[:, None, :, None]
             if not whole and bool((real & ~visible[mask][:, 0].any(-1)).any()):
-                raise MaskError(
-                    "every token must attend to at least one real token; padding takes away all that one "
-                    "sees: use a mask in which each token attends to itself"
-                )
+                raise MaskError(UNSEEN)
         return cls(
             visible=visible,
             rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else (),
             sinusoids=sinusoids(arch, n, X) if arch.positions == "relative" else None,
             bias=score_bias(arch, weights, n, X),
             real=real,
+            memory=None if memory is None else memory.expanded(len(X)),
         )
+
+    def rows(self, mask: str | masks.Mask, start: int, stop: int) -> Bool[Tensor, "#batch 1 row token"]:
+        """Who is seen by tokens `start` to `stop`, padding taken out."""
+        found = masks.rows(mask, self.real.shape[1], start, stop, self.real.device)[None, None]
+        if bool(self.real.all()):
+            return found
+        found = found & self.real[:, None, None, :] & self.real[:, None, start:stop, None]
+        if bool((self.real[:, start:stop] & ~found[:, 0].any(-1)).any()):
+            raise MaskError(UNSEEN)
+        return found
+
+    def bare(self) -> "Setting":
+        """Without positions: what cross-attention has of it."""
+        return replace(self, rotary=(), sinusoids=None, bias=None)
 
     def rotary_of(self, layer: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of a layer (0-based)."""

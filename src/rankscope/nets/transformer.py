@@ -21,6 +21,7 @@ from rankscope.nets.changes import Heads, chosen_layers, with_changes, with_laye
 from rankscope.nets.initial import random_tensors
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
+from rankscope.nets.memory import Memory
 from rankscope.nets.norms import normalise
 from rankscope.nets.origin import Encoded, Inputs, Origin, texts_of, weights_of
 from rankscope.nets.padding import TokenOrder
@@ -44,6 +45,20 @@ class Step(NamedTuple):
     heads: Float[Tensor, "batch token head head_width"] | None = None
     routing: Float[Tensor, "batch token expert"] | None = None
     """The weight of each expert for each token, of a layer that is a mixture of experts."""
+    cross: Float[Tensor, "batch head token source"] | None = None
+    """Attention to the memory, of a layer that has cross-attention."""
+
+    def restored(self, order: TokenOrder) -> "Step":
+        """Tokens back where they stood before padding was moved to the end."""
+        P = self.attention
+        return Step(
+            self.layer,
+            order.restored(self.state),
+            None if P is None else order.restored_square(P),
+            None if self.heads is None else order.restored(self.heads),
+            None if self.routing is None else order.restored(self.routing),
+            None if self.cross is None else order.restored_rows(self.cross),
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,6 +71,8 @@ class Run:
     """Of layer 1, 2, ...: `[batch, head, token, token]`; empty unless asked for."""
     output: Tensor
     """The last state, through the final norm where there is one."""
+    cross: tuple[Tensor, ...] = ()
+    """Of a decoder its attention to the memory, `[batch, head, token, source]`, where attention is kept."""
 
     def __repr__(self) -> str:
         kept = "attention kept" if self.attention else "attention not kept"
@@ -75,6 +92,8 @@ class Transformer:
     weights: Weights
     origin: Origin | None = None
     """Where it came from, if from somewhere; variants keep it."""
+    memory: Memory | None = None
+    """What its cross-attention reads (`reading`); variants keep it."""
 
     def __repr__(self) -> str:
         arch = self.arch
@@ -112,12 +131,16 @@ class Transformer:
     @property
     def dtype(self) -> torch.dtype:
         """Of every tensor."""
-        return self.weights.layers[0].attention.query.weight.dtype
+        return self._weight.dtype
 
     @property
     def device(self) -> torch.device:
         """Of every tensor."""
-        return self.weights.layers[0].attention.query.weight.device
+        return self._weight.device
+
+    @property
+    def _weight(self) -> Tensor:
+        return self.weights.layers[0].attention.query.weight
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Transformer":
         """The network in another dtype or on another device; itself where nothing changes."""
@@ -128,14 +151,45 @@ class Transformer:
         if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
             return self
         moved = converted(self.weights, lambda tensor: tensor.to(device=device, dtype=dtype))
-        return replace(self, weights=moved)
+        memory = self.memory
+        if memory is not None:
+            memory = Memory(memory.tokens.to(device=device, dtype=dtype), memory.real.to(device=device))
+        return replace(self, weights=moved, memory=memory)
+
+    def reading(self, M: Tensor, padding: Tensor | None = None) -> "Transformer":
+        """A decoder with what its cross-attention reads: tokens `[batch, source, width]`, as an encoder's
+        output, one sample for each that will run or one for all; `padding` is True at padded ones. It is no
+        part of what `save` writes.
+
+        >>> arch = Architecture(layers=1, width=8, heads=2, cross_attention=True)
+        >>> net = Transformer.random(arch).reading(torch.randn(1, 7, 8))
+        >>> net.run(torch.randn(3, 5, 8, dtype=torch.float64), attention=True).cross[0].shape
+        torch.Size([3, 2, 5, 7])
+        """
+        if not self.arch.cross_attention:
+            raise ArchitectureError(
+                "a memory is read by cross-attention, which this network lacks: it must be a decoder, as of "
+                "T5, or have Architecture(cross_attention=True)"
+            )
+        return replace(self, memory=Memory.of(M, padding, self.arch.width, self._weight))
+
+    def for_samples(self, start: int, stop: int) -> "Transformer":
+        """The network for some of the samples that its memory is of."""
+        return self if self.memory is None else replace(self, memory=self.memory.samples(start, stop))
+
+    def setting(self, X: Tensor, real: Tensor) -> Setting:
+        """What its layers share on prepared tokens."""
+        return Setting.of(self.arch, self.weights, X, real, self.memory)
 
     def save(self, folder: str | Path) -> Path:
         """Write it, a variant too, into a folder that `rankscope.load` reads back bit for bit: weights,
         architecture, and where it came from a model, its embedding and tokenizer."""
         keep = getattr(self.origin, "save", None)
         writable_folder(folder)
-        about = {"fingerprint": self.fingerprint, "origin": None if keep is None else keep(Path(folder))}
+        about = {
+            "fingerprint": replace(self, memory=None).fingerprint,
+            "origin": None if keep is None else keep(Path(folder)),
+        }
         return saved.write(folder, self.arch, self.state(), about)
 
     def to_hf(self, config: Any = None) -> Any:
@@ -154,7 +208,8 @@ class Transformer:
     def fingerprint(self) -> str:
         """SHA-256 over the architecture and every tensor: the same network gives the same string."""
         digest = hashlib.sha256(json.dumps(self.arch.to_dict(), sort_keys=True).encode())
-        for name, tensor in sorted(self.state().items()):
+        given = {} if self.memory is None else {"memory": self.memory.tokens, "real": self.memory.real}
+        for name, tensor in [*sorted(self.state().items()), *given.items()]:
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             flat = tensor.detach().cpu().reshape(-1).clone()  # strides of axes of one element may be anything
             digest.update(flat.view(torch.uint8).numpy().tobytes())
@@ -202,15 +257,10 @@ class Transformer:
         no token and stay out of every average.
         """
         X, real, order = self.prepared(X, padding)
-        rules = Plain(self.arch, Setting.of(self.arch, self.weights, X, real))
+        rules = Plain(self.arch, self.setting(X, real))
         yield Step(0, X if order is None else order.restored(X), None)
         for step in self.traversed(X, real, rules):
-            if order is None:
-                yield step
-            else:
-                parts = order.restored(step.state), order.restored_square(step.attention)  # type: ignore[arg-type]
-                routing = None if step.routing is None else order.restored(step.routing)
-                yield Step(step.layer, *parts, order.restored(step.heads), routing)  # type: ignore[arg-type]
+            yield step if order is None else step.restored(order)
 
     def traversed(self, X: Tensor, real: Tensor, rules: Rules[Tensor]) -> Iterator[Step]:
         """Layers 1, 2, ... of prepared tokens by any rules on tensors; padding stays zero."""
@@ -249,13 +299,16 @@ class Transformer:
     def run(self, X: Tensor, padding: Tensor | None = None, *, attention: bool = False) -> Run:
         """The forward pass with all its states, and with all attention matrices when asked."""
         steps = [
-            step._replace(attention=step.attention if attention else None, heads=None, routing=None)
+            step._replace(heads=None, routing=None)
+            if attention
+            else step._replace(attention=None, heads=None, routing=None, cross=None)
             for step in self.steps(X, padding)
         ]
         return Run(
             states=tuple(step.state for step in steps),
             attention=tuple(step.attention for step in steps if step.attention is not None),
             output=self.finish(steps[-1].state),
+            cross=tuple(step.cross for step in steps if step.cross is not None),
         )
 
     def _checked(self, X: Tensor, padding: Tensor | None) -> Bool[Tensor, "batch token"]:
@@ -268,6 +321,11 @@ class Transformer:
             raise TokensError(
                 f"tokens must be {self.dtype} on {self.device} like the network; received {X.dtype} on "
                 f"{X.device}: use X.to or net.to"
+            )
+        if self.arch.cross_attention and self.memory is None:
+            raise TokensError(
+                "cross-attention reads a memory, and this network has none yet: give it one, "
+                "net.reading(M, padding) with M [batch, source, width], as an encoder's output"
             )
         limited = self.arch.positions == "absolute" or self.arch.linformer_rank is not None
         if limited and X.shape[1] > self.arch.length:

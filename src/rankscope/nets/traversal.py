@@ -4,12 +4,13 @@ An arithmetic is a set of **rules**: what a norm, attention, an MLP and a sum do
 tensor, a deviation with its scale, terms of paths, a count, a bound). `traverse` takes a state through a
 block and asks the rules at every part; it knows none of them, and they do not know the order. Attention has
 five rules: `values`, `weights` (the matrix P), `mix` (P V of every head), `gate` (where heads have gates)
-and `output` (what heads add).
+and `output` (what heads add). Cross-attention has one, `cross`, made of the same.
 
 A part of one's own (`parts.py`) stands at a named place of the traversal and brings a rule per arithmetic.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rankscope.errors import ArchitectureError
@@ -43,6 +44,13 @@ class Block:
             return self.weights.experts.side_by_side()
         assert self.weights.mlp is not None
         return self.weights.mlp
+
+    @cached_property
+    def crossing(self) -> "Block":
+        """The same layer with its cross-attention, all heads of it, in the place of its attention."""
+        assert self.weights.cross is not None
+        weights = replace(self.weights, attention=self.weights.cross)
+        return replace(self, arch=self.arch.replace(kept_heads=None), weights=weights)
 
     @property
     def speaking(self) -> tuple[int, ...]:
@@ -80,6 +88,9 @@ class Rules(Protocol[State]):
     def output(self, block: Block, heads: Any) -> State:
         """What heads add to the stream."""
 
+    def cross(self, block: Block, state: State) -> State:
+        """What cross-attention adds to the stream; asked where an architecture has one."""
+
     def mlp(self, block: Block, state: State) -> State:
         """What the MLP adds to the stream."""
 
@@ -92,12 +103,14 @@ class Rules(Protocol[State]):
 
 class Passed(NamedTuple):
     """What a block gives: its tokens, of its attention P and what the heads say (None where no rule went
-    through attention), and how a mixture of experts routed its tokens (None where there is none)."""
+    through attention), how a mixture of experts routed its tokens, and P of its cross-attention (None where
+    there is none)."""
 
     state: Any
     weights: Any
     heads: Any
     routing: Any = None
+    cross: Any = None
 
 
 def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
@@ -117,14 +130,14 @@ def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
                 heads = changed("heads", block, rules, heads, inside)
                 out = rules.output(block, heads)
             else:
-                out = rules.mlp(block, inside)
+                out = rules.cross(block, inside) if branch.part == "cross" else rules.mlp(block, inside)
             out = changed(branch.part, block, rules, out, inside)
             branches[branch.part] = out if branch.after is None else rules.norm(block, branch.after, out)
         state = rules.add(block, half, state, branches)
         state = state if half.after is None else rules.norm(block, half.after, state)
-    routed: dict[int, Any] = getattr(rules, "routed", {})
+    seen: list[dict[int, Any]] = [getattr(rules, name, {}) for name in ("routed", "crossed")]
     state = changed("stream", block, rules, state, state)
-    return Passed(state, weights, heads, routed.pop(block.index, None))
+    return Passed(state, weights, heads, *(each.pop(block.index, None) for each in seen))
 
 
 def changed(place: Place, block: Block, rules: Rules[Any], x: Any, inside: Any) -> Any:
@@ -148,6 +161,12 @@ class Arithmetic:
     def speaking(self, block: Block) -> tuple[int, ...]:
         """The heads that speak, unless a subclass silences some."""
         return block.speaking
+
+    def cross(self, block: Block, state: Any) -> Any:
+        """Refused, unless a subclass has a rule."""
+        raise ArchitectureError(
+            f"cross-attention must have a rule in the arithmetic {self.name!r}; it has none: use another"
+        )
 
     def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
         """By the part's own rule of this arithmetic's name."""

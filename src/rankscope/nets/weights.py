@@ -18,6 +18,8 @@ from rankscope.nets.norms import UNWEIGHTED, NormWeights, norm_of
 from rankscope.nets.order import norms
 
 Shape = tuple[int, ...]
+LATENT_EPS = 1e-6
+"""Of the norms of latents, whatever that of tokens is."""
 Structure = TypeVar("Structure")
 
 
@@ -30,14 +32,25 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Latent:
+    """`x A + b`, the first entries, as many as the norm has, through it."""
+
+    weight: Tensor  # [width, latent]
+    norm: NormWeights
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Attention:
     """The tensors of one attention branch."""
 
-    query: Linear  # [width, head, head_width]
+    query: Linear  # [width, head, head_width], or of its latent's width, and so are key and value
     key: Linear  # [width, key_head, head_width]
-    value: Linear  # [width, key_head, head_width]
-    output: Linear  # [head, head_width, width]
-    gate: Linear | None = None  # [width, head, head_width]
+    value: Linear  # [width, key_head, value_width]
+    output: Linear  # [head, value_width, width]
+    query_latent: Latent | None = None
+    key_latent: Latent | None = None
+    gate: Linear | None = None  # [width, head, value_width]
     """Of what heads say (architecture's `head_gate`)."""
     query_norm: NormWeights = UNWEIGHTED
     """Of each query, before positions (architecture's `query_norm`)."""
@@ -97,13 +110,17 @@ class Layer:
     """The tensors of one block."""
 
     attention: Attention
+    cross: Attention | None = None
+    """Of cross-attention: keys and values of the memory, as wide as the tokens."""
     mlp: MLPWeights | None = None
     experts: ExpertWeights | None = None
     """In the place of `mlp`."""
     attention_norm: NormWeights = UNWEIGHTED
+    cross_norm: NormWeights = UNWEIGHTED
     mlp_norm: NormWeights = UNWEIGHTED
     attention_after: NormWeights = UNWEIGHTED
     """Second norm of a sandwich, on the branch before it is added."""
+    cross_after: NormWeights = UNWEIGHTED
     mlp_after: NormWeights = UNWEIGHTED
 
 
@@ -126,14 +143,23 @@ class Weights:
 def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
     """Names and shapes of the tensors of layer `index`."""
     d, h, g, c, m = arch.width, arch.heads, arch.key_heads, arch.head_width, arch.mlp_width
-    shapes: dict[str, Shape] = {
-        **_linear("attention.query", (d, h, c), (h, c), arch.has_bias("query")),
-        **_linear("attention.key", (d, g, c), (g, c), arch.has_bias("key")),
-        **_linear("attention.value", (d, g, c), (g, c), arch.has_bias("value")),
-        **_linear("attention.output", (h, c, d), (d,), arch.has_bias("output")),
-    }
+    v, r, k = arch.value_width, arch.query_latent, arch.key_latent
+    shapes: dict[str, Shape] = {}
+    for name in ("attention", "cross") if arch.cross_attention else ("attention",):
+        shapes |= {
+            **_linear(f"{name}.query", (r or d, h, c), (h, c), arch.has_bias("query") and not r),
+            **_linear(
+                f"{name}.key", (arch.latent_width if k else d, g, c), (g, c), arch.has_bias("key") and not k
+            ),
+            **_linear(f"{name}.value", (k or d, g, v), (g, v), arch.has_bias("value") and not k),
+            **_linear(f"{name}.output", (h, v, d), (d,), arch.has_bias("output")),
+        }
+    if r:
+        shapes |= _latent("query", d, r, r, arch)
+    if k:
+        shapes |= _latent("key", d, arch.latent_width, k, arch)
     if arch.head_gate:
-        shapes |= _linear("attention.gate", (d, h, c), (h, c), arch.has_bias("query"))
+        shapes |= _linear("attention.gate", (d, h, v), (h, v), arch.has_bias("query"))
     if arch.query_norm:
         shapes |= {"attention.query_norm.gain": (c,), "attention.key_norm.gain": (c,)}
     if arch.positions == "relative":
@@ -185,6 +211,15 @@ def _experts(arch: Architecture) -> dict[str, Shape]:
     return {f"experts.{name}.weight": shape for name, shape in found.items()}
 
 
+def _latent(part: str, width: int, latent: int, normed: int, arch: Architecture) -> dict[str, Shape]:
+    """The bias of queries or keys is that of what they are made of."""
+    name = f"attention.{part}_latent"
+    return {
+        **_linear(name, (width, latent), (latent,), arch.has_bias(part)),
+        f"{name}.norm.gain": (normed,),
+    }
+
+
 def _linear(name: str, weight: Shape, bias: Shape, has_bias: bool) -> dict[str, Shape]:
     return {f"{name}.weight": weight} | ({f"{name}.bias": bias} if has_bias else {})
 
@@ -226,6 +261,8 @@ def assemble(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
 
 PARTS: dict[str, type] = {
     "attention": Attention,
+    "cross": Attention,
+    **dict.fromkeys(("query_latent", "key_latent"), Latent),
     "mlp": MLPWeights,
     "experts": ExpertWeights,
     "shared": MLPWeights,
@@ -235,10 +272,13 @@ PARTS: dict[str, type] = {
     **dict.fromkeys(
         (
             "attention_norm",
+            "cross_norm",
             "mlp_norm",
             "attention_after",
+            "cross_after",
             "mlp_after",
             "final_norm",
+            "norm",
             "query_norm",
             "key_norm",
         ),

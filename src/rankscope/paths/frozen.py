@@ -163,6 +163,11 @@ class _Freezing(Plain):
 @torch.no_grad()
 def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen:
     """Run the network once and keep what depends on the tokens."""
+    if net.arch.cross_attention:
+        raise PathError(
+            "a network is taken apart where every path begins at its own tokens; this one has "
+            "cross-attention, whose paths begin in a memory: measure it instead"
+        )
     for part in net.arch.parts:
         if part.place in ("values", "heads"):
             raise PathError(
@@ -174,6 +179,11 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
                 f"a network is taken apart where every part has a rule named 'frozen', linear in its tokens; "
                 f"{part.name} has none: write one, or measure the network instead"
             )
+    if net.arch.key_latent:
+        raise PathError(
+            "a network is taken apart where values are linear in tokens; those of this one are of a latent "
+            "that goes through a norm of its own: measure it instead"
+        )
     X, real, order = net.prepared(X, padding)
     rules = _Freezing(net.arch, Setting.of(net.arch, net.weights, X, real))
     first = X

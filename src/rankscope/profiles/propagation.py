@@ -11,12 +11,17 @@ from rankscope.deviation import applies, propagate
 from rankscope.deviation.confirm import confirmations
 from rankscope.deviation.witness import Witness
 from rankscope.errors import MetricError, TokensError, one_of
+from rankscope.metrics.attention import defect_of_rows
 from rankscope.metrics.catalogue import Of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
+from rankscope.nets.streaming import Numbers, size_of_attention, streamed, streams
+from rankscope.profiles.needs import check_memory
 from rankscope.profiles.readers import Reader
-from rankscope.profiles.steps import LayerStep
+from rankscope.profiles.steps import DEFECT, LayerStep
 
+WHOLE = 2**27
+"""Bytes of P of a layer up to which it is held whole."""
 ARITHMETICS: dict[str, torch.dtype] = {
     "deviation": torch.float64,
     "float64": torch.float64,
@@ -74,12 +79,19 @@ def one_pass(
     net = net.to(ARITHMETICS[arithmetic], device)
     X = X.to(dtype=net.dtype, device=net.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
+    rows = _rows(net, readers)
+    if arithmetic == "deviation" or rows is None:
+        kind = "float" if arithmetic != "deviation" else "confirm" if confirm else "deviation"
+        check_memory(net.arch, *X.shape[:2], batch, kind, net.device, streams=rows is not None)
     layers, starts = net.arch.layers, range(0, len(X), batch)
     without: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
     with torch.no_grad():
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
-            for step in _steps(net, part, kept, start, arithmetic, estimate, confirm):
+            here = net.for_samples(start, start + batch)
+            large = size_of_attention(net.arch, *part.shape[:2]) > WHOLE and arithmetic != "deviation"
+            numbers = rows if large else None
+            for step in _steps(here, part, kept, start, arithmetic, estimate, confirm, numbers):
                 step = replace(step, step=step.step._replace(**without))
                 for reader in readers:
                     reader.read(step)
@@ -89,10 +101,20 @@ def one_pass(
 
 
 def _steps(
-    net: Transformer, X: Tensor, real: Tensor, start: int, arithmetic: str, estimate: bool, confirm: bool
+    net: Transformer,
+    X: Tensor,
+    real: Tensor,
+    start: int,
+    arithmetic: str,
+    estimate: bool,
+    confirm: bool,
+    numbers: Numbers | None,
 ) -> Iterator[LayerStep]:
     """The layers of one batch, with what a second pass says of each where one was asked for."""
-    if arithmetic != "deviation":
+    if numbers is not None:
+        for step, rows in streamed(net, X, ~real, numbers):
+            yield LayerStep(net, start, real, step, rows=rows)
+    elif arithmetic != "deviation":
         yield from (LayerStep(net, start, real, each) for each in net.steps(X, ~real))
     elif confirm and X.shape[1]:
         for here in confirmations(net, X, ~real):
@@ -101,3 +123,14 @@ def _steps(
         witness = Witness(net, X, ~real) if estimate and X.shape[1] else None
         for each in propagate(net, X, ~real):
             yield LayerStep(net, start, real, each, None if witness is None else witness.follow(each))
+
+
+def _rows(net: Transformer, readers: Sequence[Reader]) -> Numbers | None:
+    """What is to be taken of rows of attention where P is too large; None where it must be whole."""
+    asked = [getattr(reader, "by_row", None) for reader in readers if "attention" in reader.needs]
+    if not streams(net.arch) or any(each is None for each in asked):
+        return None
+    chosen = {each.name: each.by_row for some in asked for each in some or ()}
+    found = {name: rule for name, rule in chosen.items() if rule is not None}
+    # The sum of a row costs nothing beside another number of it; alone it is not worth the rows.
+    return found and {DEFECT: defect_of_rows, **found}

@@ -2,9 +2,11 @@
 
 A reader says what it needs and what that costs, takes it from one layer at a time, and has a result at the
 end. `measure` is the reader of metrics and the reader of checks, and takes others along; one of your own is
-any object with the four names of `Reader`.
+any object with the four names of `Reader`. One that needs attention and can do with numbers of its rows
+says of which metrics in `by_row`; else P is held whole.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from rankscope.metrics import Metric
 from rankscope.metrics.catalogue import ROUNDING, Of
+from rankscope.nets.kernels import kernel_of
 from rankscope.profiles.rows import Entry
 from rankscope.profiles.shapes import Shape, looked_at
 from rankscope.profiles.steps import LayerStep
@@ -43,6 +46,9 @@ class MetricReader:
     def __init__(self, chosen: Sequence[Metric]) -> None:
         self.chosen = chosen
         self.needs: frozenset[Of] = frozenset(each.of for each in chosen)
+        asked = [each for each in chosen if each.of == "attention"]
+        self.by_row = None if any(each.by_row is None for each in asked) else asked
+        """Metrics that can be read off numbers of the rows of attention; None where one cannot."""
         self.cost = f"{len(chosen)} metrics at each layer; keeps three numbers a sample of each"
         self._found: list[Entry] = []
 
@@ -59,10 +65,12 @@ class CheckReader:
     """What a pass finds about itself: padding, rows of attention, and where numbers overflow."""
 
     needs: frozenset[Of] = frozenset(("tokens", "attention"))
+    by_row: Sequence[Metric] = ()
     cost = "a sum over attention at each layer; keeps two numbers of each"
 
     def __init__(self) -> None:
         self._padded = 0
+        self._averages = True
         self._rounding = 0.0
         self._defects: list[Tensor] = []
         self._finite: list[tuple[int, Tensor]] = []
@@ -79,10 +87,13 @@ class CheckReader:
         if defect is not None:
             self._defects.append(defect)
         self._finite.append((step.layer, step.finite))
+        self._averages = kernel_of(step.net.arch.kernel).averages
 
     def result(self) -> dict[str, Any]:
         """For the manifest."""
-        defect = max((float(each) for each in self._defects), default=0.0)
+        # Where attention is fused nobody sees its rows: they sum to one if the kernel makes them.
+        unseen = 0.0 if self._averages else math.inf
+        defect = max((float(each) for each in self._defects), default=unseen)
         return {
             "padded_tokens": self._padded,
             "largest_row_sum_defect": defect,

@@ -38,13 +38,13 @@ def readings(
     if not asked:
         return [], broken
     x = x.masked_fill(broken.reshape(-1, *[1] * (x.ndim - 1)), 0.0)
-    return _with_holes([(each, each.read(x, ~real, unit=unit)) for each in asked], broken), broken
+    return with_holes([(each, each.read(x, ~real, unit=unit)) for each in asked], broken), broken
 
 
 def read_tokens(ready: Tokens, broken: Tensor, chosen: Sequence[Metric], unit: float) -> Found:
     """Those of the chosen metrics that are of tokens."""
     asked = [each for each in chosen if each.of == "tokens"]
-    return _with_holes([(each, each.read(ready, unit=unit)) for each in asked], broken)
+    return with_holes([(each, each.read(ready, unit=unit)) for each in asked], broken)
 
 
 def broken_samples(x: Tensor, real: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def _together(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([torch.zeros(0, dtype=torch.float64), *(torch.cat(list(run)).cpu() for _, run in runs)])
 
 
-def _with_holes(found: Found, broken: Tensor) -> Found:
+def with_holes(found: Found, broken: Tensor) -> Found:
     """NaN where samples are broken; all readings at once, which is one call of an accelerator."""
     if not found:
         return found

@@ -20,9 +20,12 @@ from rankscope.metrics import Metric
 from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.plain import contributions
+from rankscope.nets.streaming import RowNumbers
 from rankscope.profiles.agreement import checked, confirmed
-from rankscope.profiles.rows import Found, read_tokens, readings, row_sum_defect
+from rankscope.profiles.rows import Found, read_tokens, readings, row_sum_defect, with_holes
 from rankscope.profiles.shapes import Shape, shape_of
+
+DEFECT = "row_sum_defect"
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +41,8 @@ class LayerStep:
     step: Step | DeviationStep
     seen: Seen | None = None
     """The same layer of a second pass, rounded otherwise; None where there is none."""
+    rows: RowNumbers | None = None
+    """Numbers of the rows of attention, where P itself is too large to be held."""
     confirmation: Confirmation | None = None
     """The same layer in float64 beside doubled precision, where that was asked for."""
 
@@ -74,6 +79,8 @@ class LayerStep:
         there = read_tokens(*self._ready, chosen, self.unit)
         if self.attention is not None:
             there += readings("attention", self.attention, self.real, chosen, self.unit)[0]
+        if self.rows is not None:
+            there += self._of_rows(chosen, self.rows)
         if self.step.heads is not None:
             added = contributions(self.net.weights.layers[self.layer - 1], self.step.heads)
             there += readings("heads", added, self.real, chosen, self.unit)[0]
@@ -81,6 +88,16 @@ class LayerStep:
             there += readings("routing", self.step.routing, self.real, chosen, self.unit)[0]
         order = [each.name for each in chosen]
         return sorted(there, key=lambda pair: order.index(pair[0].name))
+
+    def _of_rows(self, chosen: Sequence[Metric], rows: RowNumbers) -> Found:
+        """Metrics of attention off the numbers of its rows."""
+        every = [
+            (each, each.of_rows(rows.of[each.name], self.real, self.unit))
+            for each in chosen
+            if each.name in rows.of
+        ]
+        broken = [reading.value.isnan().any(-1) for each, reading in every]
+        return with_holes(every, torch.stack(broken).any(0)) if every else []
 
     def _witnessed(self, found: Found, step: DeviationStep, seen: Seen) -> Found:
         chosen = [each for each, _ in found]
@@ -106,6 +123,9 @@ class LayerStep:
         """The largest |row sum of P - 1|. In deviation arithmetic rows differ by what sums to zero: all have
         the sum of the one that they share."""
         P = self.step.attention
+        if self.rows is not None:
+            each = self.rows.of.get(DEFECT)
+            return None if each is None else (each * self.real[:, None]).nan_to_num(0.0).max()
         if isinstance(P, Attention):
             there = self.real.any(-1)[:, None]
             return ((P.p.sum(-1) - 1).abs() * there).nan_to_num(0.0).max() if P.p.numel() else P.p.sum()

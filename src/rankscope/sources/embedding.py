@@ -2,9 +2,10 @@
 
     text    x_i = norm((words[id_i] * scale) A + positions[i] + segment) B
     image   x_0 = class token + positions[0],   x_i = patch_i K + b + positions[i],   through a norm (CLIP)
+    sound   x_i = gelu(gelu(spectrum * K_1) * K_2)_i + positions[i],   * a convolution along time
 
 A (OPT) and B (ALBERT) widen a narrow embedding before or after the sum; most models have neither. The
-position i counts real tokens, wherever padding stands.
+position i counts real tokens, wherever padding stands; in models that have no other way, columns.
 """
 
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ class TextEmbedding:
     norm_eps: float = 1e-12
     after: Linear | None = None
     """B."""
+    by_column: bool = False
+    """Whether positions count padded tokens as well (BART, which cannot be told which are)."""
 
     def __repr__(self) -> str:
         return f"TextEmbedding({self.words.shape[0]} words, width {self.words.shape[1]})"
@@ -82,7 +85,8 @@ class TextEmbedding:
 
     def _positions(self, padding: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch token sum"]:
         assert self.positions is not None
-        place = ((~padding).cumsum(1) - 1).clamp(min=0)
+        counted = torch.ones_like(padding) if self.by_column else ~padding
+        place = (counted.cumsum(1) - 1).clamp(min=0)
         most = int(place.max()) + 1 if place.numel() else 0
         if most > len(self.positions):
             raise TokensError(f"this model takes at most {len(self.positions)} tokens; received {most}")
@@ -102,16 +106,20 @@ class ImageEmbedding:
     norm: NormWeights | None = None
     norm_eps: float = 1e-12
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one image."""
+        return (self.kernel.shape[1], *self.size)
+
     def __repr__(self) -> str:
         patch = " x ".join(map(str, self.kernel.shape[2:]))
         return f"ImageEmbedding(images of {self.size[0]} x {self.size[1]}, patches of {patch})"
 
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0; images have no padding."""
-        expected = (self.kernel.shape[1], *self.size)
-        if inputs.ndim != 4 or tuple(inputs.shape[1:]) != expected or not inputs.is_floating_point():
+        if tuple(inputs.shape[1:]) != self.shape or not inputs.is_floating_point():
             raise TokensError(
-                f"images must be a floating tensor [batch, {', '.join(map(str, expected))}]; received "
+                f"images must be a floating tensor [batch, {', '.join(map(str, self.shape))}]; received "
                 f"{inputs.dtype} {tuple(inputs.shape)}: resize and normalise them as the model's processor "
                 "does"
             )
@@ -124,4 +132,47 @@ class ImageEmbedding:
         X = X + self.positions
         if self.norm is not None:
             X = normalise(X, "layer", self.norm, self.norm_eps)
+        return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Along time."""
+
+    weight: Float[Tensor, "output input span"]
+    bias: Float[Tensor, " output"] | None
+    stride: int
+    padding: int
+
+    def __call__(self, x: Float[Tensor, "batch input step"]) -> Float[Tensor, "batch output later"]:
+        """Every output at every step."""
+        return F.conv1d(x, self.weight, self.bias, self.stride, self.padding)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SoundEmbedding:
+    """Tokens from a mel spectrum of one length."""
+
+    first: Convolution
+    second: Convolution
+    positions: Float[Tensor, "token width"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one spectrum: its bins, and steps of time."""
+        return self.first.weight.shape[1], len(self.positions) * self.first.stride * self.second.stride
+
+    def __repr__(self) -> str:
+        return f"SoundEmbedding({self.shape[0]} mel bins, {self.shape[1]} steps)"
+
+    def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
+        """Tokens of layer 0; silence is sound, and there is no padding."""
+        if tuple(inputs.shape[1:]) != self.shape or not inputs.is_floating_point():
+            raise TokensError(
+                f"sound must be a floating tensor [batch, {', '.join(map(str, self.shape))}], a mel spectrum "
+                f"as the model's processor makes it; received {inputs.dtype} {tuple(inputs.shape)}"
+            )
+        if padding is not None:
+            raise TokensError("sound has no padding; received some")
+        X = F.gelu(self.second(F.gelu(self.first(inputs.to(self.positions))))).mT + self.positions
         return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))

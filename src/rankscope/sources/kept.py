@@ -10,10 +10,19 @@ from rankscope.errors import FileError, SourceError
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.saved import read_tensors, write_tensors
 from rankscope.nets.weights import Linear
-from rankscope.sources.embedding import Embedding, ImageEmbedding, TextEmbedding
+from rankscope.sources.embedding import (
+    Convolution,
+    Embedding,
+    ImageEmbedding,
+    SoundEmbedding,
+    TextEmbedding,
+)
 
 TENSORS = "embedding.safetensors"
-KINDS: dict[str, Any] = {kind.__name__: kind for kind in (TextEmbedding, ImageEmbedding, NormWeights, Linear)}
+KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (TextEmbedding, ImageEmbedding, SoundEmbedding, Convolution, NormWeights, Linear)
+}
 
 
 def write_embedding(folder: Path, embedding: Embedding) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from rankscope.errors import RankscopeError, SourceError
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.architecture import BIASES
+from rankscope.nets.fields import BIASES
 from rankscope.nets.saved import is_saved
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
 from rankscope.sources.checkpoint import Checkpoint, first_line, place
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import Embedding
-from rankscope.sources.families import Family
+from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.loaded import Loaded
 from rankscope.sources.model_types import family_of
 from rankscope.sources.parity import check
@@ -47,7 +47,9 @@ def load(
     An in-memory model is left as it is; adapters (peft) are merged and quantised weights
     dequantised, on a copy, and `net.origin` says so.
     `family` names the family where a config does not say its model
-    type, or is one of your own, a `sources.Family`.
+    type, or which part of a model to load: an encoder-decoder is its encoder unless the decoder is asked for,
+    `family="t5_decoder"`, which needs a memory to read, `net.reading(M)`; or is one of your own, a
+    `sources.Family`.
     `revision`, `cache_dir`, `local_files_only` and `token` are as transformers has them; code that comes with
     a checkpoint runs only with `remote_code=True`.
 
@@ -125,10 +127,19 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
             f"the weights of {type(model).__name__} must be in memory; they are on the meta device, which "
             "holds no numbers: load the model from its files"
         )
-    kind = family_of(config.model_type, family)
+    kind = family_of(config.model_type, family or _alone(model))
     opened, notes = dequantised(model)
     core = _copied(kind.core(opened)).to("cpu", torch.float64).eval()
     return merged(Checkpoint(core, kind, (), notes=notes))
+
+
+def _alone(model: nn.Module) -> str | None:
+    """The family of a decoder that was taken out of its encoder-decoder."""
+    config: Any = model.config
+    if not (type(model).__name__.endswith("Decoder") or getattr(model, "is_decoder", False)):
+        return None
+    kinds = [each for each in FAMILIES.values() if config.model_type in each.types and each.side == "decoder"]
+    return kinds[0].name if kinds else None
 
 
 def _copied(core: nn.Module) -> Any:
@@ -191,7 +202,8 @@ def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding
 def _with_biases(arch: Architecture, tensors: dict[str, Tensor]) -> Architecture:
     """The biases that the weights have."""
     places = {"mlp": "mlp.up", "norm": "mlp_norm"}
-    found = [part for part in BIASES if f"layers.0.{places.get(part, f'attention.{part}')}.bias" in tensors]
+    names = {part: (places.get(part, f"attention.{part}"), f"attention.{part}_latent") for part in BIASES}
+    found = [part for part in BIASES if any(f"layers.0.{name}.bias" in tensors for name in names[part])]
     return arch.replace(biases=tuple(found))
 
 

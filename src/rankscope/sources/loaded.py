@@ -15,11 +15,13 @@ from torch import Tensor
 
 from rankscope.errors import RankscopeError, TokensError
 from rankscope.nets import Encoded, Inputs, Transformer
-from rankscope.sources.embedding import Embedding, ImageEmbedding
+from rankscope.sources.embedding import Embedding, ImageEmbedding, SoundEmbedding
 from rankscope.sources.kept import write_embedding
 from rankscope.sources.parity import Parity
 from rankscope.sources.to_hf import to_hf
 
+WHOLE = (ImageEmbedding, SoundEmbedding)
+"""Embeddings of what is no text, and is not cut."""
 TOKENIZER = "tokenizer"
 """The folder of a saved network's tokenizer."""
 
@@ -60,12 +62,12 @@ class Loaded:
     def encode(self, inputs: Inputs, length: int, padding: Tensor | None = None) -> Encoded:
         """Tokenised as the model does, special tokens and all."""
         if isinstance(inputs, Tensor):
-            cut = inputs if isinstance(self.embedding, ImageEmbedding) else inputs[..., :length]
+            cut = inputs if isinstance(self.embedding, WHOLE) else inputs[..., :length]
             return self.embedding.embed(cut, None if padding is None else padding[..., :length])
-        if isinstance(self.embedding, ImageEmbedding):
-            raise TokensError(
-                f"{self.name} sees images: encode takes a floating tensor [batch, channel, y, x]; got text"
-            )
+        if isinstance(self.embedding, WHOLE):
+            given = ", ".join(map(str, ("batch", *self.embedding.shape)))
+            what = "sees images" if isinstance(self.embedding, ImageEmbedding) else "hears sound"
+            raise TokensError(f"{self.name} {what}: encode takes a floating tensor [{given}]; got text")
         lists = self.ids([inputs] if isinstance(inputs, str) else inputs, length)
         if not any(lists):
             raise TokensError(f"at least one text must hold a token; received {len(lists)} texts without any")

@@ -1,5 +1,6 @@
 """Which family maps a model type, and what is said of one that none does."""
 
+import re
 from difflib import get_close_matches
 
 from rankscope.errors import SourceError, one_of
@@ -7,10 +8,17 @@ from rankscope.sources.families import FAMILIES, Family
 
 RECURRENT = ("mamba", "rwkv", "xlstm")
 """How the model types of recurrent models without attention begin or end."""
-LATENT = ("deepseek_v2", "deepseek_v3", "deepseek_v32")
-"""Model types whose keys and values come of a latent that goes through a norm of its own."""
-SINKS = ("gpt_oss",)
-"""Models that leave a share of every row of attention to no token."""
+DISENTANGLED = (
+    ", whose scores add products of queries with a table of relative positions and of that table with keys "
+    "(disentangled attention): no positions here do the second"
+)
+REASONS = {
+    "gpt_oss": ", whose attention has sinks: its rows do not sum to one",
+    "deepseek_v32": ", whose tokens attend to those alone that an indexer picks for each",
+    "deberta": DISENTANGLED,
+    "deberta-v2": DISENTANGLED,
+}
+"""Why no family maps a model type, where that is one part of it."""
 CLOSE = 0.8
 """The likeness, of at most one, from which on a name may be a slip of another."""
 
@@ -24,9 +32,10 @@ def family_of(model_type: str | None, asked: str | Family | None = None) -> Fami
         if own is None:
             raise SourceError(_unknown(str(model_type)))
         return own
+    asked = asked if asked in FAMILIES else str(asked).removesuffix("_encoder")
     if asked not in FAMILIES:
-        raise SourceError(one_of("family", asked, FAMILIES))
-    if own is not None and own.name != asked:
+        raise SourceError(one_of("family", asked, FAMILIES, CLOSE))
+    if own is not None and model_type not in FAMILIES[asked].types:
         raise SourceError(
             f"family is for a config that does not say its model type; this one says {model_type!r}, of "
             f"family {own.name}, and {asked!r} was asked for: leave family out"
@@ -42,20 +51,19 @@ def _unknown(model_type: str) -> str:
     if towers:
         either = " or ".join(map(repr, towers))
         return f"a {model_type} model has two towers; name the one to load, family={either}"
-    known = [kind for family in FAMILIES.values() for kind in family.types]
+    known = list(dict.fromkeys(kind for family in FAMILIES.values() for kind in family.types))
     theirs = model_type in CONFIG_MAPPING
     near = [] if theirs else get_close_matches(model_type, known, n=1, cutoff=CLOSE)
+    near = [each for each in near if _letters(each) != _letters(model_type)]  # another version is no slip
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     if model_type.rstrip("0123456789").endswith(RECURRENT):
         hint = ", a recurrent model without attention"
-    if model_type in LATENT:
-        hint = (
-            ", whose keys and values come of a latent that goes through a norm of its own, and whose values "
-            "are of another width than its queries: attention here has neither"
-        )
-    if model_type in SINKS:
-        hint = ", whose attention has sinks: its rows do not sum to one"
+    reason = REASONS.get(model_type, hint)
     return (
-        f"load maps model types {', '.join(known)}; this one is {model_type!r}{hint}: watch measures any "
+        f"load maps model types {', '.join(known)}; this one is {model_type!r}{reason}: watch measures any "
         "model as it is, and docs/models.md says how to add a family"
     )
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\d._-]", "", name)

@@ -65,6 +65,7 @@ class Original:
     """The input of the first block, then the output of every block."""
     output: Tensor
     attention: list[Tensor]
+    """Of every block, and then of every block's cross-attention where there is one."""
     wrapped: bool
     """Whether its blocks return tuples."""
 
@@ -96,6 +97,7 @@ def original(family: Family, core: Any, arguments: Mapping[str, Any], attention:
     if family.tokens_first:
         states = [state.transpose(0, 1) for state in states]
     weights = list(found.attentions) if attention else []
+    weights += list(getattr(found, "cross_attentions", None) or ()) if attention else []
     return Original(states, found.last_hidden_state, weights, any(wrapped))
 
 
@@ -122,7 +124,8 @@ class _Lift(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is Tensor.float:
-            func, self.calls = Tensor.double, self.calls + 1
+            self.calls += 1
+            return args[0].to(torch.float64, copy=True)  # as float() does: some code asks for its strides
         return func(*map(self._wide, args), **{name: self._wide(arg) for name, arg in (kwargs or {}).items()})
 
     def _wide(self, argument: Any) -> Any:
@@ -138,6 +141,7 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
     probe = Probe.of(family, core, embedding, net.arch)
     X, padding = embedding.embed(probe.inputs, probe.padding)
     given = probe.arguments(family)
+    net = probe.read_by(net)
     mine, real = net.run(X, padding, attention=True), ~padding
     own = _own(mine, real, family, core, given, name)
     with quiet():
@@ -223,7 +227,7 @@ def _attention(mine: Run, theirs: Original, real: Tensor) -> float:
     rows = ~real[:, None, :, None]
     found = [
         float((a - b).masked_fill_(rows, 0.0).abs().max())
-        for a, b in zip(mine.attention, theirs.attention, strict=True)
+        for a, b in zip([*mine.attention, *mine.cross], theirs.attention, strict=True)
     ]
     return math.inf if any(map(math.isnan, found)) else max(found)
 

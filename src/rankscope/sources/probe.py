@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.nets import Architecture
+from rankscope.nets import Architecture, Transformer
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
 
@@ -24,6 +24,8 @@ SHORTEST = 24
 """Tokens of a probe where the config names no length."""
 PADDING = (0, 7, 15)
 """Padded tokens of the samples: none, at the end, at the beginning."""
+SOURCE = 17
+"""Tokens of what a decoder reads."""
 LENGTHS = re.compile("window|chunk|distance|buckets|local_attention|original_max_position")
 """What configs call a number of tokens at which something changes."""
 WORK = 1e11
@@ -67,6 +69,9 @@ class Probe:
     padding: Tensor | None
     places: Tensor | None = None
     """Which real token each is, for a model that would otherwise count padding as tokens."""
+    memory: Tensor | None = None
+    """What a decoder reads `[batch, source, width]`, padded on either side where it can be."""
+    memory_padding: Tensor | None = None
 
     @classmethod
     def of(cls, family: Family, core: Any, embedding: Embedding, arch: Architecture) -> "Probe":
@@ -81,8 +86,8 @@ class Probe:
         """Of n tokens, or of as many as the model has positions for."""
         generator = torch.Generator().manual_seed(0)
         if family.sees:
-            kernel: Any = embedding
-            shape = (2, kernel.kernel.shape[1], *kernel.size)
+            whole: Any = embedding
+            shape = (2, *whole.shape)
             return cls(torch.randn(shape, generator=generator, dtype=torch.float64), None)
         words: Any = embedding
         n = n if words.positions is None else min(n, len(words.positions))
@@ -96,9 +101,20 @@ class Probe:
         ids = torch.where(ids == pad, (pad + 1) % len(words.words), ids)
         # A table whose first rows are spare is read by a count of real tokens; else the count is given.
         counts = words.positions is not None and family.first_position(core) == 0
-        takes = "position_ids" in inspect.signature(core.forward).parameters
-        places = ((~padding).cumsum(1) - 1).clamp(min=0) if counts and takes else None
-        return cls(ids.masked_fill(padding, pad), padding, places)
+        taken = inspect.signature(core.forward).parameters
+        places = ((~padding).cumsum(1) - 1).clamp(min=0) if counts and "position_ids" in taken else None
+        given = ids.masked_fill(padding, pad), padding, places
+        if family.side != "decoder":
+            return cls(*given)
+        shape = len(PADDING), SOURCE, core.config.hidden_size
+        memory = torch.randn(shape, generator=generator, dtype=torch.float64)
+        hidden = torch.zeros(shape[:2], dtype=torch.bool)
+        hidden[1, : PADDING[1]] = hidden[2, -PADDING[1] :] = True
+        return cls(*given, memory, hidden if "encoder_attention_mask" in taken else None)
+
+    def read_by(self, net: Transformer) -> Transformer:
+        """A decoder with the memory to read; any other network as it is."""
+        return net if self.memory is None else net.reading(self.memory, self.memory_padding)
 
     @property
     def tokens(self) -> int:
@@ -108,10 +124,15 @@ class Probe:
     def arguments(self, family: Family) -> dict[str, Tensor]:
         """As the original takes them."""
         if family.sees:
-            return {"pixel_values": self.inputs}
+            return {family.takes: self.inputs}
         assert self.padding is not None
         places = {} if self.places is None else {"position_ids": self.places}
-        return {"input_ids": self.inputs, "attention_mask": (~self.padding).long(), **places}
+        found = {"input_ids": self.inputs, "attention_mask": (~self.padding).long(), **places}
+        if self.memory is not None:
+            found["encoder_hidden_states"] = self.memory
+        if self.memory_padding is not None:
+            found["encoder_attention_mask"] = (~self.memory_padding).long()
+        return found
 
 
 def relative(a: Tensor, b: Tensor, real: Tensor) -> float:

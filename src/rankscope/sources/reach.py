@@ -35,6 +35,8 @@ def check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: bo
         if mask not in visible:
             visible[mask] = masks.matrix(mask, n)
         theirs, angles = given["attention_mask"], given["position_embeddings"]
+        if isinstance(angles, Tensor):  # cosines and sines as complex numbers
+            angles = angles.real, angles.imag
         # Eager attention adds the mask to the scores: where there is none, every token sees every other.
         seen = torch.ones(n, n, dtype=torch.bool) if theirs is None else theirs[0, 0] == 0
         pairs = zip(tables[layer % len(tables)], angles, strict=True)

@@ -40,6 +40,8 @@ def running(model: nn.Module, batch: Mapping[str, Any]) -> Running:
         given = {key: _wide(value) for key, value in batch.items() if key in taken and key not in OF_THE_CALL}
         with lifted():
             theirs = original(family, core, given, attention=False)
+        if family.side == "decoder":
+            net = _reading(net, given, name)
     X = theirs.states[0]
     padding = _padding(given.get("attention_mask"), X)
     X = X.masked_fill(padding[..., None], 0.0)
@@ -55,6 +57,14 @@ def running(model: nn.Module, batch: Mapping[str, Any]) -> Running:
 
 OF_THE_CALL = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
 """Arguments that say what is given back, not what is computed."""
+
+
+def _reading(net: Transformer, given: Mapping[str, Any], name: str) -> Transformer:
+    """The network with the memory of this batch."""
+    memory, mask = given.get("encoder_hidden_states"), given.get("encoder_attention_mask")
+    if not isinstance(memory, Tensor):
+        raise TokensError(f"{name} reads a memory; the batch must hold encoder_hidden_states, and has none")
+    return net.reading(memory, None if mask is None else mask == 0)
 
 
 def _padding(mask: Any, X: Tensor) -> Tensor:

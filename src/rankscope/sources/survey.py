@@ -25,11 +25,16 @@ def survey(progress: Callable[[int, int], None] | None = None) -> list[Surveyed]
     cases = [(family, label) for family in FAMILIES.values() for label in family.tiny()]
     found = []
     for done, (family, label) in enumerate(cases, 1):
-        net: Any = load(random_model(family.name, label))
+        net: Any = load(random_model(family.name, label), family=_named(family))
         found.append(Surveyed(family.name, label, family.types, net.origin.parity))
         if progress is not None:
             progress(done, len(cases))
     return found
+
+
+def _named(family: Family) -> str | None:
+    """A decoder is asked for by its name, since the encoder is what a model of both is loaded as."""
+    return family.name if family.side == "decoder" else None
 
 
 def random_model(name: str, label: str, seed: int = 0) -> Any:

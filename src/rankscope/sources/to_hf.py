@@ -38,6 +38,11 @@ def to_hf(net: Transformer, family_name: str, embedding: Embedding, config: Any)
             "the network, net.save(folder)"
         )
     family, wide = FAMILIES[family_name], net.to(torch.float64, "cpu")
+    if family.side:
+        raise SourceError(
+            f"an encoder-decoder is not written from one of its sides; got its {family.side}: save the "
+            "network, net.save(folder)"
+        )
     config = _fitting(config, family, wide.arch)
     model = _drawn(family, config)
     core = family.widen(family.core(model))

@@ -8,7 +8,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.errors import MetricError, TokensError, one_of
+from rankscope.errors import MetricError, TheoremError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
 from rankscope.profiles.propagation import Progress
@@ -16,7 +16,7 @@ from rankscope.runs import manifest_of
 from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.certificates import SCHEMA, Certificates
 from rankscope.theory.facts import Centre, Facts
-from rankscope.theory.hypotheses import Hypothesis
+from rankscope.theory.hypotheses import Hypothesis, outside
 from rankscope.theory.logs import TEN
 from rankscope.theory.observe import WeightNorms, observe
 from rankscope.theory.outward import COPIES, noisy_layers, settled
@@ -52,6 +52,11 @@ def certify(
     (True, 0)
     """
     chosen = theorems_named(theorems)
+    if reason := outside(net.arch):
+        raise TheoremError(
+            "the theorems are of attention among tokens, linear in them but for its weights; this network "
+            f"has {reason}: measure it instead"
+        )
     if centre not in get_args(Centre):
         raise MetricError(one_of("centre", centre, get_args(Centre)))
     given, net = net, net.to(torch.float64, "cpu" if device is None else device)

@@ -40,6 +40,7 @@ from rankscope.nets.masks import matrix
 from rankscope.nets.order import speaking
 from rankscope.profiles import measure
 from rankscope.theory.constants import value_matrix
+from rankscope.theory.hypotheses import outside
 from rankscope.theory.transverse import Exponent, exponent, log_length, slope, transverse_modes
 
 METRICS = ("mu", "relative_mu")
@@ -148,6 +149,11 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
         )
     if not (math.isfinite(tolerance) and tolerance > 0):
         raise ArchitectureError(f"tolerance must be a finite number > 0; got {tolerance}")
+    if reason := outside(net.arch):
+        raise ArchitectureError(
+            "a critical skip weighs attention among tokens, linear in them but for its weights, against its "
+            f"skip; this network has {reason}: measure its variants instead"
+        )
     if not applies(net):
         raise ArchitectureError(
             "a critical skip is measured in deviation arithmetic, which must have a rule for every part; it "

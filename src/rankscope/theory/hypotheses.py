@@ -87,6 +87,15 @@ def skips(arch: Architecture) -> list[float]:
     return [abs(half.skip) for half in order(arch)]
 
 
+def outside(arch: Architecture) -> str:
+    """What makes a network one that no theorem here is of; empty where there is nothing."""
+    if arch.cross_attention:
+        return "cross-attention, by which tokens take in what differs in a memory"
+    if arch.key_latent or arch.query_latent:
+        return "latents that go through norms of their own before they are queries, keys or values"
+    return ""
+
+
 def no_parts(arch: Architecture) -> list[Hypothesis]:
     """Of parts of one's own, of mixtures of experts and of gates on heads no theorem here knows anything."""
     names = [part.name for part in arch.parts]

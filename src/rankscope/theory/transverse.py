@@ -42,6 +42,7 @@ from rankscope.nets.masks import Mask, matrix
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import Layer
+from rankscope.theory.hypotheses import outside
 
 Modes = Complex[Tensor, " mode"]
 
@@ -143,6 +144,10 @@ def _refuse(arch: Architecture) -> None:
         raise ArchitectureError(
             "an exponent is known of the parts that the package has; this network has some of its own: "
             "measure it instead"
+        )
+    if reason := outside(arch):
+        raise ArchitectureError(
+            f"an exponent is known of attention among tokens; this network has {reason}: measure it instead"
         )
     kernel = arch.kernel.partition(":")[0]
     if kernel in KERNELS:

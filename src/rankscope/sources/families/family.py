@@ -26,7 +26,7 @@ from rankscope.errors import SourceError
 from rankscope.nets import Architecture
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.weights import Linear
-from rankscope.sources.embedding import Embedding, TextEmbedding
+from rankscope.sources.embedding import Convolution, Embedding, TextEmbedding
 
 Tensors = dict[str, Tensor]
 Places = Mapping[str, str]
@@ -59,8 +59,13 @@ class Family(ABC):
     """`config.model_type` of the models it maps."""
     loader: ClassVar[str] = "AutoModel"
     """The class of transformers that reads a checkpoint."""
+    side: ClassVar[str] = ""
+    """Which side of an encoder-decoder it is, where `loader` reads both: "encoder", or "decoder", whose
+    blocks attend to what the encoder gives."""
     sees: ClassVar[bool] = False
-    """Whether it is given images instead of token ids."""
+    """Whether it is given images, or sound, instead of token ids."""
+    takes: ClassVar[str] = "pixel_values"
+    """What the original calls them."""
     tokens_first: ClassVar[bool] = False
     """Whether its blocks take [token, batch, width]."""
     stack: ClassVar[str]
@@ -143,13 +148,13 @@ def read(block: Any, parts: Places, arch: Architecture) -> Tensors:
         module, apart = attrgetter(place)(block), names.split(", ")
         modules = [module] if len(apart) == 1 else _split(module, len(apart))
         for name, part in zip(apart, modules, strict=True):
-            kind = name.removeprefix("attention.")
+            kind = name.removeprefix("attention.").removeprefix("cross.")
             if name.endswith(("_norm", "_after")):
                 found |= norm(name, part)
             elif kind == "output":
-                found |= heads_out(part, arch.heads)
+                found |= heads_out(name, part, arch.heads)
             elif kind in ("query", "key", "value"):
-                found |= heads_in(kind, part, arch.heads if kind == "query" else arch.key_heads)
+                found |= heads_in(name, part, arch.heads if kind == "query" else arch.key_heads)
             else:
                 found |= dense(name, part)
     return found
@@ -175,19 +180,13 @@ def heads_in(name: str, linear: Any, heads: int) -> Tensors:
     """Queries, keys or values: `[width, head, head_width]`."""
     weight = matrix(linear)
     bias = None if linear.bias is None else linear.bias.reshape(heads, -1)
-    return {
-        f"attention.{name}.weight": weight.reshape(len(weight), heads, -1),
-        **_bias(f"attention.{name}", bias),
-    }
+    return {f"{name}.weight": weight.reshape(len(weight), heads, -1), **_bias(name, bias)}
 
 
-def heads_out(linear: Any, heads: int) -> Tensors:
+def heads_out(name: str, linear: Any, heads: int) -> Tensors:
     """The output projection: `[head, head_width, width]`."""
     weight = matrix(linear)
-    return {
-        "attention.output.weight": weight.reshape(heads, -1, weight.shape[1]),
-        **_bias("attention.output", linear.bias),
-    }
+    return {f"{name}.weight": weight.reshape(heads, -1, weight.shape[1]), **_bias(name, linear.bias)}
 
 
 def norm(name: str, module: Any) -> Tensors:
@@ -209,6 +208,12 @@ def norm_weights(module: Any) -> NormWeights:
 def linear_weights(module: Any) -> Linear:
     """A linear map, for an embedding."""
     return Linear(matrix(module).detach(), None if module.bias is None else module.bias.detach())
+
+
+def convolution(module: Any) -> Convolution:
+    """A convolution along time, for an embedding."""
+    bias = None if module.bias is None else module.bias.detach()
+    return Convolution(module.weight.detach(), bias, int(module.stride[0]), int(module.padding[0]))
 
 
 def activation(name: Any) -> str:

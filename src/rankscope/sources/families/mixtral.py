@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import SMALL_TEXT, Tensors, read
+from rankscope.sources.families.family import SMALL_TEXT, Places, Tensors, read
 from rankscope.sources.families.llama import NO_TOKENS, QUERY_NORMS, Llama
 from rankscope.sources.families.rotary import masks, sliding
 
@@ -21,6 +21,8 @@ class Mixtral(Llama):
 
     name = "mixtral"
     types: ClassVar[tuple[str, ...]] = ("mixtral", "qwen2_moe", "qwen3_moe")
+    shared: ClassVar[Places] = SHARED
+    """Where a block keeps a shared expert."""
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
@@ -58,7 +60,9 @@ class Mixtral(Llama):
         if not hasattr(block.mlp, "experts"):
             return read(block, {**self.parts, **norms}, arch)
         parts = {name: place for name, place in self.parts.items() if name not in DENSE}
-        shared = SHARED if hasattr(block.mlp, "shared_expert") else {}
+        shared = (
+            self.shared if any(name.startswith("shared") for name, _ in block.mlp.named_children()) else {}
+        )
         experts = block.mlp.experts
         gate, up = experts.gate_up_proj.chunk(2, 1)  # [expert, expert_width, width]
         return {

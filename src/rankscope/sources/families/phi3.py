@@ -36,7 +36,7 @@ class Phi3(Llama):
         heads = {"query": arch.heads, "key": arch.key_heads, "value": arch.key_heads}
         parts = matrix(fused).split([number * arch.head_width for number in heads.values()], 1)  # type: ignore[no-untyped-call]
         for (name, number), part in zip(heads.items(), parts, strict=True):
-            found |= heads_in(name, Linear(part), number)
+            found |= heads_in(f"attention.{name}", Linear(part), number)
         return found
 
     def tiny(self) -> dict[str, Any]:

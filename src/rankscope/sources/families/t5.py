@@ -1,5 +1,7 @@
-"""T5's encoder: RMSNorm before, a learned bias on scores by distance, no divisor."""
+"""T5's encoder, and its decoder, whose blocks attend to what the encoder gives: RMSNorm before, a learned
+bias on scores by distance, no divisor."""
 
+import copy
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
@@ -10,7 +12,7 @@ GATED = {"mlp.gate": "layer.1.DenseReluDense.wi_0", "mlp.up": "layer.1.DenseRelu
 
 
 class T5(Family):
-    """T5 and T5 1.1 (gated), the encoder."""
+    """T5 and T5 1.1 (gated), the encoder, which has a class of its own."""
 
     name = "t5"
     types = ("t5",)
@@ -61,3 +63,47 @@ class T5(Family):
         reach = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 10}
         small: dict[str, Any] = sizes | reach
         return {"plain": T5Config(**small), "gated": T5Config(**small, feed_forward_proj="gated-gelu")}
+
+
+class T5Decoder(T5):
+    """The decoder, its MLP one place further on."""
+
+    name, side = "t5_decoder", "decoder"
+    loader = "T5Model"
+    parts: ClassVar[Places] = {
+        **T5.parts,
+        "cross.query": "layer.1.EncDecAttention.q",
+        "cross.key": "layer.1.EncDecAttention.k",
+        "cross.value": "layer.1.EncDecAttention.v",
+        "cross.output": "layer.1.EncDecAttention.o",
+        "cross_norm": "layer.1.layer_norm",
+    }
+
+    def core(self, model: Any) -> Any:
+        """The decoder."""
+        base = Family.core(self, model)
+        return getattr(base, "decoder", base)
+
+    def architecture(self, config: Any) -> Architecture:
+        """As the encoder's, with tokens behind alone, and a memory."""
+        encoder = copy.copy(config)
+        if not config.is_decoder:  # the config of both sides
+            encoder.num_layers = config.num_decoder_layers
+        encoder.is_decoder = False
+        return super().architecture(encoder).replace(mask="causal", bias_ahead=False, cross_attention=True)
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """The MLP comes third."""
+        places = {**self.parts, **(GATED if arch.mlp == "gated" else PLAIN)}
+        moved = {
+            name: place.replace("layer.1", "layer.2") if name.startswith("mlp") else place
+            for name, place in places.items()
+        }
+        return read(block, moved, arch)
+
+    def tiny(self) -> dict[str, Any]:
+        """The same, fewer layers than the encoder."""
+        found = super().tiny()
+        for config in found.values():
+            config.num_decoder_layers = 2
+        return found

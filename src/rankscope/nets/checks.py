@@ -1,0 +1,245 @@
+"""What an `Architecture` must be, and the sentence where it is not."""
+
+import dataclasses
+import math
+from typing import Any, get_args
+
+from rankscope.errors import ArchitectureError, one_of
+from rankscope.nets.activations import ACTIVATIONS
+from rankscope.nets.experts import Experts
+from rankscope.nets.fields import BIASES, MLP, Fields, NormPlace, Positions
+from rankscope.nets.kernels import KERNELS, Kernel
+from rankscope.nets.masks import Mask
+from rankscope.nets.norms import NORMS, Norm
+from rankscope.nets.parts import PLACES, Part
+
+LISTED = (
+    "kept_heads", "biases", "mask", "rotary_frequencies", "rotary_scales", "bare_layers", "parts", "experts",
+)  # fmt: skip
+"""Fields that hold more than one number or word."""
+CAPPED = ("softmax", "sigmoid", "uniform")
+"""Kernels under which scores can be capped."""
+OWN: dict[str, type] = {"kernel": Kernel, "mask": Mask, "norm": Norm}
+"""Fields that take an object of one's own in the place of a name."""
+
+
+def check_types(arch: Fields) -> None:
+    """Whole numbers, numbers, words and yes-or-no where each belongs."""
+    for field in dataclasses.fields(arch):
+        value, usual = getattr(arch, field.name), field.default
+        if field.name in LISTED or isinstance(value, OWN.get(field.name, ())):
+            continue
+        kind = int if usual is dataclasses.MISSING else type(usual)
+        fits = isinstance(value, int | float if kind is float else kind)
+        if not fits or (isinstance(value, bool) and kind is not bool):
+            word = {int: "a whole number", float: "a number", str: "a word", bool: "True or False"}[kind]
+            raise ArchitectureError(f"{field.name} must be {word}; got {value!r}")
+        if kind is float:
+            object.__setattr__(arch, field.name, float(value))
+
+
+def check(arch: Fields) -> None:
+    """Every field, and what fields must be together."""
+    among("mlp", arch.mlp, get_args(MLP))
+    if isinstance(arch.norm, str):
+        among("norm", arch.norm, (*NORMS, "none"))
+    among("norm_place", arch.norm_place, get_args(NormPlace))
+    among("positions", arch.positions, get_args(Positions))
+    among("activation", arch.activation, ACTIVATIONS)
+    if isinstance(arch.kernel, str):
+        among("kernel", arch.kernel.partition(":")[0], KERNELS)
+    among("rotary_pairs", arch.rotary_pairs, ("half", "adjacent"))
+    for part in arch.biases if isinstance(arch.biases, tuple) else ():
+        among("biases", part, BIASES)
+    for name in (
+        "key_heads",
+        "head_width",
+        "value_width",
+        "mlp_width",
+        "length",
+        "bias_buckets",
+        "bias_reach",
+    ):
+        if getattr(arch, name) < 1:
+            raise ArchitectureError(f"{name} must be a whole number >= 1; got {getattr(arch, name)!r}")
+    for name in ("divisor", "rotary_base"):
+        if not (math.isfinite(getattr(arch, name)) and getattr(arch, name) > 0):
+            raise ArchitectureError(f"{name} must be a finite number > 0; got {getattr(arch, name)!r}")
+    for name in ("attention_skip", "mlp_skip"):
+        if not math.isfinite(getattr(arch, name)):
+            raise ArchitectureError(
+                f"{name} must be a finite number (0 takes the skip out); got {getattr(arch, name)!r}"
+            )
+    if not (math.isfinite(arch.norm_eps) and arch.norm_eps >= 0):
+        raise ArchitectureError(f"norm_eps must be a finite number >= 0; got {arch.norm_eps!r}")
+    if arch.heads % arch.key_heads:
+        raise ArchitectureError(
+            f"heads must be a multiple of key_heads; got {arch.heads} and {arch.key_heads}"
+        )
+    if arch.parallel and arch.mlp_skip != 1.0:
+        raise ArchitectureError(
+            f"a parallel block has one skip, attention_skip; got mlp_skip {arch.mlp_skip}"
+        )
+    _positions(arch)
+    _cap(arch)
+    _linformer(arch)
+    _kept_heads(arch)
+    _bare_layers(arch)
+    _experts(arch)
+    _parts(arch)
+    _cross(arch)
+    _latents(arch)
+
+
+def _positions(arch: Fields) -> None:
+    if arch.positions == "rotary" and (
+        not 0 < arch.rotary_share <= 1 or arch.rotary_width < 2 or arch.rotary_width % 2
+    ):
+        raise ArchitectureError(
+            "rotary positions need an even rotated width: rotary_share * head_width must be an even "
+            f"number >= 2; got {arch.rotary_share} * {arch.head_width}"
+        )
+    for frequencies in arch.rotary_frequencies:
+        if not isinstance(frequencies, tuple) or len(frequencies) != arch.rotary_width // 2:
+            raise ArchitectureError(
+                f"rotary_frequencies must be tuples of {arch.rotary_width // 2} numbers, half the "
+                f"rotated width; got {frequencies!r}"
+            )
+        if not all(isinstance(number, int | float) and math.isfinite(number) for number in frequencies):
+            raise ArchitectureError(f"rotary_frequencies must be finite numbers; got {frequencies!r}")
+    if not all(type(scale) in (int, float) and 0 < scale < math.inf for scale in arch.rotary_scales):
+        raise ArchitectureError(f"rotary_scales must be finite numbers > 0; got {arch.rotary_scales!r}")
+    if arch.rotary_reach < 0:
+        raise ArchitectureError(f"rotary_reach must be a number of tokens >= 0; got {arch.rotary_reach}")
+    if arch.positions == "relative" and arch.width % 2:
+        raise ArchitectureError(f"relative positions need an even width; got {arch.width}")
+    if arch.kernel == "linear" and arch.positions in ("relative", "bias", "alibi"):
+        raise ArchitectureError(
+            f"kernel 'linear' has no scores to add {arch.positions} positions to: "
+            "use none, absolute or rotary"
+        )
+
+
+def _cap(arch: Fields) -> None:
+    if not 0 <= arch.score_cap < math.inf:
+        raise ArchitectureError(
+            f"score_cap must be a finite number > 0, or 0 for none; got {arch.score_cap!r}"
+        )
+    if arch.score_cap and arch.kernel not in CAPPED:
+        raise ArchitectureError(
+            f"scores can be capped under kernel {', '.join(CAPPED)}; got {arch.kernel!r}: take the cap "
+            "out, score_cap=0"
+        )
+
+
+def _linformer(arch: Fields) -> None:
+    if not isinstance(arch.kernel, str):
+        return
+    name, colon, rank = arch.kernel.partition(":")
+    if name == "linformer":
+        if not (rank.isdecimal() and int(rank) >= 1):
+            raise ArchitectureError(
+                f"kernel linformer must be written linformer:k with k >= 1; got {arch.kernel!r}"
+            )
+        if arch.mask != "complete":
+            raise ArchitectureError(
+                "linformer mixes all tokens before attending, so its mask must be complete; "
+                f"got {arch.mask!r}"
+            )
+        if arch.positions in ("relative", "rotary", "bias", "alibi"):
+            raise ArchitectureError(
+                "linformer's keys are mixtures of tokens and have no position: positions must be none "
+                f"or absolute; got {arch.positions!r}"
+            )
+    elif colon:
+        raise ArchitectureError(f"kernel {name!r} takes no number; got {arch.kernel!r}")
+
+
+def _kept_heads(arch: Fields) -> None:
+    if arch.kept_heads is None:
+        return
+    if not all(isinstance(kept, tuple) for kept in arch.kept_heads):
+        raise ArchitectureError(f"kept_heads must have one tuple of heads per layer; got {arch.kept_heads!r}")
+    if len(arch.kept_heads) != arch.layers:
+        raise ArchitectureError(
+            f"kept_heads must have one tuple per layer ({arch.layers}); got {len(arch.kept_heads)}"
+        )
+    for kept in arch.kept_heads:
+        for head in kept:
+            if not (isinstance(head, int) and 0 <= head < arch.heads):
+                raise ArchitectureError(f"heads are numbered 0..{arch.heads - 1}; got {head!r}")
+
+
+def _bare_layers(arch: Fields) -> None:
+    if not arch.bare_layers:
+        return
+    if arch.norm_place == "post" or arch.shared:
+        raise ArchitectureError(
+            "bare_layers are layers of a pre-norm or sandwich network that do not share their weights; "
+            f"got norm_place {arch.norm_place!r}, shared {arch.shared}"
+        )
+    for layer in arch.bare_layers:
+        if not (type(layer) is int and 0 <= layer < arch.layers):
+            raise ArchitectureError(f"bare_layers are numbered 0..{arch.layers - 1}; got {layer!r}")
+
+
+def _experts(arch: Fields) -> None:
+    if arch.experts is not None and not isinstance(arch.experts, Experts):
+        raise ArchitectureError(f"experts must be an Experts(number=, chosen=, width=); got {arch.experts!r}")
+    if arch.mlp == "experts" and arch.experts is None:
+        raise ArchitectureError(
+            "mlp 'experts' must say which: give experts=Experts(number=, chosen=, width=); got none"
+        )
+    for layer in () if arch.experts is None else arch.experts.dense_layers:
+        if arch.shared or not (type(layer) is int and 0 <= layer < arch.layers):
+            raise ArchitectureError(
+                f"dense_layers are numbered 0..{arch.layers - 1}, of layers that do not share their "
+                f"weights; got {layer!r}"
+            )
+
+
+def _parts(arch: Fields) -> None:
+    for part in arch.parts:
+        if not isinstance(part, Part):
+            raise ArchitectureError(
+                "parts must be objects with a name, a place and a rule named plain (see "
+                f"rankscope.nets.parts); got {part!r:.60}"
+            )
+        among(f"place of {part.name}", part.place, PLACES)
+
+
+def _cross(arch: Fields) -> None:
+    """Queries of cross-attention meet keys of another network: what makes scores of positions, or of norms
+    on both, has no meaning there."""
+    unlike = {
+        "parallel": arch.parallel,
+        "query_norm": arch.query_norm,
+        "linformer": arch.linformer_rank is not None,
+        "positions 'relative'": arch.positions == "relative",
+    }
+    for what in (name for name, there in unlike.items() if there):
+        if arch.cross_attention:
+            raise ArchitectureError(
+                f"cross_attention goes with one half after another and plain queries and keys; got {what}: "
+                "leave one of them out"
+            )
+
+
+def _latents(arch: Fields) -> None:
+    for name in ("query_latent", "key_latent"):
+        if getattr(arch, name) < 0 or getattr(arch, name) == 1:
+            raise ArchitectureError(
+                f"{name} must be 0, for none, or a width >= 2: through its norm one entry is but a sign; got "
+                f"{getattr(arch, name)}"
+            )
+        if getattr(arch, name) and (arch.cross_attention or arch.positions == "relative"):
+            raise ArchitectureError(
+                f"{name} goes with attention among tokens and positions none, absolute, rotary, bias or alibi"
+                f"; got cross_attention {arch.cross_attention}, positions {arch.positions!r}"
+            )
+
+
+def among(what: str, value: object, known: Any) -> None:
+    """A sentence where a value is not one of those known."""
+    if value not in known:
+        raise ArchitectureError(one_of(what, value, known))

@@ -1,0 +1,57 @@
+"""A second source of tokens: what the blocks of a decoder attend to beside their own.
+
+    cross-attention   P_h = softmax(X W_Q (M W_K)^T / divisor),    X <- a X + sum_h P_h M W_V W_O
+
+The memory M is given, mostly the output of an encoder, and is the same for every block: queries come from the
+tokens, keys and values from M. No token of M has a position here and none is hidden, but for padding.
+"""
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope.errors import TokensError
+from rankscope.metrics.tokens import real_tokens
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Memory:
+    """Tokens that every block reads and none changes; those of one sample serve any number."""
+
+    tokens: Float[Tensor, "batch source width"]
+    real: Bool[Tensor, "batch source"]
+
+    @classmethod
+    def of(cls, M: Tensor, padding: Tensor | None, width: int, like: Tensor) -> "Memory":
+        """Checked; zero at padding, in the dtype of the weights and where they are."""
+        if not isinstance(M, Tensor) or not M.is_floating_point() or M.ndim != 3 or M.shape[-1] != width:
+            got = tuple(M.shape) if isinstance(M, Tensor) else type(M).__name__
+            raise TokensError(
+                f"a memory must be a floating tensor [batch, source, width] of width {width}; received {got}"
+            )
+        M = M.to(like)
+        real = real_tokens(M.shape[:-1], padding, M.device)
+        if not bool(real.any(-1).all()):
+            raise TokensError("every sample of a memory must have a real token; one has none: leave it out")
+        return cls(M.masked_fill(~real[..., None], 0.0), real)
+
+    def __repr__(self) -> str:
+        number = len(self.tokens)
+        return f"Memory({number} sample{'s'[: number > 1]} of up to {self.tokens.shape[1]} tokens)"
+
+    def samples(self, start: int, stop: int) -> "Memory":
+        """Of some samples, counted from 0; of one for all, itself."""
+        return self if len(self.real) == 1 else Memory(self.tokens[start:stop], self.real[start:stop])
+
+    def expanded(self, batch: int) -> "Memory":
+        """For so many samples."""
+        if len(self.real) not in (1, batch):
+            raise TokensError(
+                f"a memory must have one sample, or as many as the tokens, {batch}; it has {len(self.real)}"
+            )
+        return Memory(self.tokens.expand(batch, -1, -1), self.real.expand(batch, -1))
+
+    def visible(self, real: Bool[Tensor, "batch token"]) -> Bool[Tensor, "batch 1 token source"]:
+        """Whom each token sees: all that are real; padding sees none."""
+        return self.real[:, None, None, :] & real[:, None, :, None]

@@ -1,0 +1,80 @@
+"""What a pass needs of memory, told before it starts; more than there is, is refused in a sentence.
+
+Attention takes most of it: P of one layer is `[sample, head, token, token]`, and beside it stand its scores,
+what its rows differ by, and what a metric makes of it. `MATRICES` says how many like P are alive at the peak.
+"""
+
+import math
+from pathlib import Path
+
+import torch
+
+from rankscope.errors import TooLargeError
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.streaming import size_of_attention
+
+MATRICES = {"deviation": 12.5, "confirm": 30.0, "float": 6.0}
+"""As measured at 1,024 tokens, the second pass included: at most so many matrices of float64."""
+UNNOTICED = 2**28
+"""Bytes that are not worth a question."""
+
+
+def check_memory(
+    arch: Architecture, samples: int, tokens: int, batch: int, kind: str, device: torch.device, streams: bool
+) -> None:
+    """Refuse a pass over so many samples and tokens, `batch` at once, that cannot fit. `kind` is one of
+    `MATRICES`; `streams` says whether floating point would read it a block of rows at a time."""
+    together = min(samples, batch)
+    one = MATRICES[kind] * size_of_attention(arch, 1, tokens)
+    if one * together <= UNNOTICED:
+        return
+    free = available(device)
+    if free is None or one * together <= free:
+        return
+    fits = int(free // one)
+    most = int(math.sqrt(free / (MATRICES[kind] * arch.heads * 8)))
+    if fits:
+        remedy = f"batch={fits} fits"
+    elif kind != "float" and streams:
+        remedy = f"arithmetic='float64' reads long contexts a block of rows at a time; or {most:,} tokens fit"
+    else:
+        remedy = f"{most:,} tokens fit"
+    what = {"deviation": "deviation arithmetic", "confirm": "doubled precision"}.get(kind, "attention")
+    raise TooLargeError(
+        f"{what} of {together} x {tokens:,} tokens in {arch.heads} heads needs about "
+        f"{_size(one * together)}; there are {_size(free)} of memory free: {remedy}"
+    )
+
+
+def available(device: torch.device) -> int | None:
+    """Bytes that are free where the pass runs; None where that cannot be told."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    found = [_meminfo(), _cgroup()]
+    return min((each for each in found if each is not None), default=None)
+
+
+def _meminfo() -> int | None:
+    """What Linux says is available."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def _cgroup() -> int | None:
+    """What is left of a container's limit; what can be dropped from its cache counts as free."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((root / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        return None if limit == "max" else int(limit) - int(used) + int(cached.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return None
+
+
+def _size(size: float) -> str:
+    return f"{size / 2**30:.1f} GB" if size >= 2**30 else f"{size / 2**20:.0f} MB"

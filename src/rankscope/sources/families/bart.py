@@ -1,0 +1,89 @@
+"""BART's encoder, and its decoder, whose blocks attend to what the encoder gives: post-norm, words and
+positions through a norm."""
+
+from typing import Any, ClassVar
+
+from torch import nn
+
+from rankscope.nets import Architecture
+from rankscope.sources.embedding import Embedding
+from rankscope.sources.families.family import Family, Places, activation
+
+CROSS: dict[str, str] = {
+    "cross.query": "encoder_attn.q_proj",
+    "cross.key": "encoder_attn.k_proj",
+    "cross.value": "encoder_attn.v_proj",
+    "cross.output": "encoder_attn.out_proj",
+    "cross_norm": "encoder_attn_layer_norm",
+}
+SIZES: dict[str, Any] = {
+    "vocab_size": 60, "d_model": 16, "encoder_layers": 3, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 24, "decoder_ffn_dim": 20,
+}  # fmt: skip
+
+
+class Bart(Family):
+    """BART's encoder."""
+
+    name = "bart"
+    types: ClassVar[tuple[str, ...]] = ("bart",)
+    side = "encoder"
+    stack = "layers"
+    parts: ClassVar[Places] = {
+        "attention.query": "self_attn.q_proj",
+        "attention.key": "self_attn.k_proj",
+        "attention.value": "self_attn.v_proj",
+        "attention.output": "self_attn.out_proj",
+        "attention_norm": "self_attn_layer_norm",
+        "mlp.up": "fc1",
+        "mlp.down": "fc2",
+        "mlp_norm": "final_layer_norm",
+    }
+    embedded: ClassVar[Places] = {
+        "words": "embed_tokens",
+        "positions": "embed_positions",
+        "norm": "layernorm_embedding",
+    }
+
+    def core(self, model: nn.Module) -> Any:
+        """That side of a model of both."""
+        base = super().core(model)
+        return getattr(base, self.side, base)
+
+    def architecture(self, config: Any) -> Architecture:
+        """torch's usual eps."""
+        return Architecture(**self.sizes(config), norm_eps=1e-5)
+
+    def sizes(self, config: Any) -> dict[str, Any]:
+        """What configs say of each side by itself."""
+        decodes = {"mask": "causal", "cross_attention": True} if self.side == "decoder" else {}
+        return {
+            "width": config.d_model,
+            "layers": getattr(config, f"{self.side}_layers"),
+            "heads": getattr(config, f"{self.side}_attention_heads"),
+            "mlp_width": getattr(config, f"{self.side}_ffn_dim"),
+            "activation": activation(config.activation_function),
+            **decodes,
+        }
+
+    def embedding(self, model: Any) -> Embedding:
+        """Words may be scaled; positions count padding too."""
+        return self.text(model, scale=model.embed_tokens.embed_scale, by_column=True)
+
+    def first_position(self, model: Any) -> int:
+        """Row 2."""
+        return int(model.embed_positions.offset)
+
+    def tiny(self) -> dict[str, Any]:
+        """As published, and with words scaled."""
+        from transformers import BartConfig
+
+        small = SIZES | {"max_position_embeddings": 32}
+        return {"plain": BartConfig(**small), "words scaled": BartConfig(**small, scale_embedding=True)}
+
+
+class BartDecoder(Bart):
+    """BART's decoder."""
+
+    name, side = "bart_decoder", "decoder"
+    parts: ClassVar[Places] = {**Bart.parts, **CROSS}

@@ -1,0 +1,141 @@
+"""DeepSeek V2 and V3: keys and values of one latent, queries of another, each through a norm of its own."""
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rankscope.errors import SourceError
+from rankscope.nets import Architecture, Experts
+from rankscope.sources.families.family import SMALL_TEXT, Places, Tensors, dense, described, norm, refuse
+from rankscope.sources.families.llama import NO_TOKENS
+from rankscope.sources.families.mixtral import SHARED, Mixtral
+from rankscope.sources.families.rotary import rotary
+
+SHARED_EXPERTS = {
+    name: place.replace("shared_expert.", "shared_experts.")
+    for name, place in SHARED.items()
+    if name != "experts.shared_gate"
+}
+
+
+class DeepSeek(Mixtral):
+    """V2, with experts that are chosen greedily of all, and V3 where every layer is dense.
+
+    Of each head the rotated entries come first here, those of all heads the same for keys."""
+
+    name = "deepseek"
+    types: ClassVar[tuple[str, ...]] = ("deepseek_v2", "deepseek_v3")
+    parts: ClassVar[Places] = {
+        name: place
+        for name, place in Mixtral.parts.items()
+        if name not in ("attention.query", "attention.key", "attention.value")
+    }
+    shared: ClassVar[Places] = SHARED_EXPERTS
+
+    def architecture(self, config: Any) -> Architecture:
+        """Pre-norm with a last norm."""
+        refuse(config, num_key_value_heads=config.num_attention_heads)
+        turned, width = config.qk_rope_head_dim, config.qk_head_dim
+        adjacent = getattr(config, "rope_interleave", True)
+        arch = described(
+            config, head_width=width, value_width=config.v_head_dim, query_latent=config.q_lora_rank or 0,
+            key_latent=config.kv_lora_rank, divisor=math.sqrt(width) / _stretch(config) ** 2, mask="causal",
+            rotary_share=turned / width, rotary_pairs="adjacent" if adjacent else "half", mlp="gated",
+            norm="rms", norm_place="pre", norm_eps=config.rms_norm_eps, final_norm=True, **rotary(config),
+        )  # fmt: skip
+        experts = self.experts(config)
+        return arch if experts is None else arch.replace(mlp="experts", experts=experts)
+
+    def experts(self, config: Any) -> Experts | None:
+        """Those of V2; None where every layer is dense."""
+        first = config.first_k_dense_replace
+        if first >= config.num_hidden_layers:
+            return None
+        way = "sigmoids of scores, in groups" if config.model_type == "deepseek_v3" else config.topk_method
+        if way != "greedy" or config.mlp_bias:
+            what = "experts with biases" if way == "greedy" else f"experts chosen by {way}"
+            raise SourceError(
+                f"{config.model_type} is mapped with dense layers, or with experts without biases that are "
+                f"chosen by a softmax over all of them; this config has {what}: watch measures it as it is"
+            )
+        return Experts(
+            number=config.n_routed_experts, chosen=config.num_experts_per_tok,
+            width=config.moe_intermediate_size,
+            shared_width=config.moe_intermediate_size * config.n_shared_experts,
+            dense_layers=tuple(range(first)),
+        )  # fmt: skip
+
+    def layer(self, block: Any, arch: Architecture) -> Tensors:
+        """Experts' outputs are scaled: so are their last matrices."""
+        found, attention = super().layer(block, arch), block.self_attn
+        if "experts.down.weight" in found:
+            scale = block.mlp.gate.routed_scaling_factor
+            found["experts.down.weight"] = found["experts.down.weight"] * scale
+        query = attention.q_proj if attention.q_a_proj is None else attention.q_b_proj
+        if attention.q_a_proj is not None:
+            found |= dense("attention.query_latent", attention.q_a_proj)
+            found |= norm("attention.query_latent.norm", attention.q_a_layernorm)
+        found |= dense("attention.key_latent", attention.kv_a_proj_with_mqa)
+        found |= norm("attention.key_latent.norm", attention.kv_a_layernorm)
+        turned = arch.rotary_width
+        plain = arch.head_width - turned
+        asked = _by_head(query.weight, arch.heads)  # [inner, head, head_width]
+        found["attention.query.weight"] = torch.cat([asked[..., plain:], asked[..., :plain]], -1)
+        held = _by_head(attention.kv_b_proj.weight, arch.heads)
+        found["attention.value.weight"] = held[..., plain:]
+        beside = torch.eye(turned, dtype=held.dtype)[:, None].expand(-1, arch.heads, -1)
+        found["attention.key.weight"] = torch.cat(
+            [_before(turned, held[..., :plain]), _after(plain, beside)], 0
+        )
+        return found
+
+    def tiny(self) -> dict[str, Any]:
+        """V2 with experts after a dense layer, and with plain queries; V3 dense, its positions stretched, and
+        rotated by halves."""
+        from transformers import DeepseekV2Config, DeepseekV3Config
+
+        small: dict[str, Any] = {
+            **SMALL_TEXT, **NO_TOKENS, "intermediate_size": 24, "moe_intermediate_size": 12,
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 2, "kv_lora_rank": 5,
+            "q_lora_rank": 7, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6, "v_head_dim": 3,
+            "num_key_value_heads": 4,
+        }  # fmt: skip
+        yarn = {
+            "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.5,
+            "original_max_position_embeddings": 8,
+        }  # fmt: skip
+        v3: dict[str, Any] = {**small, "first_k_dense_replace": 3, "n_group": 2, "topk_group": 1}
+        return {
+            "v2": DeepseekV2Config(**small, first_k_dense_replace=1, routed_scaling_factor=1.5),
+            "v2 plain queries": DeepseekV2Config(
+                **small | {"q_lora_rank": None}, first_k_dense_replace=3, rope_parameters=yarn, mlp_bias=True
+            ),
+            "v3": DeepseekV3Config(**v3, rope_parameters=yarn, attention_bias=True),
+            "v3 halves": DeepseekV3Config(**v3, rope_interleave=False, rms_norm_eps=0.02),
+        }
+
+
+def _stretch(config: Any) -> float:
+    """What transformers multiplies queries and keys by where positions are stretched."""
+    rope = config.rope_parameters
+    strength, factor = rope.get("mscale_all_dim", 0), rope.get("factor", 1.0)
+    if rope["rope_type"] == "default" or not strength or factor <= 1:
+        return 1.0
+    return 0.1 * strength * math.log(factor) + 1.0
+
+
+def _by_head(weight: Tensor, heads: int) -> Tensor:
+    """`[inner, head, width]` of torch's `[head * width, inner]`."""
+    return weight.reshape(heads, -1, weight.shape[1]).permute(2, 0, 1)
+
+
+def _before(number: int, part: Tensor) -> Tensor:
+    """Zeros before the entries of every head."""
+    return torch.cat([part.new_zeros(*part.shape[:-1], number), part], -1)
+
+
+def _after(number: int, part: Tensor) -> Tensor:
+    """Zeros after them."""
+    return torch.cat([part, part.new_zeros(*part.shape[:-1], number)], -1)

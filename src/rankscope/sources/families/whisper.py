@@ -1,0 +1,50 @@
+"""Whisper: an encoder of sound, and a decoder of words whose blocks attend to it: pre-norm."""
+
+from typing import Any, ClassVar
+
+from rankscope.nets import Architecture
+from rankscope.sources.embedding import Embedding, SoundEmbedding
+from rankscope.sources.families.bart import CROSS, SIZES, Bart
+from rankscope.sources.families.family import Places, convolution
+
+
+class Whisper(Bart):
+    """Whisper's encoder."""
+
+    name = "whisper"
+    types = ("whisper",)
+    sees, takes, final_norm = True, "input_features", "layer_norm"
+
+    def architecture(self, config: Any) -> Architecture:
+        """Pre-norm with a last norm, torch's usual eps."""
+        return Architecture(**self.sizes(config), norm_place="pre", norm_eps=1e-5, final_norm=True)
+
+    def embedding(self, model: Any) -> Embedding:
+        """Two convolutions of a mel spectrum, and positions."""
+        positions = model.embed_positions.weight.detach()
+        return SoundEmbedding(convolution(model.conv1), convolution(model.conv2), positions)
+
+    def tiny(self) -> dict[str, Any]:
+        """Eleven tokens of sound."""
+        from transformers import WhisperConfig
+
+        tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1)
+        small: dict[str, Any] = {**SIZES, **tokens, "num_mel_bins": 5}
+        return {"sound": WhisperConfig(**small, max_source_positions=11, max_target_positions=32)}
+
+
+class WhisperDecoder(Whisper):
+    """Whisper's decoder."""
+
+    name, side = "whisper_decoder", "decoder"
+    sees = False
+    parts: ClassVar[Places] = {**Bart.parts, **CROSS}
+    embedded: ClassVar[Places] = {"words": "embed_tokens", "positions": "embed_positions"}
+
+    def embedding(self, model: Any) -> Embedding:
+        """Words and positions."""
+        return self.text(model)
+
+    def first_position(self, model: Any) -> int:
+        """Row 0."""
+        return 0

@@ -1,0 +1,117 @@
+"""Cross-attention and latents of networks that are built, not loaded: against the formulas, and refusals."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope.errors import ArchitectureError, TokensError
+from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets.dropout import Dropout, training_states
+from rankscope.nets.order import norms, order
+from tests.builders import awake, normal
+
+CROSS: dict[str, Any] = {"layers": 2, "width": 8, "heads": 2, "cross_attention": True}
+LATENT: dict[str, Any] = {"layers": 1, "width": 8, "heads": 2, "head_width": 6, "query_latent": 3,
+                          "key_latent": 5, "value_width": 3}  # fmt: skip
+
+
+def test_cross_attention_is_its_formula() -> None:
+    """One bare layer whose own attention adds nothing: X + sum_h softmax(X Q (M K)^T / sqrt c) M V O."""
+    arch = Architecture(**{**CROSS, "layers": 1}, mlp="none", norm="none", biases=False)
+    tensors = awake(arch, 3).state()
+    tensors["layers.0.attention.output.weight"] = torch.zeros(2, 4, 8, dtype=torch.float64)
+    X, M = normal(1, 5, 8, seed=1), normal(1, 7, 8, seed=2)
+    run = Transformer.from_weights(arch, tensors).reading(M).run(X, attention=True)
+    Q, K, V, out = (tensors[f"layers.0.cross.{name}.weight"] for name in ("query", "key", "value", "output"))
+    added = torch.zeros_like(X)
+    for h in range(2):
+        P = ((X @ Q[:, h]) @ (M @ K[:, h]).mT / 2.0).softmax(-1)
+        torch.testing.assert_close(run.cross[0][:, h], P, rtol=1e-13, atol=1e-15)
+        added = added + P @ (M @ V[:, h]) @ out[h]
+    torch.testing.assert_close(run.output, X + added, rtol=1e-13, atol=1e-14)
+
+
+def test_latents_are_their_formula() -> None:
+    """Keys see beside the latent what is to be rotated; at one token positions turn nothing, and P is 1."""
+    arch = Architecture(**LATENT, mlp="none", norm="none", attention_skip=0.0, positions="rotary",
+                        rotary_share=2 / 6)  # fmt: skip
+    net, X = awake(arch, 3), normal(1, 1, 8, seed=1)
+    w = net.weights.layers[0].attention
+    assert w.key_latent is not None and w.key_latent.norm.gain is not None and w.key_latent.bias is not None
+    assert w.key_latent.weight.shape == (8, 7) and w.key.weight.shape == (7, 2, 6)
+    Y = (X @ w.key_latent.weight + w.key_latent.bias)[..., :5]
+    Y = Y / (Y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w.key_latent.norm.gain
+    said = torch.stack([Y @ w.value.weight[:, h] @ w.output.weight[h] for h in range(2)]).sum(0)
+    assert w.output.bias is not None
+    torch.testing.assert_close(net.run(X).output, said + w.output.bias, rtol=1e-12, atol=1e-14)
+
+
+def test_the_third_half_has_norms_of_its_own_kind() -> None:
+    for place, expected in (
+        ("post", ["attention_norm", "cross_norm", "mlp_norm"]),
+        ("pre", ["attention_norm", "cross_norm", "mlp_norm"]),
+        (
+            "sandwich",
+            [f"{part}_{end}" for part in ("attention", "cross", "mlp") for end in ("norm", "after")],
+        ),
+    ):
+        assert norms(Architecture(**{**CROSS, "norm_place": place})) == expected
+    bare = Architecture(**CROSS, mlp="none", attention_skip=0.5)
+    assert [(half.skip, half.branches[0].part) for half in order(bare)] == [
+        (0.5, "attention"),
+        (0.5, "cross"),
+    ]
+
+
+def test_variants_dtypes_and_samples_keep_the_memory() -> None:
+    net, M = awake(Architecture(**CROSS), 3), normal(3, 7, 8, seed=2)
+    read = net.reading(M.float())
+    san = named_variant(read, "san")
+    assert san.memory is read.memory and san.to(torch.float32).memory is not None
+    X = normal(3, 5, 8, seed=1)
+    whole = read.run(X).output
+    assert torch.equal(read.for_samples(1, 3).run(X[1:]).output, whole[1:])
+    torch.testing.assert_close(
+        read.to(torch.float32).run(X.float()).output.double(), whole, rtol=0, atol=1e-4
+    )
+    one = net.reading(M[:1])
+    torch.testing.assert_close(one.run(X).output[0], net.reading(M).run(X).output[0], rtol=1e-13, atol=1e-14)
+    *_, last = training_states(read, X, Dropout.seeded(0.0, 0, "cpu"))
+    assert torch.equal(last, whole)
+    silent = read.variant(heads=[])  # of attention among tokens; cross-attention speaks on
+    assert not torch.equal(silent.run(X).output, net.reading(2 * M).variant(heads=[]).run(X).output)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"parallel": True}, "cross_attention goes with .*; got parallel"),
+        ({"query_norm": True}, "cross_attention goes with .*; got query_norm"),
+        ({"kernel": "linformer:2"}, "cross_attention goes with .*; got linformer"),
+        ({"positions": "relative"}, "cross_attention goes with .*; got positions 'relative'"),
+        ({"key_latent": 4}, "key_latent goes with attention among tokens"),
+        ({"key_latent": 1, "cross_attention": False}, "key_latent must be 0, for none, or a width >= 2"),
+        ({"query_latent": -3, "cross_attention": False}, "query_latent must be 0, for none, or a width >= 2"),
+        ({"value_width": -1}, "value_width must be a whole number >= 1"),
+    ],
+)
+def test_what_does_not_go_together_is_one_sentence(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ArchitectureError, match=said):
+        Architecture(**{**CROSS, **more})
+
+
+def test_a_memory_is_checked() -> None:
+    net = awake(Architecture(**CROSS), 3)
+    for M, said in ((normal(1, 7, 9), r"received \(1, 7, 9\)"), ([1.0], "received list")):
+        with pytest.raises(TokensError, match=f"a memory must be a floating tensor.*width 8; {said}"):
+            net.reading(M)  # type: ignore[arg-type]
+    assert "1 sample of up to 7 tokens" in repr(net.reading(normal(1, 7, 8)).memory)
+
+
+def test_descriptions_come_back() -> None:
+    for fields in (CROSS, LATENT, {**CROSS, "positions": "bias", "bias_ahead": False}):
+        arch = Architecture(**fields)
+        assert Architecture.from_dict(arch.to_dict()) == arch == eval(repr(arch))
+    assert Architecture(**LATENT).replace(head_width=4).value_width == 3
+    assert Architecture(layers=1, width=8, heads=2).replace(heads=4).value_width == 2

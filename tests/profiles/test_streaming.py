@@ -1,0 +1,85 @@
+"""Long contexts: what is read a block of rows at a time is what is read off the whole matrix."""
+
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+
+from rankscope import Architecture, Transformer, measure
+from rankscope.nets import streaming
+from rankscope.nets.masks import matrix, rows
+from rankscope.profiles import propagation
+
+METRICS = ["relative_residual", "mu", "entropy", "first_token_mass", "row_sum_defect", "head_mu"]
+NETWORKS: dict[str, dict[str, Any]] = {
+    "causal, rotary": {"mask": "causal", "positions": "rotary"},
+    "windows by layer": {"mask": "causal&window:3;complete"},
+    "longformer, one head silent": {"mask": "longformer:2:1", "kept_heads": ((0,), (0, 1))},
+    "gaussian": {"kernel": "gaussian"},
+    "sigmoid": {"kernel": "sigmoid"},
+    "linear": {"kernel": "linear", "mask": "causal"},
+    "uniform": {"kernel": "uniform", "mask": "strided"},
+    "capped": {"score_cap": 5.0, "mask": "causal"},
+    "grouped": {"heads": 4, "key_heads": 2, "head_gate": True},
+}
+
+
+def both(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None, monkeypatch: Any,
+         metrics: list[str] = METRICS) -> tuple[pl.DataFrame, pl.DataFrame]:  # fmt: skip
+    whole = measure(net, X, padding, metrics, "float64").table
+    monkeypatch.setattr(propagation, "WHOLE", 0)
+    monkeypatch.setattr(streaming, "AT_ONCE", 8 * net.arch.heads * len(X) * X.shape[1] * 3)  # three rows
+    return whole, measure(net, X, padding, metrics, "float64").table
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_rows_give_what_the_matrix_gives(kind: str, padded: bool, monkeypatch: Any) -> None:
+    torch.manual_seed(0)
+    net = Transformer.random(Architecture(**{"layers": 2, "width": 8, "heads": 2, **NETWORKS[kind]}))
+    X = torch.randn(3, 11, 8, dtype=torch.float64)
+    padding = torch.zeros(3, 11, dtype=torch.bool)
+    padding[0, :4] = padding[1, 9:] = padded
+    whole, streamed = both(net, X, padding, monkeypatch)
+    assert whole.drop("value", "log10", "floor").equals(streamed.drop("value", "log10", "floor"))
+    for one, other in zip(whole["value"], streamed["value"], strict=True):
+        assert other == pytest.approx(one, rel=1e-12, abs=1e-13, nan_ok=True)
+
+
+def test_tokens_alone_are_read_through_fused_attention(monkeypatch: Any) -> None:
+    torch.manual_seed(0)
+    for mask in ("complete", "causal"):
+        net = Transformer.random(
+            Architecture(layers=3, width=8, heads=2, mask=mask, kept_heads=((0,), (1,), (0, 1)))
+        )
+        X = torch.randn(2, 13, 8, dtype=torch.float64)
+        with monkeypatch.context() as patched:
+            whole, streamed = both(net, X, None, patched, ["residual", "mu"])
+        assert streamed["value"].to_list() == pytest.approx(whole["value"].to_list(), rel=1e-12)
+
+
+def test_a_metric_of_the_whole_matrix_keeps_it_whole(monkeypatch: Any) -> None:
+    net = Transformer.random(Architecture(layers=1, width=8, heads=2))
+    whole, same = both(net, torch.randn(1, 9, 8), None, monkeypatch, ["entropy", "dobrushin"])
+    assert whole.equals(same)
+
+
+def test_a_sample_that_overflows_is_broken_and_the_others_are_read(monkeypatch: Any) -> None:
+    net = Transformer.random(Architecture(layers=1, width=4, heads=1, norm="none"))
+    X = torch.randn(2, 6, 4, dtype=torch.float64)
+    X[0] *= 1e200
+    whole, streamed = both(net, X, None, monkeypatch, ["entropy"])
+    assert whole["value"].is_nan().to_list() == streamed["value"].is_nan().to_list() == [True, False]
+
+
+MASKS = ["complete", "causal", "window:2", "unidirectional", "dilated:2:3", "strided", "strided:2",
+         "prefix:3", "longformer:1:2", "bigbird:1:1:2:5", "edges:0>4,6>2", "causal&window:2"]  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_rows_of_a_mask_are_those_of_its_matrix(mask: str) -> None:
+    whole = matrix(mask, 9)
+    for start in range(9):
+        for stop in range(start + 1, 10):
+            assert rows(mask, 9, start, stop).equal(whole[start:stop])
