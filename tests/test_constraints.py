@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name as canonical
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("dev", "demo", "explore", "trainer", "lightning", "tensorboard", "wandb", "mlflow")
+EXTRAS = ("dev", "demo", "explore", "ray", "trainer", "lightning", "tensorboard", "wandb", "mlflow")
 ACCELERATORS = ("cuda-", "nvidia-", "triton")
 """What torch's wheel brings along with it depends on the index it came from; that wheel pins them itself."""
 

@@ -24,6 +24,7 @@ FLOORS = [
     "live",
     "lab",
     "studies",
+    "engine",
     "charts",
     "report",
     "explorer",
@@ -58,7 +59,7 @@ def test_imports_go_one_way() -> None:
 
 def test_the_public_names_are_exactly_these() -> None:
     names = {"Architecture", "Profile", "Transformer", "certify", "decompose", "fresh", "load", "measure"}
-    names |= {"Monitor", "read", "watch"}
+    names |= {"Monitor", "read", "sweep", "watch"}
     assert set(rankscope.__all__) == names
     for name in rankscope.__all__:
         assert getattr(rankscope, name).__module__.startswith("rankscope.")

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rankscope.engine import sweep
     from rankscope.live import Monitor, watch
     from rankscope.nets import Architecture, Transformer
     from rankscope.paths import decompose
@@ -25,6 +26,7 @@ _HOME = {
     "watch": "live",
     "decompose": "paths",
     "certify": "theory",
+    "sweep": "engine",
 }
 __all__ = [
     "Architecture",
@@ -37,6 +39,7 @@ __all__ = [
     "load",
     "measure",
     "read",
+    "sweep",
     "watch",
 ]
 

@@ -1,10 +1,13 @@
 """Writing files so that an interruption never leaves half of one."""
 
 import os
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rankscope.errors import FileError
 
@@ -56,3 +59,20 @@ def writable_folder(path: str | Path) -> None:
         raise FileError(
             f"{path} must be a place that can be written; {error.strerror}: choose another"
         ) from error
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, so that no number is counted by half."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is None:  # no Python handler to put back
+        yield
+        return
+    came: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *what: came.append(what))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came and callable(before):
+        before(*came[0])

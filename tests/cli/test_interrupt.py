@@ -55,6 +55,17 @@ def test_measure_keeps_the_variants_that_were_finished(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_sweep_goes_on_with_the_cells_that_are_left(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text(
+        "metrics = 'mu'\n[all]\nmodel = 'bert-tiny'\nsamples = 2\n[grid]\ndepth = 30\nseed = {range = 40}\n"
+    )
+    code, _, said = interrupted("2 of 40 cells", "sweep", "study.toml", "--workers", "1", cwd=tmp_path)
+    assert code == 130 and said.endswith("of 40 cells; the same command goes on from there")
+    before = int(read(tmp_path / "runs" / "study").table("cells")["done"].sum())
+    assert said.startswith(f"stopped after {before} of") and 2 <= before < 40
+
+
+@pytest.mark.slow
 def test_compare_keeps_those_that_were_finished(tmp_path: Path) -> None:
     code, out, said = interrupted(
         "bert-base (random weights), deviation", "compare", "bert-tiny:san", "bert-tiny", "bert-base",

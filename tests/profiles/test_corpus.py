@@ -127,10 +127,10 @@ def test_ctrl_c_leaves_what_was_done(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("_ctrl_c")
 def test_ctrl_c_waits_until_a_chunk_is_counted() -> None:
-    from rankscope.profiles.corpus import _undisturbed
+    from rankscope.files import undisturbed
 
     done = []
-    with pytest.raises(KeyboardInterrupt), _undisturbed():
+    with pytest.raises(KeyboardInterrupt), undisturbed():
         os.kill(os.getpid(), signal.SIGINT)
         done.append("counted")
     assert done == ["counted"]

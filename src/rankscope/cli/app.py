@@ -17,6 +17,7 @@ from rankscope.cli.models import models
 from rankscope.cli.paths import paths
 from rankscope.cli.report import report
 from rankscope.cli.reproduce import reproduce
+from rankscope.cli.sweep import sweep
 
 app = typer.Typer(
     name="rankscope",
@@ -26,7 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    demo, measure, compare, paths, bounds, checkpoints, follow, explore, reproduce, report, masks, models,
+    demo, measure, compare, paths, bounds, sweep, checkpoints, follow, explore, reproduce, report, masks,
+    models,
 ):  # fmt: skip
     app.command(help=unwrapped(command.__doc__))(command)
 

@@ -38,6 +38,7 @@ def compare(
 
     All read the same excerpts, each with its own tokenizer. Depths and widths may differ. A run is a folder
     that [bold]measure -o[/bold] or [bold]compare -o[/bold] has written; it keeps the text it was measured on.
+    Cells of a [bold]sweep[/bold] are named by number or by factors: runs/study:17, runs/study:depth=6,seed=0.
 
     Training runs, which a [bold]Monitor[/bold] or [bold]checkpoints[/bold] has written, are set side by side
     at the steps that they have in common.
@@ -124,6 +125,15 @@ class Side(NamedTuple):
     @classmethod
     def of(cls, thing: str) -> "Side":
         """What a word of the command line means: a run, a model, or model:variant."""
+        from rankscope.engine import choice_in
+
+        if (Path(thing) / "sweep.parquet").is_file():
+            raise FileError(
+                f"of a sweep, cells must be named by number or factors, as {thing}:0 or {thing}:seed=0; got "
+                "all of it"
+            )
+        if choice_in(thing):
+            return cls(None, "", _last(thing))
         if (Path(thing) / "profile.parquet").is_file() or thing.endswith(".parquet"):
             return cls(None, "", _last(thing))
         if (Path(thing) / "summary.parquet").is_file():
@@ -149,7 +159,8 @@ def _last(path: str) -> str:
 
 def refuse_twice(things: list[str], alone: bool = False) -> None:
     """What is compared must differ; one thing is enough where it may stand `alone`."""
-    if len(things) < 2 and not alone and not (Path(things[0]) / "profile.parquet").is_file():
+    several = "=" in things[0] or (Path(things[0]) / "profile.parquet").is_file()
+    if len(things) < 2 and not alone and not several:
         raise MetricError(
             f"compare must be given at least two things, as in compare {things[0]} {things[0]}:san; got one"
         )
@@ -167,16 +178,22 @@ def saved(thing: str, title: str, metrics: list[str]) -> "Profile":
     """The run in a folder, its lines named after it, with as many of the metrics as it has."""
     import polars as pl
 
+    from rankscope.engine import choice_in, profile_of
     from rankscope.profiles import Profile
     from rankscope.runs import read
 
-    profile = Profile.read(thing if thing.endswith(".parquet") else read(thing).path("profile.parquet"))
+    cells = choice_in(thing)
+    profile = (
+        profile_of(*cells)
+        if cells
+        else Profile.read(thing if thing.endswith(".parquet") else read(thing).path("profile.parquet"))
+    )
     if metrics[0] not in profile.metrics:
         raise MetricError(
             f"{thing} must have been measured in {metrics[0]}; it has {', '.join(profile.metrics)}: name one "
             "of these with --metrics"
         )
-    names = {name: f"{title}:{name}" for name in profile.variants}
+    names = {name: name if cells else f"{title}:{name}" for name in profile.variants}
     table = profile.table.filter(pl.col("metric").is_in(metrics))
     table = table.with_columns(pl.col("variant").replace_strict(names, return_dtype=pl.String))
     networks = tuple(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from rankscope.nets import Transformer
     from rankscope.profiles import Gathered
+    from rankscope.profiles.corpus import Spread
     from rankscope.runs import Store, Text
     from rankscope.runs.tables import Kept
     from rankscope.sources import Excerpts
@@ -48,6 +49,7 @@ def measure_text(
     about: dict[str, Any],
     as_json: bool,
     quiet: bool,
+    on: str | None = None,
 ) -> None:
     """Stream the corpus, then print and write its summary. What ends it early, Ctrl-C or a bad line, is said
     after that of what was done."""
@@ -60,7 +62,8 @@ def measure_text(
     rows = store or ending.enter_context(Store(ending.enter_context(TemporaryDirectory())))
     first: list[str] = []
     read = _keeping(texts, first)
-    gathered, end = _gathered(nets, texts, read, corpus, metrics, arithmetics, rows, quiet or as_json)
+    spread = None if on is None else _spread(on, quiet or as_json)
+    gathered, end = _gathered(nets, texts, read, corpus, metrics, arithmetics, rows, quiet or as_json, spread)
     if gathered is None or not gathered.excerpts:
         raise end or TokensError(f"{corpus.path} must hold an excerpt with a token; it holds none")
     summary = gathered.summary()
@@ -92,6 +95,7 @@ def _gathered(
     arithmetics: list[str],
     store: "Store",
     quiet: bool,
+    spread: "Spread | None",
 ) -> tuple["Gathered | None", BaseException | None]:
     """What was gathered, and what ended it early, if anything did."""
     from rankscope.profiles.corpus import gathering
@@ -100,7 +104,7 @@ def _gathered(
     try:
         steps = gathering(
             nets, islice(read, corpus.limit), store, metrics=metrics, arithmetic=arithmetics,
-            tokens=corpus.tokens, batch=corpus.batch,
+            tokens=corpus.tokens, batch=corpus.batch, spread=spread,
         )  # fmt: skip
         with _bar(texts, corpus.limit, quiet) as tell, closing(steps):
             for gathered in steps:
@@ -108,6 +112,17 @@ def _gathered(
     except (KeyboardInterrupt, RankscopeError) as end:
         return gathered, end
     return gathered, None
+
+
+def _spread(on: str, quiet: bool) -> "Spread":
+    """Batches are measured by this cluster until the command ends."""
+    from rankscope.engine.cluster import cluster
+    from rankscope.engine.spread import Corpus as Spreading
+
+    found = ending.enter_context(cluster(on))
+    if found.dashboard and not quiet:
+        complain(f"Ray's dashboard: {found.dashboard}")
+    return Spreading(found)
 
 
 def _keeping(texts: Iterable[str], first: list[str]) -> Iterator[str]:

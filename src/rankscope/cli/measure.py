@@ -27,6 +27,7 @@ def measure(
     init: opt.Init = None,
     seed: opt.Seed = None,
     device: opt.Device = "cpu",
+    on: opt.On = None,
     text: opt.Text = None,
     split: opt.Split = "auto",
     field: opt.Field = "text",
@@ -51,7 +52,7 @@ def measure(
 
     With [bold]--text[/bold] it is your text, of any size: means, standard deviations and
     quantiles over its excerpts, one a line, a paragraph or a JSON line. With [bold]-o[/bold] an
-    interrupted run goes on where it stopped.
+    interrupted run goes on where it stopped; with [bold]--on ray[/bold] a cluster measures it.
     """
     from rankscope.cli.extra_tables import Pictures
     from rankscope.cli.show import show_run
@@ -72,8 +73,10 @@ def measure(
             )
         corpus = Corpus(text, split, field, samples, batch, tokens)
         store = opened(output)
-        measure_text(net, corpus, names, numbers, arithmetics, store, about(net, model), as_json, quiet)
+        measure_text(net, corpus, names, numbers, arithmetics, store, about(net, model), as_json, quiet, on)
         return
+    if on is not None:
+        raise MetricError(f"--on goes with a text of any length; got --on {on} without --text: give one")
     read = excerpts_of(None, split, field, samples or 4, tokens)
     store = opened(output)
     X, padding = net.encode(read, tokens)

@@ -14,7 +14,7 @@ NETWORK, TEXT, RESULT = "Network", "Text", "Result"
 HELP = {
     "model": "minilm (trained), a directory or hub id of a model, a size with random weights (bert-base, "
     "gpt2, ...), or a JSON file of an architecture.",
-    "compared": "Models as in measure, model:variant as in minilm:san, or folders of runs.",
+    "compared": "Models as in measure, model:variant as in minilm:san, folders of runs, RUN:CELL of sweeps.",
     "variant": "transformer, less a part (transformer-skip), or san with parts (san+skip).",
     "variants": "Comma-separated: transformer, transformer-skip, san, san+norm+mlp, ...",
     "mask": "In place of the model's own: causal, window:2, causal&window:4.",
@@ -32,6 +32,10 @@ HELP = {
     "estimate": "Mark what a second pass, rounded otherwise, does not agree on.",
     "confirm": "Run it in doubled precision as well (32 digits, some thirty times the time).",
     "threshold": "Tokens are uniform when their residual is below this share of them.",
+    "on": "ray: on a Ray cluster of this machine; ray:HOST:PORT: on one that is there.",
+    "workers": "Cells at a time.",
+    "threads": "Of each cell.",
+    "gpus_per_cell": "GPUs of each cell, or a share of one; 0: on the CPU.",
     "output": "Write tables, figures, manifest and report there.",
     "json": "JSON on stdout, and nothing else.",
     "quiet": "Results alone: no progress, no hints.",
@@ -56,6 +60,7 @@ Layers = Annotated[int | None, option(NETWORK, "N", "layers", min=1)]
 Init = Annotated[str | None, option(NETWORK, "NAME", "init", INITS, show_default="bert")]
 Seed = Annotated[int | None, option(NETWORK, "N", "seed", show_default="0")]
 Device = Annotated[str, option(NETWORK, "NAME", "device", names.DEVICES)]
+On = Annotated[str | None, option(NETWORK, "WHERE", "on", ("ray",), show_default="this machine")]
 Tokens = Annotated[int, option(TEXT, "N", "tokens", min=1)]
 Samples = Annotated[int, option(TEXT, "N", "samples", min=1)]
 Text = Annotated[str | None, option(TEXT, "PATH", "text", (), "--text", show_default="Moby Dick")]

@@ -1,5 +1,6 @@
 """`rankscope reproduce`: both papers, figure by figure, with the published numbers beside ours."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from rankscope.cli.complete import one
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankscope.studies import Outcome, Study
+    from rankscope.studies import Outcome, Setup, Study
 
 MODELS = "Comma-separated hub ids or directories of trained models, for those at hand."
 
@@ -34,16 +35,17 @@ def reproduce(
     ] = False,
     models: Annotated[str, opt.option(opt.NETWORK, "NAMES", MODELS, names.MODELS[:1])] = "",
     device: opt.Device = "cpu",
+    on: opt.On = None,
     output: opt.Folder = Path("runs/reproduce"),
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
     """Run the papers' figures again: figure, data, and a comparison with what was published.
 
-    An interrupted run goes on where it stopped; a second run into the same folder gives the same tables.
+    An interrupted run goes on where it stopped; a second run into the same folder gives the same tables. With
+    [bold]--on ray[/bold] a cluster runs several figures at a time.
     """
-    from dataclasses import asdict
-    from itertools import accumulate
+    from dataclasses import asdict, replace
 
     from rankscope.cli.exits import Stopped
     from rankscope.cli.show import console, machine, progress, say, say_where
@@ -51,26 +53,24 @@ def reproduce(
     from rankscope.nets.transformer import refuse_absent
     from rankscope.report import write_report
     from rankscope.studies import Setup, chosen, write_page
-    from rankscope.studies import reproduce as run
 
     studies = chosen(paper, figure)
     refuse_absent(device)
     writable_folder(output)
     named = tuple(name.strip() for name in models.split(",") if name.strip())
+    setup = Setup(folder=output, full=full, device=device, models=named)
     answers: list[dict[str, Any]] = []
-    page = None
+    page, done, whole = None, 0, sum(round(study.seconds) for study in studies)
     try:
         with progress(quiet or as_json) as start:
             bar = start("")
-            ends = list(accumulate((round(study.seconds) for study in studies), initial=0))
-            for begun, study in zip(ends[:-1], studies, strict=True):
-                bar(begun, ends[-1], study.name)
 
-                def tell(what: str, begun: int = begun, name: str = study.name) -> None:
-                    bar(begun, ends[-1], f"{name}: {what}")
+            def tell(what: str) -> None:
+                bar(done, whole, what)
 
-                setup = Setup(folder=output, full=full, device=device, models=named, say=tell)
-                found = run(study, setup)
+            for study, found in _run(studies, replace(setup, say=tell), on):
+                done += round(study.seconds)
+                tell(study.name)
                 page = write_page(setup)
                 answers.append({"study": study.name, "comparisons": [asdict(each) for each in
                                 found.comparisons], "notes": found.notes})  # fmt: skip
@@ -81,9 +81,9 @@ def reproduce(
     except KeyboardInterrupt as stop:
         if as_json:
             machine(answers)
+        where = f"in {studies[len(answers)].name}, " if on is None else ""
         raise Stopped(
-            f"in {studies[len(answers)].name}, after {len(answers)} of {len(studies)}; the same command goes "
-            "on from here"
+            f"{where}after {len(answers)} of {len(studies)}; the same command goes on from here"
         ) from stop
     written = None if page is None else write_report([page.parent], page.parent / "report.html")
     if as_json:
@@ -92,6 +92,26 @@ def reproduce(
         say_where("Written", page)
         if written is not None:
             say_where("Report", written)
+
+
+def _run(studies: "list[Study]", setup: "Setup", on: str | None) -> "Iterator[tuple[Study, Outcome]]":
+    """One after the other here; on a cluster several at a time, in the order in which they end."""
+    from dataclasses import replace
+
+    from rankscope.studies import reproduce as run
+
+    if on is not None:
+        from rankscope.cli.output import ending
+        from rankscope.engine.cluster import cluster
+        from rankscope.engine.spread import reproduced
+
+        setup.say(f"{len(studies)} studies")
+        yield from reproduced(ending.enter_context(cluster(on)), studies, setup)
+        return
+    for study in studies:
+        setup.say(study.name)
+        named = replace(setup, say=lambda what, name=study.name: setup.say(f"{name}: {what}"))
+        yield study, run(study, named)
 
 
 def comparison_table(study: "Study", found: "Outcome") -> "Table":

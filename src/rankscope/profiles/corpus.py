@@ -5,19 +5,19 @@ them: it reads past the excerpts that were measured, makes sure they are the sam
 what it would have given in one go. A longer corpus that begins the same way goes on from them, too.
 """
 
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rankscope.errors import FileError, MetricError, TokensError
-from rankscope.metrics import Metric, MetricsLike, chosen_metrics
+from rankscope.files import undisturbed
+from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.nets.origin import Encoded
 from rankscope.profiles.corpus_rows import MOST, NAME, Gathered
@@ -81,9 +81,11 @@ def gathering(
     tokens: int = 128,
     batch: int = 16,
     saved_every: float = SAVED_EVERY,
+    spread: "Spread | None" = None,
 ) -> Generator[Gathered]:
     """`measure_corpus` step by step: what has been gathered after each batch, and first what the folder
-    held. It is one object, and whole whenever it is seen: also after an interruption."""
+    held. It is one object, and whole whenever it is seen: also after an interruption. `spread` measures
+    batches elsewhere, and hands them back in their order."""
     if not nets:
         raise MetricError("a corpus must be measured on at least one network; received none")
     if batch < 1:
@@ -101,15 +103,17 @@ def gathering(
         _skip(stream, digest, read, before[-1].more["digest"], store.folder / NAME)
         yield gathered
     at = time.monotonic()
+    work = Batches(nets, chosen, arithmetics, tokens)
+    chunks = iter(lambda: list(islice(stream, batch)), [])
+    measured = ((chunk, work(chunk)) for chunk in chunks) if spread is None else spread(work, chunks)
     try:
-        while chunk := list(islice(stream, batch)):
+        for chunk, found in measured:
             late = gathered.waiting > MOST or time.monotonic() - at > saved_every
             if len(chunk) < batch or late:
                 # An incomplete batch is the last, and a chunk of its own: a longer corpus goes on before it.
                 gathered.flush(read=read, digest=digest.hexdigest())
                 at = time.monotonic()
-            found = _measured(nets, chunk, chosen, arithmetics, tokens)
-            with _undisturbed():
+            with undisturbed():
                 if found is not None:
                     gathered.add(found)
                 for text in chunk:
@@ -117,7 +121,7 @@ def gathering(
                 read += len(chunk)
             yield gathered
     finally:
-        with _undisturbed():
+        with undisturbed():
             gathered.flush(read=read, digest=digest.hexdigest())
 
 
@@ -139,30 +143,37 @@ def _kept(store: Store, key: dict[str, Any], batch: int) -> list[Manifest]:
     return found
 
 
-def _measured(
-    nets: Mapping[str, Transformer],
-    texts: list[str],
-    metrics: list[Metric],
-    arithmetics: list[str],
-    tokens: int,
-) -> Profile | None:
-    """Every variant in every arithmetic on one chunk; None where no text of it has a token."""
-    profiles = []
-    encoded: dict[int, Encoded] = {}
-    for name, net in nets.items():
-        if id(net.origin) not in encoded:  # variants share where they came from
-            X, padding = net.encode(texts, tokens)
-            there = ~padding.all(1)
-            encoded[id(net.origin)] = Encoded(X[there], padding[there])
-        X, padding = encoded[id(net.origin)]
-        if not len(X):
-            return None
-        for arithmetic in arithmetics:
-            found = measure(net, X, padding, metrics, arithmetic, variant=name, batch=len(X))
-            # What fell back to float64 may have been asked for as well.
-            if found.arithmetics == [arithmetic] or found.arithmetics[0] not in arithmetics:
-                profiles.append(found)
-    return Profile.join(profiles)
+@dataclass(frozen=True)
+class Batches:
+    """Measures a batch of texts: every variant in every arithmetic."""
+
+    nets: Mapping[str, Transformer]
+    metrics: MetricsLike
+    arithmetics: list[str]
+    tokens: int
+
+    def __call__(self, texts: list[str]) -> Profile | None:
+        """None where no text has a token."""
+        profiles = []
+        encoded: dict[int, Encoded] = {}
+        for name, net in self.nets.items():
+            if id(net.origin) not in encoded:  # variants share where they came from
+                X, padding = net.encode(texts, self.tokens)
+                there = ~padding.all(1)
+                encoded[id(net.origin)] = Encoded(X[there], padding[there])
+            X, padding = encoded[id(net.origin)]
+            if not len(X):
+                return None
+            for arithmetic in self.arithmetics:
+                found = measure(net, X, padding, self.metrics, arithmetic, variant=name, batch=len(X))
+                # What fell back to float64 may have been asked for as well.
+                if found.arithmetics == [arithmetic] or found.arithmetics[0] not in self.arithmetics:
+                    profiles.append(found)
+        return Profile.join(profiles)
+
+
+Spread = Callable[[Batches, Iterator[list[str]]], Iterator[tuple[list[str], Profile | None]]]
+"""Hands back each batch with what was measured of it, first to last."""
 
 
 def _skip(texts: Iterator[str], digest: Any, number: int, expected: str, path: Path) -> None:
@@ -183,20 +194,3 @@ def _digest(digest: Any, text: str) -> None:
     data = text.encode("utf-8", "surrogatepass")
     digest.update(len(data).to_bytes(8, "little"))
     digest.update(data)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, so that no number is counted by half."""
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is None:  # no Python handler to put back
-        yield
-        return
-    came: list[Any] = []
-    before = signal.signal(signal.SIGINT, lambda *what: came.append(what))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if came and callable(before):
-        before(*came[0])

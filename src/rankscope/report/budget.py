@@ -19,7 +19,9 @@ LEFT_OUT = {
     "picture": "the pictures",
     "bounds": "the figure of the bounds",
     "lengths": "the figure of the paths",
+    "factors": "the figure of the factors",
     "training": "the figures of the training",
+    "sweep": "the figure of the sweep",
     "curves": "the figure of the residual",
 }
 """Kinds of parts in the order in which they go, and what each is called."""

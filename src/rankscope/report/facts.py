@@ -52,6 +52,8 @@ def facts(run: Run) -> list[str]:
         found.append(f"{', '.join(run.measured.arithmetics)} arithmetic")
     if run.training is not None and run.measured is None:
         found += _trained(run.training)
+    if run.sweep is not None and run.measured is None:
+        found += [counted(run.sweep.cells, "cell"), f"{len(run.sweep.first.varied)} factors that differ"]
     if run.manifest.created:
         found.append(_when(run.manifest.created))
     return found

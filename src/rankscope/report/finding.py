@@ -3,6 +3,7 @@
 from rankscope.paths.views import carried, length_views
 from rankscope.report.causes import verdict
 from rankscope.report.run import Run
+from rankscope.report.sweep import sweep_said
 from rankscope.report.training import training_said
 from rankscope.theory.views import bounds_said
 
@@ -13,6 +14,8 @@ def finding(run: Run) -> str:
         return verdict(run.measured)
     if run.training is not None:
         return training_said(run.training)
+    if run.sweep is not None:
+        return sweep_said(run.sweep)
     if run.outcomes:
         agrees = [
             each.get("agrees") for _, outcome in run.outcomes for each in outcome.get("comparisons", [])

@@ -5,10 +5,11 @@
     lengths.parquet, heads.parquet     paths
     certificates*.parquet              bounds, a file for each variant
     training/, alarms/                 a training run, as far as it is written
+    sweep.parquet, cells.parquet       a sweep
     **/outcome.json                    studies of the papers
     manifest.json                      what was run
 
-`measure`, `paths`, `bounds`, `reproduce`, `checkpoints`, `demo` and `Monitor` write them, through
+`measure`, `paths`, `bounds`, `sweep`, `reproduce`, `checkpoints`, `demo` and `Monitor` write them, through
 `rankscope.runs`.
 """
 
@@ -26,6 +27,7 @@ from rankscope.profiles import Profile, Summary
 from rankscope.profiles.cloud import SCHEMA as CLOUD
 from rankscope.profiles.spectra import SCHEMA as SPECTRUM
 from rankscope.report import validate
+from rankscope.report.sweep import Swept, read_sweep
 from rankscope.runs import Manifest, read
 from rankscope.runs import Run as Stored
 from rankscope.runs.store import document
@@ -67,6 +69,7 @@ class Run:
     closure: float | None = None
     """How nearly the paths add up to the output."""
     training: Training | None = None
+    sweep: Swept | None = None
 
     @property
     def title(self) -> str:
@@ -75,6 +78,9 @@ class Run:
             return self._studied()
         if self.training is not None and self.measured is None:
             return f"{self.training.name[:TITLE]}: a training run"
+        if self.sweep is not None and self.measured is None:
+            name = self.folder.resolve().name[:TITLE]
+            return f"{name}: a sweep of {counted(self.sweep.cells, 'cell')}"
         origin = self.manifest.origin or {}
         name = Path(str(origin.get("name") or self.manifest.model or self.folder.resolve().name)).name
         given = self.manifest.title or (titled(origin) if origin.get("weights") else name)
@@ -128,15 +134,19 @@ def read_run(folder: str | Path) -> Run:
         inside.append(each.manifest)
     training = read_training(folder) if TRAINING in stored.names else None
     inside += [] if training is None else [training.manifest]
+    sweep = read_sweep(stored) if stored.has("sweep") else None
+    inside += [] if sweep is None or "sweep" not in stored.manifests else [stored.manifests["sweep"]]
     outcomes = [_outcome(path.parent) for path in sorted(folder.rglob("outcome.json"))]
-    if not (measured is not None or tables or certificates or outcomes or training):
+    if not (measured is not None or tables or certificates or outcomes or training or sweep):
         raise FileError(
             f"{folder} must be a run directory, with profile.parquet, lengths.parquet, certificates.parquet "
             "or the like in it; it has none of them: measure, paths, bounds and reproduce write one with -o"
         )
     main = inside[0] if inside else Manifest()
     manifests = stored.manifests or ({"": main} if inside else {})
-    return Run(folder, main, measured, tables, certificates, outcomes, notes, manifests, closure, training)
+    return Run(
+        folder, main, measured, tables, certificates, outcomes, notes, manifests, closure, training, sweep
+    )
 
 
 def _measured(stored: Stored, notes: list[str]) -> Profile | Summary | None:

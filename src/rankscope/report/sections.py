@@ -14,6 +14,7 @@ from rankscope.report.facts import excerpts
 from rankscope.report.pictures import data_uri
 from rankscope.report.plots import Plot, Section, Views
 from rankscope.report.run import Run
+from rankscope.report.sweep import sweep_sections
 from rankscope.report.tables import bound_tables, comparison_table, curve_table, spread_table
 from rankscope.report.training import training_sections
 from rankscope.theory.views import RANK
@@ -29,6 +30,7 @@ MANY = 40
 def sections_of(run: Run) -> list[Section]:
     """All that the run has something for, in the order of reading."""
     found = [] if run.training is None else training_sections(run.training)
+    found += [] if run.sweep is None else sweep_sections(run.sweep)
     if run.measured is not None:
         found += [_curves(run, run.measured), *_arithmetics(run.measured)]
     of = {"cloud": _cloud, "spectrum": _spectrum, "lengths": _paths, "heads": _heads}

@@ -31,6 +31,8 @@ class Table:
     """Its first column holds titles, which may take several lines."""
     folded: bool = False
     """Shown when asked for."""
+    keys: list[list[Any]] = field(default_factory=list)
+    """What each cell is sorted by; a table without them stays in its order."""
 
 
 def curve_table(curves: Sequence[CurveView]) -> Table:

@@ -44,13 +44,13 @@ def files_of(name: str) -> list[str]:
     return [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in there] or [name]
 
 
-def digest(key: Mapping[str, Any]) -> str:
+def digest(key: Mapping[str, Any], digits: int = 12) -> str:
     """A short name for the key, the same wherever it is computed.
 
     >>> digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1})
     True
     """
-    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:digits]
 
 
 def difference(kept: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> str:

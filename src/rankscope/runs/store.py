@@ -29,6 +29,8 @@ from rankscope.runs.tables import Kept, whole
 from rankscope.runs.tables import write as write_table
 
 MANIFEST = "manifest.json"
+MAIN = ("sweep", "profile", "summary", "training")
+"""Tables of what was measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +73,11 @@ class Run:
         """Whether there is such a table."""
         return (self.folder / f"{name}.parquet").is_file()
 
-    def table(self, name: str) -> pl.DataFrame:
-        """The table of that name, its checksum verified; of one that grew, all of it."""
+    def table(self, name: str | None = None) -> pl.DataFrame:
+        """The table of that name, its checksum verified; of one that grew, all of it. Without a name what was
+        measured: of a sweep all its rows, a column for each factor."""
+        if name is None:
+            name = next((each for each in MAIN if each in self.names), ", ".join(MAIN))
         if name not in self.names:
             raise FileError(one_of(f"a table of {self.folder}", name, self.names))
         chunks = self.chunks(name) or [f"{name}.parquet"]

@@ -4,6 +4,7 @@ OUT/quick/dong2021/fig2/   figure.png .svg, tables in Parquet, outcome.json, par
 OUT/quick/REPRODUCTION.md  every study done so far: published against ours
 """
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,12 @@ def chosen(paper: str, figure: str | None = None) -> list[Study]:
     return [study for study in found if study.figure == figure]
 
 
-def reproduce(study: Study, setup: Setup) -> Outcome:
-    """Run one study below the setup's folder and write all it gives."""
+def reproduce(study: Study, setup: Setup, run: Callable[[Setup], Outcome] | None = None) -> Outcome:
+    """Run one study below the setup's folder and write all it gives; `run` runs it elsewhere."""
     Transformer.random(Architecture(layers=1, width=1, heads=1)).to(device=setup.device)  # refused if absent
-    folder = _home(setup) / study.paper / study.figure
+    folder = home(setup) / study.paper / study.figure
     with Store(folder) as store:
-        found = study.run(replace(setup, folder=folder))
+        found = (run or study.run)(replace(setup, folder=folder))
         for name, figure in found.figures.items():
             save(figure, folder / name)
         outcome = {
@@ -60,24 +61,25 @@ def reproduce(study: Study, setup: Setup) -> Outcome:
 def write_page(setup: Setup) -> Path:
     """`REPRODUCTION.md` of every study that has been done below the folder: in the order of the papers, then
     those of one's own."""
-    home = _home(setup)
+    below = home(setup)
     lines = [
         "# Reproduction", "",
         "Figures of both papers, published against ours. Written by `rankscope reproduce"
         f"{' --full' if setup.full else ''}`.",
     ]  # fmt: skip
-    known = {home / study.paper / study.figure / "outcome.json": study.name for study in STUDIES}
-    own = [path for path in sorted(home.glob("*/*/outcome.json")) if path not in known]
+    known = {below / study.paper / study.figure / "outcome.json": study.name for study in STUDIES}
+    own = [path for path in sorted(below.glob("*/*/outcome.json")) if path not in known]
     for path in (*known, *own):
         lines += ["", *_section(document(path))] if path.is_file() else []
     missing = [name for path, name in known.items() if not path.is_file()]
     if missing:
         lines += ["", f"Not run: {', '.join(missing)}."]
-    write_text(home / "REPRODUCTION.md", "\n".join(lines) + "\n")
-    return home / "REPRODUCTION.md"
+    write_text(below / "REPRODUCTION.md", "\n".join(lines) + "\n")
+    return below / "REPRODUCTION.md"
 
 
-def _home(setup: Setup) -> Path:
+def home(setup: Setup) -> Path:
+    """Below the setup's folder, where studies of its size lie."""
     return setup.folder / ("full" if setup.full else "quick")
 
 

@@ -1,0 +1,7 @@
+"""The same work on one core, on many, or on a Ray cluster, to the same bits: `sweep`."""
+
+from rankscope.engine.cells import choice_in, profile_of
+from rankscope.engine.spec import Spec, read_spec, spec_of
+from rankscope.engine.sweep import Sweep, sweep
+
+__all__ = ["Spec", "Sweep", "choice_in", "profile_of", "read_spec", "spec_of", "sweep"]

@@ -1,0 +1,200 @@
+"""The section of a sweep: a metric in small multiples, factor by factor, every cell in a table to sort."""
+
+import math
+from dataclasses import dataclass
+from itertools import permutations
+
+import polars as pl
+
+from rankscope.cards import counted
+from rankscope.charts.sweeps import POINTS, sweep_curves, sweep_levels
+from rankscope.engine.views import SweepView, described, metrics_of, view_of
+from rankscope.figures import power
+from rankscope.metrics import symbol_of
+from rankscope.report.plots import Plot, Section
+from rankscope.report.tables import Table
+from rankscope.runs import Run as Stored
+
+ENDS, ROWS, REASONS, WAYS = 5, 1000, 50, 4
+"""Cells at either end, rows of the table, reasons of failures, and ways to arrange the curves, at most."""
+
+NOTHING = 0.005
+"""Shares of the differences below which a factor has no panels of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """What a page shows of a sweep."""
+
+    views: dict[str, SweepView]
+    """By metric."""
+    failed: pl.DataFrame
+    """`cell`, factors, `reason`."""
+    cells: int
+    done: int
+
+    @property
+    def first(self) -> SweepView:
+        """The metric that the page is about."""
+        return next(iter(self.views.values()))
+
+
+def read_sweep(stored: Stored) -> Swept:
+    """The sweep in a run folder."""
+    first = view_of(stored)
+    views = {name: first if name == first.metric else view_of(stored, name) for name in metrics_of(stored)}
+    cells = stored.table("cells")
+    failed = cells.filter(pl.col("reason").is_not_null())
+    return Swept(views or {first.metric: first}, failed, len(cells), int(cells["done"].sum()))
+
+
+def sweep_said(swept: Swept) -> str:
+    """What came of it: the ends, what matters, what failed."""
+    view = swept.first
+    known = view.cells.with_row_index("row").filter(pl.col("log10").is_not_nan()).sort("log10", "cell")
+    said = []
+    if len(known):
+        ends = [
+            f"{_value(view, int(row))} ({described(view, int(row))})"
+            for row in known["row"][[0, -1]].to_list()
+        ]
+        said.append(f"At the last layer {view.metric} goes from {ends[0]} to {ends[1]}.")
+    effects = list(view.effects.items())
+    if effects and effects[0][1] > 0:
+        name, share = effects[0]
+        said.append(f"What matters most is {name}: alone it accounts for {share:.0%} of the differences.")
+    if len(swept.failed):
+        said.append(f"{counted(len(swept.failed), 'cell')} of {swept.cells} failed.")
+    if swept.done < swept.cells:
+        said.append(f"{swept.done} of {swept.cells} cells are done so far.")
+    return " ".join(said) or "No cell was measured."
+
+
+def sweep_sections(swept: Swept) -> list[Section]:
+    """What the page shows of it."""
+    view = swept.first
+    found = []
+    if len(view.cells):
+        found.append(Section(
+            "sweep", "By layer, in small multiples", plots=[_curves(swept)],
+            lead=f"{counted(len(view.cells), 'cell')}; what differs is {_listed(view.varied) or 'nothing'}.",
+        ))  # fmt: skip
+        if view.varied:
+            found.append(Section("factors", "Factor by factor, at the last layer", plots=[_levels(swept)]))
+        found.append(Section("cells", "Cells", tables=[_ends(view), _cells(swept)]))
+    if len(swept.failed):
+        found.append(Section("failures", "Failures", tables=[_failures(swept)]))
+    return found
+
+
+def _curves(swept: Swept) -> Plot:
+    view = swept.first
+    usual = view.arranged
+    matter = [name for name, share in view.effects.items() if share >= NOTHING]
+    ways = [usual, *(pair for pair in permutations(matter, 2) if pair != usual)][:WAYS]
+    views = [
+        (f"{ink} in panels of {panel}" if panel else str(ink or ""), sweep_curves(view, ink, panel))
+        for ink, panel in ways
+    ]
+    others = [each for each in swept.views.values() if each is not view]
+    views += [(each.metric.replace("_", " "), sweep_curves(each, *usual)) for each in others]
+    return Plot(
+        "sweep", views,
+        f"{symbol_of(view.metric)} after each layer; layer 0 is the input. Lines: the median of all cells "
+        "that share these levels; bands: their range. A line ends where the shallowest of its cells does.",
+    )  # fmt: skip
+
+
+def _levels(swept: Swept) -> Plot:
+    number = len(swept.first.cells)
+    few = f" Drawn are {POINTS} of {number} cells." if number > POINTS else ""
+    return Plot(
+        "factors", [(name.replace("_", " "), sweep_levels(view)) for name, view in swept.views.items()],
+        "A point is a cell, a bar the median of a level. The share beside a factor's name is how much of the "
+        f"differences between cells it accounts for alone, with cells put in order.{few}",
+    )  # fmt: skip
+
+
+def _ends(view: SweepView) -> Table:
+    """The cells where tokens are nearest to uniform, and those where they are farthest apart."""
+    known = view.cells.with_row_index("row").filter(pl.col("log10").is_not_nan()).sort("log10", "cell")
+    number = min(ENDS, len(known) // 2) or len(known)
+    parts = [("least", known.head(number)), ("most", known.tail(number).reverse())]
+    rows = [
+        [which, str(row["cell"]), *(_word(row[name]) for name in view.varied), _value(view, row["row"])]
+        for which, part in parts[: 2 if len(known) > 1 else 1]
+        for row in part.iter_rows(named=True)
+    ]
+    marked = _noise(view, [int(row) for _, part in parts for row in part["row"]], len(view.varied) + 2)
+    return Table(
+        f"Least and most {view.metric}", ["", "cell", *view.varied, view.metric], rows, marked,
+        "○ at or below the floor." if marked else "",
+    )  # fmt: skip
+
+
+def _cells(swept: Swept) -> Table:
+    """Every cell that was measured."""
+    view = swept.first
+    some = range(min(len(view.cells), ROWS))
+    ends = [
+        (each, dict(zip(each.cells["cell"], each.ends.tolist(), strict=True)))
+        for each in swept.views.values()
+    ]
+    rows, keys = [], []
+    for row in some:
+        cell = view.cells.row(row, named=True)
+        numbers = [_shown(each, known.get(cell["cell"])) for each, known in ends]
+        rows.append([
+            str(cell["cell"]), *(_word(cell[name]) for name in view.varied),
+            *(shown for shown, _ in numbers), f"{cell['seconds']:.2f}",
+        ])  # fmt: skip
+        keys.append([
+            cell["cell"], *(cell[name] for name in view.varied), *(key for _, key in numbers),
+            cell["seconds"],
+        ])  # fmt: skip
+    note = "At the last layer. A click on a heading sorts by it, another turns the order about."
+    if len(view.cells) > ROWS:
+        note += f" The first {ROWS} of {len(view.cells)}; all are in cells.parquet and sweep.parquet."
+    marked = _noise(view, list(some), len(view.varied) + 1)
+    note += " ○ at or below the floor." if marked else ""
+    headings = ["cell", *view.varied, *swept.views, "seconds"]
+    return Table("All cells", headings, rows, marked, note, keys=keys)
+
+
+def _failures(swept: Swept) -> Table:
+    """By reason: how many cells, and one of them."""
+    varied = swept.first.varied
+    groups = swept.failed.group_by("reason", maintain_order=True).agg(
+        pl.len().alias("number"), pl.col("cell").first(), *(pl.col(name).first() for name in varied)
+    )
+    rows = []
+    for row in (
+        groups.sort("number", descending=True, maintain_order=True).head(REASONS).iter_rows(named=True)
+    ):
+        one = ", ".join(f"{name} {_word(row[name])}" for name in varied if row[name] is not None)
+        rows.append([f"{counted(row['number'], 'cell')}, as {row['cell']} ({one})", str(row["reason"])])
+    note = f"The first {REASONS} of {len(groups)} reasons." if len(groups) > REASONS else ""
+    return Table("", ["which", "why"], rows, note=note, wordy=True)
+
+
+def _noise(view: SweepView, rows: list[int], column: int) -> set[tuple[int, int]]:
+    return {(place, column) for place, row in enumerate(rows) if view.cells["noise"][row]}
+
+
+def _shown(view: SweepView, end: float | None) -> tuple[str, float | None]:
+    """A number as a page shows it, and what it is sorted by."""
+    if end is None or math.isnan(end):
+        return "–", None
+    return power(end) if view.log else f"{end:.4g}", end
+
+
+def _value(view: SweepView, row: int) -> str:
+    return power(float(view.cells["log10"][row])) if view.log else f"{view.cells['value'][row]:.4g}"
+
+
+def _word(value: object) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _listed(names: list[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""

@@ -1,0 +1,173 @@
+"""The same table, however many workers there are, and however often it is interrupted."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import rankscope
+from rankscope import Architecture, certify, decompose, fresh, load, measure
+from rankscope.engine import Sweep, sweep
+from rankscope.engine.texts import excerpts_for
+from rankscope.errors import SweepError
+from tests.cli.running import COMMAND
+from tests.engine.swept import CELLS, SPEC, same, swept
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """Done in this process."""
+    return swept(tmp_path_factory.mktemp("alone"), workers=1)
+
+
+def test_rows_are_those_of_a_loop_by_hand(alone: Sweep) -> None:
+    texts = excerpts_for({"samples": 2, "tokens": 8})
+    net = fresh("bert-tiny", seed=1).variant(layers=3, skip=0.5)
+    X, padding = fresh("bert-tiny", seed=1).encode(texts, 8)
+    mine = alone.table.filter(depth=3, skip=0.5, seed=1)
+    table = measure(net, X, padding, ["relative_mu", "entropy"]).table
+    assert mine["value"].to_list() == table["value"].to_list()
+    assert mine["cell"].unique().to_list() == [2 * 2 + 1]
+    paths = rankscope.read(alone.run).table("sweep_paths").filter(depth=3, skip=0.5, seed=1)
+    shares = decompose(net, X, padding).by_length().table.filter(start="all").sort("sample", "length")
+    assert paths["share"].to_list() == shares["share"].to_list()
+    proved = rankscope.read(alone.run).table("sweep_certificates").filter(depth=3, skip=0.5, seed=1)
+    assert proved["log10_bound"].to_list() == certify(net, X, padding).summary()["log10_bound"].to_list()
+
+
+def test_a_cell_that_fails_is_a_row_with_its_reason(alone: Sweep) -> None:
+    assert len(alone.cells) == CELLS and alone.cells["done"].all()
+    assert alone.failed["cell"].to_list() == [CELLS - 2, CELLS - 1]
+    assert "seed must go with random weights" in alone.failed["reason"][0]
+    assert not set(alone.failed["cell"]) & set(alone.table["cell"])
+    assert repr(alone).startswith(f"Sweep({CELLS - 2} of {CELLS} cells, 2 failed")
+
+
+def test_two_processes_give_the_same_bits(alone: Sweep, tmp_path: Path) -> None:
+    swept(tmp_path / "two", workers=2)
+    same(alone.run, tmp_path / "two")
+
+
+def test_a_changed_specification_computes_what_is_new(alone: Sweep, tmp_path: Path) -> None:
+    small = {**SPEC, "list": [], "grid": {**SPEC["grid"], "seed": {"range": 1}}}
+    done: list[tuple[int, int]] = []
+    sweep(small, tmp_path / "run", workers=1)
+    sweep(SPEC, tmp_path / "run", workers=1, progress=lambda *count: done.append(count))
+    assert done[0] == (4, CELLS) and done[-1] == (CELLS, CELLS)
+    same(alone.run, tmp_path / "run")
+    again = sweep(small, tmp_path / "run", workers=1)  # what is not asked for any more is kept, and not shown
+    assert len(again.cells) == 4 and again.table["seed"].unique().to_list() == [0]
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(12, marks=pytest.mark.slow)])
+def test_killed_and_gone_on_with(kills: int, alone: Sweep, tmp_path: Path) -> None:
+    rng = random.Random(kills)
+    command = [sys.executable, "-m", "tests.engine.swept", str(tmp_path / "run"), "2"]
+    for _ in range(kills):
+        process = subprocess.Popen(command, start_new_session=True)
+        kept = tmp_path / "run" / "kept" / "journal.jsonl"
+        seen = kept.read_text().count("\n") if kept.exists() else 0
+        aim, patience = seen + rng.randrange(1, 4), time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < patience:
+            if kept.exists() and kept.read_text().count("\n") >= aim:
+                break
+            time.sleep(0.02 * rng.random())
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    swept(tmp_path / "run", workers=1)
+    same(alone.run, tmp_path / "run")
+
+
+def children() -> list[int]:
+    """Processes that this one has started."""
+    here = os.getpid()
+    return [int(each) for each in Path(f"/proc/{here}/task/{here}/children").read_text().split()]
+
+
+def test_a_worker_that_is_killed_costs_nothing(alone: Sweep, tmp_path: Path) -> None:
+    """Another does what it was doing."""
+    killed: list[int] = []
+
+    def kill(done: int, of: int) -> None:
+        found = children()
+        if done in (2, 5):  # which of them has a cell and which is waiting is chance
+            killed.extend(found[:1])
+            os.kill(found[0], signal.SIGKILL)
+
+    swept(tmp_path / "run", workers=2, progress=kill)
+    assert len(killed) == 2
+    same(alone.run, tmp_path / "run")
+
+
+def test_a_file_that_changed_is_another_cell(tmp_path: Path) -> None:
+    text, arch = tmp_path / "text.txt", tmp_path / "mine.json"
+    spec = {"metrics": "mu", "all": {"model": str(arch), "text": str(text), "samples": 1, "tokens": 4}}
+    found = []
+    for layers, words in ((2, "one two three"), (2, "four five six"), (3, "four five six")):
+        arch.write_text(json.dumps({"layers": layers, "width": 8, "heads": 2}))
+        text.write_text(words)
+        found.append(sweep(spec, tmp_path / "run", workers=1).table["value"].to_list())
+    assert found[0] != found[1] and [len(each) for each in found] == [3, 3, 4]
+    X, padding = fresh(Architecture(layers=2, width=8, heads=2)).encode(["one two three"], 4)
+    mine = measure(fresh(Architecture(layers=2, width=8, heads=2)), X, padding, "mu").table
+    assert found[0] == mine["value"].to_list()
+
+
+def test_what_was_lacking_is_looked_for_again(tmp_path: Path) -> None:
+    spec = {"metrics": "mu", "all": {"model": str(tmp_path / "model"), "samples": 1, "tokens": 4}}
+    assert len(sweep(spec, tmp_path / "run", workers=1).failed) == 1
+    load("minilm").variant(layers=1).save(tmp_path / "model")
+    assert len(sweep(spec, tmp_path / "run", workers=1).failed) == 0
+
+
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    """Workers do not run the script again, as those of `multiprocessing` would; threads stay as they were."""
+    script = tmp_path / "study.py"
+    script.write_text(
+        "import rankscope, torch\n"
+        "torch.set_num_threads(2)\n"
+        "spec = {'metrics': 'mu', 'all': {'model': 'bert-tiny', 'samples': 1, 'tokens': 4}}\n"
+        "print(len(rankscope.sweep(spec, 'run', workers=2).table), torch.get_num_threads())\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "3 2\n" and not list((tmp_path / "run").glob(".shared*"))
+
+
+def test_where_it_cannot_run_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(SweepError, match="on must be 'ray' or 'ray:HOST:PORT'"):
+        sweep({"grid": {"skip": 1.0}}, tmp_path, on="spark")
+    with pytest.raises(SweepError, match="there is none at"):
+        sweep({"all": {"text": str(tmp_path / "none.txt")}}, tmp_path)
+    with pytest.raises(SweepError, match="workers and threads must be 1 or more"):
+        sweep({}, tmp_path, workers=0)
+
+
+def test_without_the_extra_it_says_the_line_that_installs_it(tmp_path: Path) -> None:
+    (tmp_path / "study.toml").write_text("[grid]\nskip = 1.0\n")
+    code = f"import sys; sys.modules['ray'] = None; {COMMAND[-1]}"
+    command = [*COMMAND[:-1], code, "sweep", "study.toml", "--on", "ray"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.strip().endswith("pip install 'rankscope[ray]'")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_factor_of_several_kinds_is_a_word(tmp_path: Path) -> None:
+    cells = [
+        {"model": "bert-tiny", "mask": "causal"},
+        {"model": "bert-tiny", "skip": 1},
+        {"model": "bert-tiny", "skip": 0.5},
+    ]
+    found = sweep({"metrics": "mu", "all": {"samples": 1, "tokens": 4}, "list": cells}, tmp_path, workers=1)
+    assert found.cells["skip"].to_list() == [None, 1.0, 0.5] and found.cells["mask"].to_list() == [
+        "causal",
+        None,
+        None,
+    ]
+    assert found.table.filter(pl.col("skip") == 0.5)["cell"].unique().to_list() == [2]
