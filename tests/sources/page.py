@@ -60,7 +60,7 @@ def _section(family: Family, measured: Measured) -> str:
     for label in configs:
         found = measured.get((family.name, label), Parity(0.0, 0.0, None))
         far = "" if found.float32_parts is None else power(found.float32_parts)
-        lines.append(f"| {label} | {power(found.states)} | {power(found.attention)} | {far} |")
+        lines.append(f"| {label} | {power(found.states)} | {power(found.attention or 0.0)} | {far} |")
     outcomes = tried(family)
     kept = {field for (field, _), why in outcomes.items() if not why}
     mapped = sorted(
