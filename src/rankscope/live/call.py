@@ -81,6 +81,10 @@ class Call:
     """Shapes of attention that is not of the block's tokens to themselves."""
     elsewhere: list[str] = field(default_factory=list)
     """The same of attention seen through torch's functions, in words."""
+    routed: set[int] = field(default_factory=set)
+    """Layers whose routing was seen."""
+    strays: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes of routing that is not of the block's tokens."""
     spoken: Tensor | None = None
     """The heads' outputs, until the output projection is called."""
     projection: tuple[nn.Module, Tensor, Tensor] | None = None

@@ -20,6 +20,7 @@ from rankscope.live.call import Call, Plan
 from rankscope.live.functions import Functions
 from rankscope.live.mask import arguments_of, continues_from_cache, find_padding
 from rankscope.live.reading import arithmetic_of, dropout_of, read_state
+from rankscope.live.routing import Routing
 from rankscope.live.states import fitting_in, states_in
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.profiles.rows import Found
@@ -27,7 +28,7 @@ from rankscope.profiles.rows import Found
 CACHED = "it went on from a cache"
 
 
-class Recorder(Attending):
+class Recorder(Attending, Routing):
     """Follows a model through its calls."""
 
     def __init__(self, plan: Plan, blocks: Sequence[nn.Module]) -> None:
@@ -218,6 +219,7 @@ class Recorder(Attending):
                 f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came[0]} "
                 f"came through{where}: watch metrics of tokens"
             )
+        self.check_routed(call)
         self._settle(call, call.chain.ends())
         call.chain.check("blocks found in it" if self.plan.found else "blocks named")
         self.between.update(call.chain.broken)

@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from rankscope.errors import MetricError, WatchError, one_of
+from rankscope.errors import WatchError, one_of
 from rankscope.live.blocks import Blocks, blocks_of, finer
 from rankscope.live.call import Plan
 from rankscope.live.compiled import eagerly, is_compiled, original, refuse
@@ -29,6 +29,7 @@ from rankscope.live.mask import arguments_of, is_decoder
 from rankscope.live.multihead import multiheads, through_hooks, unfused
 from rankscope.live.notes import checks, described, dtype_name, notes
 from rankscope.live.recorder import CACHED, Recorder
+from rankscope.live.routing import routers
 from rankscope.live.spans import Spans, is_span, parts_of
 from rankscope.live.states import in_rows_and_columns, layout_of
 from rankscope.metrics import MetricsLike, chosen_metrics
@@ -53,7 +54,8 @@ def watch(
 ) -> "Watch":
     """A context manager in which every call of the model is measured.
 
-    `metrics` may be of tokens, of attention, or of what each head adds (`head_mu`), by name or as a `Metric`;
+    `metrics` may be of tokens, of attention, of what each head adds (`head_mu`), or of how a mixture of
+    experts routes its tokens (`expert_load`), by name or as a `Metric`;
     `layers` says which of 0..L to measure, all if left out. `blocks` names the stack of blocks where it is
     not found by itself: a dotted name, or a list of names or modules. `padding` is the model's own mask, or
     `[batch, token]`, True at padded tokens, or "none"; `layout` is "batch first" or "token first" where
@@ -97,12 +99,6 @@ def planned(
             "them first"
         )
     chosen = chosen_metrics("watch", metrics)
-    for metric in chosen:
-        if metric.of == "routing":
-            raise MetricError(
-                f"{metric.name} is read off the router of a canonical network; got it for a live model: load "
-                "the model, and measure it"
-            )
     kept = frozenset([keep] if isinstance(keep, str) else keep)
     for each in kept - {"states", "attention"}:
         raise WatchError(one_of("keep", each, ("states", "attention")))
@@ -162,6 +158,8 @@ class Watch:
                 self._changed("While watched, torch's fused encoder and its nested tensors were off.")
             if self._plan.wants("attention") or self._plan.wants("heads"):
                 self._watch_attention(stack)
+            if self._plan.wants("routing"):
+                stack.enter_context(routers(self._blocks, self._seen.routed))
             self._watch_blocks(stack)
             self._stack = stack.pop_all()
         return self
