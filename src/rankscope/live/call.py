@@ -85,6 +85,8 @@ class Call:
     """Layers whose routing was seen."""
     strays: list[tuple[int, ...]] = field(default_factory=list)
     """Shapes of routing that is not of the block's tokens."""
+    longer: bool = False
+    """Whether its tokens looked at more than themselves, as those of a chunk that goes on from a cache."""
     spoken: Tensor | None = None
     """The heads' outputs, until the output projection is called."""
     projection: tuple[nn.Module, Tensor, Tensor] | None = None

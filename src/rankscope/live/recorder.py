@@ -26,6 +26,7 @@ from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.profiles.rows import Found
 
 CACHED = "it went on from a cache"
+CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
 
 
 class Recorder(Attending, Routing):
@@ -207,13 +208,16 @@ class Recorder(Attending, Routing):
         """Count a call that ended well."""
         if call.shape is None:
             return
+        if call.longer and not call.attended and self.attended:
+            self.left_out[CHUNK] += 1
+            return
         if (self.plan.wants("attention") or self.plan.wants("heads")) and not call.attended:
             came = call.elsewhere or [f"attention of shape {each}" for each in call.unfit] or ["none"]
             where = ""
             if self.functions is not None and not call.elsewhere:
                 where = (
-                    ": it is seen in Hugging Face models, nn.MultiheadAttention, "
-                    "F.scaled_dot_product_attention and a softmax written out, not in flex attention"
+                    ": it is seen in Hugging Face models, nn.MultiheadAttention, a softmax written out and "
+                    "torch's own functions, not in kernels of other packages"
                 )
             raise WatchError(
                 f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came[0]} "

@@ -22,6 +22,7 @@ from rankscope.errors import WatchError, one_of
 from rankscope.live.blocks import Blocks, blocks_of, finer
 from rankscope.live.call import Plan
 from rankscope.live.compiled import eagerly, is_compiled, original, refuse
+from rankscope.live.flex import flexible
 from rankscope.live.functions import Functions
 from rankscope.live.heads import projections
 from rankscope.live.interface import calls_torch, is_outside, owner_of, refusal, through_interface
@@ -64,7 +65,7 @@ def watch(
 
     Metrics of tokens leave the model's attention as it is. So do those of attention and heads: weights that
     a kernel keeps to itself are computed beside it, in Hugging Face models, in `nn.MultiheadAttention` and
-    wherever a module calls `F.scaled_dot_product_attention` or writes its softmax out.
+    wherever a module calls `F.scaled_dot_product_attention`, flex attention, or writes its softmax out.
 
     >>> import torch
     >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, norm_first=True)
@@ -277,6 +278,7 @@ class Watch:
             return
         if outside:
             self._seen.functions = Functions(self._seen.function)
+            stack.enter_context(flexible(self._blocks, self._seen.functions))
             self._changed("Attention was seen in torch's functions; weights are those before dropout.")
         else:
             before = owner.config._attn_implementation  # type: ignore[union-attr]
