@@ -94,7 +94,8 @@ def planned(
     keep: str | Sequence[str] = (),
 ) -> tuple[Plan, list[nn.Module]]:
     """What to look for in a model, and its blocks; the options are those of `watch`."""
-    if any(weight.is_meta for weight in model.parameters()):
+    offloaded = any(map(_is_offloaded, model.modules()))
+    if not offloaded and any(weight.is_meta for weight in model.parameters()):
         raise WatchError(
             f"{type(model).__name__} must hold numbers to measure; its weights are on the meta device: load "
             "them first"
@@ -105,6 +106,11 @@ def planned(
         raise WatchError(one_of("keep", each, ("states", "attention")))
     if not isinstance(padding, Tensor) and padding not in ("model", "none"):
         raise WatchError(f"padding must be a boolean tensor, 'model' or 'none'; got {padding!r}")
+    if offloaded and any(each.of == "heads" for each in chosen):
+        raise WatchError(
+            f"what each head adds is read off the output projection; weights of {type(model).__name__} are "
+            "offloaded, and gone when it has run: watch metrics of tokens or attention"
+        )
     name, found = blocks_of(model, blocks)
     measured = _layers(model, found, layers)
     beyond = [metric for metric in chosen if metric.of != "tokens"]
@@ -295,6 +301,12 @@ def around(model: nn.Module, block: nn.Module) -> list[nn.Module]:
     steps = names[0].split(".")[:-1] if names else []
     parts = [model.get_submodule(".".join(steps[: k + 1])) for k in range(len(steps))]
     return [part for part in parts if not isinstance(part, nn.ModuleList | nn.ModuleDict)]
+
+
+def _is_offloaded(part: nn.Module) -> bool:
+    """Whether accelerate brings the weights of this part while it runs, and takes them away again."""
+    hook = getattr(part, "_hf_hook", None)
+    return any(getattr(each, "offload", False) for each in (hook, *getattr(hook, "hooks", ())))
 
 
 def _failed(output: Any) -> bool:
