@@ -154,7 +154,8 @@ class _Hiding(nn.Module):
         self.qkv, self.heads = nn.Linear(WIDTH, 3 * WIDTH), heads
 
     def forward(self, x: Tensor, valid: Tensor) -> Tensor:
-        return x + self.heads(*map(by_head, self.qkv(x).chunk(3, -1)), valid).transpose(1, 2).flatten(2)
+        q, k, v = map(by_head, self.qkv(x).chunk(3, -1))
+        return x + self.heads(q, k, v, valid).transpose(1, 2).flatten(2)
 
 
 def asks_for_padding(heads: Hidden) -> None:

@@ -8,7 +8,7 @@ import transformers as hf
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention as flex
-from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import rankscope
 from rankscope.errors import WatchError
@@ -53,7 +53,9 @@ WAYS: dict[str, tuple[Heads, Heads]] = {
         lambda _, q, k, v: by_bias(q, k, v, causal=True),
     ),
     "by the module's name, with more to return": (
-        lambda _, q, k, v: first(flex.flex_attention(q, k, v, scale=0.3, return_aux=AuxRequest(lse=True))),
+        lambda _, q, k, v: first(
+            flex.flex_attention(q, k, v, scale=0.3, return_aux=flex.AuxRequest(lse=True))
+        ),
         lambda _, q, k, v: F.scaled_dot_product_attention(q, k, v, scale=0.3),
     ),
     "grouped heads": (

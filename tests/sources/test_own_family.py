@@ -103,7 +103,7 @@ def test_states_gradients_and_padding_are_the_modules(model: Net) -> None:
     torch.testing.assert_close(mine[~padding], x[~padding], rtol=0, atol=1e-12)
     for each in (mine, x):
         each[~padding].square().sum().backward()
-    torch.testing.assert_close(X.grad[~padding], theirs.grad[~padding], rtol=1e-10, atol=1e-12)  # type: ignore[index]
+    torch.testing.assert_close(X.grad[~padding], theirs.grad[~padding], rtol=1e-10, atol=1e-12)
 
 
 def test_attention_is_compared_where_the_family_gives_it(model: Net) -> None:

@@ -158,10 +158,10 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
         tokens=probe.tokens,
     )
     if not max(parity.states, parity.attention or 0.0) <= TOLERANCE:
-        seen = "" if parity.attention is None else f" and {parity.attention:.1e} in its attention"
+        weights = "" if parity.attention is None else f" and {parity.attention:.1e} in its attention"
         raise ParityError(
             f"the canonical network must agree with the original within {TOLERANCE:g}; {name} "
-            f"({family.name}) is off by {parity.states:.1e} in its states{seen}: its config asks "
+            f"({family.name}) is off by {parity.states:.1e} in its states{weights}: its config asks "
             "for something this family does not map; watch measures it as it is"
         )
     table = getattr(embedding, "positions", None)
