@@ -1,8 +1,9 @@
 """Flex attention, seen where a module calls `torch.nn.attention.flex_attention.flex_attention`.
 
 It compiles itself, so a torch function mode does not see into it. While a model is watched, names that hold
-the function, in whatever file or module, hold one that calls it and looks at its arguments and at what it
-gave; afterwards they hold what they held. The weights are computed beside, as torch documents them:
+the function, in files of the packages that the blocks are written in or in the blocks themselves, hold one
+that calls it and looks at its arguments and at what it gave; afterwards they hold what they held. The
+weights are computed beside, as torch documents them:
 
     P = softmax(score_mod(Q K' scale)),   over the tokens that mask_mod lets a token see
 """
@@ -80,17 +81,20 @@ def flexible(blocks: Sequence[nn.Module], functions: Functions) -> Iterator[None
 
 
 def _holders(blocks: Sequence[nn.Module]) -> list[tuple[Any, str, Any]]:
-    """Every name that holds the function, plain, compiled or looked at, in Python's modules and in those of
-    the blocks; none where nobody imported it."""
+    """Every name that holds the function, plain, compiled or looked at: in torch's own file, in those of the
+    packages that the blocks are written in, and in the blocks. None where nobody imported it."""
     own = sys.modules.get(MODULE)
     if own is None:
         return []
     plain = _original(own.flex_attention)
-    files = [each for path, each in list(sys.modules.items()) if not path.startswith("torch.")]
     parts = dict.fromkeys(part for block in blocks for part in block.modules())
+    written = {each.__module__.partition(".")[0] for part in parts for each in type(part).__mro__}
+    packages = (written | {"__main__"}) - {"torch", "builtins"}
+    files = [each for path, each in list(sys.modules.items()) if path.partition(".")[0] in packages]
+    holders = {id(each): each for each in (own, *files, *parts)}
     return [
         (holder, name, value)
-        for holder in (own, *files, *parts)
+        for holder in holders.values()
         for name, value in list(getattr(holder, "__dict__", {}).items())
         if callable(value) and _original(value) is plain
     ]
