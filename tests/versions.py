@@ -45,7 +45,15 @@ def environment(which: str, torch: str) -> Path:
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--upgrade"]
+    install: list[str | Path] = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--upgrade",
+    ]
     subprocess.run([*install, "-c", pins, "-e", f".[{EXTRAS}]"], cwd=ROOT, check=True)
     return python
 
