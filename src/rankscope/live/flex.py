@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -96,13 +97,13 @@ def _holders(blocks: Sequence[nn.Module]) -> list[tuple[Any, str, Any]]:
         (holder, name, value)
         for holder in holders.values()
         for name, value in list(getattr(holder, "__dict__", {}).items())
-        if callable(value) and _original(value) is plain
+        if type(value) is FunctionType and _original(value) is plain
     ]
 
 
 def _original(function: Any) -> Any:
     """The function that a look, or compiled code, stands for."""
-    inner = vars(function) if hasattr(function, "__dict__") else {}
+    inner = vars(function)
     if "_looks_at" in inner:
         return _original(inner["_looks_at"])
     return inner.get("_torchdynamo_orig_callable", function)
