@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
 ROOMS := tests/nets tests/metrics tests/doubled tests/paths
 
-.PHONY: demo test slow nightly weights lint types browser format bench notebook clean
+.PHONY: demo test slow nightly weights lint types browser format bench notebook families versions clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
@@ -58,6 +58,12 @@ notebook: $(TESTS)  ## run the tour again and keep what it shows
 	$(BIN)/python -c 'import nbclient, nbformat; path = "docs/notebook.ipynb"; book = nbformat.read(path, 4); \
 		nbclient.NotebookClient(book, record_timing=False).execute(); nbformat.write(book, path)'
 
+families: $(TESTS)  ## write docs/families.md again: what `load` maps and refuses, and parity as measured now
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.sources.page
+
+versions: $(TESTS)  ## the oldest and newest transformers and torch that we declare, in environments of their own
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.versions $(VERSIONS)
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
@@ -76,4 +82,4 @@ $(WEIGHTS): $(READY)
 	touch $(WEIGHTS)
 
 clean:
-	rm -rf $(VENV) .weights runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .weights .versions runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,6 +10,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name as canonical
 from packaging.version import Version
 
+from tests import versions
+
 ROOT = Path(__file__).parents[1]
 EXTRAS = ("dev", "demo", "explore", "ray", "trainer", "lightning", "tensorboard", "wandb", "mlflow")
 ACCELERATORS = ("cuda-", "nvidia-", "triton")
@@ -52,3 +54,15 @@ def test_what_set_up_installs_is_what_is_pinned() -> None:
 def test_the_tests_run_in_the_pinned_versions() -> None:
     here = {name: Version(version(name)).public for name in pins()}  # torch's own ends in +cpu or the like
     assert here == pins()
+
+
+def test_the_oldest_versions_are_the_lower_bounds_and_the_newest_are_free() -> None:
+    """What `make versions` installs: all as it is pinned, but for the packages whose ends are tried."""
+    pinned = {name for name in pins() if name not in versions.MOVED}
+    for which, torch, free in (("oldest", "moved", set()), ("newest", "moved", {*versions.MOVED})):
+        found = dict(line.split("==") for line in versions.constraints(which, torch)[1:])
+        assert {canonical(name) for name in found} == pinned | ({*versions.MOVED} - free)
+    oldest = dict(line.split("==") for line in versions.constraints("oldest", "pinned")[1:])
+    assert oldest["torch"] == pins()["torch"] and Version(oldest["transformers"]) <= Version(
+        pins()["transformers"]
+    )

@@ -30,6 +30,8 @@ def test_watch_equals_measure(name: str, label: str) -> None:
     X, _ = encoded(name, net, inputs, padding)
     # What heads add: XLNet has no plain projection, the canonical DINOv2 its scales in it, Qwen3-Next a gate.
     names = [each for each in TOKENS + HEADS if each not in UNSEEN.get(name, [])]
+    if any(map(net.arch.mixes, range(net.arch.layers))):
+        names += ["expert_load", "expert_entropy"]
     metrics: list[str | Metric] = [*names, MINE]
     blocks = FAMILIES[name].blocks(FAMILIES[name].core(model))
     stack = list(dict.fromkeys(blocks)) if label == "groups" else None  # found by itself: the groups

@@ -1,6 +1,5 @@
 """Attention that a module computes itself, through `F.scaled_dot_product_attention`."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,22 @@ from rankscope.errors import WatchError
 from rankscope.live import Monitor
 from rankscope.live.functions import Attention
 from tests.live.families import checks, seen
-from tests.live.gpt import CONTEXT, GPT, HEADS, LAYERS, WIDTH, WORDS, Block, words
-
-METRICS = ["mu", "entropy", "first_token_mass", "dobrushin", "head_mu", "head_relative_residual"]
+from tests.live.gpt import (
+    CONTEXT,
+    GPT,
+    HEADS,
+    LAYERS,
+    METRICS,
+    WIDTH,
+    WORDS,
+    Block,
+    asks_for_padding,
+    by_head,
+    gpt,
+    same,
+    trains_the_same,
+    words,
+)
 
 
 def rand(*shape: int) -> Tensor:
@@ -120,22 +132,7 @@ def test_training_is_the_same_to_the_last_bit(recomputed: bool) -> None:
         def forward(self, x: Tensor) -> Any:
             return checkpoint(super().forward, x, use_reentrant=False)
 
-    def step(watched: bool) -> tuple[Tensor, list[Any], Any]:
-        model = GPT(0.3, Again if recomputed else Block).train()
-        torch.manual_seed(3)
-        if watched:
-            with rankscope.watch(model, METRICS) as w:
-                output = model(words())
-                output.square().sum().backward()
-        else:
-            output, w = model(words()), None
-            output.square().sum().backward()
-        return output, [weight.grad for weight in model.parameters()], w
-
-    (plain, grads, _), (output, others, w) = step(False), step(True)
-    assert torch.equal(plain, output)
-    assert all(torch.equal(a, b) for a, b in zip(grads, others, strict=True))
-    assert checks(w)["rows_sum_to_one"] is True
+    w = trains_the_same(lambda: GPT(0.3, Again if recomputed else Block))
     assert w.profile().curve("entropy").shape == (2, LAYERS + 1, HEADS)
 
 
@@ -160,7 +157,7 @@ class Crossing(Block):
 
     def cross(self, x: Tensor) -> Tensor:
         k, v = self.kv(self.memory).chunk(2, -1)
-        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in (self.q(x), k, v))
+        q, k, v = map(by_head, (self.q(x), k, v))
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -216,41 +213,111 @@ def test_heads_need_their_projection() -> None:
     assert not _get_current_function_mode_stack()
 
 
-class Hiding(nn.Module):
-    """Takes padding under a name of its own, and hides it in attention."""
+def test_padding_that_attention_alone_knows_is_asked_for() -> None:
+    asks_for_padding(
+        lambda q, k, v, valid: F.scaled_dot_product_attention(
+            q, k, v, valid[:, None, None].expand(-1, 1, q.shape[2], -1)
+        )
+    )
+
+
+def over_channels(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Cross-covariance attention, of as many channels as tokens."""
+    return F.scaled_dot_product_attention(q.mT, k.mT, v.mT).mT
+
+
+def heads_first(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Of as many heads as samples."""
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v).transpose(0, 1)
+
+
+def copied(module: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v.clone(), is_causal=True)
+
+
+@pytest.mark.parametrize(
+    ("heads", "batch", "token"),
+    [(over_channels, 2, WIDTH // HEADS), (heads_first, HEADS, 6), (copied, 2, WIDTH // HEADS)],
+)
+def test_other_axes_of_the_same_size_are_no_tokens(heads: Any, batch: int, token: int) -> None:
+    """Of values that are a copy, nothing tells; then another number of tokens does."""
+    with pytest.raises(WatchError, match="cannot both be followed back to the block's tokens"):
+        seen(gpt(heads), "entropy", words(batch, token))
+
+
+def test_as_many_channels_or_heads_as_tokens_or_samples() -> None:
+    plain, with_copies = GPT().double().eval(), gpt(copied)
+    with_copies.load_state_dict(plain.state_dict())
+    for ids in (words(2, WIDTH // HEADS), words(HEADS, 6), words(1, 6)):
+        assert seen(plain, "entropy", ids).profile().curve("entropy").shape == (len(ids), LAYERS + 1, HEADS)
+    same(seen(with_copies, METRICS, words()), seen(plain, METRICS, words()))
+
+
+class OneHead(nn.Module):
+    """Without an axis for heads; by tokens or by channels."""
+
+    def __init__(self, turned: bool) -> None:
+        super().__init__()
+        self.qkv, self.turned = nn.Linear(WIDTH, 3 * WIDTH), turned
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (y.mT if self.turned else y for y in self.qkv(x).chunk(3, -1))
+        y = F.scaled_dot_product_attention(q, k, v)
+        return x + (y.mT if self.turned else y)
+
+
+def test_as_many_tokens_as_the_width() -> None:
+    for turned in (False, True):
+        model = nn.Sequential(OneHead(turned), OneHead(turned)).double()
+        if turned:
+            with pytest.raises(WatchError, match="heads are as wide as there are tokens: call it on another"):
+                seen(model, "entropy", rand(2, WIDTH, WIDTH))
+        else:
+            w = seen(model, "entropy", rand(2, WIDTH, WIDTH))
+            assert w.profile().curve("entropy").shape == (2, 3, 1)
+
+
+class Remembering(nn.Module):
+    """A GPT with a cache of keys and values of its own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([nn.ModuleDict({"qkv": nn.Linear(WIDTH, 3 * WIDTH)}) for _ in range(2)])
+        self.blocks = nn.ModuleList(_Remembering() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
         for block in self.blocks:
-            block.forward = self.block(block)
-
-    def block(self, block: Any) -> Callable[[Tensor, Tensor], Tensor]:
-        def forward(x: Tensor, valid: Tensor) -> Tensor:
-            q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in block["qkv"](x).chunk(3, -1))
-            y = F.scaled_dot_product_attention(q, k, v, valid[:, None, None].expand(-1, 1, x.shape[1], -1))
-            return x + y.transpose(1, 2).flatten(2)
-
-        return forward
-
-    def forward(self, x: Tensor, valid: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x, valid)
+            x = block(x)
         return x
 
 
-def test_padding_that_attention_alone_knows_is_asked_for() -> None:
-    model, x = Hiding().double(), rand(2, 6, WIDTH)
-    valid = torch.ones(2, 6, dtype=torch.bool)
-    valid[1, 4:] = False
-    with pytest.raises(WatchError, match="a mask that hides tokens from all.* give padding="):
-        seen(model, "entropy", x, valid)
-    with torch.no_grad(), rankscope.watch(model, METRICS[:4], padding=~valid) as w:
-        model(x, valid)
-    short = seen(model, METRICS[:4], x[1:, :4], valid[1:, :4])
-    for each in METRICS[:4]:
-        a, b = w.profile().curve(each)[1], short.profile().curve(each)[0]
-        torch.testing.assert_close(a, b, equal_nan=True)
+class _Remembering(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.past = nn.Linear(WIDTH, 3 * WIDTH), torch.zeros(2, 2, HEADS, 0, WIDTH // HEADS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = map(by_head, self.qkv(x).chunk(3, -1))
+        self.past = torch.cat([self.past, torch.stack([k, v])], -2)
+        n, m = q.shape[2], self.past.shape[3]
+        sees = torch.ones(n, m, dtype=torch.bool).tril(m - n)
+        y = F.scaled_dot_product_attention(q, *self.past, attn_mask=sees)
+        return x + y.transpose(1, 2).flatten(2)
+
+
+def test_chunks_that_go_on_from_a_cache_of_ones_own_are_left_out_and_said() -> None:
+    model, X = Remembering(), torch.randn(2, 9, WIDTH)
+    with torch.no_grad(), rankscope.watch(model, ["mu", "entropy"]) as w:
+        model(X)
+        model(X[:, :3])
+        model(X[:, :1])
+    said = (
+        "1 call was left out: its tokens looked at more than themselves, as a chunk that goes on from a cache"
+    )
+    assert any(said in note for note in w.notes)
+    assert sum(checks(w)["calls_left_out"].values()) == 2 and w.profile().curve("mu").shape == (2, 3)
+    with pytest.raises(WatchError, match=r"attention of 3 tokens to 16 in 2 samples"):
+        seen(model, "entropy", X[:, :3])
 
 
 def test_a_model_that_fails_leaves_no_mode_behind() -> None:
@@ -264,35 +331,6 @@ def test_a_model_that_fails_leaves_no_mode_behind() -> None:
         model(words())
     assert checks(w)["calls_left_out"] == {"it failed": 1}
     assert w.profile().curve("entropy").shape == (2, LAYERS + 1, HEADS)
-
-
-class Flexible(Block):
-    def __init__(self, dropout: float = 0.0) -> None:
-        super().__init__()
-        self.attn = _Flex()
-
-
-class _Flex(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        from torch.nn.attention.flex_attention import flex_attention
-
-        q = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        y = flex_attention(q, q, q, score_mod=lambda score, b, h, i, j: score - (i - j).abs())
-        assert isinstance(y, Tensor)
-        return y.transpose(1, 2).flatten(2)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:flex_attention called without")
-def test_flex_attention_is_left_alone_and_said_not_to_be_seen() -> None:
-    model = GPT(block=Flexible).eval()
-    found: list[Tensor] = []
-    with torch.no_grad():
-        plain = model(words())
-        model.lm_head.register_forward_hook(lambda module, args, output: found.append(output))
-        with pytest.raises(WatchError, match="none came through: .* not in flex attention"):
-            seen(model, "entropy", words())
-    assert torch.equal(found[0], plain)
 
 
 def test_a_monitor_has_the_attention_of_a_hand_written_gpt(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Attention whose softmax a module writes out itself."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +11,20 @@ from torch.overrides import _get_current_function_mode_stack
 import rankscope
 from rankscope.errors import WatchError
 from tests.live.families import checks, seen
-from tests.live.gpt import GPT, HEADS, LAYERS, WIDTH, Block, SelfAttention, words
-
-METRICS = ["mu", "entropy", "first_token_mass", "dobrushin", "head_mu", "head_relative_residual"]
-Heads = Callable[[nn.Module, Tensor, Tensor, Tensor], Tensor]
-"""Takes a module and queries, keys and values `[batch, head, token, d]`, and gives the heads' outputs so."""
+from tests.live.gpt import (
+    GPT,
+    HEADS,
+    LAYERS,
+    METRICS,
+    WIDTH,
+    Block,
+    Heads,
+    asks_for_padding,
+    gpt,
+    same,
+    trains_the_same,
+    words,
+)
 
 
 def hidden(q: Tensor) -> Tensor:
@@ -75,36 +83,11 @@ WAYS: dict[str, Heads] = {
 }
 
 
-def gpt(heads: Heads, dropout: float = 0.0, block: type[Block] = Block) -> GPT:
-    """The hand-written GPT, with its heads written out."""
-
-    class Written(SelfAttention):
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = (
-                y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in self.c_attn(x).split(WIDTH, dim=2)
-            )
-            return self.c_proj(heads(self, q, k, v).transpose(1, 2).flatten(2))
-
-    class Writing(block):
-        def __init__(self, dropout: float) -> None:
-            super().__init__(dropout)
-            self.attn = Written(dropout)
-
-    return GPT(dropout, Writing).double().eval()
-
-
 def alike(heads: Heads, block: type[Block] = Block) -> tuple[GPT, GPT]:
     """The same through torch's function."""
     plain, model = GPT(block=block).double().eval(), gpt(heads, block=block)
     model.load_state_dict(plain.state_dict())
     return model, plain
-
-
-def same(a: Any, b: Any, metrics: list[str] = METRICS) -> None:
-    for each in metrics:
-        torch.testing.assert_close(
-            a.profile().curve(each), b.profile().curve(each), rtol=1e-12, atol=1e-12, equal_nan=True
-        )
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -150,23 +133,7 @@ def test_in_inference_mode() -> None:
 
 def test_training_is_the_same_to_the_last_bit() -> None:
     """Weights are those before dropout: in the first block, those of eval mode."""
-
-    def step(watched: bool) -> tuple[Tensor, list[Any], Any]:
-        model = gpt(as_mingpt, 0.3).train()
-        torch.manual_seed(3)
-        if watched:
-            with rankscope.watch(model, METRICS) as w:
-                output = model(words())
-                output.square().sum().backward()
-        else:
-            output, w = model(words()), None
-            output.square().sum().backward()
-        return output, [weight.grad for weight in model.parameters()], w
-
-    (plain, grads, _), (output, others, w) = step(False), step(True)
-    assert torch.equal(plain, output)
-    assert all(torch.equal(a, b) for a, b in zip(grads, others, strict=True))
-    assert checks(w)["rows_sum_to_one"] is True
+    w = trains_the_same(lambda: gpt(as_mingpt, 0.3))
     undropped = seen(gpt(as_mingpt), "entropy", words()).profile().curve("entropy")
     torch.testing.assert_close(w.profile().curve("entropy")[:, 1], undropped[:, 1], rtol=1e-12, atol=1e-12)
     assert not torch.allclose(w.profile().curve("entropy")[:, 2], undropped[:, 2])
@@ -392,40 +359,9 @@ def test_cross_attention_of_as_many_tokens_is_told_apart() -> None:
     same(w, seen(plain, METRICS, words()))
 
 
-class Hiding(nn.Module):
-    """Takes padding under a name of its own, and hides it in attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.blocks = nn.ModuleList([_Hiding() for _ in range(2)])
-
-    def forward(self, x: Tensor, valid: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x, valid)
-        return x
-
-
-class _Hiding(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-
-    def forward(self, x: Tensor, valid: Tensor) -> Tensor:
-        q, k, v = (y.unflatten(-1, (HEADS, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
-        att = scores(q, k).masked_fill(~valid[:, None, None], torch.finfo(x.dtype).min)
-        return x + (att.softmax(-1) @ v).transpose(1, 2).flatten(2)
-
-
 def test_padding_that_attention_alone_knows_is_asked_for() -> None:
-    model, x = Hiding().double(), torch.randn(2, 6, WIDTH, dtype=torch.float64)
-    valid = torch.ones(2, 6, dtype=torch.bool)
-    valid[1, 4:] = False
-    with pytest.raises(WatchError, match="a mask that hides tokens from all.* give padding="):
-        seen(model, "entropy", x, valid)
-    with torch.no_grad(), rankscope.watch(model, METRICS[:4], padding=~valid) as w:
-        model(x, valid)
-    short = seen(model, METRICS[:4], x[1:, :4], valid[1:, :4])
-    for each in METRICS[:4]:
-        a, b = w.profile().curve(each)[1], short.profile().curve(each)[0]
-        torch.testing.assert_close(a, b, equal_nan=True)
+    def heads(q: Tensor, k: Tensor, v: Tensor, valid: Tensor) -> Tensor:
+        att = scores(q, k).masked_fill(~valid[:, None, None], torch.finfo(q.dtype).min)
+        return att.softmax(-1) @ v
+
+    asks_for_padding(heads)

@@ -7,7 +7,11 @@ import copy
 import dataclasses
 from typing import Any
 
+import torch
 from transformers import PreTrainedConfig
+
+from rankscope.sources.families import Family
+from rankscope.sources.parity import lifted
 
 ACTIVATIONS = ("relu", "silu", "gelu_new", "relu2")
 SCALED: dict[str, Any] = {"rope_theta": 300.0, "factor": 4.0}
@@ -30,6 +34,8 @@ ROPE: tuple[dict[str, Any], ...] = (
     {"rope_type": "longrope", **SCALED, "original_max_position_embeddings": 28, "short_factor": [1.5] * 4,
      "long_factor": [4.0] * 4},
 )  # fmt: skip
+RECURRENT = ["linear_attention", "full_attention", "full_attention"]
+"""Kinds of layers: those of Qwen3-Next as it ships, of which one has no attention."""
 ROPE += tuple({"sliding_attention": ROPE[0], "full_attention": each} for each in (ROPE[2], ROPE[5], ROPE[12]))
 
 VALUES: dict[str, tuple[Any, ...]] = {
@@ -98,6 +104,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
         ["full_attention", "full_attention", "sliding_attention"],
         ["full_attention", "chunked_attention", "full_attention"],
         ["full_attention"] * 4,
+        RECURRENT,
     ),
     "use_bidirectional_attention": (True, False),
     # what is computed
@@ -169,6 +176,22 @@ INERT = {
 }  # fmt: skip
 """Where a field matters that changes no state."""
 
+REFUSED = {
+    "add_cross_attention": "cross-attention is no part of the network",
+    "attn_type": "XLNet is mapped as it ships, bi",
+    "bi_data": "positions by halves of the batch",
+    "clamp_len": "distances that are cut off",
+    "same_length": "a mask of XLNet's own",
+    "layer_norm_elementwise_affine": "norms without a gain",
+    "use_bidirectional_attention": "Gemma as an encoder",
+    "is_decoder": "T5's decoder",
+    "attn_logit_softcapping": "which Gemma 3 does not read",
+    "d_head": "transformers itself ties it to the width",
+    "topk_method": "DeepSeek V2's experts by groups",
+    "first_k_dense_replace": "DeepSeek V3's experts, by sigmoids and groups",
+}
+"""Fields that may be refused, beside values that no network here has."""
+
 
 def fields(config: Any) -> dict[str, Any]:
     """What a config can be made of, by name."""
@@ -199,3 +222,20 @@ def altered(config: Any, name: str, value: Any) -> Any:
         if key in own - left and (part is not None or key in set_to_none)
     }
     return type(config)(**copy.deepcopy(kept | {name: value}))
+
+
+def runs(family: Family, model: Any) -> bool:
+    """Whether transformers can run it at all; its usual experts have no float64."""
+    if model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")
+    core, ids = family.core(model), torch.full((1, 12), 7)
+    memory = torch.zeros(1, 5, core.config.hidden_size, dtype=torch.float64)
+    try:
+        with lifted():
+            if family.sees:
+                core(torch.zeros(1, *family.embedding(core).shape, dtype=torch.float64))  # type: ignore[attr-defined]
+            else:
+                core(ids, **({"encoder_hidden_states": memory} if family.side == "decoder" else {}))
+    except Exception:
+        return False
+    return True

@@ -16,7 +16,8 @@ from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.parity import lifted
 from rankscope.sources.probe import Probe, relative
 from rankscope.sources.survey import built
-from tests.sources.configs import INERT, VALUES, altered, fields
+from tests.sources import page
+from tests.sources.configs import INERT, RECURRENT, REFUSED, VALUES, altered, fields, runs
 
 TINY = {(name, label): config for name, family in FAMILIES.items() for label, config in family.tiny().items()}
 CONFIGS = list(TINY)
@@ -56,21 +57,6 @@ def outcome(name: str, label: str, field: str, value: Any) -> str:
     return "mapped"
 
 
-def runs(family: Family, model: Any) -> bool:
-    """Whether transformers can run it at all."""
-    core, ids = family.core(model), torch.full((1, 12), 7)
-    memory = torch.zeros(1, 5, core.config.hidden_size, dtype=torch.float64)
-    try:
-        with lifted():
-            if family.sees:
-                core(torch.zeros(1, *family.embedding(core).shape, dtype=torch.float64))  # type: ignore[attr-defined]
-            else:
-                core(ids, **({"encoder_hidden_states": memory} if family.side == "decoder" else {}))
-    except Exception:
-        return False
-    return True
-
-
 @torch.no_grad()
 def compare(net: Any, family: Any, core: Any, n: int) -> None:
     """States and attention on inputs of another length than the load's own probe, padded on either side."""
@@ -85,23 +71,6 @@ def compare(net: Any, family: Any, core: Any, n: int) -> None:
         assert relative(mine.output, theirs.last_hidden_state, real) < 1e-9
     for P, Q in zip(mine.attention, theirs.attentions, strict=True):
         assert float(((P - Q) * real[:, None, :, None]).abs().max()) < 1e-9
-
-
-REFUSED = {
-    "add_cross_attention": "cross-attention is no part of the network",
-    "attn_type": "XLNet is mapped as it ships, bi",
-    "bi_data": "positions by halves of the batch",
-    "clamp_len": "distances that are cut off",
-    "same_length": "a mask of XLNet's own",
-    "layer_norm_elementwise_affine": "norms without a gain",
-    "use_bidirectional_attention": "Gemma as an encoder",
-    "is_decoder": "T5's decoder",
-    "attn_logit_softcapping": "which Gemma 3 does not read",
-    "d_head": "transformers itself ties it to the width",
-    "topk_method": "DeepSeek V2's experts by groups",
-    "first_k_dense_replace": "DeepSeek V3's experts, by sigmoids and groups",
-}
-"""Fields that may be refused, beside values that no network here has."""
 
 
 def every(configs: list[tuple[str, str]]) -> list[tuple[str, str, str, Any]]:
@@ -135,7 +104,7 @@ def test_each_switch_once(case: Any) -> None:
 def test_every_switch_of_every_config(case: Any) -> None:
     """Where transformers can run it at all."""
     found = outcome(*case)
-    known = case[2] in (*REFUSED, "rope_parameters") or case[3] in ("relu2", 8) or case[2:] in ODD
+    known = case[2] in (*REFUSED, "rope_parameters") or case[3] in ("relu2", 8, RECURRENT) or case[2:] in ODD
     assert found != "refused" or known or case[:3] == ("deepseek", "v2", "mlp_bias")  # experts have none here
 
 
@@ -164,3 +133,10 @@ def other(value: Any) -> Any:
     if isinstance(value, bool):
         return not value
     return value + 0.25 if isinstance(value, float) else value + 1 if isinstance(value, int) else None
+
+
+def test_the_page_of_families_is_what_the_code_says() -> None:
+    """But for what is measured; `make families` writes it again."""
+    assert page.masked(page.PAGE.read_text(encoding="utf-8")) == page.masked(page.page({}))
+    overview = (page.PAGE.parent / "models.md").read_text(encoding="utf-8")
+    assert [name for name in FAMILIES if f"`{name}`" not in overview] == []

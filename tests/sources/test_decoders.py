@@ -27,13 +27,12 @@ def given(model: Any, name: str, length: int, side: str, seed: int) -> tuple[dic
     """What the original decoder takes, and the padding of its tokens; the memory is padded on the other side,
     where the original can be told."""
     generator = torch.Generator().manual_seed(seed)
-    ids, padding = padded(length, side, seed)
+    words, padding = padded(length, side, seed)
     aside = padded(6, "left" if side == "right" else "right", seed)[1]
     memory = torch.randn(3, 6, model.config.hidden_size, generator=generator, dtype=torch.float64)
-    found = {"input_ids": ids, "attention_mask": (~padding).long(), "encoder_hidden_states": memory}
-    if name == "whisper_decoder":
-        found["position_ids"] = ((~padding).cumsum(-1) - 1).clamp(min=0)
-    else:
+    found = words | {"encoder_hidden_states": memory}
+    if name != "whisper_decoder":
+        del found["position_ids"]
         found["encoder_attention_mask"] = (~aside).long()
     return found, padding
 
@@ -105,15 +104,15 @@ def test_both_sides_are_the_whole(name: str) -> None:
     encoder, decoder = load(model), load(model, family=name)
     inner: Any = encoder.origin
     assert inner.family == SIDES[name]
-    ids, padding = padded(6, "right", 4)
+    there, padding = padded(6, "right", 4)
     if name == "whisper_decoder":
         sound = torch.randn(3, *inner.embedding.shape, dtype=torch.float64)
         given = {"input_features": sound}
         M, aside = encoder.encode(sound)
     else:
-        M, aside = encoder.encode(ids, padding=padding)
-        given = {"input_ids": ids, "attention_mask": (~padding).long()}
-    words = padded(5, "right", 5)[0]
+        M, aside = encoder.encode(there["input_ids"], padding=padding)
+        given = {name: there[name] for name in ("input_ids", "attention_mask")}
+    words = padded(5, "right", 5)[0]["input_ids"]
     with lifted():
         theirs = model(**given, decoder_input_ids=words).last_hidden_state
     mine = decoder.reading(encoder.run(M, aside).output, aside).run(decoder.encode(words).X).output

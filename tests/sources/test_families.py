@@ -16,6 +16,7 @@ from rankscope.sources.families import FAMILIES
 from rankscope.sources.families.llama import Llama
 from rankscope.sources.parity import lifted
 from tests.sources.models import CASES, model_of
+from tests.sources.originals import agrees
 
 OUTPUT = {
     "bert": "attention.output.dense",
@@ -81,21 +82,10 @@ def close(mine: Tensor, theirs: Tensor, real: Tensor, within: float = 1e-12) -> 
 
 
 @pytest.mark.parametrize(("name", "label"), CASES)
-@torch.no_grad()
-def test_states_and_attention_are_the_originals(name: str, label: str) -> None:
-    """Against what transformers itself reports, with its float32 parts lifted."""
+def test_states_attention_and_gradients_are_the_originals(name: str, label: str) -> None:
     model, net, inputs, padding = case(name, label)
-    with lifted():
-        theirs = model(**inputs, output_hidden_states=True, output_attentions=True)
-    run = net.run(*encoded(name, net, inputs, padding), attention=True)
-    real = ~padding
-    for mine, state in zip(run.states[:-1], theirs.hidden_states, strict=False):
-        close(mine, state, real)
-    if FAMILIES[name].output(FAMILIES[name].core(model)):
-        close(run.output, theirs.last_hidden_state, real)
-    assert len(run.attention) == len(theirs.attentions) == net.arch.layers
-    for P, attention in zip(run.attention, theirs.attentions, strict=True):
-        assert float(((P - attention) * real[:, None, :, None]).abs().max()) < 1e-13
+    found = agrees(FAMILIES[name], model, net, inputs, encoded(name, net, inputs, padding).X, padding)
+    assert found.states <= 1e-12 and found.attention <= 1e-13 and found.gradient <= 1e-11
 
 
 @pytest.mark.parametrize(("name", "label"), CASES)
@@ -146,40 +136,6 @@ def test_padded_and_unpadded_agree(name: str, label: str) -> None:
         run = net.run(*encoded(name, net, alone, padding[sample : sample + 1, real]))
         for mine, state in zip(run.states, together.states, strict=True):
             close(state[sample : sample + 1, real], mine, torch.ones(1, int(real.sum()), dtype=torch.bool))
-
-
-@pytest.mark.parametrize(("name", "label"), CASES)
-def test_gradients_are_the_originals(name: str, label: str) -> None:
-    """Of one and the same number of the last state, in the tokens that enter the first block."""
-    model, net, inputs, padding = case(name, label)
-    family = FAMILIES[name]
-    entered: list[Tensor] = []
-    left: list[Any] = []
-    core = family.core(model)
-    blocks = family.blocks(core)
-
-    def leaf(module: Any, args: Any, kwargs: Any) -> Any:
-        if entered:
-            return None
-        key = next((key for key in ("hidden_states", "output_h") if key in kwargs), None)
-        entered.append((args[0] if key is None else kwargs[key]).detach().requires_grad_())
-        return ((entered[0], *args[1:]), kwargs) if key is None else (args, kwargs | {key: entered[0]})
-
-    handles = [blocks[0].register_forward_pre_hook(leaf, with_kwargs=True)]
-    handles.append(blocks[-1].register_forward_hook(lambda _, args, out: left.append(out)))
-    with lifted():
-        core(**inputs)
-    for handle in handles:
-        handle.remove()
-    theirs = left[-1][0] if isinstance(left[-1], tuple) else left[-1]
-    X = encoded(name, net, inputs, padding).X.requires_grad_()
-    mine = net.run(X, padding).states[-1]
-    weigh = torch.randn(mine.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    weigh = weigh.masked_fill(padding[..., None], 0.0)
-    (gradient,) = torch.autograd.grad((mine * weigh).sum(), X)
-    theirs = theirs.transpose(0, 1) if family.tokens_first else theirs
-    (original,) = torch.autograd.grad((theirs * weigh).sum(), entered[0])
-    close(gradient, original.transpose(0, 1) if family.tokens_first else original, ~padding, 1e-11)
 
 
 @pytest.mark.parametrize(("name", "label"), CASES)

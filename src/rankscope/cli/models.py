@@ -60,7 +60,7 @@ def _table(found: "list[Surveyed]") -> "Table":
             ", ".join(each.types) if first else "",
             each.config,
             f"{parity.states:.0e}",
-            f"{parity.attention:.0e}",
+            f"{parity.attention or 0.0:.0e}",
             "" if parity.float32_parts is None else f"{parity.float32_parts:.0e}",
         )
     return table

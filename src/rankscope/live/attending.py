@@ -35,14 +35,16 @@ class Attending:
             return
         batch, token = call.shape
         if seen.sizes != (batch, token, token):
+            call.longer |= seen.sizes[:2] == (batch, token) and seen.sizes[2] > token
             call.elsewhere.append(
                 f"attention of {seen.sizes[1]} tokens to {seen.sizes[2]} in {seen.sizes[0]} "
                 "samples (windows, other tokens, or heads counted as samples)"
             )
         elif not own:
-            call.elsewhere.append(
-                "attention whose queries and keys cannot both be followed back to the block's tokens"
-            )
+            said = "attention whose queries and keys cannot both be followed back to the block's tokens"
+            if seen.wide == token:
+                said += " (heads are as wide as there are tokens: call it on another number of them)"
+            call.elsewhere.append(said)
         elif seen.changed is not None:
             raise WatchError(
                 "attention weights must come to the values as their softmax gave them to be read; in block "

@@ -86,6 +86,12 @@ class Call:
     """Shapes of attention that is not of the block's tokens to themselves."""
     elsewhere: list[str] = field(default_factory=list)
     """The same of attention seen through torch's functions, in words."""
+    routed: set[int] = field(default_factory=set)
+    """Layers whose routing was seen."""
+    strays: list[tuple[int, ...]] = field(default_factory=list)
+    """Shapes of routing that is not of the block's tokens."""
+    longer: bool = False
+    """Whether its tokens looked at more than themselves, as those of a chunk that goes on from a cache."""
     spoken: Tensor | None = None
     """The heads' outputs, until the output projection is called."""
     projection: tuple[nn.Module, Tensor, Tensor] | None = None

@@ -26,26 +26,17 @@ def is_compiled(model: nn.Module) -> bool:
 @contextmanager
 def eagerly() -> Iterator[None]:
     """Inside, what is compiled runs as it was written; its graphs stay as they are."""
-    stance = getattr(torch.compiler, "set_stance", None)  # from torch 2.6 on
-    if stance is None:
-        yield
-        return
-    with stance("force_eager"):
+    with torch.compiler.set_stance("force_eager"):
         yield
 
 
 def refuse(model: nn.Module) -> None:
-    """What hooks do not see into, on this version of torch."""
+    """What hooks do not see into."""
     for name, part in model.named_modules():
         what = f"its part {name!r}" if name else "this model"
         if isinstance(part, torch.jit.ScriptModule):
             raise WatchError(
                 f"{what} is a TorchScript module, which hooks do not see into: watch the original"
-            )
-        if is_compiled(part) and not hasattr(torch.compiler, "set_stance"):
-            raise WatchError(
-                f"{what} is compiled, and before torch 2.6 hooks do not see into compiled code: watch the "
-                "original, model._orig_mod, or a copy made before"
             )
 
 

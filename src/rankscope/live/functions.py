@@ -9,7 +9,7 @@ torch documents them:
 That P V is what the call gave is checked every time. A softmax that is written out is `Softmax`. Whose tokens
 attention looks at is found by following the block's state through the calls: where queries and keys both come
 from it, tokens attend to themselves; keys from elsewhere are cross-attention. Calls inside scripted or
-compiled code or `vmap`, and flex attention, which compiles itself, are not seen.
+compiled code or `vmap` are not seen; flex attention, which compiles itself, is seen by `flex.py`.
 """
 
 import math
@@ -26,7 +26,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from rankscope.errors import WatchError
 from rankscope.live.heads import CLOSURE, ROUNDINGS, by_head
 from rankscope.live.isolation import isolated
-from rankscope.live.softmax import Softmax, Softmaxes, tensors
+from rankscope.live.softmax import Softmax, Softmaxes, strays, tensors
 from rankscope.metrics.tokens import unit_of
 
 _ATEN = torch.ops.aten.scaled_dot_product_attention
@@ -61,6 +61,11 @@ class Attention:
         samples = self.query.shape[0] if self.query.ndim > 2 else 1
         return samples, self.query.shape[-2], self.key.shape[-2]
 
+    @property
+    def wide(self) -> int:
+        """Entries of a head's values."""
+        return self.value.shape[-1]
+
     def weights(self) -> tuple[Tensor, Tensor]:
         """The weights `[batch, head, token, token]` and the heads' outputs `[batch, token, head, d]`."""
         with isolated(self.query.device):
@@ -74,7 +79,7 @@ class Attention:
         scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
         if self.grouped:
             key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-        scores, mask = query @ key.mT * scale, self._mask()
+        scores, mask = self._modified(query @ key.mT * scale), self._mask()
         if self.causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
         if mask is not None and mask.dtype == torch.bool:
@@ -83,6 +88,9 @@ class Attention:
             scores = scores + mask
         blind = (scores == -torch.inf).all(-1, keepdim=True)  # a row that sees nothing gets nothing
         return scores.softmax(-1).masked_fill(blind, 0.0)
+
+    def _modified(self, scores: Tensor) -> Tensor:
+        return scores
 
     def _mask(self) -> Tensor | None:
         if (materialise := getattr(self.mask, "_materialize", None)) is not None:  # torch.nn.attention.bias
@@ -111,7 +119,7 @@ class Attention:
         miss = (P @ value - given).norm() / given.norm().clamp(min=1e-30)
         if bool(miss > max(CLOSURE, ROUNDINGS * unit_of(self.output.dtype))):  # never where there is NaN
             raise WatchError(
-                "attention weights times values must be what F.scaled_dot_product_attention gave; they miss "
+                "attention weights times values must be what torch's attention gave; they miss "
                 f"it by {float(miss):.1e} of its size: watch metrics of tokens"
             )
 
@@ -172,6 +180,14 @@ class Functions(TorchFunctionMode):
                 if written is not None:
                     self.seen(*written)
         if func in ATTENTION and not is_functorch_wrapped_tensor(found):
-            call = Attention(found, *args, **given)
-            self.seen(call, call.query in self.own and call.key in self.own)
+            self.called(Attention(found, *args, **given))
         return found
+
+    def called(self, call: Attention) -> None:
+        """Attention was called, while a block runs or not."""
+        if not self.depth:
+            return
+        if call.query in self.own:
+            self.own[call.output] = True
+        own = call.query in self.own and call.key in self.own
+        self.seen(call, own and not strays(call.value, call.sizes))

@@ -80,6 +80,13 @@ def read_attention(plan: Plan, call: Call, layer: int, P: Tensor) -> bool:
     return narrow
 
 
+def read_routing(plan: Plan, call: Call, layer: int, p: Tensor) -> None:
+    """Metrics of how a layer routes its tokens."""
+    with isolated(p.device):
+        found, _ = readings("routing", to_float64_device(p), _real(call, p), plan.metrics, call.unit)
+    call.found.append((layer, found))
+
+
 def read_heads(plan: Plan, call: Call, added: Tensor) -> None:
     """Metrics of what each head of the layer entered last adds."""
     unit = max(call.unit, call.attention_unit)

@@ -20,14 +20,16 @@ from rankscope.live.call import Call, Plan
 from rankscope.live.functions import Functions
 from rankscope.live.mask import arguments_of, continues_from_cache, find_padding
 from rankscope.live.reading import arithmetic_of, dropout_of, read_state, read_waiting
+from rankscope.live.routing import Routing
 from rankscope.live.states import fitting_in, states_in
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.profiles.rows import Found
 
 CACHED = "it went on from a cache"
+CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
 
 
-class Recorder(Attending):
+class Recorder(Attending, Routing):
     """Follows a model through its calls."""
 
     def __init__(self, plan: Plan, blocks: Sequence[nn.Module]) -> None:
@@ -207,18 +209,22 @@ class Recorder(Attending):
         """Count a call that ended well."""
         if call.shape is None:
             return
+        if call.longer and not call.attended and self.attended:
+            self.left_out[CHUNK] += 1
+            return
         if (self.plan.wants("attention") or self.plan.wants("heads")) and not call.attended:
             came = call.elsewhere or [f"attention of shape {each}" for each in call.unfit] or ["none"]
             where = ""
             if self.functions is not None and not call.elsewhere:
                 where = (
-                    ": it is seen in Hugging Face models, nn.MultiheadAttention, "
-                    "F.scaled_dot_product_attention and a softmax written out, not in flex attention"
+                    ": it is seen in Hugging Face models, nn.MultiheadAttention, a softmax written out and "
+                    "torch's own functions, not in kernels of other packages"
                 )
             raise WatchError(
                 f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came[0]} "
                 f"came through{where}: watch metrics of tokens"
             )
+        self.check_routed(call)
         self._settle(call, call.chain.ends())
         read_waiting(self.plan, call)
         call.chain.check("blocks found in it" if self.plan.found else "blocks named")

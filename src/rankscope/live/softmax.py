@@ -68,6 +68,11 @@ class Softmax:
         samples = self.P.shape[0] // (self.heads if self.P.ndim == 3 else 1)
         return samples, self.P.shape[-2], self.P.shape[-1]
 
+    @property
+    def wide(self) -> int:
+        """Entries of a head's values."""
+        return self.values.shape[-1] if hasattr(self, "values") else 0
+
     def weights(self) -> tuple[Tensor, Tensor]:
         """The weights `[batch, head, token, token]` and the heads' outputs `[batch, token, head, d]`."""
         with isolated(self.P.device):
@@ -201,7 +206,7 @@ class Softmaxes:
         else:
             softmax.multiplied(*spoken)
         softmax.changed = changed or ("a change in place" if softmax.touched else None)
-        stray = spoken is not None and _strays(spoken[0], softmax.sizes)
+        stray = spoken is not None and changed is None and strays(spoken[0], softmax.sizes)
         return softmax, softmax.certain and values in self.own and not stray
 
 
@@ -232,16 +237,18 @@ def _by_letters(equation: Any, first: bool, values: Tensor, found: Tensor) -> tu
     return values, found.permute([out.index(each) for each in around + i + d])
 
 
-def _strays(values: Tensor, sizes: tuple[int, int, int]) -> bool:
+def strays(values: Tensor, sizes: tuple[int, int, int]) -> bool:
     """Whether values lie in memory so that what they have for tokens and samples is something else: channels,
-    or heads. Told where they are a view of rows `[batch * token, width]`."""
+    or heads. Told where they are a view of rows `[batch * token, width]`; where they are not, channels may
+    stand for tokens if there are as many."""
     rows = values._base if values._is_view() else None
     samples, token, _ = sizes
-    if rows is None or values.ndim < 4 or not rows.is_contiguous() or rows.ndim not in (2, 3):
-        return False
+    unsure = values.shape[-1] == token
+    if rows is None or values.ndim < 3 or not rows.is_contiguous() or rows.ndim not in (2, 3):
+        return unsure
     width = rows.shape[-1]
-    if rows.numel() != samples * token * width:
-        return False
+    if rows.numel() != samples * token * width or (values.ndim == 3 and len(values) != samples):
+        return unsure
     steps = (values.stride(0), values.stride(-2))
     if samples == 1:
         return steps[1] != width

@@ -18,10 +18,11 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from rankscope.errors import MetricError, WatchError, one_of
+from rankscope.errors import WatchError, one_of
 from rankscope.live.blocks import Blocks, blocks_of, finer
 from rankscope.live.call import Plan
 from rankscope.live.compiled import eagerly, is_compiled, original, refuse
+from rankscope.live.flex import flexible
 from rankscope.live.functions import Functions
 from rankscope.live.heads import projections
 from rankscope.live.interface import calls_torch, is_outside, owner_of, refusal, through_interface
@@ -29,6 +30,7 @@ from rankscope.live.mask import arguments_of, is_decoder
 from rankscope.live.multihead import multiheads, through_hooks, unfused
 from rankscope.live.notes import checks, described, dtype_name, notes
 from rankscope.live.recorder import CACHED, Recorder
+from rankscope.live.routing import routers
 from rankscope.live.spans import Spans, is_span, parts_of
 from rankscope.live.states import in_rows_and_columns, layout_of
 from rankscope.metrics import MetricsLike, chosen_metrics
@@ -53,7 +55,8 @@ def watch(
 ) -> "Watch":
     """A context manager in which every call of the model is measured.
 
-    `metrics` may be of tokens, of attention, or of what each head adds (`head_mu`), by name or as a `Metric`;
+    `metrics` may be of tokens, of attention, of what each head adds (`head_mu`), or of how a mixture of
+    experts routes its tokens (`expert_load`), by name or as a `Metric`;
     `layers` says which of 0..L to measure, all if left out. `blocks` names the stack of blocks where it is
     not found by itself: a dotted name, or a list of names or modules. `padding` is the model's own mask, or
     `[batch, token]`, True at padded tokens, or "none"; `layout` is "batch first" or "token first" where
@@ -62,7 +65,7 @@ def watch(
 
     Metrics of tokens leave the model's attention as it is. So do those of attention and heads: weights that
     a kernel keeps to itself are computed beside it, in Hugging Face models, in `nn.MultiheadAttention` and
-    wherever a module calls `F.scaled_dot_product_attention` or writes its softmax out.
+    wherever a module calls `F.scaled_dot_product_attention`, flex attention, or writes its softmax out.
 
     >>> import torch
     >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True, norm_first=True)
@@ -91,23 +94,23 @@ def planned(
     keep: str | Sequence[str] = (),
 ) -> tuple[Plan, list[nn.Module]]:
     """What to look for in a model, and its blocks; the options are those of `watch`."""
-    if any(weight.is_meta for weight in model.parameters()):
+    offloaded = any(map(_is_offloaded, model.modules()))
+    if not offloaded and any(weight.is_meta for weight in model.parameters()):
         raise WatchError(
             f"{type(model).__name__} must hold numbers to measure; its weights are on the meta device: load "
             "them first"
         )
     chosen = chosen_metrics("watch", metrics)
-    for metric in chosen:
-        if metric.of == "routing":
-            raise MetricError(
-                f"{metric.name} is read off the router of a canonical network; got it for a live model: load "
-                "the model, and measure it"
-            )
     kept = frozenset([keep] if isinstance(keep, str) else keep)
     for each in kept - {"states", "attention"}:
         raise WatchError(one_of("keep", each, ("states", "attention")))
     if not isinstance(padding, Tensor) and padding not in ("model", "none"):
         raise WatchError(f"padding must be a boolean tensor, 'model' or 'none'; got {padding!r}")
+    if offloaded and any(each.of == "heads" for each in chosen):
+        raise WatchError(
+            f"what each head adds is read off the output projection; weights of {type(model).__name__} are "
+            "offloaded, and gone when it has run: watch metrics of tokens or attention"
+        )
     name, found = blocks_of(model, blocks)
     measured = _layers(model, found, layers)
     beyond = [metric for metric in chosen if metric.of != "tokens"]
@@ -162,6 +165,8 @@ class Watch:
                 self._changed("While watched, torch's fused encoder and its nested tensors were off.")
             if self._plan.wants("attention") or self._plan.wants("heads"):
                 self._watch_attention(stack)
+            if self._plan.wants("routing"):
+                stack.enter_context(routers(self._blocks, self._seen.routed))
             self._watch_blocks(stack)
             self._stack = stack.pop_all()
         return self
@@ -279,6 +284,7 @@ class Watch:
             return
         if outside:
             self._seen.functions = Functions(self._seen.function)
+            stack.enter_context(flexible(self._blocks, self._seen.functions))
             self._changed("Attention was seen in torch's functions; weights are those before dropout.")
         else:
             before = owner.config._attn_implementation  # type: ignore[union-attr]
@@ -295,6 +301,12 @@ def around(model: nn.Module, block: nn.Module) -> list[nn.Module]:
     steps = names[0].split(".")[:-1] if names else []
     parts = [model.get_submodule(".".join(steps[: k + 1])) for k in range(len(steps))]
     return [part for part in parts if not isinstance(part, nn.ModuleList | nn.ModuleDict)]
+
+
+def _is_offloaded(part: nn.Module) -> bool:
+    """Whether accelerate brings the weights of this part while it runs, and takes them away again."""
+    hook = getattr(part, "_hf_hook", None)
+    return any(getattr(each, "offload", False) for each in (hook, *getattr(hook, "hooks", ())))
 
 
 def _failed(output: Any) -> bool:

@@ -193,6 +193,8 @@ def _config(found: Place, family: str | Family | None) -> Any:
         return AutoConfig.from_pretrained(found.where, **found.options)
     named = _plain_config(found).get("model_type") if found.local else None
     configs = list(family_of(named, family).tiny().values())
+    if not configs:  # a family of one's own need not name any
+        return AutoConfig.from_pretrained(found.where, **found.options)
     own = {config.model_type: type(config) for config in configs}
     return own.get(named, type(configs[0])).from_pretrained(found.where, **found.options)
 

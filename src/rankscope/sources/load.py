@@ -19,6 +19,7 @@ from rankscope.sources.checkpoint import Checkpoint, first_line, place
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import FAMILIES, Family
+from rankscope.sources.families.family import config_of, is_of_transformers
 from rankscope.sources.loaded import Loaded
 from rankscope.sources.model_types import family_of
 from rankscope.sources.parity import check
@@ -49,7 +50,7 @@ def load(
     `family` names the family where a config does not say its model
     type, or which part of a model to load: an encoder-decoder is its encoder unless the decoder is asked for,
     `family="t5_decoder"`, which needs a memory to read, `net.reading(M)`; or is one of your own, a
-    `sources.Family`.
+    `sources.Family`, for any module in memory.
     `revision`, `cache_dir`, `local_files_only` and `token` are as transformers has them; code that comes with
     a checkpoint runs only with `remote_code=True`.
 
@@ -96,13 +97,14 @@ def load(
         net, embedding = canonical(checkpoint, name)
         core = checkpoint.core
         parity = check(net, checkpoint.family, core, embedding, name)
-    details["model_type"] = core.config.model_type
+    config = core.config if is_of_transformers(core) else None
+    details["model_type"] = checkpoint.family.name if config is None else config.model_type
     if tokenizer is not None:
         find = lambda: tokenizer  # noqa: E731
     weights = "given" if isinstance(source, nn.Module) else "trained"
     if checkpoint.notes:
         details["notes"] = list(checkpoint.notes)
-    origin = Loaded(name, checkpoint.family.name, embedding, parity, find, weights, details, core.config)
+    origin = Loaded(name, checkpoint.family.name, embedding, parity, find, weights, details, config)
     return replace(net, origin=origin).to(dtype, device)
 
 
@@ -110,14 +112,15 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
     """A copy in float64: the user's model is never touched."""
     model = unwrapped(model)
     config = getattr(model, "config", None)
-    if config is None or not hasattr(config, "model_type"):
+    own = isinstance(family, Family)  # says itself how to read the model, whatever that is
+    if not own and (config is None or not hasattr(config, "model_type")):
         raise SourceError(
             f"load takes a model of transformers; a {type(model).__name__} has no config: watch measures any "
-            "module as it is"
+            "module as it is, and a family of your own maps it (docs/extending.md)"
         )
     from transformers import PreTrainedModel
 
-    if not isinstance(model, PreTrainedModel):
+    if not own and not isinstance(model, PreTrainedModel):
         raise SourceError(
             f"load takes a model of transformers; a {type(model).__name__} wraps one or is a part of one: "
             "give the model itself, or watch it as it is"
@@ -127,7 +130,7 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
             f"the weights of {type(model).__name__} must be in memory; they are on the meta device, which "
             "holds no numbers: load the model from its files"
         )
-    kind = family_of(config.model_type, family or _alone(model))
+    kind = family_of(getattr(config, "model_type", None), family or _alone(model))
     opened, notes = dequantised(model)
     core = _copied(kind.core(opened)).to("cpu", torch.float64).eval()
     return merged(Checkpoint(core, kind, (), notes=notes))
@@ -173,7 +176,7 @@ def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding
     family = checkpoint.family
     core = family.widen(family.core(checkpoint.model))
     core.requires_grad_(False)
-    arch = family.architecture(core.config)
+    arch = family.architecture(config_of(core))
     blocks = family.blocks(core)
     if len(blocks) != arch.layers:
         raise SourceError(

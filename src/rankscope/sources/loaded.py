@@ -47,11 +47,12 @@ class Loaded:
     def __repr__(self) -> str:
         seen = self.parity
         upto = f" on up to {seen.tokens} tokens" if seen.tokens else ""
+        attention = "" if seen.attention is None else f" and {seen.attention:.0e} in attention"
         done = "".join(f"; {note}" for note in self.details.get("notes", ()))
         unseen = "" if seen.named is None else f"; its config names {seen.named}, which was not reached"
         return (
-            f"Loaded({self.name}, family {self.family}, within {seen.states:.0e} of the original in states "
-            f"and {seen.attention:.0e} in attention{upto}{unseen}{done})"
+            f"Loaded({self.name}, family {self.family}, within {seen.states:.0e} of the original in states"
+            f"{attention}{upto}{unseen}{done})"
         )
 
     @cached_property

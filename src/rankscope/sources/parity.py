@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from rankscope.nets.transformer import Run
 from rankscope.sources.checkpoint import first_line, quiet
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
+from rankscope.sources.families.family import config_of, is_of_transformers
 from rankscope.sources.probe import Probe, beyond, named_lengths, relative
 from rankscope.sources.reach import LONGEST, check_reach
 
@@ -40,8 +42,8 @@ class Parity:
 
     states: float
     """Over all hidden states and the output, relative to the largest entry of each."""
-    attention: float
-    """Over all attention weights."""
+    attention: float | None
+    """Over all attention weights; None where the original, a module of one's own, hands none out."""
     float32_parts: float | None
     """How far the original is from itself with its float32 parts lifted; None where it has none."""
 
@@ -88,17 +90,20 @@ def original(family: Family, core: Any, arguments: Mapping[str, Any], attention:
 
     handles = [blocks[0].register_forward_pre_hook(before, with_kwargs=True)]
     handles += [block.register_forward_hook(after) for block in dict.fromkeys(blocks)]
+    last: list[Tensor] = []
+    if family.final_norm and not is_of_transformers(core):
+        norm = attrgetter(family.final_norm)(core)
+        handles.append(norm.register_forward_hook(lambda module, args, output: last.append(output)))
     try:
-        cached = {} if family.sees or not hasattr(core.config, "use_cache") else {"use_cache": False}
-        found = core(**arguments, **cached, output_attentions=attention, return_dict=True)
+        output, weights = family.call(core, arguments, attention)
     finally:
         for handle in handles:
             handle.remove()
     if family.tokens_first:
         states = [state.transpose(0, 1) for state in states]
-    weights = list(found.attentions) if attention else []
-    weights += list(getattr(found, "cross_attentions", None) or ()) if attention else []
-    return Original(states, found.last_hidden_state, weights, any(wrapped))
+    if output is None:
+        output = last[-1] if last else states[-1]
+    return Original(states, output, weights, any(wrapped))
 
 
 @contextmanager
@@ -144,8 +149,9 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
     net = probe.read_by(net)
     mine, real = net.run(X, padding, attention=True), ~padding
     own = _own(mine, real, family, core, given, name)
-    with quiet():
-        core.set_attn_implementation("eager")
+    if is_of_transformers(core):
+        with quiet():
+            core.set_attn_implementation("eager")
     with lifted() as lift:
         theirs = original(family, core, given)
     parity = Parity(
@@ -154,16 +160,16 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
         float32_parts=_distance(original(family, core, given), theirs) if lift.calls else None,
         tokens=probe.tokens,
     )
-    worst = max(parity.states, parity.attention)
-    if not worst <= TOLERANCE:
+    if not max(parity.states, parity.attention or 0.0) <= TOLERANCE:
+        weights = "" if parity.attention is None else f" and {parity.attention:.1e} in its attention"
         raise ParityError(
             f"the canonical network must agree with the original within {TOLERANCE:g}; {name} "
-            f"({family.name}) is off by {parity.states:.1e} in its states and {parity.attention:.1e} in its "
-            "attention: its config asks for something this family does not map; watch measures it as it is"
+            f"({family.name}) is off by {parity.states:.1e} in its states{weights}: its config asks "
+            "for something this family does not map; watch measures it as it is"
         )
     table = getattr(embedding, "positions", None)
     most = min(math.inf if table is None else len(table), net.arch.rotary_reach or math.inf)
-    named = [] if family.sees else named_lengths(core.config)
+    named = [] if family.sees else named_lengths(config_of(core))
     lengths = [n for n in named if probe.tokens < beyond(n) <= most]
     reach = max((beyond(n) for n in lengths if beyond(n) <= LONGEST), default=0)
     with lifted():
@@ -175,7 +181,7 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
 def _own(mine: Run, real: Tensor, family: Family, core: Any, given: Mapping[str, Any], name: str) -> float:
     """How far the states are from the original's as it runs; 0 where that is eager attention, or one of
     transformers' own that needs another device or dtype and computes the same."""
-    how = core.config._attn_implementation
+    how = getattr(config_of(core), "_attn_implementation", None)
     if how in (None, "eager") or _needs_a_device(how):
         return 0.0
     said = (
@@ -222,8 +228,10 @@ def distance(mine: Run, theirs: Original, real: Tensor, whole: bool, name: str) 
     return max(relative(a, b, real) for a, b in pairs)
 
 
-def _attention(mine: Run, theirs: Original, real: Tensor) -> float:
+def _attention(mine: Run, theirs: Original, real: Tensor) -> float | None:
     """Of real rows; a padded column has weight zero in both."""
+    if not theirs.attention:
+        return None
     rows = ~real[:, None, :, None]
     found = [
         float((a - b).masked_fill_(rows, 0.0).abs().max())

@@ -19,6 +19,7 @@ from torch import Tensor
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
+from rankscope.sources.families.family import config_of
 
 SHORTEST = 24
 """Tokens of a probe where the config names no length."""
@@ -45,7 +46,8 @@ def named_lengths(config: Any) -> list[int]:
             elif type(value) is int and value > 0 and LENGTHS.search(str(name)):  # a bool is no length
                 yield value
 
-    return sorted(set(found(config.to_dict())))
+    fields = config.to_dict() if hasattr(config, "to_dict") else config
+    return sorted(set(found(fields if isinstance(fields, Mapping) else vars(fields))))
 
 
 def beyond(length: int) -> int:
@@ -77,7 +79,7 @@ class Probe:
     def of(cls, family: Family, core: Any, embedding: Embedding, arch: Architecture) -> "Probe":
         """Random inputs from a fixed seed, as long as the config asks for and can be afforded."""
         weights = sum(weight.numel() for weight in core.parameters())
-        lengths = [SHORTEST, *map(beyond, named_lengths(core.config))]
+        lengths = [SHORTEST, *map(beyond, named_lengths(config_of(core)))]
         longest = max(n for n in lengths if n == SHORTEST or affordable(n, arch, weights))
         return cls.long(family, core, embedding, min(longest, arch.rotary_reach or longest))
 
@@ -92,16 +94,17 @@ class Probe:
         words: Any = embedding
         n = n if words.positions is None else min(n, len(words.positions))
         padding = torch.zeros(len(PADDING), n, dtype=torch.bool)
-        padding[1, max(n - PADDING[1], 1) :] = True
-        padding[2, : min(PADDING[2], n - 1)] = True
+        taken = inspect.signature(core.forward).parameters
+        if "attention_mask" in taken:  # a module of one's own may know no padding
+            padding[1, max(n - PADDING[1], 1) :] = True
+            padding[2, : min(PADDING[2], n - 1)] = True
         ids = torch.randint(0, len(words.words), padding.shape, generator=generator)
-        pad = getattr(core.config, "pad_token_id", None)
+        pad = getattr(config_of(core), "pad_token_id", None)
         pad = 0 if pad is None else int(pad)
         # RoBERTa tells padding by the id itself.
         ids = torch.where(ids == pad, (pad + 1) % len(words.words), ids)
         # A table whose first rows are spare is read by a count of real tokens; else the count is given.
         counts = words.positions is not None and family.first_position(core) == 0
-        taken = inspect.signature(core.forward).parameters
         places = ((~padding).cumsum(1) - 1).clamp(min=0) if counts and "position_ids" in taken else None
         given = ids.masked_fill(padding, pad), padding, places
         if family.side != "decoder":

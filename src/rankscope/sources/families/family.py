@@ -10,13 +10,16 @@ To add a family, write a file with a subclass of `Family` and put it into the ta
         def architecture(self, config): ...        # without biases: they are found in the weights
         def tiny(self): ...                        # small configs: every branch of the above in one of them
 
-`final_norm` is the place of the last norm. Where places do not say it all, `blocks`, `layer`, `embedding` and
+`final_norm` is the place of the last norm. A family of one's own, given to `load(model, family=)`, needs no
+`types` and no `tiny`, and its model may be any module: `config` is then what the model has by that name, or
+the model itself. Where places do not say it all, `blocks`, `layer`, `embedding` and
 `others` (tensors outside the blocks) are methods to write anew. Nothing has to be said about parity: every
 load checks it, and `rankscope models` and the tests run it on each config of `tiny`.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from inspect import signature
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -55,7 +58,7 @@ class Family(ABC):
     """One kind of model."""
 
     name: ClassVar[str]
-    types: ClassVar[tuple[str, ...]]
+    types: ClassVar[tuple[str, ...]] = ()
     """`config.model_type` of the models it maps."""
     loader: ClassVar[str] = "AutoModel"
     """The class of transformers that reads a checkpoint."""
@@ -85,9 +88,29 @@ class Family(ABC):
     def architecture(self, config: Any) -> Architecture:
         """What the config describes. Biases, and angles of rotary positions, are taken from the weights."""
 
-    @abstractmethod
     def tiny(self) -> dict[str, Any]:
         """Small configs, by a word for what sets each apart."""
+        return {}
+
+    def call(
+        self, model: Any, given: Mapping[str, Any], attention: bool
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Run the original on what it is `given`, by transformers' names: its output, None where that is its
+        last norm's or its last block's, and the attention of each layer, where it is asked for and to be had.
+
+        A module that is no model of transformers is given the ids, and the rest by name as far as its forward
+        takes it."""
+        if is_of_transformers(model):
+            cached = {} if self.sees or not hasattr(model.config, "use_cache") else {"use_cache": False}
+            found = model(**given, **cached, output_attentions=attention, return_dict=True)
+            if not attention:
+                return found.last_hidden_state, []
+            crossed = getattr(found, "cross_attentions", None) or ()
+            return found.last_hidden_state, [*found.attentions, *crossed]
+        first, *others = given
+        taken = signature(model.forward).parameters
+        model(given[first], **{name: given[name] for name in others if name in taken})
+        return None, []
 
     def blocks(self, model: Any) -> list[Any]:
         """The blocks in the order they are applied; one may come several times."""
@@ -129,6 +152,16 @@ class Family(ABC):
     def output(self, model: Any) -> bool:
         """Whether the model's `last_hidden_state` is the network's output (OPT may project it further)."""
         return True
+
+
+def is_of_transformers(model: Any) -> bool:
+    """Whether it is one of transformers' models, and not a module of one's own."""
+    return hasattr(model, "set_attn_implementation")
+
+
+def config_of(model: Any) -> Any:
+    """What describes a model: its config, or the model itself where it has none."""
+    return getattr(model, "config", model)
 
 
 def described(config: Any, **fields: Any) -> Architecture:

@@ -1,0 +1,171 @@
+"""Routing of running mixtures of experts: counted from what their routers say, padding left out."""
+
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+import rankscope
+from rankscope.errors import WatchError
+from rankscope.live import Monitor
+from tests.live.families import HEADS, LAYERS, WIDTH, seen, tiny
+from tests.live.gpt import GPT, Block, words
+
+METRICS = ["expert_load", "expert_entropy"]
+IDS = words(3, 7)
+REAL = torch.ones(3, 7, dtype=torch.bool)
+REAL[1, 5:] = False
+REAL[2, :3] = False
+TWO: dict[str, Any] = {"num_key_value_heads": 2, "num_experts_per_tok": 2}
+FEW: dict[str, Any] = {**TWO, "moe_intermediate_size": 12}
+SHARED: dict[str, Any] = {
+    **FEW,
+    "num_experts": 5,
+    "shared_expert_intermediate_size": 8,
+    "mlp_only_layers": [1],
+}
+LATENT: dict[str, Any] = {
+    **FEW, "kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4,
+    "n_routed_experts": 8, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
+    "num_key_value_heads": 4,
+}  # fmt: skip
+MODELS = {
+    "mixtral": tiny(hf.MixtralModel, num_key_value_heads=2, num_local_experts=4),
+    "qwen2_moe": tiny(hf.Qwen2MoeModel, **SHARED),
+    "qwen3_moe": tiny(hf.Qwen3MoeForCausalLM, **FEW, num_experts=6, head_dim=4),
+    "olmoe": tiny(hf.OlmoeForCausalLM, **TWO, num_experts=5),
+    "gpt_oss": tiny(hf.GptOssModel, **TWO, num_local_experts=4, head_dim=8),
+    "deepseek_v3": tiny(hf.DeepseekV3Model, **LATENT),
+}  # fmt: skip
+
+
+def built(name: str) -> Any:
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += 0.3 * torch.randn_like(weight)
+    return model
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_loads_are_counted_from_what_the_experts_were_given(name: str) -> None:
+    """The experts' own arguments, not the router's output, say which were chosen."""
+    model = built(name)
+    taken: dict[int, Tensor] = {}
+    stack = model.base_model.layers
+    for layer, block in enumerate(stack, start=1):
+        for part in block.modules():
+            if type(part).__name__.endswith("Experts"):
+                part.register_forward_pre_hook(
+                    lambda module, args, layer=layer: taken.update({layer: args[1].reshape(*IDS.shape, -1)})
+                )
+    given = {"input_ids": IDS, "attention_mask": REAL.long()}
+    plain = model(**given)[0]
+    with rankscope.watch(model, METRICS) as w:
+        assert torch.equal(model(**given)[0], plain)
+    assert taken
+    profile = w.profile()
+    assert {*profile.table["layer"].unique()} == {*taken}
+    for layer, chosen in taken.items():
+        for sample in range(3):
+            counts = Counter(chosen[sample][REAL[sample]].flatten().tolist())
+            shares = [number / counts.total() for number in counts.values()]
+            load = max(counts.values()) / int(REAL[sample].sum())
+            assert float(profile.curve("expert_load")[sample, layer]) == pytest.approx(load)
+            entropy = -sum(share * math.log(share) for share in shares)
+            assert float(profile.curve("expert_entropy")[sample, layer]) == pytest.approx(entropy)
+
+
+@pytest.mark.parametrize("probed", [False, True])
+def test_a_monitor_has_the_routing_of_a_training(probed: bool, tmp_path: Path) -> None:
+    """As a watch before the first step sees it."""
+    model = built("mixtral").train(not probed)
+    expected = seen(model, METRICS, IDS).profile()
+    probe = {"input_ids": IDS} if probed else None
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    with Monitor(model, ["mu", *METRICS], every=1, probe=probe, run=tmp_path / "run", alarms=()) as monitor:
+        model.train()(IDS)[0].square().mean().backward()
+        optimizer.step()
+        monitor.step()
+    rows = rankscope.read(monitor.run).table("training")
+    first = rows["step"].min()
+    for metric in METRICS:
+        found = rows.filter(metric=metric, step=first).sort("layer")
+        assert found["layer"].to_list() == [1, 2, 3]
+        mean = expected.curve(metric)[:, 1:].mean(0)
+        assert found["value"].to_list() == pytest.approx(mean.tolist(), rel=1e-12)
+
+
+class Gate(nn.Module):
+    """A router of one's own, of its own name."""
+
+    def __init__(self, rows: int = 1) -> None:
+        super().__init__()
+        self.scores, self.rows = nn.Linear(WIDTH, 3, bias=False), rows
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = self.scores(x)[:, :: self.rows]
+        return (scores, *scores.softmax(-1).topk(1))
+
+
+class Gated(Block):
+    """One expert of three for each token, after attention."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.gate, self.experts = Gate(), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        _, weights, chosen = self.gate(self.ln_2(x))
+        said = torch.stack([expert(x) for expert in self.experts], -2)
+        index = chosen[..., None].expand(*chosen.shape, WIDTH)
+        return x + (weights[..., None] * said.gather(-2, index)).sum(-2)
+
+
+def test_a_router_written_by_hand() -> None:
+    model = GPT(block=Gated).double().eval()
+    w = seen(model, [*METRICS, "entropy"], words())
+    assert w.profile().curve("entropy").shape == (2, LAYERS + 1, HEADS)
+    load = w.profile().curve("expert_load")[:, 1:]
+    assert ((load >= 1 / 3) & (load <= 1)).all()
+    with torch.no_grad(), rankscope.watch(model, "expert_load", layers=[0, 2]) as w:
+        model(words())
+    assert {*w.profile().table["layer"]} == {2}
+    torch.testing.assert_close(w.profile().curve("expert_load")[:, 2], load[:, 1])
+
+
+class Twice(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        self.gate(x)
+        return super().forward(x)
+
+
+class Sparse(Gated):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.gate = Gate(rows=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.gate(x)
+        return x + self.attn(self.ln_1(x))
+
+
+@pytest.mark.parametrize(
+    ("block", "sentence"),
+    [
+        (Block, r"routing of the blocks' \(2, 6\) tokens was asked for; none came through"),
+        (Sparse, r"one of rows \(2, 3, 1\) came through: it is read off modules that return scores"),
+        (Twice, "a block must have one router .* a second one came in block 1"),
+    ],
+)
+def test_what_is_no_routing_of_the_tokens_is_refused(block: type[nn.Module], sentence: str) -> None:
+    with pytest.raises(WatchError, match=sentence):
+        seen(GPT(block=block).double().eval(), "expert_load", words())
