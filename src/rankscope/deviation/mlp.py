@@ -128,7 +128,7 @@ def _plain(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
         return D
     if type(D) is Tensor and D.device.type == "cpu" and D.numel() > IN_CACHE:
         # A dozen passes over what fits into a core's cache are quicker than over memory.
-        parts = D.split(max(1, IN_CACHE * D.shape[1] // D.numel()), 1)
+        parts = torch.split(D, max(1, IN_CACHE * D.shape[1] // D.numel()), 1)
         return torch.cat([_apart(name, Z, part, outside) for part in parts], 1)
     return _apart(name, Z, D, outside)
 

@@ -149,28 +149,41 @@ def judged(net: Transformer, X: Tensor, found: Certificates) -> Verdict:
     """Every guarantee of one sample `[token, width]` against the exact network; what is found wrong is
     looked at again in many more digits."""
     rows = found.guarantees().to_dicts()
-    # Zero counts as zero: at so many digits what is measured would be seen.
-    alike = [row["log10_size"] - row["log10_measured"] for row in rows if row["quantity"] != "affine_rank"]
-    digits = FEWEST + 2 * int(max([0.0, *(each for each in alike if math.isfinite(each))]))
-    verdict = _at(net, X, rows, digits)
+    for row in rows:
+        row["digits"] = _needed(row)
+    most = max((row["digits"] or FEWEST for row in rows), default=FEWEST)
+    for row in rows:
+        row["digits"] = row["digits"] or min(most, MOST)
+    verdict = _at(net, X, rows, FEWEST)
     if verdict.false or verdict.misread:
-        return _at(net, X, rows, 4 * digits + 600)
+        return _at(net, X, rows, 4 * most + 600)
     return verdict
+
+
+def _needed(row: dict[str, Any]) -> int | None:
+    """Digits at which what is measured would be seen; None of a zero or a rank, which are looked at where
+    everything else would be."""
+    alike = row["log10_size"] - row["log10_measured"]
+    if row["quantity"] == "affine_rank" or not math.isfinite(alike):
+        return None
+    return FEWEST + 2 * int(max(0.0, alike))
 
 
 def _at(net: Transformer, X: Tensor, rows: list[dict[str, Any]], digits: int) -> Verdict:
     verdict = Verdict([], [], [])
     while rows and digits <= MOST:
-        deepest, again = max(row["layer"] for row in rows), []
+        again = [row for row in rows if row["digits"] > digits]
+        ready = [row for row in rows if row["digits"] <= digits]
+        deepest = max((row["layer"] for row in ready), default=0)
         with mp.workdps(digits):
             for number, layer in zip(range(1, deepest + 1), layers(net, X, digits), strict=False):
-                here = [row for row in rows if row["layer"] == number]
+                here = [row for row in ready if row["layer"] == number]
                 if not layer.resolved:
                     again += here
                     continue
                 for row in here:
                     _judge(row, layer, verdict)
-        rows, digits = again, 3 * digits
+        rows, digits = again, MOST if digits < MOST < 3 * digits else 3 * digits
     verdict.unchecked = rows
     return verdict
 
