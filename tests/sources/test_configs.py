@@ -121,7 +121,7 @@ def test_inert_fields_change_nothing(name: str, label: str) -> None:
     own = fields(config)
     for field in (field for group in INERT.values() for field in group if field in own):
         value = other(own[field])
-        if value is None:
+        if value is None or (name, field) == ("roberta", "pad_token_id"):  # it counts positions from there
             continue
         model = built(family, copy.deepcopy(config), seed=7)
         setattr(model.config, field, value)

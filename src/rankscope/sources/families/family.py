@@ -101,6 +101,7 @@ class Family(ABC):
         A module that is no model of transformers is given the ids, and the rest by name as far as its forward
         takes it."""
         if is_of_transformers(model):
+            model.config.return_dict = True  # some ask their config, whatever the call says
             cached = {} if self.sees or not hasattr(model.config, "use_cache") else {"use_cache": False}
             found = model(**given, **cached, output_attentions=attention, return_dict=True)
             if not attention:
