@@ -103,9 +103,12 @@ def test_what_does_not_go_together_is_one_sentence(more: dict[str, Any], said: s
 
 def test_a_memory_is_checked() -> None:
     net = awake(Architecture(**CROSS), 3)
-    for M, said in ((normal(1, 7, 9), r"received \(1, 7, 9\)"), ([1.0], "received list")):
+    for M, said in (
+        (normal(1, 7, 9), r"received \(1, 7, 9\)"),
+        (torch.ones(1, 7, 8).long(), r"received \(1, 7, 8\)"),
+    ):
         with pytest.raises(TokensError, match=f"a memory must be a floating tensor.*width 8; {said}"):
-            net.reading(M)  # type: ignore[arg-type]
+            net.reading(M)
     assert "1 sample of up to 7 tokens" in repr(net.reading(normal(1, 7, 8)).memory)
 
 
