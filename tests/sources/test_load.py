@@ -341,6 +341,7 @@ def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
         ),
         ("deepseek_v32", r"'deepseek_v32', whose tokens attend to those alone that an indexer picks"),
         ("gpt_oss", r"'gpt_oss', whose attention has sinks: its rows do not sum to one: watch"),
+        ("llama4_text", r"'llama4_text', whose layers take turns in rotating"),
         ("lama", r"'lama' \(did you mean 'llama'\?\): watch"),
     ],
 )

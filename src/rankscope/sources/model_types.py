@@ -12,7 +12,13 @@ DISENTANGLED = (
     ", whose scores add products of queries with a table of relative positions and of that table with keys "
     "(disentangled attention): no positions here do the second"
 )
+CHUNKED = (
+    ", whose layers take turns in rotating, attend within chunks, and choose experts by sigmoids that scale "
+    "what an expert reads"
+)
 REASONS = {
+    "llama4": CHUNKED,
+    "llama4_text": CHUNKED,
     "gpt_oss": ", whose attention has sinks: its rows do not sum to one",
     "deepseek_v32": ", whose tokens attend to those alone that an indexer picks for each",
     "deberta": DISENTANGLED,
