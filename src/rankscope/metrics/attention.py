@@ -14,7 +14,7 @@ from rankscope.metrics.tokens import real_tokens
 HeadValues = Float[Tensor, "*batch head"]
 RowValues = Float[Tensor, "*batch head row"]
 RowsOf = Float[Tensor, "*batch head row token"]
-"""Some rows of P in float64, zero at padding."""
+"""Some rows of P, zero at padding, in the arithmetic that made them."""
 
 
 def _ready(
@@ -65,8 +65,8 @@ def entropy(P: Tensor, padding: Tensor | None = None) -> HeadValues:
 
 def entropy_of_rows(P: RowsOf, real: Bool[Tensor, "*batch 1 token"]) -> RowValues:
     """`-sum_j P_ij log P_ij`; NaN of a row with a negative entry."""
-    found = torch.special.entr(P).sum(-1)
-    return found.masked_fill(found == -torch.inf, torch.nan)
+    logs = P.clamp(min=torch.finfo(P.dtype).tiny).log()  # a weight of zero adds nothing, whatever its log
+    return -torch.linalg.vecdot(P, logs).masked_fill(P.amin(-1) < 0, torch.nan)
 
 
 def _two_largest(P: Tensor, padding: Tensor | None) -> tuple[HeadValues, HeadValues]:

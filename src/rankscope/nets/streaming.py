@@ -14,17 +14,17 @@ from torch import Tensor
 
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.kernels import KernelContext, kernel_of
-from rankscope.nets.masks import spec_of
+from rankscope.nets.masks import Mask, spec_of
 from rankscope.nets.plain import Heads, Plain, Spoken, Tokens
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Step, Transformer
 from rankscope.nets.traversal import Block
 
 Numbers = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
-"""By name, what is asked of rows of P `[batch, head, row, token]` in float64, and of which tokens count
+"""By name, what is asked of rows of P `[batch, head, row, token]`, and of which tokens count
 `[batch, 1, token]`: a number for each row."""
-AT_ONCE = 2**25
-"""Bytes of a block of rows in float64."""
+AT_ONCE = 2**22
+"""Bytes of a block of rows of one head: what a core's cache holds."""
 KERNELS = ("softmax", "gaussian", "uniform", "sigmoid", "linear")
 """Kernels whose rows need no other rows."""
 
@@ -77,24 +77,47 @@ class Streamed(Plain):
             heads = self._by_rows(mask, P, q, k, V)
         return self.heard(block, heads)
 
-    def _by_rows(self, mask: object, P: RowNumbers, q: Heads, k: Heads, V: Heads) -> Heads:
-        arch, n = self.arch, q.shape[2]
-        weights = kernel_of(arch.kernel).weights
-        back = "causal" in spec_of(mask).split("&")  # type: ignore[arg-type]
-        rows = max(1, AT_ONCE // max(1, q.shape[0] * q.shape[1] * n * 8))
-        heads = torch.empty_like(q[..., :1]).expand(*q.shape[:-1], V.shape[-1]).contiguous()
+    def _by_rows(self, mask: str | Mask, P: RowNumbers, q: Heads, k: Heads, V: Heads) -> Heads:
+        n = q.shape[2]
+        back = "causal" in spec_of(mask).split("&")
+        rows = max(1, AT_ONCE // max(1, len(q) * n * q.element_size()))
+        said = torch.empty_like(q[..., :1]).expand(*q.shape[:-1], V.shape[-1]).contiguous()
         P.of = {name: q.new_empty(q.shape[:-1], dtype=torch.float64) for name in self.numbers}
         for start in range(0, n, rows):
             stop = min(n, start + rows)
             seen = stop if back else n  # nothing lies ahead
-            visible = self.setting.rows(mask, start, stop)[..., :seen]  # type: ignore[arg-type]
+            weights = self._weights(mask, start, stop, seen)
+            real = self.setting.real[:, None, :seen]
+            for head in range(q.shape[1]):
+                here = slice(head, head + 1)
+                part = weights(q[:, here, start:stop], k[:, here, :seen])
+                said[:, here, start:stop] = part @ V[:, here, :seen]
+                for name, number in self.numbers.items():
+                    P.of[name][:, here, start:stop] = number(part, real)
+        return said
+
+    def _weights(
+        self, mask: str | Mask, start: int, stop: int, seen: int
+    ) -> Callable[[Tensor, Tensor], Float[Tensor, "batch head row token"]]:
+        """From queries of some rows and the keys that they may see to weights."""
+        arch = self.arch
+        if not (self.all_real and mask in ("complete", "causal") and arch.kernel == "softmax"):
+            visible = self.setting.rows(mask, start, stop)[..., :seen]
             context = KernelContext(visible, None, arch.divisor, arch.score_cap)
-            part = weights(q[:, :, start:stop], k[:, :, :seen], context)
-            heads[:, :, start:stop] = part @ V[:, :, :seen]
-            exact = part.double() if self.numbers else part
-            for name, number in self.numbers.items():
-                P.of[name][:, :, start:stop] = number(exact, self.setting.real[:, None, :seen])
-        return heads
+            return lambda q, k: kernel_of(arch.kernel).weights(q, k, context)
+        # No mask of all that is seen: a token of these rows hides only others of them.
+        ahead = torch.ones(
+            stop - start, stop - start, dtype=torch.bool, device=self.setting.real.device
+        ).triu(1)
+
+        def softmax(q: Tensor, k: Tensor) -> Tensor:
+            s = (q / arch.divisor) @ k.mT
+            s = arch.score_cap * torch.tanh(s / arch.score_cap) if arch.score_cap else s
+            if mask == "causal":
+                s[..., start:].masked_fill_(ahead, -torch.inf)
+            return s.softmax(-1)
+
+        return softmax
 
 
 def _fused(arch: Architecture) -> bool:
