@@ -59,6 +59,16 @@ def test_tokens_alone_are_read_through_fused_attention(monkeypatch: Any) -> None
         assert streamed["value"].to_list() == pytest.approx(whole["value"].to_list(), rel=1e-12)
 
 
+def test_rows_that_need_not_sum_to_one_are_looked_at(monkeypatch: Any) -> None:
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2, kernel="sigmoid"))
+    X = torch.randn(1, 13, 8, dtype=torch.float64)
+    whole = measure(net, X, None, ["mu"], "float64").manifest.networks[0].checks
+    monkeypatch.setattr(propagation, "WHOLE", 0)
+    streamed = measure(net, X, None, ["mu"], "float64").manifest.networks[0].checks
+    assert not streamed["rows_sum_to_one"]
+    assert streamed["largest_row_sum_defect"] == pytest.approx(whole["largest_row_sum_defect"], rel=1e-12)
+
+
 def test_a_metric_of_the_whole_matrix_keeps_it_whole(monkeypatch: Any) -> None:
     net = Transformer.random(Architecture(layers=1, width=8, heads=2))
     whole, same = both(net, torch.randn(1, 9, 8), None, monkeypatch, ["entropy", "dobrushin"])

@@ -71,9 +71,8 @@ def masked_softmax(
     scores: Float[Tensor, "batch head row token"], visible: Bool[Tensor, "#batch 1 row token"]
 ) -> Float[Tensor, "batch head row token"]:
     """Softmax over the visible tokens; a row that sees none (padding) is zero."""
-    if visible.device.type == "cpu" and bool(
-        visible.any(-1).all()
-    ):  # elsewhere a question would be waited for
+    near = visible.device.type == "cpu"  # elsewhere a question would be waited for
+    if near and bool(visible.any(-1).all()):
         return (scores if bool(visible.all()) else scores.masked_fill(~visible, -torch.inf)).softmax(-1)
     blind = ~visible.any(-1, keepdim=True)
     hidden = scores.masked_fill(~(visible | blind), -torch.inf)

@@ -15,6 +15,7 @@ from rankscope.metrics.attention import defect_of_rows
 from rankscope.metrics.catalogue import Of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
+from rankscope.nets.kernels import kernel_of
 from rankscope.nets.streaming import Numbers, size_of_attention, streamed, streams
 from rankscope.profiles.needs import check_memory
 from rankscope.profiles.readers import Reader
@@ -134,5 +135,7 @@ def _rows(net: Transformer, readers: Sequence[Reader]) -> Numbers | None:
         return None
     chosen = {each.name: each.by_row for some in asked for each in some or ()}
     found = {name: rule for name, rule in chosen.items() if rule is not None}
-    # The sum of a row costs nothing beside another number of it; alone it is not worth the rows.
-    return found and {DEFECT: defect_of_rows, **found}
+    # The sum of a row costs nothing beside another number of it; alone it is worth the rows where it may not
+    # be one.
+    seen = found or not kernel_of(net.arch.kernel).averages
+    return {DEFECT: defect_of_rows, **found} if seen else {}

@@ -6,7 +6,6 @@ any object with the four names of `Reader`. One that needs attention and can do 
 says of which metrics in `by_row`; else P is held whole.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from rankscope.metrics import Metric
 from rankscope.metrics.catalogue import ROUNDING, Of
-from rankscope.nets.kernels import kernel_of
 from rankscope.profiles.rows import Entry
 from rankscope.profiles.shapes import Shape, looked_at
 from rankscope.profiles.steps import LayerStep
@@ -47,7 +45,8 @@ class MetricReader:
         self.chosen = chosen
         self.needs: frozenset[Of] = frozenset(each.of for each in chosen)
         asked = [each for each in chosen if each.of == "attention"]
-        self.by_row = None if any(each.by_row is None for each in asked) else asked
+        whole = any(each.by_row is None or each.scale is not None or each.count for each in asked)
+        self.by_row = None if whole else asked
         """Metrics that can be read off numbers of the rows of attention; None where one cannot."""
         self.cost = f"{len(chosen)} metrics at each layer; keeps three numbers a sample of each"
         self._found: list[Entry] = []
@@ -70,7 +69,6 @@ class CheckReader:
 
     def __init__(self) -> None:
         self._padded = 0
-        self._averages = True
         self._rounding = 0.0
         self._defects: list[Tensor] = []
         self._finite: list[tuple[int, Tensor]] = []
@@ -87,13 +85,11 @@ class CheckReader:
         if defect is not None:
             self._defects.append(defect)
         self._finite.append((step.layer, step.finite))
-        self._averages = kernel_of(step.net.arch.kernel).averages
 
     def result(self) -> dict[str, Any]:
         """For the manifest."""
-        # Where attention is fused nobody sees its rows: they sum to one if the kernel makes them.
-        unseen = 0.0 if self._averages else math.inf
-        defect = max((float(each) for each in self._defects), default=unseen)
+        # Where attention is fused nobody sees its rows, which a softmax makes to sum to one.
+        defect = max((float(each) for each in self._defects), default=0.0)
         return {
             "padded_tokens": self._padded,
             "largest_row_sum_defect": defect,
