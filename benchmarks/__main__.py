@@ -16,6 +16,7 @@ TITLES = {
     "measuring": "BERT-base, 4 x 128 tokens",
     "deviations": "BERT-base, 4 x 128 tokens, float64",
     "streaming": "Peak memory of measure --text, bert-tiny, 2 variants, 16 tokens",
+    "contexts": "Long contexts: 2 layers, width 64, float32",
     "watching": "GPT-2, 4 x 128 tokens",
     "monitoring": "Watching a training: GPT-2, 4 x 128 tokens, AdamW",
     "paths": "Paths: BERT-base, 4 x 128 tokens, float64; 6 layers of 2 heads",
