@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
@@ -79,7 +80,8 @@ def test_killed_and_gone_on_with(kills: int, alone: Sweep, tmp_path: Path) -> No
             if kept.exists() and kept.read_text().count("\n") >= aim:
                 break
             time.sleep(0.02 * rng.random())
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may have ended by itself
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     swept(tmp_path / "run", workers=1)
     same(alone.run, tmp_path / "run")

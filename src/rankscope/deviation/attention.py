@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rankscope.deviation.decisions import needed
 from rankscope.deviation.mlp import affine
 from rankscope.deviation.scaled import Scaled, chosen
 from rankscope.deviation.state import Real, State
@@ -138,7 +139,7 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Atte
     mean = Scaled((most + P.p[:, :, None] @ about)[:, :, 0], dv.log)  # [batch, head, head_width]
     R = Scaled(P.others.value @ about, P.others.log + dv.log)  # [batch, head, token, head_width]
     x = v.x + mean
-    if not P.signed and bool((short := _short(P, dv, mean, v.real)).any()):
+    if not P.signed and needed((short := _short(P, dv, mean, v.real)).any()):
         straight = Scaled(P.matrix() @ dv.value, dv.log)
         x, R = chosen(short, v.x, x), chosen(short, straight, R)
     if len(speaking) < arch.heads:
@@ -152,7 +153,7 @@ def _short(P: Attention, dv: Scaled, mean: Scaled, real: Real) -> Bool[Tensor, "
     """Where some token, of what it looks at, hears less than a hundredth of the mean."""
     sizes = torch.linalg.vector_norm(dv.value, dim=-1, keepdim=True)  # [batch, head, token, 1]
     least, most = sizes.amin((2, 3)), sizes.amax((2, 3))
-    if not bool((least < SHORT * most).any()):
+    if not needed((least < SHORT * most).any()):
         return torch.zeros_like(least, dtype=torch.bool)
     heard = (P.matrix() @ sizes)[..., 0].masked_fill(~real.rows[:, None], torch.inf)
     return heard.amin(-1) < SHORT * torch.linalg.vector_norm(mean.value, dim=-1)

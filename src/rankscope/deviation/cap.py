@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rankscope.deviation.decisions import needed
 from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.tails import most, sinh_share, tanh_change
 from rankscope.doubled import quotient
@@ -49,7 +50,7 @@ def capped(constant: Constant | None, ref: Scaled, D: Scaled, cap: float) -> tup
     at, across, down = common.explicit()[..., None], h.explicit()[:, None], r.explicit()[..., None]
     new_ref = tanh_change(at.expand(-1, -1, n), across, Scaled(h.value[:, None], h.log))
     new_D = tanh_change(at + down + across, D.explicit(), D) + _bent(at, r, h, down, across)
-    if bool((beyond := cut > 0).any()):
+    if needed((beyond := cut > 0).any()):
         straight = _straight(at, down, across, D.explicit(), cut)
         new_ref, new_D = (
             chosen(beyond, Scaled.plain(a), b) for a, b in zip(straight, (new_ref, new_D), strict=True)

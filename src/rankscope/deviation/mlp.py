@@ -15,17 +15,19 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, saves_a_pass, spread
+from rankscope.deviation.decisions import needed, saves_a_pass, spared, terms
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.series import GATES, SERIES, VALUES
 from rankscope.deviation.state import State
 from rankscope.deviation.tails import FADING, TAIL, faded, tanh_change
-from rankscope.doubled import near_log, precision
+from rankscope.doubled import near_log, nearest, precision
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Linear, MLPWeights
 
 LARGE = 0.02
 LINEAR = 1e3
 """From here on activations are linear on either side of 0 (tanh: constant), to all of float64's digits."""
+MOST_TERMS = 19
 REACH = 250.0
 """Logs within which activations are evaluated as they are."""
 
@@ -70,7 +72,7 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
         # Drawn - outside is 0 unless constant: there d goes on as large as it is.
         change = tanh_change(Z, D, Scaled(d.value, d.log))
         return Scaled(common, drawn), Scaled(change.value, change.log + drawn - outside)
-    if name in FADING and bool((gone := _faded(name, Z, D)).any()):
+    if name in FADING and needed((gone := _faded(name, Z, D)).any()):
         fine, rest = (
             faded(name, Z, D, Scaled(d.value, d.log - outside)),
             _drawn(name, Z, D, d, outside, drawn),
@@ -84,7 +86,7 @@ def _faded(name: str, Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
     """Where nothing is left of any unit of any token."""
     tail = TAIL[name]
     low = Z.lt(tail).all(-1) | (Z == 0).all(-1)
-    if not D.shape[1] or not bool(low.any()):
+    if not D.shape[1] or not needed(low.any()):
         return torch.zeros_like(low)
     return low & ((Z[:, None] + D).flatten(1).amax(1) < tail)
 
@@ -95,22 +97,24 @@ def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: T
     # In an activation's tail the terms of its series grow with |z|.
     reach = size * (d.log - outside).clamp(max=STEEPEST).exp() * (1 + Z.abs().amax(-1).clamp(max=50.0))
     large = reach > LARGE
-    if bool(large.all()):
+    if spared(large.all()):
         return Scaled(_plain(name, Z, D, outside), drawn)
     # e^(d.log) d (f_1 + f_2 D + ...), D the same d in units of one.
-    quotient = _quotient(name, Z, D, min(float(reach.max()), LARGE) if len(reach) else 0.0)
-    if name in FADING and bool((outside > 0).any()):
+    quotient = _quotient(name, Z, D, reach.clamp(max=LARGE))
+    if name in FADING and needed((outside > 0).any()):
         # A step below float64's range is small beside any Z: the slope.
         slope = SERIES[name]((Z * spread(outside.clamp(0.0, 690.0).exp(), Z)).clamp(-LINEAR, LINEAR), 1)[1]
         exact = torch.where(D == 0, slope[:, None], _plain(name, Z, D, outside) / D.masked_fill(D == 0, 1.0))
         quotient = torch.where(spread(outside > 0, D), exact, quotient)
     change = Scaled(d.value * quotient, d.log + drawn - outside)
-    return chosen(large, Scaled(_plain(name, Z, D, outside), drawn), change) if bool(large.any()) else change
+    if not needed(large.any()):
+        return change
+    return chosen(large, Scaled(_plain(name, Z, D, outside), drawn), change)
 
 
 def _act(name: str, z: Tensor, outside: Tensor) -> Tensor:
     """act(e^outside z) / e^outside: what is short beside the rest of its sample need not be linear."""
-    if name not in FADING or not bool((outside > 0).any()):
+    if name not in FADING or not needed((outside > 0).any()):
         return VALUES[name](z)
     grow = spread(outside.clamp(0.0, 690.0).exp(), z)
     whole = (z * grow).clamp(-2 * LINEAR, 2 * LINEAR)
@@ -148,16 +152,16 @@ def _apart(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
     return torch.where(low == (Z < 0), change, change - Z.abs() * (1 - 2 * before))
 
 
-def _quotient(name: str, Z: Tensor, D: Tensor, reach: float) -> Tensor:
-    """`(act(Z + D) - act(Z)) / D` for small D, by as many terms as the largest of them needs."""
+def _quotient(name: str, Z: Tensor, D: Tensor, reach: Tensor) -> Tensor:
+    """`(act(Z + D) - act(Z)) / D` for small D, by as many terms as the largest reach needs."""
     if name == "relu":
         # Linear but where D crosses zero.
         slope = SERIES[name](Z, 1)[1][:, None].expand_as(D)
         crosses = (Z[:, None] > 0) != (Z[:, None] + D > 0)
         exact = (torch.relu(Z[:, None] + D) - torch.relu(Z)[:, None]) / D.masked_fill(D == 0, 1.0)
         return torch.where(crosses & (D != 0), exact, slope)
-    enough = 500 * precision(D)
-    order = next(k for k in range(1, 20) if reach**k < enough or k == 19)
+    powers = nearest(reach)[:, None] ** torch.arange(1, MOST_TERMS, device=reach.device)
+    order = terms((~(powers < 500 * precision(D))).any(0).sum() + 1, MOST_TERMS)
     f = SERIES[name](Z, order)
     result = f[order][:, None].expand_as(D)
     for k in range(order - 1, 0, -1):

@@ -17,7 +17,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, saves_a_pass, spread
+from rankscope.deviation.decisions import needed, saves_a_pass, spared
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.state import State
 from rankscope.nets.norms import Norm, NormWeights, norm_of
 
@@ -65,9 +66,9 @@ def _normalised(state: State, norm: Norm, eps: float, touch: Touch | None) -> St
     length = torch.linalg.vector_norm(c.value, dim=-1)
     longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
     large = longest * (r.log - c.log).clamp(-600, 600).exp() > LARGE * length
-    if bool(large.all()):
+    if spared(large.all()):
         return _plain(c, r, state, number, eps)
-    if not bool(large.any()):
+    if not needed(large.any()):
         return _small(c, r, state, number, eps, touch)
     plain, small = _plain(c, r, state, number, eps), _small(c, r, state, number, eps, touch)
     return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.real)
@@ -109,7 +110,7 @@ def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State
     Y = r.at(log) if saves_a_pass(log, lambda: (c.log <= LOWEST).all()) else c.at(log)[:, None] + r.at(log)
     square = torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square() / number  # [batch, token, 1]
     unit = spread(log, square).expand_as(square)
-    if bool(((square < SHORTEST) & real.rows[..., None]).any()):
+    if needed(((square < SHORTEST) & real.rows[..., None]).any()):
         size = Y.abs().amax(-1, keepdim=True)
         size = size.masked_fill(size == 0, 1.0)
         Y, unit = Y / size, unit + size.log()
@@ -119,7 +120,7 @@ def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State
         # What is shorter than sqrt(eps) keeps its length in units of that.
         shrunk = (unit - 0.5 * math.log(eps)).clamp(max=0.0)
         square = square * (2 * shrunk).exp() + eps * (2 * (shrunk - unit)).exp()
-        if bool((shrunk < 0).any()):
+        if needed((shrunk < 0).any()):
             scale = shrunk.masked_fill(~real.rows[..., None], -torch.inf).flatten(1).amax(1).clamp(min=LOWEST)
             left = left * (shrunk - spread(scale, shrunk)).clamp(max=0.0).exp()
     R = Scaled(real.cleared(left / _positive(square).sqrt()), scale).normalised()

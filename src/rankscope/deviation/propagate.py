@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rankscope.deviation.attention import Attention, Spoken
 from rankscope.deviation.norms import has_rule, normalise
+from rankscope.deviation.replayed import repeats, replays
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import Real, State
@@ -52,12 +53,18 @@ def without_rule(net: Transformer) -> list[str]:
 
 
 def propagate(
-    net: Transformer, X: Tensor, padding: Tensor | None = None, *, doubled: bool = False
+    net: Transformer,
+    X: Tensor,
+    padding: Tensor | None = None,
+    *,
+    doubled: bool = False,
+    compile: bool = False,
 ) -> Iterator[DeviationStep]:
     """The forward pass as `X = 1 x^T + e^s R`, in float64 whatever the network's dtype.
 
     `doubled`: by the same rules in doubled precision (about 32 digits), weights and tokens taken as they are;
-    `rounded` makes an ordinary step of what comes.
+    `rounded` makes an ordinary step of what comes. `compile`: layers are compiled first, which takes a minute
+    or two and is worth it for passes by the hundred over batches of one shape (`replayed.py`).
 
     >>> from rankscope.nets import Architecture, named_variant
     >>> san = named_variant(Transformer.random(Architecture(layers=8, width=64, heads=4)), "san")
@@ -73,6 +80,10 @@ def propagate(
     given = Given.of(net, X, padding, doubled=doubled)
     rules, state = Deviation(net.arch, given.setting), given.state
     yield restored(DeviationStep(0, state, None), given.order)
+    if (compile or state.x.log.is_cuda) and not doubled and repeats(given.net, given.setting, state):
+        for number, passed in enumerate(replays(compile).passed(given.net, given.setting, state), 1):
+            yield restored(DeviationStep(number, *passed), given.order)
+        return
     for block in given.net.blocks:
         if not X.shape[1]:
             yield DeviationStep(block.index + 1, state, _nothing(net, state))

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from rankscope.deviation.decisions import saves_a_pass
 from rankscope.doubled import near_log
 
 LOWEST = -1e300
@@ -114,12 +115,6 @@ class Scaled:
     def mapped(self, linear: Callable[[Tensor], Tensor]) -> "Scaled":
         """The image under a linear map."""
         return Scaled(linear(self.value), self.log)
-
-
-def saves_a_pass(on: Tensor, condition: Callable[[], Tensor]) -> bool:
-    """Whether a pass over all entries can be left out. Only asked on the CPU: elsewhere the answer has to
-    cross to the host, which takes longer than the pass."""
-    return on.device.type == "cpu" and bool(condition())
 
 
 def chosen(pick: Bool[Tensor, "*batch"], a: Scaled, b: Scaled) -> Scaled:

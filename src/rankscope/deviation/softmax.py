@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.deviation.attention import Attention, Logits, Visible
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, saves_a_pass, spread
+from rankscope.deviation.decisions import needed, saves_a_pass, spared
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, spread
 from rankscope.deviation.scores import Scores, separated
 from rankscope.deviation.state import Real
 
@@ -63,12 +64,14 @@ def _far(
     """Whether some score rises far above the reference row's, or some row does not see j*."""
     if not U.numel():
         return False
-    if bool((U.flatten(2).amax(-1) * size.flatten(1) > FAR).any()) or not bool(_seen_at(top, visible).all()):
+    if needed((U.flatten(2).amax(-1) * size.flatten(1) > FAR).any()):
         return True
-    if bool((seen | ~visible).all()):
+    if not spared(_seen_at(top, visible).all()):
+        return True
+    if spared((seen | ~visible).all()):
         return False
     alone = (log_w[:, :, None] + U * size).masked_fill(seen | ~visible, 0.0)  # what the reference row misses
-    return bool((alone.abs() > FAR).any())
+    return needed((alone.abs() > FAR).any())
 
 
 def _gentle(
@@ -79,7 +82,7 @@ def _gentle(
     weight = (log_others - reach[..., None]).exp()[:, :, None]  # e^w in units of e^reach
     E = torch.expm1(U * size)
     E = E if saves_a_pass(size, lambda: (size == 1).all()) else E.div_(size)
-    if bool(visible.all()):
+    if spared(visible.all()):
         m = E @ log_others.exp()[..., None]  # [batch, head, token, 1], in units of size
         return E.sub_(m).mul_(weight).div_(1 + size * m), reach
     alone = torch.exp(U * size) / size

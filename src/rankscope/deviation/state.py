@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, chosen, saves_a_pass
+from rankscope.deviation.decisions import needed, saves_a_pass, spared
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, chosen
 
 APART = 0.5
 """Largest deviation, in lengths of the mean, up to which a mean is kept apart."""
@@ -38,7 +39,7 @@ class Real:
     @cached_property
     def all(self) -> bool:
         """No token is padding."""
-        return bool(self.rows.all())
+        return spared(self.rows.all())
 
     @cached_property
     def first(self) -> Tensor:
@@ -110,7 +111,7 @@ class State:
         longest = torch.linalg.vector_norm(R.value, dim=-1)
         longest = longest.amax(-1) if longest.shape[-1] else torch.zeros_like(length)
         apart = longest * (R.log - x.log).clamp(-STEEPEST, STEEPEST).exp() > APART * length
-        if bool(apart.any()):
+        if needed(apart.any()):
             whole = self.R
             if not saves_a_pass(apart, lambda: (self.x.log <= LOWEST).all()):
                 whole = (whole + self.x.mapped(lambda v: v[:, None])).mapped(self.real.cleared)

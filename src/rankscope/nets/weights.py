@@ -329,7 +329,9 @@ def converted(weights: Structure, move: Callable[[Tensor], Tensor]) -> Structure
             if isinstance(value, Tensor):
                 seen[id(value)] = move(value)
             elif isinstance(value, tuple):
-                seen[id(value)] = tuple(walk(item) for item in value)
+                seen[id(value)] = getattr(type(value), "_make", tuple)(walk(item) for item in value)
+            elif isinstance(value, dict):
+                seen[id(value)] = {key: walk(item) for key, item in value.items()}
             elif is_dataclass(value) and not isinstance(value, type):
                 seen[id(value)] = type(value)(**{name: walk(item) for name, item in _members(value)})
             else:

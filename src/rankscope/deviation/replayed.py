@@ -1,0 +1,272 @@
+"""Passes that are made many times: asked once what numbers decide, and replayed from then on.
+
+On a GPU a layer of deviation arithmetic is hundreds of small kernels, and the host that starts them one by
+one is what one waits for. The first time a network sees tokens of some shape, it goes by its rules and the
+answers that numbers gave are kept (`decisions.py`). The second time the rules are gone through with these
+answers taken as given, which nothing has to wait for, and all that they start is captured as a CUDA graph.
+After that the graph is replayed. Where numbers no longer allow a shortcut, the pass is made by the rules, and
+that shortcut is not taken again.
+
+`compile=True` has torch's compiler fuse the kernels once answers have settled: a minute or two, for passes
+that are made by the hundred.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.decisions import Answers, Question, presumed, recorded
+from rankscope.deviation.rules import Deviation
+from rankscope.deviation.state import State
+from rankscope.nets.setting import Setting
+from rankscope.nets.transformer import Transformer
+from rankscope.nets.traversal import Block, Passed, traverse
+from rankscope.nets.weights import converted
+
+SHARE = 1 / 8
+"""The part of a GPU's memory that captured passes may hold."""
+PATIENCE = 8
+"""How often answers may change before no shortcut is taken any more."""
+SETTLED = 2
+"""Passes without a change after which one may compile."""
+
+
+class Given(NamedTuple):
+    """What layers are made of and given."""
+
+    weights: Any
+    setting: Setting
+    state: State
+
+    def anew(self) -> "Given":
+        """With nothing that was kept with its parts, answers among it."""
+        return converted(self, lambda t: t)
+
+    def through(self, block: Block) -> Passed:
+        """Through a block with these weights."""
+        rules = Deviation(block.arch, self.setting)
+        return traverse(replace(block, weights=self.weights), rules, self.state)
+
+
+Layer = Callable[[Given], tuple[Passed, Tensor]]
+"""What a layer gives, and where it has left out more than can be."""
+Whole = Callable[[Given], tuple[list[Passed], Tensor]]
+"""The same of all layers."""
+
+
+class Ruled:
+    """A layer by its rules, answers taken as given."""
+
+    def __init__(self, block: Block, answers: Answers) -> None:
+        self.block, self.answers = block, answers
+        self.rests_on: list[Question] = []
+
+    def __call__(self, given: Given) -> tuple[Passed, Tensor]:
+        """What it gives, and where it has left out more than can be."""
+        with presumed(self.answers) as asked:
+            asked.layer = self.block.index
+            passed = given.anew().through(self.block)
+        self.rests_on = asked.rests_on
+        return passed, asked.doubts(given.state.x.log)
+
+
+class Compiled:
+    """Fuses layers. Those that come to the same graph share one compilation."""
+
+    def __init__(self, compiler: Callable[[Any], Callable[..., Any]] | None = None) -> None:
+        """`compiler` makes a graph of tensors faster: torch's, if left out."""
+        self.compiler = compiler or (lambda graph: torch.compile(graph, fullgraph=True, dynamic=False))
+        self.functions: dict[str, Callable[..., Any]] = {}
+
+    def __call__(self, layer: Layer) -> Layer:
+        """The same layer, traced and compiled when it is first gone through."""
+        made: list[tuple[Callable[..., Any], Any]] = []
+
+        def fused(given: Given) -> tuple[Passed, Tensor]:
+            tensors = tensors_of(given)
+            if not made:
+                made.append(self._made(layer, given, tensors))
+            function, like = made[0]
+            found: tuple[Passed, Tensor] = with_tensors(like, function(tensors))
+            return found
+
+        return fused
+
+    def _made(self, layer: Layer, given: Given, tensors: list[Tensor]) -> tuple[Callable[..., Any], Any]:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        like: list[tuple[Passed, Tensor]] = []
+
+        def flat(tensors: list[Tensor]) -> list[Tensor]:
+            like.append(layer(with_tensors(given, tensors)))
+            return tensors_of(like[-1])
+
+        graph = make_fx(flat)(tensors)
+        constants = {name: value.tolist() for name, value in graph.named_buffers()}
+        text = f"{graph.code}{constants}{[(t.shape, t.stride(), t.dtype) for t in tensors]}"
+        if text not in self.functions:
+            self.functions[text] = self.compiler(graph)
+        return self.functions[text], like[-1]
+
+
+@dataclass
+class Known:
+    """A pass that was made."""
+
+    answers: Answers
+    run: Whole | None = None
+    layers: list[Ruled] = field(default_factory=list)
+    size: int = 0
+    """Bytes that it holds."""
+    changes: int = 0
+    since: int = 0
+    """Passes since the last of them."""
+
+    def learn(self, doubts: Tensor) -> None:
+        """Give up the shortcuts that were not allowed."""
+        rests_on = [question for layer in self.layers for question in layer.rests_on]
+        wrong = {q for q, doubted in zip(rests_on, doubts.tolist(), strict=True) if doubted}
+        self.changes += 1
+        kept = {} if self.changes > PATIENCE else self.answers
+        self.answers = {q: answer for q, answer in kept.items() if q not in wrong}
+        self.run, self.size, self.since = None, 0, 0
+
+
+@dataclass
+class Replays:
+    """Passes that were made, by the network and what it was given."""
+
+    fuse: Callable[[Layer], Layer] | None = None
+    """`Compiled()`; None leaves layers as they are."""
+    known: OrderedDict[tuple[Any, ...], Known] = field(default_factory=OrderedDict)
+    pool: Any = None
+    """What graphs need in between, which they share."""
+
+    def passed(self, net: Transformer, setting: Setting, state: State) -> Sequence[Passed]:
+        """What every layer gives."""
+        given = Given(tuple(block.weights for block in net.blocks), setting, state)
+        key = (net.arch, _key(given))
+        known = self.known.get(key)
+        if known is None:
+            with recorded() as asked:
+                found = []
+                for block in net.blocks:
+                    asked.layer = block.index
+                    found.append(Given(block.weights, setting, state).anew().through(block))
+                    state = found[-1].state
+            self.known[key] = Known(asked.answers)
+            return found
+        self.known.move_to_end(key)
+        if known.run is None or (self.fuse is not None and known.since == SETTLED):
+            self._prepare(known, net, given)
+        assert known.run is not None
+        found, doubts = known.run(given)
+        known.since += 1
+        if bool(doubts.any()):
+            known.learn(doubts)
+            rules, found = Deviation(net.arch, setting), []
+            for block in net.blocks:
+                found.append(traverse(block, rules, state))
+                state = found[-1].state
+        return found
+
+    def _prepare(self, known: Known, net: Transformer, given: Given) -> None:
+        """Make ready what is run: the rules, from a settled pass on compiled, on a GPU captured."""
+        known.layers = [Ruled(block, known.answers) for block in net.blocks]
+        layers: Sequence[Layer] = known.layers
+        if self.fuse is not None and known.since >= SETTLED:
+            layers = [self.fuse(layer) for layer in layers]
+
+        def whole(given: Given) -> tuple[list[Passed], Tensor]:
+            state, found, doubts = given.state, [], []
+            for layer, weights in zip(layers, given.weights, strict=True):
+                passed, doubted = layer(Given(weights, given.setting, state))
+                state = passed.state
+                found.append(passed)
+                doubts.append(doubted)
+            return found, torch.cat(doubts)
+
+        known.run = whole
+        if state_of(given).is_cuda:
+            known.run, known.size = self._captured(whole, given)
+            most = torch.cuda.mem_get_info(state_of(given).device)[1] * SHARE
+            while sum(each.size for each in self.known.values()) > most and len(self.known) > 1:
+                self.known.popitem(last=False)
+
+    def _captured(self, whole: Whole, given: Given) -> tuple[Whole, int]:
+        """A pass as a CUDA graph; weights are read where they are."""
+        kept = Given(given.weights, *converted((given.setting, given.state), torch.clone))
+        inputs = tensors_of(kept[1:])
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            whole(kept)  # what is set up at first use is not captured
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        self.pool = self.pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=self.pool):
+            found, doubts = whole(kept)
+
+        def replay(given: Given) -> tuple[list[Passed], Tensor]:
+            for here, there in zip(inputs, tensors_of(given[1:]), strict=True):
+                here.copy_(there)
+            graph.replay()
+            # The next replay writes where these are.
+            return [converted(each, torch.clone) for each in found], doubts
+
+        return replay, sum(t.nbytes for t in tensors_of(tuple(found)))
+
+
+@cache
+def replays(compile: bool) -> Replays:
+    """Those of this process."""
+    return Replays(Compiled() if compile else None)
+
+
+def repeats(net: Transformer, setting: Setting, state: State) -> bool:
+    """Whether a pass can be made again without asking: parts of one's own may remember another, a mixture
+    goes through the experts that were chosen, and what layers give must fit into what may be held."""
+    if net.arch.parts or any(map(net.arch.mixes, range(net.arch.layers))) or not state.R.value.shape[1]:
+        return False
+    if not state.x.log.is_cuda:
+        return True
+    samples, tokens = state.real.rows.shape
+    layer = samples * tokens * (3 * net.arch.heads * tokens + 4 * net.arch.width) * 8
+    return net.arch.layers * layer <= torch.cuda.mem_get_info(state.x.log.device)[1] * SHARE
+
+
+def state_of(given: Given) -> Tensor:
+    """A tensor that is where the pass is."""
+    return given.state.x.log
+
+
+def _key(given: Given) -> tuple[Any, ...]:
+    """The same for what has the same weights and differs by the values of its other tensors alone."""
+    tensors = tensors_of(given[1:])
+    numbers = {id(t): number for number, t in enumerate(tensors)}
+    shape = converted(given[1:], lambda t: numbers[id(t)])  # type: ignore[arg-type, return-value]
+    weights = tuple((t.data_ptr(), t.shape, t.stride()) for t in tensors_of(given.weights))
+    return weights, tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors), repr(shape)
+
+
+def tensors_of(structure: Any) -> list[Tensor]:
+    """The tensors of a structure, each once."""
+    found: list[Tensor] = []
+
+    def note(t: Tensor) -> Tensor:
+        found.append(t)
+        return t
+
+    converted(structure, note)
+    return found
+
+
+def with_tensors(structure: Any, tensors: Sequence[Tensor]) -> Any:
+    """A structure with other tensors, in the order of `tensors_of`."""
+    each = iter(tensors)
+    return converted(structure, lambda _: next(each))
