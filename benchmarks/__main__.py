@@ -1,15 +1,13 @@
 """Print every benchmark as a table of ratios, and the machine they were taken on.
 
-`python -m benchmarks` runs on the CPU; `python -m benchmarks cuda` what there is for an accelerator.
+What there is for an accelerator is `python -m benchmarks.device`.
 """
 
 import platform
-import sys
 from importlib import import_module
 
 import torch
 
-from benchmarks import deviations
 from benchmarks.timing import Row
 
 TITLES = {
@@ -36,12 +34,6 @@ def rows(module: str, small: bool = False) -> list[Row]:
 
 def main() -> None:
     """Run them all."""
-    if sys.argv[1:] == ["cuda"]:
-        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-        for batch in (4, 32):
-            title = f"BERT-base, {batch} x 128 tokens, float64"
-            _show(title, deviations.rows(batch=batch, device="cuda"))
-        return
     print(f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}")
     for module, title in TITLES.items():
         _show(title, rows(module))

@@ -37,6 +37,7 @@ class Corpus:
     limit: int | None
     batch: int
     tokens: int
+    compile: bool = False
 
 
 def measure_text(
@@ -104,7 +105,7 @@ def _gathered(
     try:
         steps = gathering(
             nets, islice(read, corpus.limit), store, metrics=metrics, arithmetic=arithmetics,
-            tokens=corpus.tokens, batch=corpus.batch, spread=spread,
+            tokens=corpus.tokens, batch=corpus.batch, compile=corpus.compile, spread=spread,
         )  # fmt: skip
         with _bar(texts, corpus.limit, quiet) as tell, closing(steps):
             for gathered in steps:

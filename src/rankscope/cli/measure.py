@@ -41,6 +41,7 @@ def measure(
     arithmetic: opt.Arithmetic = "deviation",
     estimate: opt.Estimate = True,
     confirm: opt.Confirm = False,
+    compile: opt.Compile = False,
     output: opt.Output = None,
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
@@ -71,7 +72,7 @@ def measure(
                 "--confirm goes with a few excerpts, not with a text of any length; received --text as well: "
                 "leave one of them out"
             )
-        corpus = Corpus(text, split, field, samples, batch, tokens)
+        corpus = Corpus(text, split, field, samples, batch, tokens, compile)
         store = opened(output)
         measure_text(net, corpus, names, numbers, arithmetics, store, about(net, model), as_json, quiet, on)
         return
@@ -81,7 +82,7 @@ def measure(
     store = opened(output)
     X, padding = net.encode(read, tokens)
     drawn = None if output is None else Pictures(net, names, X, padding, read, tokens)
-    checks = {"estimate": estimate, "confirm": confirm}
+    checks = {"estimate": estimate, "confirm": confirm, "compile": compile}
     profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json, drawn, checks)
     profile = with_manifest(profile, **about(net, model), **described(None, split, field, read, tokens))
     written = None

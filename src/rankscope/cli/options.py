@@ -31,6 +31,7 @@ HELP = {
     "arithmetic": "Comma-separated: deviation, float64, float32, bfloat16; or all.",
     "estimate": "Mark what a second pass, rounded otherwise, does not agree on.",
     "confirm": "Run it in doubled precision as well (32 digits, some thirty times the time).",
+    "compile": "Compile deviation arithmetic: a minute or two, for many batches of one shape on a GPU.",
     "threshold": "Tokens are uniform when their residual is below this share of them.",
     "on": "ray: on a Ray cluster of this machine; ray:HOST:PORT: on one that is there.",
     "workers": "Cells at a time.",
@@ -70,6 +71,7 @@ Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", names.METRICS)]
 Arithmetic = Annotated[str, option(RESULT, "NAMES", "arithmetic", (*names.ARITHMETICS, "all"))]
 Estimate = Annotated[bool, option(RESULT, " ", "estimate", (), "--estimate/--no-estimate")]
 Confirm = Annotated[bool, option(RESULT, " ", "confirm", (), "--confirm")]
+Compile = Annotated[bool, option(NETWORK, " ", "compile", (), "--compile")]
 Threshold = Annotated[float, option(RESULT, "SHARE", "threshold")]
 Output = Annotated[Path | None, option(RESULT, "FOLDER", "output", (), "-o", "--output")]
 Folder = Annotated[Path, option(RESULT, "FOLDER", "output", (), "-o", "--output")]

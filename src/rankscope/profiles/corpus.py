@@ -80,6 +80,7 @@ def gathering(
     arithmetic: str | Sequence[str] = "deviation",
     tokens: int = 128,
     batch: int = 16,
+    compile: bool = False,
     saved_every: float = SAVED_EVERY,
     spread: "Spread | None" = None,
 ) -> Generator[Gathered]:
@@ -103,7 +104,7 @@ def gathering(
         _skip(stream, digest, read, before[-1].more["digest"], store.folder / NAME)
         yield gathered
     at = time.monotonic()
-    work = Batches(nets, chosen, arithmetics, tokens)
+    work = Batches(nets, chosen, arithmetics, tokens, compile)
     chunks = iter(lambda: list(islice(stream, batch)), [])
     measured = ((chunk, work(chunk)) for chunk in chunks) if spread is None else spread(work, chunks)
     try:
@@ -151,6 +152,7 @@ class Batches:
     metrics: MetricsLike
     arithmetics: list[str]
     tokens: int
+    compile: bool = False
 
     def __call__(self, texts: list[str]) -> Profile | None:
         """None where no text has a token."""
@@ -165,7 +167,16 @@ class Batches:
             if not len(X):
                 return None
             for arithmetic in self.arithmetics:
-                found = measure(net, X, padding, self.metrics, arithmetic, variant=name, batch=len(X))
+                found = measure(
+                    net,
+                    X,
+                    padding,
+                    self.metrics,
+                    arithmetic,
+                    variant=name,
+                    batch=len(X),
+                    compile=self.compile,
+                )
                 # What fell back to float64 may have been asked for as well.
                 if found.arithmetics == [arithmetic] or found.arithmetics[0] not in self.arithmetics:
                     profiles.append(found)

@@ -31,6 +31,7 @@ def measure(
     readers: Sequence[Reader] = (),
     estimate: bool = True,
     confirm: bool = False,
+    compile: bool = False,
 ) -> Profile:
     """How uniform the tokens are at every layer.
 
@@ -44,7 +45,8 @@ def measure(
     Beside deviation arithmetic goes a second pass, rounded otherwise, and what the two do not agree on to
     nine digits is marked (`docs/deviation.md`); `estimate=False` leaves it out, and marks nothing.
     `confirm=True` runs the same in doubled precision beside it (about 32 digits, some thirty times the time):
-    its readings are shown, and `digits` says how many of their digits float64 has.
+    its readings are shown, and `digits` says how many of their digits float64 has. `compile=True` compiles
+    deviation arithmetic: a minute or two, for many batches of one shape on a GPU.
 
     A kernel without a rule in deviation arithmetic runs in float64, and the table says so. A sample whose
     tokens overflow has NaN from that layer on, and the manifest says from which.
@@ -58,7 +60,7 @@ def measure(
     every: list[Reader] = [reader, check, *readers]
     ran = one_pass(
         net, X, padding, every, arithmetic, batch=batch, progress=progress, device=device, estimate=estimate,
-        confirm=confirm,
+        confirm=confirm, compile=compile,
     )  # fmt: skip
     checks: dict[str, Any] = {
         "arithmetic_asked": arithmetic, "dropout": 0.0, "estimate": estimate, "confirm": confirm,

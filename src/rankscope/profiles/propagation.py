@@ -53,6 +53,7 @@ def one_pass(
     device: str | torch.device | None = None,
     estimate: bool = False,
     confirm: bool = False,
+    compile: bool = False,
 ) -> Ran:
     """Propagate a network once, and let every reader take what it needs from each layer.
 
@@ -94,7 +95,8 @@ def one_pass(
                 size_of_attention(net.arch, len(part), part.shape[1]) > WHOLE and arithmetic != "deviation"
             )
             numbers = rows if large else None
-            for step in _steps(here, part, kept, start, arithmetic, estimate, confirm, numbers):
+            steps = _steps(here, part, kept, start, arithmetic, estimate, confirm, compile, numbers)
+            for step in steps:
                 step = replace(step, step=step.step._replace(**without))
                 for reader in readers:
                     reader.read(step)
@@ -111,6 +113,7 @@ def _steps(
     arithmetic: str,
     estimate: bool,
     confirm: bool,
+    compile: bool,
     numbers: Numbers | None,
 ) -> Iterator[LayerStep]:
     """The layers of one batch, with what a second pass says of each where one was asked for."""
@@ -124,7 +127,7 @@ def _steps(
             yield LayerStep(net, start, real, here.doubled, confirmation=here)
     else:
         witness = Witness(net, X, ~real) if estimate and X.shape[1] else None
-        for each in propagate(net, X, ~real):
+        for each in propagate(net, X, ~real, compile=compile):
             yield LayerStep(net, start, real, each, None if witness is None else witness.follow(each))
 
 
