@@ -77,15 +77,17 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
     X = X.to(torch.float64)
     if padding is not None:
         X = X.masked_fill(~real[..., None], 0.0)
-    # The largest entry is NaN or infinite when any is.
-    finite = X.abs().flatten(-2).amax(-1).isfinite() if X.numel() else torch.ones(())
+    ready = Tokens(X, real, real.sum(-1), unit, whole=padding is None)
+    if not X.numel() or bool(norm_in_range(ready).isfinite().all()):
+        return ready
+    finite = X.isfinite().flatten(-2).all(-1)  # squares may leave the range where entries do not
     if not bool(finite.all()):
         where = f"sample {(~finite).nonzero()[0].tolist()}" if finite.ndim else "a token"
         raise TokensError(
             f"tokens must be finite; {where} holds NaN or infinity: "
             "measure an earlier layer, or compute in a wider dtype"
         )
-    return Tokens(X, real, real.sum(-1), unit, whole=padding is None)
+    return ready
 
 
 def tokens_of(
