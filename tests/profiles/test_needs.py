@@ -8,9 +8,12 @@ import torch
 
 from rankscope import Architecture, Transformer, measure
 from rankscope.errors import TooLargeError
+from rankscope.metrics import Metric
 from rankscope.profiles.needs import MATRICES, available, check_memory
 
 CPU = torch.device("cpu")
+WHOLE = Metric("trace", lambda P, padding=None: P.diagonal(dim1=-2, dim2=-1).sum(-1), of="attention")
+"""What cannot be read off rows."""
 ARCH = Architecture(layers=1, width=64, heads=2)
 
 
@@ -35,7 +38,7 @@ def test_measure_asks_before_it_starts() -> None:
     with pytest.raises(TooLargeError, match="2,000,000 tokens in 1 heads"):
         measure(net, torch.zeros(1, tokens, 2))
     with pytest.raises(TooLargeError, match="attention of 1 x 2,000,000"):
-        measure(net, torch.zeros(1, tokens, 2), metrics=["dobrushin"], arithmetic="float32")
+        measure(net, torch.zeros(1, tokens, 2), metrics=[WHOLE], arithmetic="float32")
 
 
 PEAK = """

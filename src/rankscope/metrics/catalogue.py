@@ -132,6 +132,12 @@ class Metric:
             return Reading.of(value, torch.full_like(value, noise))
         return Reading.of(value, noise * self._checked("scale", self.scale(x, padding), x))
 
+    @property
+    def streams(self) -> bool:
+        """Whether it is read off blocks of rows of attention, where P is too large."""
+        found = self.by_row is not None or self.by_head is not None
+        return found and self.scale is None and not self.count
+
     def of_rows(self, numbers: Tensor, real: Tensor, unit: float) -> Reading:
         """The reading of all rows' numbers `[batch, head, token]`; `real` `[batch, token]` rows count."""
         counts = real[:, None]

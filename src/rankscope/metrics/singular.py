@@ -73,7 +73,11 @@ def _added(X: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(new, of_known, of_new) with `X = known @ of_known + new @ of_new`, the columns of both orthonormal."""
     of_known = known.mT @ X
     rest = X - known @ of_known
-    new, _ = torch.linalg.qr(rest)
+    new, R = torch.linalg.qr(rest)
+    gone = R.diagonal().abs() <= 1e-12 * torch.linalg.vector_norm(X, dim=0)  # X has fewer directions
+    generator = torch.Generator().manual_seed(known.shape[1])
+    others = torch.randn(new.shape, generator=generator, dtype=new.dtype).to(new.device)
+    new = torch.where(gone, others / len(X) ** 0.5, new)
     for _ in range(2):  # what rounding left of the known ones
         new, _ = torch.linalg.qr(new - known @ (known.mT @ new))
     return new, of_known, new.mT @ X

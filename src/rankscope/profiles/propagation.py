@@ -19,10 +19,9 @@ from rankscope.nets.kernels import kernel_of
 from rankscope.nets.streaming import Asked, size_of_attention, streamed, streams
 from rankscope.profiles.needs import check_memory
 from rankscope.profiles.readers import Reader
+from rankscope.profiles.rows import WHOLE
 from rankscope.profiles.steps import DEFECT, LayerStep
 
-WHOLE = 2**27
-"""Bytes of P of a layer up to which it is held whole."""
 ARITHMETICS: dict[str, torch.dtype] = {
     "deviation": torch.float64,
     "float64": torch.float64,
