@@ -1,5 +1,7 @@
 """What is read off blocks of rows of attention, made as they are asked for, is what the whole matrix says."""
 
+from functools import cache
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,6 +15,7 @@ from rankscope.metrics.rows import Rows
 N = 550
 
 
+@cache
 def matrices() -> dict[str, Tensor]:
     """One head of each kind, `[1, 1, token, token]`."""
     torch.manual_seed(0)

@@ -24,6 +24,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "linear": {"kernel": "linear", "mask": "causal"},
     "uniform": {"kernel": "uniform", "mask": "strided"},
     "capped": {"score_cap": 5.0, "mask": "causal"},
+    "sharp": {"divisor": 0.01, "mask": "causal"},
     "alibi": {"positions": "alibi", "mask": "causal"},
     "bias by offset": {"positions": "bias", "bias_buckets": 8, "bias_reach": 6},
     "capped, bias of those behind": {"positions": "bias", "bias_ahead": False, "score_cap": 2.0},

@@ -1,11 +1,13 @@
 """Rows of attention, made of queries and keys as they are asked for, so that P is never held whole.
 
 A row of a softmax with scores s, whose largest is m, is `e / Z`, `e_j = exp(s_j - m)`, `Z = sum e`. Its entropy
-needs no second logarithm: `H = log Z + sum_j e_j (m - s_j) / Z`, two terms that are never negative.
+needs no logarithm of weights: `H = log Z + sum_j e_j (m - s_j) / Z`, two terms that are never negative. Where all
+scores are small m is taken to be 0.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -20,6 +22,10 @@ Block = Float[Tensor, "batch head row token"]
 OfRows = Float[Tensor, "batch head row"]
 BY_ROW = ("softmax", "gaussian", "uniform", "sigmoid", "linear")
 """Kernels whose rows need no other rows."""
+
+
+LEVEL = 8.0
+"""A size of scores at which their exponentials are harmless, and the entropy is rounded as `-sum P log P` is."""
 
 
 class Softmaxed(NamedTuple):
@@ -59,6 +65,14 @@ class AttentionRows:
         plain = self.arch.kernel == "softmax" and not self.arch.score_cap
         return plain and self.visible is None and self.added is None
 
+    @cached_property
+    def level(self) -> bool:
+        """Whether no score is above `LEVEL`, by `|q_i . k_j| <= |q_i| |k_j|`: then m may as well be 0."""
+        if self.arch.kernel != "softmax" or self.added is not None:
+            return False
+        largest = [torch.linalg.vector_norm(x, dim=-1).amax() for x in (self.q, self.k) if x.numel()]
+        return len(largest) == 2 and bool(largest[0] * largest[1] <= LEVEL * self.arch.divisor)
+
     def seen(self, stop: int) -> int:
         """How many tokens rows before `stop` may see."""
         return stop if self.behind else self.k.shape[2]
@@ -97,7 +111,8 @@ class AttentionRows:
             visible = visible if len(visible) == 1 else visible[samples]
             s.masked_fill_(~visible, least)
             blind = ~visible.any(-1)
-        s -= s.amax(-1, keepdim=True)
+        if not self.level:
+            s -= s.amax(-1, keepdim=True)
         e = torch.exp(s, out=self._like("e", s))
         total = e.sum(-1)
         if blind is not None:

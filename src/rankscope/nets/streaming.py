@@ -24,8 +24,8 @@ from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Step, Transformer
 from rankscope.nets.traversal import Block
 
-AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
-"""Bytes of a block of rows: of one head what a core's cache holds; of all heads elsewhere."""
+AT_ONCE = {"cpu": 2**23, "cuda": 2**28}
+"""Bytes of a block of rows: of one head what a processor's cache holds; of all heads elsewhere."""
 
 
 @dataclass(frozen=True)
