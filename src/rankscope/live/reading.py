@@ -69,7 +69,7 @@ def read_attention(plan: Plan, call: Call, layer: int, P: Tensor) -> bool:
         real = _real(call, P)
         call.defects.append(row_sum_defect(to_float64_device(P), real))
         narrow = P.dtype == torch.float64 and all(
-            bool((part.float() == part).all()) for part in P.flatten(0, 1).split(_several(P))
+            bool((part.float() == part).all()) for part in torch.split(P.flatten(0, 1), _several(P))
         )
         if narrow:
             call.attention_unit = unit_of(torch.float32)  # many models take softmax in float32 always

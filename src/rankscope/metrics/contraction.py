@@ -5,13 +5,13 @@
 of any two rows. A pair is looked at only where no bound says that it is nearer than one already found:
 
 - `d <= r_i + r_i'`, with r the distance from the mean row;
-- `d <= 1/2 sum_{j in S} |P_ij - P_i'j| + 1/2 (mass of both outside S)`, with S some columns, the heaviest among
-  them: under a causal mask the first column alone settles it, `d = 1 - min_i P_i1`;
-- `d^2 <= 1/4 (sum_j w_j) sum_j (P_ij - P_i'j)^2 / w_j` (Cauchy and Schwarz), w the columns' spread: a product of
-  matrices.
+- `d <= 1/2 sum_{j in S} |P_ij - P_i'j| + 1/2 (mass of both outside S)`, with S some columns, the heaviest
+  among them: under a causal mask the first column alone settles it, `d = 1 - min_i P_i1`;
+- `d^2 <= 1/4 (sum_j w_j) sum_j (P_ij - P_i'j)^2 / w_j` (Cauchy and Schwarz), w the columns' spread: a product
+  of matrices.
 
-Rows that are all about as far from each other are pruned by none: the time is then that of all pairs, and goes
-with the third power of the tokens.
+Rows that are all about as far from each other are pruned by none: the time is then that of all pairs, and
+goes with the third power of the tokens.
 """
 
 import torch
@@ -63,19 +63,20 @@ class _Survey:
 
     def __init__(self, P: HeadRows) -> None:
         self.P = P
-        sums, columns, squares = [], 0.0, 0.0
-        for _, block in P.blocks():
-            sums.append(block.abs().sum(-1))
-            columns, squares = columns + block.sum(0), squares + block.square().sum(0)
+        each = [(block.abs().sum(-1), block.sum(0), block.square().sum(0)) for _, block in P.blocks()]
+        sums, columns, squares = zip(*each, strict=True)
         self.sums = torch.cat(sums)
-        self.mean = torch.as_tensor(columns) / len(P)
-        spread = (torch.as_tensor(squares) / len(P) - self.mean.square()).clamp(min=0.0).sqrt()
+        self.mean = torch.stack(columns).sum(0) / len(P)
+        spread = (torch.stack(squares).sum(0) / len(P) - self.mean.square()).clamp(min=0.0).sqrt()
         self.weight = spread + 1e-8 * self.mean.abs() + 1e-200
         self.finite = bool(self.sums.isfinite().all())
         two = self.sums.topk(min(2, len(P))).values
         self.most = float(two.sum() / 2) if len(two) == 2 else 0.0
-        heaviest = self.mean.topk(min(COLUMNS, len(self.mean))).indices
-        self.columns = torch.cat([heaviest, torch.zeros_like(heaviest[:1])]).unique()
+        first = self.mean.new_zeros(len(self.mean), dtype=torch.bool)
+        first[0] = True  # whatever its weight
+        self.columns = first.index_fill(0, self.mean.topk(min(COLUMNS, len(first))).indices, True).nonzero()[
+            :, 0
+        ]
 
     def from_row(self, row: Float[Tensor, " token"]) -> Float[Tensor, " row"]:
         """How far all rows are from one."""
@@ -140,10 +141,12 @@ class _Survey:
             near, first, last = row.float(), int(others[0]), int(others[-1]) + 1
             many = 2 * len(others) > last - first  # all between: no copies
             room = torch.empty(max(1, CACHE // len(row)), len(row), device=row.device)
-            chunks = coarse[first:last].split(len(room)) if many else others.split(len(room))
+            chunks = torch.split(coarse[first:last] if many else others, len(room))
             parts = (chunk if many else coarse[chunk] for chunk in chunks)
             common = [torch.minimum(part, near, out=room[: len(part)]).sum(-1) for part in parts]
-            about = (row.sum() + sums[first:last] if many else row.sum() + sums[others]) / 2 - torch.cat(common)
+            about = (row.sum() + sums[first:last] if many else row.sum() + sums[others]) / 2 - torch.cat(
+                common
+            )
             left = about > best - COARSE * self.most
             others = others[left[others - first]] if many else others[left]
         if not len(others):

@@ -41,7 +41,7 @@ def _directions(X: TokensLike, padding: Tensor | None = None) -> tuple[Tensor, T
 
 
 def mean_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
-    """The mean of cos(x_i, x_j) over pairs: of unit vectors u, `(|sum u|^2 - sum |u|^2) / 2` over their number.
+    """The mean of cos(x_i, x_j) over pairs: of unit vectors u, `(|sum u|^2 - sum |u|^2) / 2` by their number.
 
     >>> mean_cosine(torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]))
     tensor(0.3333, dtype=torch.float64)
@@ -75,8 +75,8 @@ def min_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
 
 
 def mean_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
-    """`1 - mean cos(x_i, x_j)`: 0 when all tokens point one way. Of m unit vectors the squared distances of all
-    pairs are `m sum |u_i - mean u|^2`; a token that points nowhere is at 1 from every other."""
+    """`1 - mean cos(x_i, x_j)`: 0 when all tokens point one way. Of m unit vectors the squared distances of
+    all pairs are `m sum |u_i - mean u|^2`; a token that points nowhere is at 1 from every other."""
     ready = tokens(X, padding)
     direction, size, real = _directions(ready)
     points = (size[..., 0] != 0) & real

@@ -1,5 +1,5 @@
-"""An attention matrix by its rows, which may be made as they are asked for: a metric that needs them more than
-once takes a block at a time, as often as it likes, and P is never held whole."""
+"""An attention matrix by its rows, which may be made as they are asked for: a metric that needs them more
+than once takes a block at a time, as often as it likes, and P is never held whole."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -36,9 +36,7 @@ class Rows:
 
         return cls(len(held), P.shape[-3], make, counts)
 
-    def each(
-        self, number: Callable[["HeadRows"], float | Tensor]
-    ) -> Float[Tensor, "batch head"]:
+    def each(self, number: Callable[["HeadRows"], float | Tensor]) -> Float[Tensor, "batch head"]:
         """A number of every head; NaN of a sample without tokens."""
         found = torch.full((self.batch, self.heads), torch.nan, dtype=torch.float64, device=self.real.device)
         for sample in range(self.batch):

@@ -2,9 +2,9 @@
 (Golub, Kahan 1965) with full reorthogonalisation.
 
 From orthonormal columns Q, `P Q = U B` and `P^T U = Q B^T + Q' R`. A singular triple (s, u, v) of B gives
-`P v = s u` and misses `P^T u = s v` by the **residual** `|R u|` of its last block: P has a singular value within
-that of s, and s errs by about the square of it over the gap to the next. Values are given where the residuals
-are below `RESIDUAL` of them (and of rounding); else NaN.
+`P v = s u` and misses `P^T u = s v` by the **residual** `|R u|` of its last block: P has a singular value
+within that of s, and s errs by about the square of it over the gap to the next. Values are given where the
+residuals are below `RESIDUAL` of them (and of rounding); else NaN.
 """
 
 import torch

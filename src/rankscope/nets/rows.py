@@ -1,8 +1,8 @@
 """Rows of attention, made of queries and keys as they are asked for, so that P is never held whole.
 
-A row of a softmax with scores s, whose largest is m, is `e / Z`, `e_j = exp(s_j - m)`, `Z = sum e`. Its entropy
-needs no logarithm of weights: `H = log Z + sum_j e_j (m - s_j) / Z`, two terms that are never negative. Where all
-scores are small m is taken to be 0.
+A row of a softmax with scores s, whose largest is m, is `e / Z`, `e_j = exp(s_j - m)`, `Z = sum e`. Its
+entropy needs no logarithm of weights: `H = log Z + sum_j e_j (m - s_j) / Z`, two terms that are never
+negative. Where all scores are small m is taken to be 0.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ BY_ROW = ("softmax", "gaussian", "uniform", "sigmoid", "linear")
 
 
 LEVEL = 8.0
-"""A size of scores at which their exponentials are harmless, and the entropy is rounded as `-sum P log P` is."""
+"""A size of scores whose exponentials are harmless, and at which entropy is rounded as `-sum P log P` is."""
 
 
 class Softmaxed(NamedTuple):

@@ -71,23 +71,20 @@ class Streamed(Plain):
         q, k, added = self.scored(block, X)
         mask = self.arch.mask_of(block.index)
         simple = self.all_real and mask in ("complete", "causal")
-        return Numbers(
-            AttentionRows(
-                self.arch, q, k,
-                visible=None if simple else partial(self.setting.rows, mask),
-                behind="causal" in spec_of(mask).split("&"),
-                added=self._rows_added(block, added),
-            )  # fmt: skip
-        )
+        rows = AttentionRows(
+            self.arch, q, k,
+            visible=None if simple else partial(self.setting.rows, mask),
+            behind="causal" in spec_of(mask).split("&"),
+            added=self._rows_added(block, added),
+        )  # fmt: skip
+        return Numbers(rows)
 
     def added(self, block: Block, q: Heads) -> Tensor | None:
         """Of Transformer-XL the queries that meet positions; what they add is made by rows."""
         bias = block.weights.attention.position_bias
         return None if self.setting.sinusoids is None or bias is None else q + bias[:, None]
 
-    def _rows_added(
-        self, block: Block, queries: Tensor | None
-    ) -> Callable[[slice, int, int], Tensor] | None:
+    def _rows_added(self, block: Block, queries: Tensor | None) -> Callable[[slice, int, int], Tensor] | None:
         arch, setting = self.arch, self.setting
         if queries is not None:
             w, sinusoids = block.weights.attention, setting.sinusoids
@@ -130,7 +127,9 @@ class Streamed(Plain):
         )  # fmt: skip
         return self.output(there, self.heard(there, self._said(rows, self.values(there, M.tokens), None)))
 
-    def _said(self, rows: AttentionRows, V: Heads, P: Numbers | None) -> Heads:
+    def _said(
+        self, rows: AttentionRows, V: Heads, P: Numbers | None
+    ) -> Float[Tensor, "batch head row head_width"]:
         """`P V`; numbers of rows into P, where it is given."""
         wanted = self.asked.by_row if P is not None else {}
         q = rows.q
@@ -148,17 +147,17 @@ class Streamed(Plain):
         for start in range(0, n, step):
             stop = min(n, start + step)
             seen = rows.seen(stop)
-            real = self.setting.real[:, None, :seen] if P is not None else None
+            real = self.setting.real[:, None, :seen]
             for head in range(0, heads, together):
                 here = slice(head, head + together)
                 values = V[:, here, :seen]
+                part: Softmaxed | Tensor
                 if rows.is_softmax:
                     entropy = entropy_of_rows in wanted.values()
                     part = rows.softmaxed(everyone, here, start, stop, entropy)
-                    said[:, here, start:stop] = _averaged(part, values)
                 else:
                     part = rows.weights(everyone, here, start, stop)
-                    said[:, here, start:stop] = part @ values
+                said[:, here, start:stop] = _averaged(part, values)
                 for name, number in wanted.items():
                     numbers[name][:, here, start:stop] = _number(part, number, real)
         if P is not None:
@@ -166,7 +165,9 @@ class Streamed(Plain):
         return said
 
 
-def _averaged(part: Softmaxed, V: Heads) -> Heads:
+def _averaged(part: Softmaxed | Tensor, V: Heads) -> Float[Tensor, "batch head row head_width"]:
+    if not isinstance(part, Softmaxed):
+        return part @ V
     if part.e.dtype != V.dtype:  # weights are rounded as a model in half precision rounds them
         return (part.e / part.total[..., None]).to(V.dtype) @ V
     return (part.e @ V) / part.total[..., None]
