@@ -62,6 +62,20 @@ def test_rows_give_what_the_matrix_gives(kind: str, padded: bool, monkeypatch: A
         assert other == pytest.approx(one, rel=1e-12, abs=1e-13, nan_ok=True)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", ["rotary", "alibi"])
+@pytest.mark.parametrize("mask", ["causal", "complete", "causal&window:64"])
+def test_a_thousand_tokens(mask: str, positions: str, monkeypatch: Any) -> None:
+    torch.manual_seed(0)
+    arch = Architecture(layers=2, width=64, heads=2, mask=mask, positions=positions)
+    net, X = Transformer.random(arch), torch.randn(1, 1024, 64, dtype=torch.float64)
+    whole = measure(net, X, None, METRICS, "float64").table
+    monkeypatch.setattr(propagation, "WHOLE", 0)
+    streamed = measure(net, X, None, METRICS, "float64").table
+    for name, one, other in zip(whole["metric"], whole["value"], streamed["value"], strict=True):
+        assert other == pytest.approx(one, rel=1e-12, abs=1e-12 if name == "row_sum_defect" else 0.0)
+
+
 def test_tokens_alone_are_read_through_fused_attention(monkeypatch: Any) -> None:
     torch.manual_seed(0)
     for mask in ("complete", "causal"):
