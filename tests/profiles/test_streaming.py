@@ -1,5 +1,6 @@
 """Long contexts: what is read a block of rows at a time is what is read off the whole matrix."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
@@ -7,11 +8,13 @@ import pytest
 import torch
 
 from rankscope import Architecture, Transformer, measure
+from rankscope.metrics import Metric
 from rankscope.nets import streaming
 from rankscope.nets.masks import matrix, rows
 from rankscope.profiles import propagation
 
-METRICS = ["relative_residual", "mu", "entropy", "first_token_mass", "row_sum_defect", "head_mu"]
+METRICS = ["relative_residual", "mu", "entropy", "first_token_mass", "row_sum_defect", "head_mu", "dobrushin",
+           "second_singular_value", "spectral_gap"]  # fmt: skip
 NETWORKS: dict[str, dict[str, Any]] = {
     "causal, rotary": {"mask": "causal", "positions": "rotary"},
     "windows by layer": {"mask": "causal&window:3;complete"},
@@ -21,15 +24,23 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "linear": {"kernel": "linear", "mask": "causal"},
     "uniform": {"kernel": "uniform", "mask": "strided"},
     "capped": {"score_cap": 5.0, "mask": "causal"},
+    "sharp": {"divisor": 0.01, "mask": "causal"},
+    "alibi": {"positions": "alibi", "mask": "causal"},
+    "bias by offset": {"positions": "bias", "bias_buckets": 8, "bias_reach": 6},
+    "capped, bias of those behind": {"positions": "bias", "bias_ahead": False, "score_cap": 2.0},
+    "gaussian, alibi": {"kernel": "gaussian", "positions": "alibi"},
+    "sigmoid, alibi": {"kernel": "sigmoid", "positions": "alibi"},
+    "relative": {"positions": "relative", "norm": "layer"},
+    "cross-attention": {"cross_attention": True, "mask": "causal"},
     "grouped": {"heads": 4, "key_heads": 2, "head_gate": True},
 }
 
 
 def both(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None, monkeypatch: Any,
-         metrics: list[str] = METRICS) -> tuple[pl.DataFrame, pl.DataFrame]:  # fmt: skip
+         metrics: Sequence[str | Metric] = METRICS) -> tuple[pl.DataFrame, pl.DataFrame]:  # fmt: skip
     whole = measure(net, X, padding, metrics, "float64").table
     monkeypatch.setattr(propagation, "WHOLE", 0)
-    monkeypatch.setattr(streaming, "AT_ONCE", 8 * len(X) * X.shape[1] * 3)  # three rows
+    monkeypatch.setitem(streaming.AT_ONCE, "cpu", 8 * len(X) * X.shape[1] * 3)  # three rows
     return whole, measure(net, X, padding, metrics, "float64").table
 
 
@@ -39,12 +50,30 @@ def test_rows_give_what_the_matrix_gives(kind: str, padded: bool, monkeypatch: A
     torch.manual_seed(0)
     net = Transformer.random(Architecture(**{"layers": 2, "width": 8, "heads": 2, **NETWORKS[kind]}))
     X = torch.randn(3, 11, 8, dtype=torch.float64)
+    if net.arch.cross_attention:
+        M, hidden = torch.randn(3, 7, 8, dtype=torch.float64), torch.zeros(3, 7, dtype=torch.bool)
+        hidden[1, 4:] = padded
+        net = net.reading(M, hidden)
     padding = torch.zeros(3, 11, dtype=torch.bool)
     padding[0, :4] = padding[1, 9:] = padded
     whole, streamed = both(net, X, padding, monkeypatch)
     assert whole.drop("value", "log10", "floor").equals(streamed.drop("value", "log10", "floor"))
     for one, other in zip(whole["value"], streamed["value"], strict=True):
         assert other == pytest.approx(one, rel=1e-12, abs=1e-13, nan_ok=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", ["rotary", "alibi"])
+@pytest.mark.parametrize("mask", ["causal", "complete", "causal&window:64"])
+def test_a_thousand_tokens(mask: str, positions: str, monkeypatch: Any) -> None:
+    torch.manual_seed(0)
+    arch = Architecture(layers=2, width=64, heads=2, mask=mask, positions=positions)
+    net, X = Transformer.random(arch), torch.randn(1, 1024, 64, dtype=torch.float64)
+    whole = measure(net, X, None, METRICS, "float64").table
+    monkeypatch.setattr(propagation, "WHOLE", 0)
+    streamed = measure(net, X, None, METRICS, "float64").table
+    for name, one, other in zip(whole["metric"], whole["value"], streamed["value"], strict=True):
+        assert other == pytest.approx(one, rel=1e-12, abs=1e-12 if name == "row_sum_defect" else 0.0)
 
 
 def test_tokens_alone_are_read_through_fused_attention(monkeypatch: Any) -> None:
@@ -71,7 +100,8 @@ def test_rows_that_need_not_sum_to_one_are_looked_at(monkeypatch: Any) -> None:
 
 def test_a_metric_of_the_whole_matrix_keeps_it_whole(monkeypatch: Any) -> None:
     net = Transformer.random(Architecture(layers=1, width=8, heads=2))
-    whole, same = both(net, torch.randn(1, 9, 8), None, monkeypatch, ["entropy", "dobrushin"])
+    trace = Metric("trace", lambda P, padding=None: P.diagonal(dim1=-2, dim2=-1).sum(-1), of="attention")
+    whole, same = both(net, torch.randn(1, 9, 8), None, monkeypatch, ["entropy", trace])
     assert whole.equals(same)
 
 

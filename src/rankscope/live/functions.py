@@ -81,13 +81,14 @@ class Attention:
             key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
         scores, mask = self._modified(query @ key.mT * scale), self._mask()
         if self.causal:
-            scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -torch.inf)
+            ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill_(ahead, -torch.inf)
         if mask is not None and mask.dtype == torch.bool:
             scores = scores.masked_fill(~mask, -torch.inf)
         elif mask is not None:
             scores = scores + mask
         blind = (scores == -torch.inf).all(-1, keepdim=True)  # a row that sees nothing gets nothing
-        return scores.softmax(-1).masked_fill(blind, 0.0)
+        return scores.softmax(-1).masked_fill_(blind, 0.0)
 
     def _modified(self, scores: Tensor) -> Tensor:
         return scores

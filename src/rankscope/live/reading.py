@@ -68,7 +68,9 @@ def read_attention(plan: Plan, call: Call, layer: int, P: Tensor) -> bool:
     with isolated(P.device):
         real = _real(call, P)
         call.defects.append(row_sum_defect(to_float64_device(P), real))
-        narrow = P.dtype == torch.float64 and bool((P.float() == P).all())
+        narrow = P.dtype == torch.float64 and all(
+            bool((part.float() == part).all()) for part in torch.split(P.flatten(0, 1), _several(P))
+        )
         if narrow:
             call.attention_unit = unit_of(torch.float32)  # many models take softmax in float32 always
         if any(each.of == "attention" for each in plan.metrics):
@@ -92,6 +94,11 @@ def read_heads(plan: Plan, call: Call, added: Tensor) -> None:
     unit = max(call.unit, call.attention_unit)
     found, _ = readings("heads", added, _real(call, added), plan.metrics, unit)
     call.found.append((call.inside[-1], found))
+
+
+def _several(P: Tensor) -> int:
+    """So many matrices of P are looked at together."""
+    return max(1, TOGETHER // max(1, P[0, 0].numel() if P.numel() else 1))
 
 
 def _real(call: Call, x: Tensor) -> Tensor:

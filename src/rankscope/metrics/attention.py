@@ -9,10 +9,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import TokensError
+from rankscope.metrics import contraction
+from rankscope.metrics.rows import Rows
 from rankscope.metrics.tokens import real_tokens
 
 HeadValues = Float[Tensor, "*batch head"]
 RowValues = Float[Tensor, "*batch head row"]
+FEW = 256
+"""Up to so many tokens all pairs of rows are looked at together."""
 RowsOf = Float[Tensor, "*batch head row token"]
 """Some rows of P, zero at padding, in the arithmetic that made them."""
 
@@ -49,6 +53,8 @@ def dobrushin(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     It bounds the contraction of one averaging step: `osc(P x) <= dobrushin(P) osc(x)`, osc = max - min.
     """
     P, real = _ready(P, padding)
+    if P.shape[-1] > FEW and P.device.type == "cpu":
+        return contraction.by_head(Rows.of(P, real)).reshape(P.shape[:-2])
     distance = torch.cdist(P, P, p=1.0) / 2
     pairs = real[..., :, None] & real[..., None, :]
     return _nan_where_empty(distance.masked_fill(~pairs, 0.0).amax((-2, -1)), real)

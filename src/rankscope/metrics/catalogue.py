@@ -17,8 +17,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
-from rankscope.metrics import attention, cosine, residuals, routing, spectrum
+from rankscope.metrics import attention, contraction, cosine, residuals, routing, singular, spectrum
 from rankscope.metrics.centre import Centre, Norm
+from rankscope.metrics.rows import Rows
 from rankscope.metrics.tokens import Tokens, TokensLike, tokens, unit_of
 
 ROUNDING = 8.0
@@ -93,6 +94,9 @@ class Metric:
     """Of attention: each row's number, `by_row(rows of P, real)`, where the value is their mean, or with
     `largest` the largest. Long contexts are read so, a block of rows at a time."""
     largest: bool = False
+    by_head: Callable[[Rows], Tensor] | None = None
+    """Of attention: its value through blocks of rows of P, made as often as they are asked for: how long
+    contexts are read where a number of each row will not do."""
 
     def __post_init__(self) -> None:
         if self.of not in get_args(Of):
@@ -128,12 +132,22 @@ class Metric:
             return Reading.of(value, torch.full_like(value, noise))
         return Reading.of(value, noise * self._checked("scale", self.scale(x, padding), x))
 
+    @property
+    def streams(self) -> bool:
+        """Whether it is read off blocks of rows of attention, where P is too large."""
+        found = self.by_row is not None or self.by_head is not None
+        return found and self.scale is None and not self.count
+
     def of_rows(self, numbers: Tensor, real: Tensor, unit: float) -> Reading:
         """The reading of all rows' numbers `[batch, head, token]`; `real` `[batch, token]` rows count."""
         counts = real[:, None]
         kept = numbers.masked_fill(~counts, 0.0)
         value = kept.amax(-1) if self.largest else kept.sum(-1) / counts.sum(-1)
         value = value.masked_fill(~counts.any(-1), torch.nan)
+        return self.of_heads(value, unit)
+
+    def of_heads(self, value: Tensor, unit: float) -> Reading:
+        """The reading of values `[batch, head]` that were found without P as a whole."""
         return Reading.of(value, torch.full_like(value, (ROUNDING * unit) ** self.power))
 
     def _checked(self, what: str, found: object, x: TokensLike) -> Tensor:
@@ -208,11 +222,17 @@ _TOKENS = [
     Metric("min_cosine", cosine.min_cosine, "min cos(xᵢ, xⱼ)", r"\min\,\cos(x_i, x_j)"),
 ]  # fmt: skip
 _ATTENTION = [
-    Metric("dobrushin", attention.dobrushin, "δ(P)", r"\delta(P)", "attention"),
-    Metric("entropy", attention.entropy, "H(P)", "H(P)", "attention", by_row=attention.entropy_of_rows),
-    Metric("second_singular_value", attention.second_singular_value, "σ₂(P)", r"\sigma_2(P)", "attention"),
     Metric(
-        "spectral_gap", attention.spectral_gap, "σ₁(P) − σ₂(P)", r"\sigma_1(P) - \sigma_2(P)", "attention"
+        "dobrushin", attention.dobrushin, "δ(P)", r"\delta(P)", "attention", by_head=contraction.by_head
+    ),
+    Metric("entropy", attention.entropy, "H(P)", "H(P)", "attention", by_row=attention.entropy_of_rows),
+    Metric(
+        "second_singular_value", attention.second_singular_value, "σ₂(P)", r"\sigma_2(P)", "attention",
+        by_head=singular.second_by_head,
+    ),
+    Metric(
+        "spectral_gap", attention.spectral_gap, "σ₁(P) − σ₂(P)", r"\sigma_1(P) - \sigma_2(P)", "attention",
+        by_head=singular.gap_by_head,
     ),
     Metric(
         "first_token_mass", attention.first_token_mass, "mean Pᵢ₁", r"\mathrm{mean}\,P_{i1}", "attention",

@@ -5,11 +5,16 @@ No token: NaN. The gaps `1 - cos` are computed as `|u_i - u_j|^2 / 2` of the uni
 resolved down to the square of the arithmetic's floor.
 """
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rankscope.metrics.tokens import TokensLike, Values, nan_where_empty, tokens
+from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, tokens
+
+AT_ONCE = 2**26
+"""Bytes of cosines that are held at once."""
 
 
 def cosines(
@@ -22,7 +27,7 @@ def cosines(
     return cosine, pairs
 
 
-def _directions(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _directions(X: TokensLike, padding: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """(unit vectors, largest entries, which count); a zero token keeps its zero."""
     ready = tokens(X, padding)
     size = (
@@ -36,55 +41,80 @@ def _directions(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tensor, 
 
 
 def mean_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
-    """The mean of cos(x_i, x_j) over pairs.
+    """The mean of cos(x_i, x_j) over pairs: of unit vectors u, `(|sum u|^2 - sum |u|^2) / 2` by their number.
 
     >>> mean_cosine(torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]))
     tensor(0.3333, dtype=torch.float64)
     """
-    cosine, pairs = cosines(X, padding)
-    return _mean(cosine, pairs, X, padding)
+    ready = tokens(X, padding)
+    direction, _, _ = _directions(ready)
+    total = direction.sum(-2).square().sum(-1) - direction.square().sum((-2, -1))
+    return _over_pairs(total / 2, ready)
 
 
 def mean_abs_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
     """The mean of |cos(x_i, x_j)| over pairs (Wu et al. 2024, figure 4)."""
-    cosine, pairs = cosines(X, padding)
-    return _mean(cosine.abs(), pairs, X, padding)
+    ready = tokens(X, padding)
+    direction, _, _ = _directions(ready)
+    total = direction.new_zeros(direction.shape[:-2])
+    for here, pairs in _blocks(ready):
+        cosine = (direction[..., here, :] @ direction.mT).abs_().clamp_(max=1.0)
+        total += cosine.masked_fill_(~pairs, 0.0).sum((-2, -1))
+    return _over_pairs(total, ready)
 
 
 def min_cosine(X: TokensLike, padding: Tensor | None = None) -> Values:
     """The smallest cosine of any pair: Cor 1 of Wu et al. 2024 asks that it start above 0."""
-    cosine, pairs = cosines(X, padding)
-    lowest = cosine.masked_fill(~pairs, 1.0).flatten(-2)
-    value = lowest.amin(-1) if lowest.shape[-1] else lowest.new_ones(lowest.shape[:-1])
-    return nan_where_empty(value, tokens(X, padding))
+    ready = tokens(X, padding)
+    direction, _, _ = _directions(ready)
+    lowest = direction.new_ones(direction.shape[:-2])
+    for here, pairs in _blocks(ready):
+        cosine = (direction[..., here, :] @ direction.mT).clamp_(-1.0, 1.0)
+        lowest = torch.minimum(lowest, cosine.masked_fill_(~pairs, 1.0).amin((-2, -1)))
+    return nan_where_empty(lowest, ready)
 
 
 def mean_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
-    """`1 - mean cos(x_i, x_j)`: 0 when all tokens point one way."""
-    gap, pairs = _gaps(X, padding)
-    number = pairs.flatten(-2).sum(-1).clamp(min=1)
-    return nan_where_empty(gap.flatten(-2).sum(-1) / number, tokens(X, padding))
+    """`1 - mean cos(x_i, x_j)`: 0 when all tokens point one way. Of m unit vectors the squared distances of
+    all pairs are `m sum |u_i - mean u|^2`; a token that points nowhere is at 1 from every other."""
+    ready = tokens(X, padding)
+    direction, size, real = _directions(ready)
+    points = (size[..., 0] != 0) & real
+    m = points.sum(-1)
+    if not direction.shape[-2]:
+        return nan_where_empty(direction.new_zeros(m.shape), ready)
+    first = points.to(torch.int8).argmax(-1)[..., None, None].expand(*m.shape, 1, direction.shape[-1])
+    apart = (direction - direction.gather(-2, first)).masked_fill(~points[..., None], 0.0)
+    mean = apart.sum(-2, keepdim=True) / m.clamp(min=1)[..., None, None]
+    square = (apart - mean).masked_fill(~points[..., None], 0.0).square().sum((-2, -1))
+    pairs = [each * (each - 1) // 2 for each in (ready.number, m)]
+    return nan_where_empty((m * square / 2 + (pairs[0] - pairs[1])) / pairs[0].clamp(min=1), ready)
 
 
 def max_cosine_gap(X: TokensLike, padding: Tensor | None = None) -> Values:
     """`1 - min cos(x_i, x_j)`."""
-    gap, _ = _gaps(X, padding)
-    value = gap.flatten(-2).amax(-1) if gap.shape[-1] else gap.sum((-2, -1))
-    return nan_where_empty(value, tokens(X, padding))
+    ready = tokens(X, padding)
+    direction, size, _ = _directions(ready)
+    nowhere = size == 0
+    widest = direction.new_zeros(direction.shape[:-2])
+    for here, pairs in _blocks(ready):
+        apart = torch.cdist(
+            direction[..., here, :], direction, compute_mode="donot_use_mm_for_euclid_dist"
+        )  # fmt: skip
+        gap = (apart.square_() / 2).masked_fill_(nowhere[..., here, :] | nowhere.mT, 1.0)
+        widest = torch.maximum(widest, gap.masked_fill_(~pairs, 0.0).amax((-2, -1)))
+    return nan_where_empty(widest, ready)
 
 
-def _gaps(
-    X: TokensLike, padding: Tensor | None
-) -> tuple[Float[Tensor, "*batch token token"], Bool[Tensor, "*batch token token"]]:
-    direction, length, real = _directions(X, padding)
-    gap = torch.cdist(direction, direction, compute_mode="donot_use_mm_for_euclid_dist").square() / 2
-    gap = gap.masked_fill((length == 0) | (length == 0).mT, 1.0)
-    pairs = (real[..., :, None] & real[..., None, :]).triu(1)
-    return gap.masked_fill(~pairs, 0.0), pairs
+def _blocks(ready: Tokens) -> Iterator[tuple[slice, Bool[Tensor, "*batch row token"]]]:
+    """Tokens a block at a time, and which of its rows' cosines are of pairs i < j of real tokens."""
+    n = ready.X.shape[-2]
+    step = max(1, AT_ONCE // max(1, 8 * n * ready.number.numel()))
+    for start in range(0, n, step):
+        here = slice(start, min(n, start + step))
+        yield here, (ready.real[..., here, None] & ready.real[..., None, :]).triu(1 + start)
 
 
-def _mean(cosine: Tensor, pairs: Tensor, X: TokensLike, padding: Tensor | None) -> Values:
-    number = pairs.flatten(-2).sum(-1)
-    total = cosine.masked_fill(~pairs, 0.0).flatten(-2).sum(-1)
-    value = (total / number.clamp(min=1)).masked_fill(number == 0, 1.0)
-    return nan_where_empty(value, tokens(X, padding))
+def _over_pairs(total: Values, ready: Tokens) -> Values:
+    number = ready.number * (ready.number - 1) // 2
+    return nan_where_empty((total / number.clamp(min=1)).masked_fill(number == 0, 1.0), ready)

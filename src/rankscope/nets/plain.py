@@ -65,12 +65,17 @@ class Plain(Arithmetic):
         if setting.rotary:
             q, k = (rotate(part, setting.rotary_of(block.index), arch.rotary_pairs) for part in (q, k))
         k = self._grouped(k)
-        added = setting.bias
-        if setting.sinusoids is not None and w.position_bias is not None:
-            added = by_offset(q + w.position_bias[:, None], w, setting.sinusoids) / arch.divisor
+        added = self.added(block, q)
         if w.content_bias is not None:
             q = q + w.content_bias[:, None]
         return q, k, added
+
+    def added(self, block: Block, q: Heads) -> Tensor | None:
+        """What positions add to the scores."""
+        w, setting = block.weights.attention, self.setting
+        if setting.sinusoids is not None and w.position_bias is not None:
+            return by_offset(q + w.position_bias[:, None], w, setting.sinusoids) / self.arch.divisor
+        return setting.bias
 
     def through(self, X: Tensor, linear: Linear) -> Tensor:
         """`X W + b`."""

@@ -19,7 +19,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Attention, Weights
 
 Heads = Float[Tensor, "batch head token head_width"]
-Scores = Float[Tensor, "head token token"]
+Scores = Float[Tensor, "head row token"]
 Table = Float[Tensor, "token half"]
 
 
@@ -58,15 +58,20 @@ def rotate(x: Heads, tables: tuple[Table, Table], pairs: str) -> Heads:
 
 
 def by_offset(
-    q: Heads, layer: Attention, positions: Float[Tensor, "offset width"]
-) -> Float[Tensor, "batch head token token"]:
-    """`q_i . r_{i-j}` before the divisor; `positions` are the sinusoids of offsets n-1 .. -(n-1)."""
+    q: Float[Tensor, "batch head row head_width"],
+    layer: Attention,
+    positions: Float[Tensor, "offset width"],
+    heads: slice = slice(None),
+    start: int = 0,
+) -> Float[Tensor, "batch head row token"]:
+    """`q_i . r_{i-j}` before the divisor; `positions` are the sinusoids of offsets n-1 .. -(n-1). The queries
+    are those of `heads`, and of rows from `start` on."""
     assert layer.position is not None
-    n = q.shape[-2]
-    r = torch.einsum("od,dhc->hoc", positions, layer.position)
-    scores = q @ r.mT  # [batch, head, token, 2n - 1]
-    i = torch.arange(n, device=q.device)
-    column = n - 1 - (i[:, None] - i[None, :])
+    n = (len(positions) + 1) // 2
+    r = torch.einsum("od,dhc->hoc", positions, layer.position[:, heads])
+    scores = q @ r.mT  # [batch, head, row, 2n - 1]
+    i, j = torch.arange(start, start + q.shape[-2], device=q.device), torch.arange(n, device=q.device)
+    column = n - 1 - (i[:, None] - j[None, :])
     return scores.gather(-1, column.expand(*q.shape[:-1], n))
 
 
@@ -79,12 +84,15 @@ def sinusoids(arch: Architecture, n: int, like: Tensor) -> Float[Tensor, "offset
     return torch.cat([angle.sin(), angle.cos()], -1).to(like.dtype)
 
 
-def score_bias(arch: Architecture, weights: Weights, n: int, like: Tensor) -> Scores | None:
-    """What `bias` and `alibi` add to the scores, after the divisor; None for other schemes."""
+def score_bias(
+    arch: Architecture, weights: Weights, n: int, like: Tensor, start: int = 0, stop: int | None = None
+) -> Scores | None:
+    """What `bias` and `alibi` add to the scores, after the divisor, of rows `start` to `stop`; None for other
+    schemes."""
     if arch.positions not in ("bias", "alibi"):
         return None
-    i = torch.arange(n, device=like.device)
-    ahead = i[None, :] - i[:, None]  # j - i
+    j = torch.arange(n, device=like.device)
+    ahead = j[None, :] - j[start:stop, None]  # j - i
     if arch.positions == "bias":
         assert weights.bias_table is not None
         ahead = ahead if arch.bias_ahead else ahead.clamp(max=0)
@@ -94,8 +102,8 @@ def score_bias(arch: Architecture, weights: Weights, n: int, like: Tensor) -> Sc
 
 
 def buckets(
-    ahead: Int[Tensor, "token token"], number: int, reach: int, both: bool = True
-) -> Int[Tensor, "token token"]:
+    ahead: Int[Tensor, "row token"], number: int, reach: int, both: bool = True
+) -> Int[Tensor, "row token"]:
     """T5's buckets of `j - i`, those of tokens behind and those of tokens ahead, or of those behind alone:
     exact up to half of a side's, then logarithmic to `reach`."""
     side = number // 2 if both else number

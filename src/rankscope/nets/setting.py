@@ -43,7 +43,7 @@ class Setting:
         whole_masks: bool = True,
     ) -> "Setting":
         """For these tokens, of which some are real and the rest padding, and the memory that they read.
-        Without `whole_masks` no matrix of all tokens is made."""
+        Without `whole_masks` no matrix of all tokens is made, what positions add to the scores included."""
         n = X.shape[-2]
         whole = bool(real.all())
         visible = {}
@@ -56,7 +56,7 @@ class Setting:
             visible=visible,
             rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else (),
             sinusoids=sinusoids(arch, n, X) if arch.positions == "relative" else None,
-            bias=score_bias(arch, weights, n, X),
+            bias=score_bias(arch, weights, n, X) if whole_masks else None,
             real=real,
             memory=None if memory is None else memory.expanded(len(X)),
         )

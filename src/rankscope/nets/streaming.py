@@ -1,142 +1,205 @@
 """Long contexts: attention a block of rows at a time, so that no `[head, token, token]` is held.
 
-The rules are the plain ones. In the place of P stand numbers of each of its rows, those that are asked for;
-where none is, torch's fused attention takes the place of the rows as well.
+The rules are the plain ones. In the place of P stand numbers of it, those that are asked for; where none is,
+torch's fused attention takes the place of the rows as well.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from rankscope.metrics.attention import defect_of_rows, entropy_of_rows, first_token_of_rows
+from rankscope.metrics.rows import Rows
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.kernels import KernelContext, kernel_of
-from rankscope.nets.masks import Mask, spec_of
+from rankscope.nets.masks import spec_of
 from rankscope.nets.plain import Heads, Plain, Spoken, Tokens
+from rankscope.nets.positions import by_offset, score_bias
+from rankscope.nets.rows import BY_ROW, AttentionRows, Softmaxed
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Step, Transformer
 from rankscope.nets.traversal import Block
 
-Numbers = Mapping[str, Callable[[Tensor, Tensor], Tensor]]
-"""By name, what is asked of rows of P `[batch, head, row, token]`, and of which tokens count
-`[batch, 1, token]`: a number for each row."""
-AT_ONCE = 2**22
-"""Bytes of a block of rows of one head: what a core's cache holds."""
-KERNELS = ("softmax", "gaussian", "uniform", "sigmoid", "linear")
-"""Kernels whose rows need no other rows."""
+AT_ONCE = {"cpu": 2**23, "cuda": 2**28}
+"""Bytes of a block of rows: of one head what a processor's cache holds; of all heads elsewhere."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of attention, by name."""
+
+    by_row: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
+    """Of rows of P `[batch, head, row, token]`, and of which tokens count `[batch, 1, token]`: a number for
+    each row."""
+    by_head: Mapping[str, Callable[[Rows], Tensor]] = field(default_factory=dict)
+    """Of P, whose rows are made as often as they are asked for: a number for each head."""
+
+    def __bool__(self) -> bool:
+        return bool(self.by_row or self.by_head)
 
 
 @dataclass
-class RowNumbers:
-    """What is known of P: numbers of its rows."""
+class Numbers:
+    """What is known of P."""
 
-    q: Heads | None
-    k: Heads | None
-    of: dict[str, Float[Tensor, "batch head token"]] = field(default_factory=dict)
+    rows: AttentionRows | None
+    """What it is made of; None when that is done."""
+    of_rows: dict[str, Float[Tensor, "batch head token"]] = field(default_factory=dict)
     """By name, float64."""
+    of_heads: dict[str, Float[Tensor, "batch head"]] = field(default_factory=dict)
 
 
 def streams(arch: Architecture) -> bool:
-    """Whether rows of attention can be taken one block at a time: nothing that positions add to the scores,
-    which is a matrix itself, no part of one's own that changes P, no memory to attend to."""
-    return (
-        arch.kernel in KERNELS
-        and arch.positions not in ("bias", "alibi", "relative")
-        and not arch.cross_attention
-        and not any(part.place == "weights" for part in arch.parts)
-    )
+    """Whether rows of attention can be taken one block at a time: no part of one's own changes P."""
+    return arch.kernel in BY_ROW and not any(part.place == "weights" for part in arch.parts)
 
 
 class Streamed(Plain):
     """Plain rules, attention by blocks of rows."""
 
-    def __init__(self, arch: Architecture, setting: Setting, numbers: Numbers) -> None:
-        super().__init__(arch, setting)
-        self.numbers = numbers
+    def __init__(self, net: Transformer, setting: Setting, asked: Asked) -> None:
+        super().__init__(net.arch, setting)
+        self.net, self.asked = net, asked
         self.all_real = bool(setting.real.all())
 
-    def weights(self, block: Block, X: Tokens) -> RowNumbers:  # type: ignore[override]
+    def weights(self, block: Block, X: Tokens) -> Numbers:  # type: ignore[override]
         """Queries and keys: rows are made as they are mixed."""
-        q, k, _ = self.scored(block, X)
-        return RowNumbers(q, k)
+        q, k, added = self.scored(block, X)
+        mask = self.arch.mask_of(block.index)
+        simple = self.all_real and mask in ("complete", "causal")
+        rows = AttentionRows(
+            self.arch, q, k,
+            visible=None if simple else partial(self.setting.rows, mask),
+            behind="causal" in spec_of(mask).split("&"),
+            added=self._rows_added(block, added),
+        )  # fmt: skip
+        return Numbers(rows)
 
-    def mix(self, block: Block, P: RowNumbers, V: Heads) -> Spoken:  # type: ignore[override]
-        """`P_h V_h` of every head, and the numbers of the rows of P on the way."""
-        arch, q, k = self.arch, P.q, P.k
-        assert q is not None and k is not None
-        P.q = P.k = None
-        mask = arch.mask_of(block.index)
-        if not self.numbers and self.all_real and mask in ("complete", "causal") and _fused(arch):
-            heads = F.scaled_dot_product_attention(
-                q, k, V, is_causal=mask == "causal", scale=1 / arch.divisor
+    def added(self, block: Block, q: Heads) -> Tensor | None:
+        """Of Transformer-XL the queries that meet positions; what they add is made by rows."""
+        bias = block.weights.attention.position_bias
+        return None if self.setting.sinusoids is None or bias is None else q + bias[:, None]
+
+    def _rows_added(self, block: Block, queries: Tensor | None) -> Callable[[slice, int, int], Tensor] | None:
+        arch, setting = self.arch, self.setting
+        if queries is not None:
+            w, sinusoids = block.weights.attention, setting.sinusoids
+            assert sinusoids is not None
+            return lambda heads, start, stop: (
+                by_offset(queries[:, heads, start:stop], w, sinusoids, heads, start) / arch.divisor
             )
-        else:
-            heads = self._by_rows(mask, P, q, k, V)
+        if arch.positions not in ("bias", "alibi"):
+            return None
+        n, like = setting.real.shape[1], block.weights.attention.query.weight
+
+        def bias(heads: slice, start: int, stop: int) -> Tensor:
+            found = score_bias(arch, self.net.weights, n, like, start, stop)
+            assert found is not None
+            return found[heads]
+
+        return bias
+
+    def mix(self, block: Block, P: Numbers, V: Heads) -> Spoken:  # type: ignore[override]
+        """`P_h V_h` of every head, and the numbers of P on the way."""
+        rows, P.rows = P.rows, None
+        assert rows is not None
+        heads = self._said(rows, V, P)
+        real = self.setting.real
+        if self.asked.by_head:
+            lazily = Rows(len(V), V.shape[1], rows.whole_rows, real)
+            P.of_heads = {name: number(lazily) for name, number in self.asked.by_head.items()}
         return self.heard(block, heads)
 
-    def _by_rows(self, mask: str | Mask, P: RowNumbers, q: Heads, k: Heads, V: Heads) -> Heads:
-        n = q.shape[2]
-        back = "causal" in spec_of(mask).split("&")
-        rows = max(1, AT_ONCE // max(1, len(q) * n * q.element_size()))
-        said = torch.empty_like(q[..., :1]).expand(*q.shape[:-1], V.shape[-1]).contiguous()
-        P.of = {name: q.new_empty(q.shape[:-1], dtype=torch.float64) for name in self.numbers}
-        for start in range(0, n, rows):
-            stop = min(n, start + rows)
-            seen = stop if back else n  # nothing lies ahead
-            weights = self._weights(mask, start, stop, seen)
+    def cross(self, block: Block, X: Tokens) -> Tokens:
+        """Queries of the tokens, keys and values of the memory, by rows too."""
+        there, M = block.crossing, self.setting.memory
+        assert M is not None
+        w = there.weights.attention
+        rows = AttentionRows(
+            self.arch, self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key)),
+            visible=None if self.all_real and bool(M.real.all())
+            else lambda start, stop: M.visible(self.setting.real[:, start:stop]),
+            behind=False,
+        )  # fmt: skip
+        return self.output(there, self.heard(there, self._said(rows, self.values(there, M.tokens), None)))
+
+    def _said(
+        self, rows: AttentionRows, V: Heads, P: Numbers | None
+    ) -> Float[Tensor, "batch head row head_width"]:
+        """`P V`; numbers of rows into P, where it is given."""
+        wanted = self.asked.by_row if P is not None else {}
+        q = rows.q
+        if not wanted and rows.fused:
+            return F.scaled_dot_product_attention(
+                q, rows.k, V, is_causal=rows.behind, scale=1 / self.arch.divisor
+            )
+        batch, heads, n = q.shape[:3]
+        together = 1 if q.device.type == "cpu" else heads
+        room = AT_ONCE.get(q.device.type, AT_ONCE["cuda"])
+        step = max(1, room // max(1, batch * together * V.shape[2] * q.element_size()))
+        said = q.new_empty(*q.shape[:-1], V.shape[-1])
+        numbers = {name: q.new_empty(q.shape[:-1], dtype=torch.float64) for name in wanted}
+        everyone = slice(0, batch)
+        for start in range(0, n, step):
+            stop = min(n, start + step)
+            seen = rows.seen(stop)
             real = self.setting.real[:, None, :seen]
-            for head in range(q.shape[1]):
-                here = slice(head, head + 1)
-                part = weights(q[:, here, start:stop], k[:, here, :seen])
-                said[:, here, start:stop] = part @ V[:, here, :seen]
-                for name, number in self.numbers.items():
-                    P.of[name][:, here, start:stop] = number(part, real)
+            for head in range(0, heads, together):
+                here = slice(head, head + together)
+                values = V[:, here, :seen]
+                part: Softmaxed | Tensor
+                if rows.is_softmax:
+                    entropy = entropy_of_rows in wanted.values()
+                    part = rows.softmaxed(everyone, here, start, stop, entropy)
+                else:
+                    part = rows.weights(everyone, here, start, stop)
+                said[:, here, start:stop] = _averaged(part, values)
+                for name, number in wanted.items():
+                    numbers[name][:, here, start:stop] = _number(part, number, real)
+        if P is not None:
+            P.of_rows = numbers
         return said
 
-    def _weights(
-        self, mask: str | Mask, start: int, stop: int, seen: int
-    ) -> Callable[[Tensor, Tensor], Float[Tensor, "batch head row token"]]:
-        """From queries of some rows and the keys that they may see to weights."""
-        arch = self.arch
-        if not (self.all_real and mask in ("complete", "causal") and arch.kernel == "softmax"):
-            visible = self.setting.rows(mask, start, stop)[..., :seen]
-            context = KernelContext(visible, None, arch.divisor, arch.score_cap)
-            return lambda q, k: kernel_of(arch.kernel).weights(q, k, context)
-        # No mask of all that is seen: a token of these rows hides only others of them.
-        ahead = torch.ones(
-            stop - start, stop - start, dtype=torch.bool, device=self.setting.real.device
-        ).triu(1)
 
-        def softmax(q: Tensor, k: Tensor) -> Tensor:
-            s = (q / arch.divisor) @ k.mT
-            s = arch.score_cap * torch.tanh(s / arch.score_cap) if arch.score_cap else s
-            if mask == "causal":
-                s[..., start:].masked_fill_(ahead, -torch.inf)
-            return s.softmax(-1)
-
-        return softmax
+def _averaged(part: Softmaxed | Tensor, V: Heads) -> Float[Tensor, "batch head row head_width"]:
+    if not isinstance(part, Softmaxed):
+        return part @ V
+    if part.e.dtype != V.dtype:  # weights are rounded as a model in half precision rounds them
+        return (part.e / part.total[..., None]).to(V.dtype) @ V
+    return (part.e @ V) / part.total[..., None]
 
 
-def _fused(arch: Architecture) -> bool:
-    return arch.kernel == "softmax" and not arch.score_cap
+def _number(part: Softmaxed | Tensor, number: Callable[[Tensor, Tensor], Tensor], real: Tensor) -> Tensor:
+    """A number of rows; those that are known of a softmax need no weights."""
+    if not isinstance(part, Softmaxed):
+        return number(part, real)
+    if number is entropy_of_rows and part.entropy is not None:
+        return part.entropy
+    if number is first_token_of_rows:  # real tokens stand first
+        return part.e[..., 0] / part.total
+    if number is defect_of_rows:  # they are divided by their sum: 0, or NaN
+        return part.total / part.total - 1
+    return number(part.e / part.total[..., None], real)
 
 
 def streamed(
-    net: Transformer, X: Tensor, padding: Tensor | None, numbers: Numbers
-) -> Iterator[tuple[Step, RowNumbers | None]]:
-    """`net.steps`, with numbers of the rows of attention in the place of attention."""
+    net: Transformer, X: Tensor, padding: Tensor | None, asked: Asked
+) -> Iterator[tuple[Step, Numbers | None]]:
+    """`net.steps`, with numbers of attention in the place of attention."""
     X, real, order = net.prepared(X, padding)
     setting = Setting.of(net.arch, net.weights, X, real, net.memory, whole_masks=False)
     yield Step(0, X if order is None else order.restored(X), None), None
-    for step in net.traversed(X, real, Streamed(net.arch, setting, numbers)):
-        found: RowNumbers = step.attention  # type: ignore[assignment]
+    for step in net.traversed(X, real, Streamed(net, setting, asked)):
+        found: Numbers = step.attention  # type: ignore[assignment]
         step = step._replace(attention=None)
         if order is not None:
             step = step.restored(order)
-            found = replace(found, of={name: order.restored_columns(each) for name, each in found.of.items()})
+            back = {name: order.restored_columns(each) for name, each in found.of_rows.items()}
+            found = replace(found, of_rows=back)
         yield step, found
 
 

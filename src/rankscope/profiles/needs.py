@@ -76,5 +76,5 @@ def _cgroup() -> int | None:
         return None
 
 
-def _size(size: float) -> str:
+def _size(size: int | float) -> str:
     return f"{size / 2**30:.1f} GB" if size >= 2**30 else f"{size / 2**20:.0f} MB"

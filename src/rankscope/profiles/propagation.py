@@ -16,13 +16,12 @@ from rankscope.metrics.catalogue import Of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.kernels import kernel_of
-from rankscope.nets.streaming import Numbers, size_of_attention, streamed, streams
+from rankscope.nets.streaming import Asked, size_of_attention, streamed, streams
 from rankscope.profiles.needs import check_memory
 from rankscope.profiles.readers import Reader
+from rankscope.profiles.rows import WHOLE
 from rankscope.profiles.steps import DEFECT, LayerStep
 
-WHOLE = 2**27
-"""Bytes of P of a layer up to which it is held whole."""
 ARITHMETICS: dict[str, torch.dtype] = {
     "deviation": torch.float64,
     "float64": torch.float64,
@@ -81,10 +80,10 @@ def one_pass(
     net = net.to(ARITHMETICS[arithmetic], device)
     X = X.to(dtype=net.dtype, device=net.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
-    rows = _rows(net, readers)
-    if X.ndim == 3 and (arithmetic == "deviation" or rows is None):
+    asked = _asked(net, readers)
+    if X.ndim == 3 and (arithmetic == "deviation" or asked is None):
         kind = "float" if arithmetic != "deviation" else "confirm" if confirm else "deviation"
-        check_memory(net.arch, len(X), X.shape[1], batch, kind, net.device, streams=rows is not None)
+        check_memory(net.arch, len(X), X.shape[1], batch, kind, net.device, streams=asked is not None)
     layers, starts = net.arch.layers, range(0, len(X), batch)
     without: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
     with torch.no_grad():
@@ -94,8 +93,8 @@ def one_pass(
             large = (
                 size_of_attention(net.arch, len(part), part.shape[1]) > WHOLE and arithmetic != "deviation"
             )
-            numbers = rows if large else None
-            steps = _steps(here, part, kept, start, arithmetic, estimate, confirm, compile, numbers)
+            by_rows = asked if large else None
+            steps = _steps(here, part, kept, start, arithmetic, estimate, confirm, compile, by_rows)
             for step in steps:
                 step = replace(step, step=step.step._replace(**without))
                 for reader in readers:
@@ -114,11 +113,11 @@ def _steps(
     estimate: bool,
     confirm: bool,
     compile: bool,
-    numbers: Numbers | None,
+    asked: Asked | None,
 ) -> Iterator[LayerStep]:
     """The layers of one batch, with what a second pass says of each where one was asked for."""
-    if numbers is not None:
-        for step, rows in streamed(net, X, ~real, numbers):
+    if asked is not None:
+        for step, rows in streamed(net, X, ~real, asked):
             yield LayerStep(net, start, real, step, rows=rows)
     elif arithmetic != "deviation":
         yield from (LayerStep(net, start, real, each) for each in net.steps(X, ~real))
@@ -131,14 +130,16 @@ def _steps(
             yield LayerStep(net, start, real, each, None if witness is None else witness.follow(each))
 
 
-def _rows(net: Transformer, readers: Sequence[Reader]) -> Numbers | None:
-    """What is to be taken of rows of attention where P is too large; None where it must be whole."""
-    asked = [getattr(reader, "by_row", None) for reader in readers if "attention" in reader.needs]
-    if not streams(net.arch) or any(each is None for each in asked):
+def _asked(net: Transformer, readers: Sequence[Reader]) -> Asked | None:
+    """What is to be taken of attention where P is too large; None where it must be whole."""
+    metrics = [getattr(reader, "by_row", None) for reader in readers if "attention" in reader.needs]
+    if not streams(net.arch) or any(each is None for each in metrics):
         return None
-    chosen = {each.name: each.by_row for some in asked for each in some or ()}
-    found = {name: rule for name, rule in chosen.items() if rule is not None}
+    chosen = {each.name: each for some in metrics for each in some or ()}.values()
+    by_row = {each.name: each.by_row for each in chosen if each.by_row is not None}
+    by_head = {each.name: each.by_head for each in chosen if each.by_row is None and each.by_head is not None}
     # The sum of a row costs nothing beside another number of it; alone it is worth the rows where it may not
     # be one.
-    seen = found or not kernel_of(net.arch.kernel).averages
-    return {DEFECT: defect_of_rows, **found} if seen else {}
+    if chosen or not kernel_of(net.arch.kernel).averages:
+        by_row = {DEFECT: defect_of_rows, **by_row}
+    return Asked(by_row, by_head)

@@ -45,9 +45,8 @@ class MetricReader:
         self.chosen = chosen
         self.needs: frozenset[Of] = frozenset(each.of for each in chosen)
         asked = [each for each in chosen if each.of == "attention"]
-        whole = any(each.by_row is None or each.scale is not None or each.count for each in asked)
-        self.by_row = None if whole else asked
-        """Metrics that can be read off numbers of the rows of attention; None where one cannot."""
+        self.by_row = asked if all(each.streams for each in asked) else None
+        """Metrics that can be read off rows of attention; None where one cannot."""
         self.cost = f"{len(chosen)} metrics at each layer; keeps three numbers a sample of each"
         self._found: list[Entry] = []
 

@@ -15,10 +15,15 @@ from torch import Tensor
 
 from rankscope.metrics import Metric, Reading
 from rankscope.metrics.catalogue import Of
+from rankscope.metrics.rows import Rows
 from rankscope.metrics.tokens import Tokens, tokens_of
 from rankscope.profiles.profile import NUMBERS, SCHEMA
 
 Found = list[tuple[Metric, Reading]]
+WHOLE = 2**27
+"""Bytes in float64 up to which P of a layer is taken whole."""
+AT_ONCE = 2**25
+"""Bytes of a block of rows of all heads, beyond."""
 
 
 def readings(
@@ -37,8 +42,34 @@ def readings(
     broken = broken_samples(x, real if of == "routing" else real[:, None])
     if not asked:
         return [], broken
-    x = x.masked_fill(broken.reshape(-1, *[1] * (x.ndim - 1)), 0.0)
-    return with_holes([(each, each.read(x, ~real, unit=unit)) for each in asked], broken), broken
+    found: Found = []
+    if of == "attention" and 8 * x.numel() > WHOLE:
+        found = _by_blocks(x, real & ~broken[:, None], [each for each in asked if each.streams], unit)
+        asked = [each for each in asked if not each.streams]
+    if asked:
+        x = x.masked_fill(broken.reshape(-1, *[1] * (x.ndim - 1)), 0.0)
+        found += [(each, each.read(x, ~real, unit=unit)) for each in asked]
+    order = [each.name for each in chosen]
+    found.sort(key=lambda pair: order.index(pair[0].name))
+    return with_holes(found, broken), broken
+
+
+def _by_blocks(P: Tensor, real: Tensor, asked: Sequence[Metric], unit: float) -> Found:
+    """Metrics of a large P a block of its rows at a time: no copy of it is made in float64."""
+    rows = [each for each in asked if each.by_row is not None]
+    numbers = [P.new_empty(P.shape[:-1], dtype=torch.float64) for _ in rows]
+    step = max(1, AT_ONCE // (8 * P.shape[-1] * len(P) * P.shape[1]))
+    for start in range(0, P.shape[-2], step):
+        here = slice(start, start + step)
+        counts = real[:, None, here, None] & real[:, None, None]
+        part = P[..., here, :].to(torch.float64).masked_fill(~counts, 0.0)
+        for each, number in zip(rows, numbers, strict=True):
+            assert each.by_row is not None
+            number[..., here] = each.by_row(part, real[:, None])
+    found = [(each, each.of_rows(one, real, unit)) for each, one in zip(rows, numbers, strict=True)]
+    held = Rows.of(P, real[:, None])
+    others = [(each, each.by_head) for each in asked if each.by_row is None]
+    return found + [(each, each.of_heads(of(held), unit)) for each, of in others if of is not None]
 
 
 def read_tokens(ready: Tokens, broken: Tensor, chosen: Sequence[Metric], unit: float) -> Found:
@@ -48,9 +79,12 @@ def read_tokens(ready: Tokens, broken: Tensor, chosen: Sequence[Metric], unit: f
 
 
 def broken_samples(x: Tensor, real: Tensor) -> Tensor:
-    """The samples that hold NaN or infinity at a real token: their largest entry is one."""
-    largest = x.abs().amax(-1) if x.shape[-1] else x.new_zeros(x.shape[:-1])
-    return ~largest.masked_fill(~real, 0.0).flatten(1).isfinite().all(1)
+    """The samples that hold NaN or infinity at a real token: the least or the largest entry is one."""
+    if not x.shape[-1]:
+        return torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    least, largest = x.aminmax(dim=-1)
+    fine = (least.isfinite() & largest.isfinite()) | ~real
+    return ~fine.flatten(1).all(1)
 
 
 def row_sum_defect(P: Tensor, real: Tensor) -> Tensor:

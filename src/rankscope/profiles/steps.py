@@ -20,7 +20,7 @@ from rankscope.metrics import Metric
 from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.plain import contributions
-from rankscope.nets.streaming import RowNumbers
+from rankscope.nets.streaming import Numbers
 from rankscope.profiles.agreement import checked, confirmed
 from rankscope.profiles.rows import Found, read_tokens, readings, row_sum_defect, with_holes
 from rankscope.profiles.shapes import Shape, shape_of
@@ -41,8 +41,8 @@ class LayerStep:
     step: Step | DeviationStep
     seen: Seen | None = None
     """The same layer of a second pass, rounded otherwise; None where there is none."""
-    rows: RowNumbers | None = None
-    """Numbers of the rows of attention, where P itself is too large to be held."""
+    rows: Numbers | None = None
+    """Numbers of attention, where P itself is too large to be held."""
     confirmation: Confirmation | None = None
     """The same layer in float64 beside doubled precision, where that was asked for."""
 
@@ -89,15 +89,22 @@ class LayerStep:
         order = [each.name for each in chosen]
         return sorted(there, key=lambda pair: order.index(pair[0].name))
 
-    def _of_rows(self, chosen: Sequence[Metric], rows: RowNumbers) -> Found:
-        """Metrics of attention off the numbers of its rows."""
+    def _of_rows(self, chosen: Sequence[Metric], rows: Numbers) -> Found:
+        """Metrics of attention off what was found of its rows."""
         every = [
-            (each, each.of_rows(rows.of[each.name], self.real, self.unit))
+            (each, each.of_rows(rows.of_rows[each.name], self.real, self.unit))
             for each in chosen
-            if each.name in rows.of
+            if each.name in rows.of_rows
         ]
-        broken = [reading.value.isnan().any(-1) for each, reading in every]
-        return with_holes(every, torch.stack(broken).any(0)) if every else []
+        every += [
+            (each, each.of_heads(rows.of_heads[each.name], self.unit))
+            for each in chosen
+            if each.name in rows.of_heads
+        ]
+        sums = rows.of_rows.get(DEFECT)
+        if not every or sums is None:
+            return every
+        return with_holes(every, (sums.isnan() & self.real[:, None]).any(-1).any(-1))
 
     def _witnessed(self, found: Found, step: DeviationStep, seen: Seen) -> Found:
         chosen = [each for each, _ in found]
@@ -124,7 +131,7 @@ class LayerStep:
         the sum of the one that they share."""
         P = self.step.attention
         if self.rows is not None:
-            each = self.rows.of.get(DEFECT)
+            each = self.rows.of_rows.get(DEFECT)
             return None if each is None else (each * self.real[:, None]).nan_to_num(0.0).max()
         if isinstance(P, Attention):
             there = self.real.any(-1)[:, None]

@@ -1,0 +1,160 @@
+"""Rows of attention, made of queries and keys as they are asked for, so that P is never held whole.
+
+A row of a softmax with scores s, whose largest is m, is `e / Z`, `e_j = exp(s_j - m)`, `Z = sum e`. Its
+entropy needs no logarithm of weights: `H = log Z + sum_j e_j (m - s_j) / Z`, two terms that are never
+negative. Where all scores are small m is taken to be 0.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.kernels import KernelContext, Visible, kernel_of
+
+Block = Float[Tensor, "batch head row token"]
+OfRows = Float[Tensor, "batch head row"]
+BY_ROW = ("softmax", "gaussian", "uniform", "sigmoid", "linear")
+"""Kernels whose rows need no other rows."""
+
+
+LEVEL = 8.0
+"""A size of scores whose exponentials are harmless, and at which entropy is rounded as `-sum P log P` is."""
+
+
+class Softmaxed(NamedTuple):
+    """Some rows of a softmax."""
+
+    e: Block
+    """`exp(s - m)`; zero where nothing is seen. It stands until the next rows are made."""
+    total: OfRows
+    """Z; 1 of a row that sees nothing."""
+    entropy: OfRows | None
+    """Where it was asked for."""
+
+
+@dataclass
+class AttentionRows:
+    """P of a layer: what its rows are made of."""
+
+    arch: Architecture
+    q: Float[Tensor, "batch head row_of_all head_width"]
+    k: Float[Tensor, "batch head token head_width"]
+    visible: Callable[[int, int], Visible] | None
+    """Whom rows `start` to `stop` may see; None where that is everyone, or everyone who is not ahead."""
+    behind: bool
+    """Whether nobody sees who is ahead."""
+    added: Callable[[slice, int, int], Tensor] | None = None
+    """What positions add to the scores, after the divisor, of some heads and of rows `start` to `stop`."""
+    _room: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def is_softmax(self) -> bool:
+        """Whether a row is a softmax of scores."""
+        return self.arch.kernel in ("softmax", "gaussian")
+
+    @property
+    def fused(self) -> bool:
+        """Whether torch's fused attention computes the same."""
+        plain = self.arch.kernel == "softmax" and not self.arch.score_cap
+        return plain and self.visible is None and self.added is None
+
+    @cached_property
+    def level(self) -> bool:
+        """Whether no score is above `LEVEL`, by `|q_i . k_j| <= |q_i| |k_j|`: then m may as well be 0."""
+        if self.arch.kernel != "softmax" or self.added is not None:
+            return False
+        largest = [torch.linalg.vector_norm(x, dim=-1).amax() for x in (self.q, self.k) if x.numel()]
+        return len(largest) == 2 and bool(largest[0] * largest[1] <= LEVEL * self.arch.divisor)
+
+    def seen(self, stop: int) -> int:
+        """How many tokens rows before `stop` may see."""
+        return stop if self.behind else self.k.shape[2]
+
+    def weights(self, samples: slice, heads: slice, start: int, stop: int) -> Block:
+        """Rows `start` to `stop` of P, up to the last token that they may see."""
+        if self.is_softmax:
+            found = self.softmaxed(samples, heads, start, stop)
+            return found.e / found.total[..., None]
+        seen = self.seen(stop)
+        visible = self._who(start, stop)[..., :seen]
+        visible = visible if len(visible) == 1 else visible[samples]
+        added = None if self.added is None else self._added(samples, heads, start, stop)
+        context = KernelContext(visible, added, self.arch.divisor, self.arch.score_cap)
+        q, k = self.q[samples, heads, start:stop], self.k[samples, heads, :seen]
+        return kernel_of(self.arch.kernel).weights(q, k, context)
+
+    def whole_rows(self, sample: int, head: int, start: int, stop: int) -> Float[Tensor, "row token"]:
+        """Rows of one head of one sample, of all tokens, in float64."""
+        found = self.weights(slice(sample, sample + 1), slice(head, head + 1), start, stop)[0, 0]
+        return F.pad(found, (0, self.k.shape[2] - found.shape[-1])).to(torch.float64)
+
+    def softmaxed(
+        self, samples: slice, heads: slice, start: int, stop: int, entropy: bool = False
+    ) -> Softmaxed:
+        """The same, as a softmax has them."""
+        s = self._scores(samples, heads, start, stop)
+        seen, least = s.shape[-1], torch.finfo(s.dtype).min / 4
+        blind = None
+        if self.visible is None:
+            if self.behind:  # a token of these rows hides only others of them
+                ahead = torch.ones(stop - start, stop - start, dtype=torch.bool, device=s.device).triu(1)
+                s[..., start:].masked_fill_(ahead, least)
+        else:
+            visible = self._who(start, stop)[..., :seen]
+            visible = visible if len(visible) == 1 else visible[samples]
+            s.masked_fill_(~visible, least)
+            blind = ~visible.any(-1)
+        if not self.level:
+            s -= s.amax(-1, keepdim=True)
+        e = torch.exp(s, out=self._like("e", s))
+        total = e.sum(-1)
+        if blind is not None:
+            e.masked_fill_(blind[..., None], 0.0)
+            total.masked_fill_(blind, 1.0)
+        found = total.log() - s.mul_(e).sum(-1) / total if entropy else None
+        return Softmaxed(e, total, found)
+
+    def _scores(self, samples: slice, heads: slice, start: int, stop: int) -> Block:
+        arch, seen = self.arch, self.seen(stop)
+        q, k = self.q[samples, heads, start:stop] / arch.divisor, self.k[samples, heads, :seen]
+        wide = torch.promote_types(q.dtype, torch.float32)
+        shape = (*q.shape[:2], stop - start, seen)
+        s = self._place("s", shape, q)
+        torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT, out=s.flatten(0, 1))
+        s = s.to(wide)
+        if arch.kernel == "gaussian":  # |q_i|^2 is constant along a row
+            s -= (k.square().sum(-1) / (2 * arch.divisor))[..., None, :]
+        if self.added is not None:
+            s += self._added(samples, heads, start, stop)
+        if arch.score_cap and arch.kernel == "softmax":
+            s.div_(arch.score_cap).tanh_().mul_(arch.score_cap)
+        return s
+
+    def _added(self, samples: slice, heads: slice, start: int, stop: int) -> Tensor:
+        assert self.added is not None
+        found = self.added(heads, start, stop)[..., : self.seen(stop)]
+        return found if found.ndim < 4 or len(found) == 1 else found[samples]
+
+    def _who(self, start: int, stop: int) -> Visible:
+        if self.visible is not None:
+            return self.visible(start, stop)
+        there = torch.ones(stop - start, self.k.shape[2], dtype=torch.bool, device=self.q.device)
+        return (there.tril(start) if self.behind else there)[None, None]
+
+    def _place(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Memory that is used again for every block: a new one would be cleared by the system every time."""
+        size = torch.Size(shape).numel()
+        room = self._room.get(name)
+        if room is None or room.numel() < size or room.dtype != like.dtype:
+            room = self._room[name] = like.new_empty(size)
+        return room[:size].view(shape)
+
+    def _like(self, name: str, x: Tensor) -> Tensor:
+        return self._place(name, tuple(x.shape), x)
