@@ -65,7 +65,7 @@ def test_rows_give_what_the_matrix_gives(kind: str, padded: bool, monkeypatch: A
 @pytest.mark.slow
 @pytest.mark.parametrize("positions", ["rotary", "alibi"])
 @pytest.mark.parametrize("mask", ["causal", "complete", "causal&window:64"])
-def test_a_thousand_tokens(mask: str, positions: str, monkeypatch: Any) -> None:
+def test_a_thousand_tokens(mask: str, positions: Any, monkeypatch: Any) -> None:
     torch.manual_seed(0)
     arch = Architecture(layers=2, width=64, heads=2, mask=mask, positions=positions)
     net, X = Transformer.random(arch), torch.randn(1, 1024, 64, dtype=torch.float64)
