@@ -43,8 +43,8 @@ def certify(
     for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose. `variant`
     names the network in the manifest; `progress(done, total)` hears of each sample. `device` is where to run,
     the CPU if left out (small matrices and linear programmes are no work for a GPU), and the manifest's
-    checks say where the network came from. Norms of weights are taken once and kept for later calls, as long as
-    weights are the same bit for bit; `norms`, given again with the same network or a variant of it, whose
+    checks say where the network came from. Norms of weights are taken once and kept for later calls, as long
+    as weights are the same bit for bit; `norms`, given again with this network or a variant of it, whose
     weights have not changed since, saves reading them for that.
 
     >>> from rankscope.nets import Architecture, named_variant
