@@ -35,7 +35,7 @@ def read_state(plan: Plan, call: Call, layer: int, state: Tensor) -> None:
         call.kept.append(("states", layer, state.to("cpu", copy=True)))
     if state.device.type == "cpu":
         small = plan.by_sizes and state.numel() <= PIECE
-        if not small or 4 * PIECE <= sum(each.numel() for _, each in call.waiting):
+        if not small or sum(each.numel() for _, each in call.waiting) >= 4 * PIECE:
             read_waiting(plan, call)
             if not _sized(plan, call, [(layer, state)]):
                 _read(plan, call, [(layer, state)])
