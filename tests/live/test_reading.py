@@ -77,7 +77,7 @@ def test_sizes_say_what_the_metrics_say(
 
 def _as_the_metrics_say(states: list[torch.Tensor], padded: bool) -> int:
     """How many were read by their sizes."""
-    call = _call(*states[0].shape[:2], padded)
+    call = _call(states[0].shape[0], states[0].shape[1], padded)
     for layer, state in enumerate(states):
         kept = state.clone()
         read_state(DEFAULT, call, layer, kept)

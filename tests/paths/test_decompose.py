@@ -4,6 +4,7 @@ mistakes."""
 import math
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import mpmath as mp
 import polars as pl
@@ -50,7 +51,7 @@ def test_padding_anywhere_changes_nothing(case: str) -> None:
 
 
 @pytest.mark.parametrize("place", ["pre", "post"])
-def test_many_samples_have_the_sums_that_each_has_alone(place: str) -> None:
+def test_many_samples_have_the_sums_that_each_has_alone(place: Any) -> None:
     """More coefficients than go through a layer together, among them those that start at biases."""
     arch = Architecture(layers=3, width=64, heads=2, mlp_width=32, norm_place=place)
     net = Transformer.random(arch, init="xavier")

@@ -65,7 +65,7 @@ class Sizes:
         state = torch.cat([first, *others]) if others else first
         real, number = (self.real, self.number) if not others else self._repeated(len(states))
         samples = max(1, PIECE // first[0].numel())
-        pieces = zip(state.split(samples), real.split(samples), number.split(samples), strict=True)
+        pieces = zip(*(torch.split(each, samples) for each in (state, real, number)), strict=True)
         found = [sizes for piece in pieces if (sizes := self._taken(*piece)) is not None]
         if sum(len(sizes[0]) for sizes in found) < len(state):
             return False

@@ -9,13 +9,13 @@ import hashlib
 import weakref
 from collections.abc import Callable, Hashable
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.order import speaking
-from rankscope.nets.weights import Layer
+from rankscope.nets.weights import Layer, Linear
 from rankscope.theory.constants import HeadNorms, MLPNorms
 
 Found = TypeVar("Found")
@@ -27,8 +27,9 @@ _lock = Lock()
 
 def once(key: Hashable, compute: Callable[[], Found]) -> Found:
     """What is kept under a key, or what is computed now."""
-    if key in _kept:
-        return _kept[key]  # type: ignore[no-any-return]
+    known = _kept.get(key)
+    if known is not None:
+        return cast(Found, known)
     found = compute()
     with _lock:
         _kept[key] = found
@@ -40,7 +41,7 @@ def once(key: Hashable, compute: Callable[[], Found]) -> Found:
 def digest(layer: Layer) -> bytes:
     """SHA-256 over the matrices of a layer's attention and MLP, their shapes and dtypes."""
     w, found = layer.attention, hashlib.sha256()
-    linears = [w.query, w.key, w.value, w.output]
+    linears: list[Linear | None] = [w.query, w.key, w.value, w.output]
     linears += [] if layer.mlp is None else [layer.mlp.up, layer.mlp.gate, layer.mlp.down]
     for linear in linears:
         if linear is None:
@@ -48,7 +49,7 @@ def digest(layer: Layer) -> bytes:
             continue
         weight = linear.weight.detach()
         found.update(f"{weight.dtype} {tuple(weight.shape)}".encode())
-        found.update(weight.cpu().reshape(-1).contiguous().view(torch.uint8).numpy())
+        found.update(weight.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return found.digest()
 
 
