@@ -1,4 +1,5 @@
-"""What watching a live model costs: transformers' GPT-2 at its size, 4 x 128 tokens, float32."""
+"""What watching a live model costs: transformers' GPT-2 at its size, 4 x 128 tokens, float32; and one of 4
+layers of width 64, where finding the blocks and calling the hooks count."""
 
 import sys
 from typing import Any
@@ -35,7 +36,30 @@ def cases(small: bool = False) -> dict[str, Any]:
 def rows(small: bool = False) -> list[Row]:
     """(what, against what, ratio of times)."""
     with torch.no_grad():
-        return ratios("plain forward", cases(small), rounds=1 if small else 7)
+        found = ratios("plain forward", cases(small), rounds=1 if small else 7)
+        return found + ratios("plain forward, 4 layers of width 64", tiny(), rounds=1 if small else 200)
+
+
+def tiny() -> dict[str, Any]:
+    """A small model: watched anew for one call, and by one watch for many."""
+    from rankscope import watch
+
+    ids, model = token_ids(), gpt2(n_layer=4, n_embd=64, n_head=4)
+    again = watch(model)
+
+    def watched() -> None:
+        with watch(model):
+            model(ids)
+
+    def entered() -> None:
+        with again:
+            model(ids)
+
+    return {
+        "plain": lambda: model(ids),
+        "watch, 4 metrics of tokens, small model": watched,
+        "the same watch entered again": entered,
+    }
 
 
 def memory() -> list[tuple[str, float]]:

@@ -1,4 +1,4 @@
-"""States that are read together, as off the CPU, give what each gives alone."""
+"""States that are read together, or by their sizes alone, give what each gives alone to the metrics."""
 
 import pytest
 import torch
@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 
 from rankscope.live.call import Call, Plan
 from rankscope.live.reading import read_state, read_waiting
+from rankscope.live.sizes import PIECE
 from rankscope.metrics import metric
 from rankscope.metrics.tokens import real_tokens
+from rankscope.profiles import DEFAULT_METRICS
+from rankscope.profiles.rows import readings
 
 METRICS = [metric(name) for name in ("relative_residual", "residual", "mu", "mean_cosine", "stable_rank")]
-PLAN = Plan(METRICS, None, frozenset(), "batch first", False, None, True, True, "", False)
+PLAN = Plan(METRICS, None, frozenset(), "batch first", False, None, True, True, str, False)
 
 
 def _call(batch: int, tokens: int, padded: bool) -> Call:
@@ -45,3 +48,50 @@ def test_together_as_each_alone(batch: int, tokens: int, layers: int, padded: bo
     assert [(layer, bool(hole)) for layer, hole in together.broken] == [
         (layer, bool(hole)) for layer, hole in alone.broken
     ]
+
+
+DEFAULT = Plan(
+    [metric(name) for name in DEFAULT_METRICS], None, frozenset(), "batch first", False, None, True, True,
+    str, False,
+)  # fmt: skip
+SHAPES = [(1, 3, 1), (3, 5, 4), (2, 128, 600), (40, 60, 64)]
+"""The last two are more than is taken together: of a sample, and of many."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("padded", [False, True])
+def test_sizes_say_what_the_metrics_say(
+    shape: tuple[int, int, int], dtype: torch.dtype, padded: bool
+) -> None:
+    """Of states of any size; of zeros, of NaN and infinity, and of what leaves the range of float64."""
+    torch.manual_seed(0)
+    X = torch.randn(shape, dtype=torch.float64)
+    assert not 100 < X.numel() < PIECE
+    huge = 1e200 if dtype == torch.float64 else 1e30
+    strange = [X.index_fill(0, torch.tensor(0), value) for value in (torch.nan, torch.inf, 0.0, 3.0)]
+    usual = [X, X + 100, X.mT.contiguous().mT]
+    assert _as_the_metrics_say([each.to(dtype) for each in usual], padded) == len(usual)
+    _as_the_metrics_say([each.to(dtype) for each in (X, *strange, huge * X, X / huge, X)], padded)
+
+
+def _as_the_metrics_say(states: list[torch.Tensor], padded: bool) -> int:
+    """How many were read by their sizes."""
+    call = _call(states[0].shape[0], states[0].shape[1], padded)
+    for layer, state in enumerate(states):
+        kept = state.clone()
+        read_state(DEFAULT, call, layer, kept)
+        kept.zero_()  # as a model may do with it later
+    read_waiting(DEFAULT, call)
+    found = dict(call.read(DEFAULT.metrics))
+    broken = {layer for layer, hole in call.broken if bool(hole)}
+    for layer, state in enumerate(states):
+        real = call.real[torch.device("cpu")]
+        expected, holes = readings("tokens", state, real, DEFAULT.metrics, call.unit)
+        assert bool(holes.any()) == (layer in broken)
+        for (one, mine), (other, theirs) in zip(found[layer], expected, strict=True):
+            assert one is other
+            for part, least in (("value", 0.0), ("floor", 0.0), ("log10", 1e-12)):
+                close = pytest.approx(getattr(theirs, part).tolist(), rel=1e-12, abs=least, nan_ok=True)
+                assert getattr(mine, part).tolist() == close
+    return sum(len(layers) for layers, *_ in call.sizes.found) if call.sizes is not None else 0

@@ -4,6 +4,7 @@ mistakes."""
 import math
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import mpmath as mp
 import polars as pl
@@ -15,6 +16,7 @@ from rankscope.errors import ClosureError, FileError, PathError, TokensError
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import ByLength, all_paths, decompose, length_of, rate
 from rankscope.paths.collapse import path_residuals
+from rankscope.paths.polynomials import PIECE
 from tests.deviation.reference import Network, composite, exact, log10_residual, times
 from tests.paths.test_enumeration import CASES, network, tokens
 
@@ -46,6 +48,26 @@ def test_padding_anywhere_changes_nothing(case: str) -> None:
     torch.testing.assert_close((found.embedding + found.bias).sum(0), d.output, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(found.output, d.output, rtol=0, atol=0)
     assert torch.equal(found.padding, padding)
+
+
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_many_samples_have_the_sums_that_each_has_alone(place: Any) -> None:
+    """More coefficients than go through a layer together, among them those that start at biases."""
+    arch = Architecture(layers=3, width=64, heads=2, mlp_width=32, norm_place=place)
+    net = Transformer.random(arch, init="xavier")
+    generator = torch.Generator().manual_seed(0)
+    shaken = {
+        name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64) / 4
+        for name, tensor in net.state().items()
+        if name.endswith(".bias")
+    }
+    net = Transformer.from_weights(arch, net.state() | shaken)
+    X = torch.randn(512, 16, 64, generator=generator, dtype=torch.float64)
+    assert X.numel() <= PIECE < 3 * X.numel()  # two coefficients together, of up to four
+    together, alone = decompose(net, X).by_length(), decompose(net, X[7:9]).by_length()
+    torch.testing.assert_close(together.embedding[:, 7:9], alone.embedding, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(together.bias[:, 7:9], alone.bias, rtol=1e-11, atol=1e-12)
+    assert together.bias[-1].any() and together.bias[0].any()
 
 
 @pytest.mark.parametrize(

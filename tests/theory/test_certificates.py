@@ -8,13 +8,15 @@ import polars as pl
 import pytest
 import torch
 from matplotlib.figure import Figure
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.errors import FileError, MetricError, RankscopeError, TheoremError, TokensError
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.theory import THEOREMS, Certificates, certify, collapse_depth
 from rankscope.theory.certificates import SCHEMA
+from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.depth import depth_of
-from rankscope.theory.observe import WeightNorms
+from rankscope.theory.weight_norms import WeightNorms
 from tests.builders import normal
 
 NET = Transformer.random(Architecture(layers=4, width=8, heads=2), init="bert")
@@ -176,10 +178,66 @@ def test_progress_is_told_by_sample() -> None:
     assert told == [(1, 2), (2, 2)]
 
 
+class Decompositions(TorchDispatchMode):
+    """Counts what norms of weights are made of: triangles and eigenvalues of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += func.name() in ("aten::linalg_qr", "aten::_linalg_eigh")
+        return func(*args, **(kwargs or {}))
+
+
+def decompositions(net: Transformer, **given: Any) -> int:
+    with Decompositions() as counted:
+        certify(net, torch.ones(1, 3, 8) + torch.eye(3, 8), **given)
+    return counted.number
+
+
+def test_norms_are_taken_once_for_the_same_weights() -> None:
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2), seed=20)
+    number = 2 * (2 * 3 + 2)  # two triangles and an eigenvalue for each head, one for each matrix of an MLP
+    assert decompositions(net) == number
+    assert decompositions(net) == decompositions(net, theorems="dobrushin") == 0
+    again = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state().items()})
+    assert decompositions(again.variant(skip=0.5, layers=3), theorems="dobrushin") == 0
+    assert decompositions(net.to(torch.float32), theorems="dobrushin") == number  # rounded: other weights
+    one = Transformer.random(Architecture(layers=2, width=8, heads=1, mlp="none", norm="none"), seed=21)
+    assert decompositions(one.variant(skip=0.0)) == 2 * 3 + 2  # and the products of the layers' matrices
+    assert decompositions(one.variant(skip=0.0)) == 0
+
+
+@pytest.mark.parametrize("way", ["in place", "through data", "through numpy", "rows swapped"])
+def test_norms_of_weights_that_were_changed_in_place_are_taken_again(way: str) -> None:
+    net = Transformer.random(Architecture(layers=2, width=8, heads=2, mlp="none", norm="none"), seed=22)
+    before = certify(net, X).table
+    value = net.weights.layers[1].attention.value.weight
+    if way == "in place":
+        value.mul_(2)
+    elif way == "through data":
+        value.data.mul_(2)
+    elif way == "through numpy":
+        value.numpy()[:] *= 2
+    else:
+        value.data[:] = value.data.flip(0)
+    after = certify(net, X).table
+    fresh = Transformer.from_weights(net.arch, {name: each.clone() for name, each in net.state().items()})
+    assert after.equals(certify(fresh, X).table) and not after.equals(before)
+
+
 def test_norms_that_are_kept_change_nothing() -> None:
     net = Transformer.random(Architecture(layers=3, width=16, heads=4))
     X, norms = torch.randn(1, 5, 16, dtype=torch.float64), WeightNorms()
     for changes in ({}, {"skip": 0.0, "mlp": False}, {"kernel": "uniform"}, {"heads": [0, 2]}, {"layers": 5}):
         variant = net.variant(**changes)
-        assert certify(variant, X, norms=norms).table.equals(certify(variant, X).table)
-    assert len(norms.found) == 3 * 3
+        given = certify(variant, X, norms=norms).table
+        assert given.equals(certify(variant, X).table)
+        layers = [(HeadNorms.of(variant.arch, k, each), MLPNorms.of(variant.arch, each))
+                  for k, each in enumerate(variant.weights.layers)]  # fmt: skip
+        for k, (heads, mlp) in enumerate(layers):
+            kept = norms.of(variant, k)
+            assert kept[1] == mlp
+            assert all(torch.equal(getattr(kept[0], name), getattr(heads, name)) for name in
+                       ("scores", "columns", "rows", "spectral"))  # fmt: skip

@@ -13,7 +13,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.sources import named_network
 from rankscope.sources.fresh import untrained
 from rankscope.sources.named import is_drawn
-from rankscope.theory.observe import WeightNorms
+from rankscope.theory.weight_norms import WeightNorms
 
 DRAWN = 3
 """Random networks that are kept: that of the page, and of two settings pinned beside it."""

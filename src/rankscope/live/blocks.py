@@ -14,6 +14,7 @@ from torch import nn
 
 from rankscope.errors import WatchError, one_of
 from rankscope.live.compiled import original
+from rankscope.live.modules import parts
 
 Blocks = str | Sequence[str | nn.Module]
 """A dotted name of the stack (or of a part of the model with one stack in it), or the blocks themselves."""
@@ -98,7 +99,7 @@ def stacks(model: nn.Module) -> dict[str, list[nn.Module]]:
 
 def has_attention(module: nn.Module) -> bool:
     """Whether a module says by a class name inside it that it attends."""
-    names = (type(part).__name__.lower() for part in module.modules())
+    names = (type(part).__name__.lower() for part in parts(module))
     return any("attention" in name or "attn" in name for name in names)
 
 
@@ -150,7 +151,7 @@ def _listed(model: nn.Module, blocks: Sequence[str | nn.Module]) -> list[nn.Modu
     if not blocks:
         raise WatchError("blocks must name at least one block; received none")
     found = [_part(model, block) if isinstance(block, str) else block for block in blocks]
-    inside = {id(module) for module in model.modules()}
+    inside = {id(module) for module in parts(model)}
     for block in found:
         if not isinstance(block, nn.Module) or id(block) not in inside:
             raise WatchError(

@@ -1,13 +1,15 @@
 """What to look for in a model, and what is known of one call of it while it runs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.live.chain import Chain
+from rankscope.live.sizes import Sizes, suffices
 from rankscope.live.states import Layout
 from rankscope.metrics import Metric
 from rankscope.profiles.rows import Found
@@ -30,12 +32,17 @@ class Plan:
     """Whether to take the padding from the model's call."""
     found: bool
     """Whether the blocks were found, not named."""
-    finer: str
+    finer: Callable[[], str]
     """Stacks inside the blocks, in words."""
     decoder: bool
     """Whether the blocks are the decoder's of a model that has an encoder as well."""
     trained: bool = False
     """Whether calls in train mode alone count: an evaluation between two steps is no training batch."""
+
+    @cached_property
+    def by_sizes(self) -> bool:
+        """Whether the sizes of tokens are all that is asked of them."""
+        return suffices(self.metrics)
 
     def measures(self, layer: int) -> bool:
         """Whether a layer is asked for."""
@@ -73,6 +80,8 @@ class Call:
     unit: float = 0.0
     attention_unit: float = 0.0
     """The eps of the softmax, where it is coarser."""
+    sizes: Sizes | None = None
+    """Of states that are read by their sizes."""
     waiting: list[tuple[int, Tensor]] = field(default_factory=list)
     """States that will be read together, by layer."""
     found: list[tuple[int, Found]] = field(default_factory=list)
@@ -97,3 +106,7 @@ class Call:
     projection: tuple[nn.Module, Tensor, Tensor] | None = None
     """The output projection that was found in this layer, its input and its output."""
     kept: list[tuple[str, int, Tensor]] = field(default_factory=list)
+
+    def read(self, metrics: Sequence[Metric]) -> list[tuple[int, Found]]:
+        """All that was read of it, by layer."""
+        return self.found + ([] if self.sizes is None else self.sizes.read(metrics))

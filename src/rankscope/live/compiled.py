@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from rankscope.errors import WatchError
+from rankscope.live.modules import parts
 
 
 def original(model: Any) -> Any:
@@ -20,7 +21,7 @@ def original(model: Any) -> Any:
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether the model, or a part of it, is compiled."""
-    return any(_is_wrapper(part) or _is_compiled_in_place(part) for part in model.modules())
+    return any(_is_wrapper(part) or _is_compiled_in_place(part) for part in parts(model))
 
 
 @contextmanager
@@ -32,16 +33,17 @@ def eagerly() -> Iterator[None]:
 
 def refuse(model: nn.Module) -> None:
     """What hooks do not see into."""
-    for name, part in model.named_modules():
-        what = f"its part {name!r}" if name else "this model"
+    for part in parts(model):
         if isinstance(part, torch.jit.ScriptModule):
+            name = next(name for name, each in model.named_modules() if each is part)
+            what = f"its part {name!r}" if name else "this model"
             raise WatchError(
                 f"{what} is a TorchScript module, which hooks do not see into: watch the original"
             )
 
 
 def _is_wrapper(part: Any) -> bool:
-    return isinstance(part, nn.Module) and isinstance(getattr(part, "_orig_mod", None), nn.Module)
+    return isinstance(part, nn.Module) and isinstance(part._modules.get("_orig_mod"), nn.Module)
 
 
 def _is_compiled_in_place(part: nn.Module) -> bool:

@@ -15,6 +15,7 @@ A mask of another shape says who sees whom, not who is there: no padding.
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ EITHER = ("mask",)
 OF_DECODERS = ("decoder_attention_mask", "tgt_key_padding_mask")
 DEEPEST = 3
 """Dictionaries in dictionaries that are looked through."""
+_signatures: WeakKeyDictionary[type[nn.Module], tuple[Any, inspect.Signature]] = WeakKeyDictionary()
 
 
 class Padding(NamedTuple):
@@ -39,7 +41,7 @@ class Padding(NamedTuple):
 def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """What a module was called with, by the names in its `forward`; a name not passed is left out."""
     try:
-        bound = inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments
+        bound = _signature(module).bind_partial(*args, **kwargs).arguments
     except (TypeError, ValueError):  # a forward that cannot be asked, or a call it will itself refuse
         return dict(kwargs)
     inner = getattr(module, "module", None)
@@ -49,6 +51,17 @@ def arguments_of(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     if type(module).__module__.startswith("torch.nn."):
         found.pop("mask", None)  # torch's own say with it who sees whom
     return found
+
+
+def _signature(module: nn.Module) -> inspect.Signature:
+    """Of its `forward`; of one that its class has, asked once."""
+    if "forward" in vars(module):
+        return inspect.signature(module.forward)
+    kind = type(module)
+    known = _signatures.get(kind)
+    if known is None or known[0] is not kind.forward:
+        known = _signatures[kind] = kind.forward, inspect.signature(module.forward)
+    return known[1]
 
 
 def masks_of(module: nn.Module) -> list[tuple[str, int]]:
@@ -157,7 +170,7 @@ def _unseen(block: Mapping[str, Any], shape: Sequence[int]) -> Padding | None:
 def is_decoder(model: nn.Module, stack: str) -> bool:
     """Whether this stack is the decoder of a model that is called with masks for both sides."""
     try:
-        names = set(inspect.signature(model.forward).parameters)
+        names = set(_signature(model).parameters)
     except (TypeError, ValueError):
         return False
     both = bool(names & set(OF_DECODERS))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.live.isolation import without_dropout
+from rankscope.live.modules import parts
 
 Weights = Callable[[], tuple[Tensor, Tensor, Tensor]]
 """Gives the weights `[batch, head, token, token]`, the values it was given and its output, both `[batch,
@@ -22,8 +23,7 @@ Seen = Callable[[nn.MultiheadAttention, Weights], None]
 
 def multiheads(blocks: Sequence[nn.Module]) -> list[nn.MultiheadAttention]:
     """Every `nn.MultiheadAttention` in the blocks, once."""
-    found = (part for block in blocks for part in block.modules() if isinstance(part, nn.MultiheadAttention))
-    return list(dict.fromkeys(found))
+    return [part for part in parts(*blocks) if isinstance(part, nn.MultiheadAttention)]
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def _beside(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[Tens
 def unfused(model: nn.Module) -> Iterator[bool]:
     """torch's encoders without nested tensors, which its layers take only on the fused path that hooks switch
     off; afterwards all is as it was. Gives whether there are any such encoders."""
-    encoders = [part for part in model.modules() if isinstance(part, nn.TransformerEncoder)]
+    encoders = [part for part in parts(model) if isinstance(part, nn.TransformerEncoder)]
     before = [encoder.use_nested_tensor for encoder in encoders]
     try:
         for encoder in encoders:

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live.call import Call, Plan
 from rankscope.live.isolation import float64_device, isolated, to_float64_device
+from rankscope.live.modules import parts, weights
+from rankscope.live.sizes import MOST, PIECE, Sizes
 from rankscope.metrics.tokens import unit_of
 from rankscope.profiles.rows import readings, row_sum_defect
 
 TOGETHER = 2**24
 """Off the CPU, as many entries of states are kept until they are read together: an accelerator is done with
-one layer before its next call is made."""
+one layer before its next call is made. On it small ones are kept, since reading is faster in one go."""
 ARITHMETICS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 """From the finest to the coarsest."""
 
@@ -27,13 +29,17 @@ def read_state(plan: Plan, call: Call, layer: int, state: Tensor) -> None:
         raise WatchError(
             f"every layer must have the tokens of the first {tuple(call.shape or ())}; layer {layer} has "
             f"{tuple(state.shape[:2])}: name blocks between which tokens are neither merged nor split"
-            + (f": {plan.finer}" if plan.finer else "")
+            + (f": {said}" if (said := plan.finer()) else "")
         )
     if "states" in plan.keep:
         call.kept.append(("states", layer, state.to("cpu", copy=True)))
     if state.device.type == "cpu":
-        _read(plan, call, [(layer, state)])
-        return
+        small = plan.by_sizes and state.numel() <= PIECE
+        if not small or sum(each.numel() for _, each in call.waiting) >= 4 * PIECE:
+            read_waiting(plan, call)
+            if not _sized(plan, call, [(layer, state)]):
+                _read(plan, call, [(layer, state)])
+            return
     call.waiting.append((layer, state.detach().clone()))
     if sum(each.numel() for _, each in call.waiting) >= TOGETHER:
         read_waiting(plan, call)
@@ -43,7 +49,20 @@ def read_waiting(plan: Plan, call: Call) -> None:
     """The states that wait to be read together."""
     waiting, call.waiting = call.waiting, []
     for _, alike in groupby(waiting, key=lambda each: (each[1].shape, each[1].dtype, each[1].device)):
-        _read(plan, call, list(alike))
+        states = list(alike)
+        if not _sized(plan, call, states):
+            _read(plan, call, states)
+
+
+def _sized(plan: Plan, call: Call, states: Sequence[tuple[int, Tensor]]) -> bool:
+    """Whether these states of one shape, on a CPU, are read by their sizes, which are now noted."""
+    first = states[0][1]
+    if first.device.type != "cpu" or not plan.by_sizes or not 0 < first.numel() <= MOST * len(first):
+        return False
+    with isolated(first.device):
+        if call.sizes is None:
+            call.sizes = Sizes(_real(call, first), call.whole, call.unit)
+        return call.sizes.take(*zip(*states, strict=True))
 
 
 def _read(plan: Plan, call: Call, states: Sequence[tuple[int, Tensor]]) -> None:
@@ -112,7 +131,7 @@ def _real(call: Call, x: Tensor) -> Tensor:
 def arithmetic_of(blocks: Sequence[nn.Module], state: Tensor) -> torch.dtype:
     """The coarsest of the dtypes at work: the state's, the weights', autocast's."""
     kind = state.device.type
-    dtypes = {state.dtype} | {weight.dtype for block in blocks for weight in block.parameters()}
+    dtypes = {state.dtype} | {weight.dtype for weight in weights(parts(*blocks))}
     if torch.is_autocast_enabled(kind):
         dtypes.add(torch.get_autocast_dtype(kind))
     return max(dtypes & set(ARITHMETICS), key=ARITHMETICS.index)
@@ -121,6 +140,5 @@ def arithmetic_of(blocks: Sequence[nn.Module], state: Tensor) -> torch.dtype:
 def dropout_of(block: nn.Module) -> float:
     """The largest probability of dropping something, among modules in train mode."""
     names = ("p", "dropout", "attention_dropout", "dropout_prob", "drop_prob")
-    parts = (part for part in block.modules() if part.training)
-    found = [getattr(part, name, 0.0) for part in parts for name in names]
+    found = [getattr(part, name, 0.0) for part in parts(block) if part.training for name in names]
     return max([p for p in found if isinstance(p, float)], default=0.0)

@@ -21,6 +21,7 @@ from rankscope.live.functions import Functions
 from rankscope.live.mask import arguments_of, continues_from_cache, find_padding
 from rankscope.live.reading import arithmetic_of, dropout_of, read_state, read_waiting
 from rankscope.live.routing import Routing
+from rankscope.live.sizes import Sizes
 from rankscope.live.states import fitting_in, states_in
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.profiles.rows import Found
@@ -42,8 +43,9 @@ class Recorder(Attending, Routing):
         self.depth = 0
         self.calls = 0
         self.samples = 0
-        self.found: list[tuple[int, int, Found]] = []
-        """(layer, first sample, readings)"""
+        self._found: list[tuple[int, int, Found]] = []
+        self._sizes: list[tuple[int, Sizes]] = []
+        """(first sample, sizes of states from which nothing was read yet)"""
         self.broken: list[tuple[int, Tensor]] = []
         self.defects: list[Tensor] = []
         self.padded: list[Tensor] = []
@@ -65,6 +67,14 @@ class Recorder(Attending, Routing):
         self.narrow = False
         """Whether a model in float64 computed attention in float32."""
         self.kept: defaultdict[str, dict[int, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+
+    @property
+    def found(self) -> list[tuple[int, int, Found]]:
+        """(layer, first sample, readings)"""
+        sizes, self._sizes = self._sizes, []
+        for start, each in sizes:
+            self._found += [(layer, start, found) for layer, found in each.read(self.plan.metrics)]
+        return self._found
 
     def begin(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool = False
@@ -231,7 +241,10 @@ class Recorder(Attending, Routing):
         self.between.update(call.chain.broken)
         self.unsure.update(call.chain.unsure)
         self.masks.add(call.mask)
-        self.found += [(layer, self.samples, found) for layer, found in call.found]
+        self._found += [(layer, self.samples, found) for layer, found in call.found]
+        if call.sizes is not None:
+            call.sizes.room = []
+            self._sizes.append((self.samples, call.sizes))
         self.broken += call.broken
         self.defects += call.defects
         self.fired.update(call.fired)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError, one_of
+from rankscope.live.modules import parts
 
 Layout = Literal["batch first", "token first"]
 TOKEN_FIRST = ("XLNetLayer",)
@@ -31,17 +32,17 @@ def layout_of(blocks: Sequence[nn.Module], asked: str | None) -> Layout:
         return asked  # type: ignore[return-value]
     if any(type(block).__name__ in TOKEN_FIRST for block in blocks):
         return "token first"
-    said = [getattr(part, "batch_first", None) for block in blocks for part in block.modules()]
+    said = [getattr(part, "batch_first", None) for part in parts(*blocks)]
     return "token first" if False in said else "batch first"
 
 
 def in_rows_and_columns(blocks: Sequence[nn.Module]) -> bool:
     """Whether a state of four dims would be `[batch, row, column, width]`, as in Swin: its blocks are linear
     maps and norms of the last dim, where those of convolutional networks have channels second."""
-    parts = [part for block in blocks for part in block.modules()]
+    inside = parts(*blocks)
     channels = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm2d, nn.GroupNorm)
-    return any(isinstance(part, nn.Linear) for part in parts) and not any(
-        isinstance(part, channels) for part in parts
+    return any(isinstance(part, nn.Linear) for part in inside) and not any(
+        isinstance(part, channels) for part in inside
     )
 
 

@@ -27,6 +27,7 @@ from rankscope.live.functions import Functions
 from rankscope.live.heads import projections
 from rankscope.live.interface import calls_torch, is_outside, owner_of, refusal, through_interface
 from rankscope.live.mask import arguments_of, is_decoder
+from rankscope.live.modules import parts, weights
 from rankscope.live.multihead import multiheads, through_hooks, unfused
 from rankscope.live.notes import checks, described, dtype_name, notes
 from rankscope.live.recorder import CACHED, Recorder
@@ -94,8 +95,9 @@ def planned(
     keep: str | Sequence[str] = (),
 ) -> tuple[Plan, list[nn.Module]]:
     """What to look for in a model, and its blocks; the options are those of `watch`."""
-    offloaded = any(map(_is_offloaded, model.modules()))
-    if not offloaded and any(weight.is_meta for weight in model.parameters()):
+    inside = parts(model)
+    offloaded = any(map(_is_offloaded, inside))
+    if not offloaded and any(weight.is_meta for weight in weights(inside)):
         raise WatchError(
             f"{type(model).__name__} must hold numbers to measure; its weights are on the meta device: load "
             "them first"
@@ -128,7 +130,7 @@ def planned(
         padding=padding if isinstance(padding, Tensor) else None,
         own_padding=isinstance(padding, str) and padding == "model",
         found=blocks is None,
-        finer=finer(name, found),
+        finer=lambda: finer(name, found),
         decoder=is_decoder(model, name),
     )
     return plan, found
@@ -297,15 +299,15 @@ class Watch:
 
 def around(model: nn.Module, block: nn.Module) -> list[nn.Module]:
     """The parts of the model that hold a block, from the outside in, without the model itself."""
-    names = [name for name, part in model.named_modules(remove_duplicate=False) if part is block]
-    steps = names[0].split(".")[:-1] if names else []
-    parts = [model.get_submodule(".".join(steps[: k + 1])) for k in range(len(steps))]
-    return [part for part in parts if not isinstance(part, nn.ModuleList | nn.ModuleDict)]
+    named = model.named_modules(remove_duplicate=False)
+    steps = next((name for name, part in named if part is block), "").split(".")[:-1]
+    holders = [model.get_submodule(".".join(steps[: k + 1])) for k in range(len(steps))]
+    return [part for part in holders if not isinstance(part, nn.ModuleList | nn.ModuleDict)]
 
 
 def _is_offloaded(part: nn.Module) -> bool:
     """Whether accelerate brings the weights of this part while it runs, and takes them away again."""
-    hook = getattr(part, "_hf_hook", None)
+    hook = vars(part).get("_hf_hook")
     return any(getattr(each, "offload", False) for each in (hook, *getattr(hook, "hooks", ())))
 
 

@@ -48,10 +48,14 @@ class FrozenNorm:
             return None
         return cls(norm.centred, 1 / norm.divisor(norm.centre(X), arch.norm_eps), weights)
 
+    @property
+    def factor(self) -> Float[Tensor, "batch token #width"]:
+        """What a centred token is multiplied by."""
+        return self.scale if self.weights.gain is None else self.scale * self.weights.gain
+
     def apply(self, Y: Parts, start: int | None) -> Parts:
         """Linear in Y; the bias goes into part `start`."""
-        scale = self.scale if self.weights.gain is None else self.scale * self.weights.gain
-        Y = (Y - Y.mean(-1, keepdim=True)).mul_(scale) if self.centred else Y * scale
+        Y = (Y - Y.mean(-1, keepdim=True)).mul_(self.factor) if self.centred else Y * self.factor
         return with_bias(Y, start, self.weights.bias)
 
 
@@ -146,8 +150,8 @@ class _Freezing(Plain):
             gate = act(affine(X, w.gate))
             hidden = gate * up
         else:
-            z = up.masked_fill(up == 0, 4 * torch.finfo(up.dtype).tiny)  # there the gate is the slope at zero
-            hidden, gate = act(up), act(z) / z
+            hidden, small = act(up), up.new_full((), 4 * torch.finfo(up.dtype).tiny)
+            gate = (hidden / up).masked_fill_(up == 0, act(small) / small)  # at zero the slope there
         self.layer(block).gate = gate
         return affine(hidden, w.down)
 

@@ -11,7 +11,7 @@ beside what starts at the embedding: a value bias, or the bias of a norm before 
 heads of its own layer; an output bias does not.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -30,15 +30,36 @@ PIECE = 2**20
 
 class Polynomials(FrozenRules):
     """Rules on polynomials: the coefficients from the embedding, then those from biases, which begin at
-    `start`. On a CPU a few coefficients at a time go through a part, to stay in the processor's cache."""
+    `start`. On a CPU a few coefficients at a time go through a part, to stay in the processor's cache, and
+    what comes out is written where it belongs: products of matrices are nine tenths of the time."""
+
+    hidden: Tensor | None = None
+    """Room for what MLPs hold inside, the same for all of them."""
 
     def norm(self, block: Block, name: str, terms: Terms) -> Terms:
         """Acts on coefficients."""
-        return self._piecewise(terms, lambda piece: super(Polynomials, self).norm(block, name, piece))
+        norm, (Y, start) = self.layer(block).norms[name], terms
+        found, factor = torch.empty_like(Y), norm.factor
+        for piece, _ in _pieces(Y, None):
+            X, out = Y[piece], found[piece]
+            X = torch.sub(X, X.mean(-1, keepdim=True), out=out) if norm.centred else X
+            torch.mul(X, factor, out=out)
+        return Terms(with_bias(found, start, norm.weights.bias), start)
 
     def mlp(self, block: Block, terms: Terms) -> Terms:
         """Acts on coefficients."""
-        return self._piecewise(terms, lambda piece: super(Polynomials, self).mlp(block, piece))
+        w, gate, (Y, start) = block.mlp, self.layer(block).gate, terms
+        assert gate is not None
+        found, rows, inner = torch.empty_like(Y), Y[0, ..., 0].numel(), w.up.weight.shape[1]
+        shape = (min(_most(Y), len(Y)) * rows, inner)
+        if self.hidden is None or self.hidden.shape != shape:
+            self.hidden = Y.new_empty(shape)
+        for piece, here in _pieces(Y, start):
+            X, out = Y[piece].flatten(0, 2), found[piece].flatten(0, 2)
+            hidden = torch.mm(X, w.up.weight, out=self.hidden[: len(X)]).view(-1, *gate.shape)
+            hidden = with_bias(hidden, here, w.up.bias).mul_(gate)
+            torch.mm(hidden.flatten(0, 2), w.down.weight, out=out)
+        return Terms(with_bias(found, start, w.down.bias), start)
 
     def values(self, block: Block, terms: Terms) -> Any:
         """Left to `output`, where a piece goes through all of attention at once."""
@@ -55,14 +76,16 @@ class Polynomials(FrozenRules):
     def output(self, block: Block, terms: Any) -> Terms:
         """Multiplies by z; the output bias is one more constant."""
         Y, start = terms
-        longer = Y.new_zeros(len(Y) + (1 if start is None else 2), *Y.shape[1:])
+        longer = Y.new_empty(len(Y) + (1 if start is None else 2), *Y.shape[1:])
+        longer[0] = 0.0
+        if start is not None:
+            longer[start + 1] = 0.0
         for piece, here in _pieces(Y, start):
             after = piece.start + 1 + (start is not None and piece.start >= start)
             V = super().values(block, Terms(Y[piece], here))
             spoken = super().mix(block, self.weights(block, terms), V)
             spoken = super().gate(block, spoken, terms) if self.arch.head_gate else spoken
-            heads = self.added(block, spoken)
-            longer[after : after + len(heads)] = heads
+            self.added(block, spoken, longer[after : after + len(spoken)])
         start = None if start is None else start + 1
         return Terms(with_bias(longer, start, block.weights.attention.output.bias), start)
 
@@ -72,15 +95,11 @@ class Polynomials(FrozenRules):
             return super().add(block, half, terms, branches)
         longer, beside = branches["attention"], branches.get("mlp")
         for part, after in _halves(terms, longer):
-            past = torch.zeros_like(terms.parts[part]) if half.skip == 0.0 else half.skip * terms.parts[part]
-            longer.parts[after] += past if beside is None else past + beside.parts[part]
+            if half.skip != 0.0:
+                longer.parts[after].add_(terms.parts[part], alpha=half.skip)
+            if beside is not None:
+                longer.parts[after] += beside.parts[part]
         return longer
-
-    def _piecewise(self, terms: Terms, rule: Callable[[Terms], Terms]) -> Terms:
-        found = torch.empty_like(terms.parts)
-        for piece, here in _pieces(*terms):
-            found[piece] = rule(Terms(terms.parts[piece], here)).parts
-        return terms._replace(parts=found)
 
 
 @torch.no_grad()
@@ -95,10 +114,15 @@ def length_terms(frozen: Frozen) -> tuple[Coefficients, Coefficients]:
     return Y[:lengths], Y[lengths:] if biased else torch.zeros_like(Y)
 
 
+def _most(Y: Coefficients) -> int:
+    """Coefficients that go through a layer together."""
+    return max(1, PIECE // max(Y[0].numel(), 1)) if Y.device.type == "cpu" else len(Y)
+
+
 def _pieces(Y: Coefficients, start: int | None) -> Iterator[tuple[slice, int | None]]:
     """(coefficients, where `start` is among them): few enough at a time; a piece lies on one side of
     `start`, the first that begins at a bias."""
-    most = max(1, PIECE // max(Y[0].numel(), 1)) if Y.device.type == "cpu" else len(Y)
+    most = _most(Y)
     halves = [(0, len(Y))] if start is None else [(0, start), (start, len(Y))]
     for low, high in halves:
         for first in range(low, high, most):

@@ -87,12 +87,12 @@ class FrozenRules(Arithmetic):
     def _started(self, block: Block, parts: Parts) -> Terms:
         return Terms(with_bias(parts, self.start, block.weights.attention.output.bias), self.start)
 
-    def added(self, block: Block, spoken: Spoken) -> Parts:
-        """What heads add, without the output bias."""
+    def added(self, block: Block, spoken: Spoken, out: Parts | None = None) -> Parts:
+        """What heads add, without the output bias; written where `out` is, if given."""
         weight, kept = block.weights.attention.output.weight, list(self.speaking(block))
         if len(kept) < self.arch.heads:
             spoken, weight = spoken[:, :, kept], weight[kept]
-        return spoken.transpose(2, 3).flatten(3) @ weight.flatten(0, 1)
+        return torch.matmul(spoken.transpose(2, 3).flatten(3), weight.flatten(0, 1), out=out)
 
     def mlp(self, block: Block, terms: Terms) -> Terms:
         """The MLP branch, at the gates it had."""

@@ -18,9 +18,10 @@ from rankscope.theory.certificates import SCHEMA, Certificates
 from rankscope.theory.facts import Centre, Facts
 from rankscope.theory.hypotheses import Hypothesis, outside
 from rankscope.theory.logs import TEN
-from rankscope.theory.observe import WeightNorms, observe
+from rankscope.theory.observe import observe
 from rankscope.theory.outward import COPIES, noisy_layers, settled
 from rankscope.theory.theorem import Theorem
+from rankscope.theory.weight_norms import WeightNorms
 
 
 def certify(
@@ -42,8 +43,9 @@ def certify(
     for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose. `variant`
     names the network in the manifest; `progress(done, total)` hears of each sample. `device` is where to run,
     the CPU if left out (small matrices and linear programmes are no work for a GPU), and the manifest's
-    checks say where the network came from. `norms` keeps what is known of the weights for the next call, on
-    this network or a variant of it.
+    checks say where the network came from. Norms of weights are taken once and kept for later calls, as long
+    as weights are the same bit for bit; `norms`, given again with this network or a variant of it, whose
+    weights have not changed since, saves reading them for that.
 
     >>> from rankscope.nets import Architecture, named_variant
     >>> san = named_variant(Transformer.random(Architecture(layers=3, width=16, heads=2)), "san")

@@ -21,6 +21,7 @@ from rankscope.deviation.attention import Attention
 from rankscope.nets import Architecture, MaskGraph, Transformer, graph, mask_matrix
 from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.logs import log
+from rankscope.theory.weight_norms import WeightNorms
 
 Centre = Literal["mean", "argmin"]
 
@@ -118,6 +119,7 @@ class Facts:
     sizes: tuple[Sizes, ...]
     """By layer, 0 the input."""
     layers: tuple[LayerFacts, ...]
+    norms: WeightNorms
 
     @property
     def arch(self) -> Architecture:

@@ -26,6 +26,10 @@ from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
 def log_values(facts: Facts) -> list[float]:
     """log B by layer."""
+    return facts.norms.of_all("values", facts.net, lambda: _log_values(facts))
+
+
+def _log_values(facts: Facts) -> list[float]:
     arch = facts.arch
     found: list[float] = []
     heads = [speaking(arch, index) for index in range(facts.depth)]

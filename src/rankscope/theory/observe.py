@@ -16,7 +16,7 @@ from rankscope.metrics import Reading, dobrushin, metric
 from rankscope.metrics.centre import centred
 from rankscope.metrics.residuals import NORMS
 from rankscope.metrics.tokens import tokens, unit_of
-from rankscope.nets import Architecture, Kernel, Transformer
+from rankscope.nets import Architecture, Transformer
 from rankscope.nets.order import speaking
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting
@@ -27,6 +27,7 @@ from rankscope.theory.facts import Centre, Facts, LayerFacts, Sizes
 from rankscope.theory.float64 import Float64, plainly
 from rankscope.theory.halves import half_facts
 from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
+from rankscope.theory.weight_norms import WeightNorms
 
 MANY = 2048
 """Tokens from which not all pairs of rows of attention are compared."""
@@ -38,11 +39,11 @@ def observe(
     net: Transformer,
     X: Float[Tensor, "token width"],
     centre: Centre = "mean",
-    norms: "WeightNorms | None" = None,
+    norms: WeightNorms | None = None,
     seed: int | None = None,
 ) -> Facts:
-    """Run the network on one sample's tokens and note what the theorems ask for. `norms` are kept from one
-    call to the next, for a network and its variants. With a `seed` every rule's answer is shaken in its last
+    """Run the network on one sample's tokens and note what the theorems ask for. `norms` reads each layer's
+    weights once, for a network and its variants. With a `seed` every rule's answer is shaken in its last
     digits (`deviation/noise.py`); without, float64 is asked as well, where it can see."""
     net = net.to(torch.float64)
     sizes, layers, norms = [], [], WeightNorms() if norms is None else norms
@@ -59,25 +60,7 @@ def observe(
         layers.append(_layer(net, index, found, setting, norms.of(net, index), centre))
     arithmetic = "deviation" if deviates else "float64"
     start = net.prepared(X[None].to(torch.float64), None)[0][0]
-    return Facts(net, centre, arithmetic, start, first, tuple(sizes), tuple(layers))
-
-
-class WeightNorms:
-    """Norms of the weights, taken once for layers that share them, as those of a network and its variants do.
-    Weights must not change while they are kept."""
-
-    def __init__(self) -> None:
-        self.found: dict[
-            tuple[int, tuple[int, ...], str | Kernel, str], tuple[Layer, HeadNorms, MLPNorms]
-        ] = {}
-
-    def of(self, net: Transformer, index: int) -> tuple[HeadNorms, MLPNorms]:
-        """Of layer `index` (0-based)."""
-        arch, layer = net.arch, net.weights.layers[index]
-        key = (id(layer), speaking(arch, index), arch.kernel, arch.activation)
-        if key not in self.found:  # with the layer itself, so that nothing else can have its id
-            self.found[key] = layer, HeadNorms.of(arch, index, layer), MLPNorms.of(arch, layer)
-        return self.found[key][1:]
+    return Facts(net, centre, arithmetic, start, first, tuple(sizes), tuple(layers), norms)
 
 
 # Sizes

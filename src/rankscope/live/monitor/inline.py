@@ -134,7 +134,7 @@ class Passing:
         call, self.call = self.call, None
         if call is not None:
             read_waiting(self.plan, call)
-            for each in call.found:
+            for each in call.read(self.plan.metrics):
                 self.found.read(*each)
 
     def saw(self, layer: int, x: Tensor) -> None:

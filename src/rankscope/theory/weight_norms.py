@@ -1,0 +1,78 @@
+"""Norms of weights, taken once for weights that are the same, in whatever network and at whatever call.
+
+What was found is kept under the weights' own bits (SHA-256): weights that were changed in place, in any way,
+are other weights, and a network that was converted or loaded again has the same. Reading them is a
+tenth of what their norms cost.
+"""
+
+import hashlib
+import weakref
+from collections.abc import Callable, Hashable
+from threading import Lock
+from typing import Any, TypeVar, cast
+
+import torch
+
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.order import speaking
+from rankscope.nets.weights import Layer, Linear
+from rankscope.theory.constants import HeadNorms, MLPNorms
+
+Found = TypeVar("Found")
+MOST = 4096
+"""Results that are kept, some hundred bytes each, the latest."""
+_kept: dict[Hashable, Any] = {}
+_lock = Lock()
+
+
+def once(key: Hashable, compute: Callable[[], Found]) -> Found:
+    """What is kept under a key, or what is computed now."""
+    known = _kept.get(key)
+    if known is not None:
+        return cast(Found, known)
+    found = compute()
+    with _lock:
+        _kept[key] = found
+        if len(_kept) > MOST:
+            del _kept[next(iter(_kept))]
+    return found
+
+
+def digest(layer: Layer) -> bytes:
+    """SHA-256 over the matrices of a layer's attention and MLP, their shapes and dtypes."""
+    w, found = layer.attention, hashlib.sha256()
+    linears: list[Linear | None] = [w.query, w.key, w.value, w.output]
+    linears += [] if layer.mlp is None else [layer.mlp.up, layer.mlp.gate, layer.mlp.down]
+    for linear in linears:
+        if linear is None:
+            found.update(b"none")
+            continue
+        weight = linear.weight.detach()
+        found.update(f"{weight.dtype} {tuple(weight.shape)}".encode())
+        found.update(weight.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return found.digest()
+
+
+class WeightNorms:
+    """Norms of the weights of a network and its variants. Weights must not change during the life of one
+    of these, which reads each layer once."""
+
+    def __init__(self) -> None:
+        self._read: dict[int, tuple[weakref.ref[Layer], bytes]] = {}
+
+    def of(self, net: Transformer, index: int) -> tuple[HeadNorms, MLPNorms]:
+        """Of layer `index` (0-based)."""
+        arch, layer = net.arch, net.weights.layers[index]
+        key = ("norms", self._key(arch, index, layer), arch.activation, arch.kernel == "uniform")
+        return once(key, lambda: (HeadNorms.of(arch, index, layer), MLPNorms.of(arch, layer)))
+
+    def of_all(self, name: str, net: Transformer, compute: Callable[[], Found]) -> Found:
+        """What depends on the matrices of all layers, and the heads that speak, alone."""
+        layers = enumerate(net.weights.layers)
+        return once((name, *(self._key(net.arch, index, layer) for index, layer in layers)), compute)
+
+    def _key(self, arch: Architecture, index: int, layer: Layer) -> tuple[bytes, tuple[int, ...], bool]:
+        known = self._read.get(id(layer))
+        if known is None or known[0]() is not layer:  # another one may have its id since
+            known = self._read[id(layer)] = weakref.ref(layer), digest(layer)
+        return known[1], speaking(arch, index), layer.experts is not None
