@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rankscope.deviation.attention import Attention, Spoken
 from rankscope.deviation.norms import has_rule, normalise
+from rankscope.deviation.remedies import RULES as REMEDIES
 from rankscope.deviation.replayed import repeats, replays
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
@@ -49,7 +50,9 @@ def without_rule(net: Transformer) -> list[str]:
     arch = net.arch
     found = [] if arch.kernel in KERNELS else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
     found += [] if has_rule(arch.norm) else [f"norm {getattr(arch.norm, 'name', arch.norm)}"]
-    return found + [part.name for part in arch.parts if not hasattr(part, Deviation.name)]
+    return found + [
+        part.name for part in arch.parts if not hasattr(part, Deviation.name) and type(part) not in REMEDIES
+    ]
 
 
 def propagate(

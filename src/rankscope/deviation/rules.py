@@ -20,12 +20,14 @@ from rankscope.deviation.gates import gated
 from rankscope.deviation.latents import latent
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
+from rankscope.deviation.remedies import RULES as REMEDIES
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.scores import Scores, scores
 from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
+from rankscope.nets.parts import Part
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Arithmetic, Block
 from rankscope.nets.weights import Latent, Linear
@@ -122,6 +124,11 @@ class Deviation(Arithmetic):
             return out
         assert block.weights.mlp is not None
         return mlp(self.arch, block.weights.mlp, state, self.touch)
+
+    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
+        """By the rule of a remedy (`remedies.py`), or the part's own."""
+        rule = REMEDIES.get(type(part))
+        return super().part(block, part, x, inside) if rule is None else rule(part, x, block, self, inside)
 
     def touch(self, part: Scaled) -> Scaled:
         """What comes of a product with a matrix or of an activation, as it is."""

@@ -25,6 +25,8 @@ from rankscope.nets.checks import among, check, check_types
 from rankscope.nets.experts import Experts
 from rankscope.nets.fields import BIASES, Fields
 from rankscope.nets.masks import Mask, MaskLike, spec_of
+from rankscope.nets.remedies.catalogue import remedy
+from rankscope.nets.remedies.remedy import Built
 
 DEEPEST = 10**6
 """Layers at most: a depth beyond it is a slip of the hand, and would fill all memory before it is seen."""
@@ -191,6 +193,8 @@ def _thawed(value: Any) -> Any:
         return [_thawed(item) for item in value]
     if isinstance(value, Experts):
         return value.to_dict()
+    if isinstance(value, Built):
+        return f"remedy:{value.spec()}"
     return value if value is None or isinstance(value, str | int | float) else _named(value)
 
 
@@ -206,6 +210,8 @@ def _found(value: Any, objects: dict[str, Any]) -> Any:
     """A value of a file with the objects that it speaks of in their places."""
     if isinstance(value, tuple):
         return tuple(_found(item, objects) for item in value)
+    if isinstance(value, str) and value.startswith("remedy:"):
+        return remedy(value.removeprefix("remedy:"))
     if not isinstance(value, str) or not value.startswith("own:"):
         return value
     if value not in objects:

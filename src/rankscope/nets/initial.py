@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 
 from rankscope.errors import ArchitectureError, one_of
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.weights import Shape, shapes
+from rankscope.nets.weights import Shape, part_tensors, shapes
 
 Draw = Callable[[Shape, int, int, Generator], Tensor]
 """(shape, inputs, outputs, generator) -> weights."""
@@ -68,9 +68,16 @@ def random_tensors(arch: Architecture, seed: int, init: str) -> dict[str, Tensor
     usual, outward = SCHEMES[scheme]
     branch = 1 / math.sqrt(arch.layers) if init.endswith(DEPTH_SCALED) else 1.0
     generator = Generator().manual_seed(seed)
-    return {
-        name: _tensor(name, shape, usual, outward, branch, generator) for name, shape in shapes(arch).items()
+    drawn = {
+        name: _tensor(name, shape, usual, outward, branch, generator)
+        for name, shape in shapes(arch).items()
+        if ".parts." not in name
     }
+    # Parts are drawn last: with them or without, the rest is the same.
+    for index in range(1 if arch.shared else arch.layers):
+        found = part_tensors(arch, index, generator)
+        drawn |= {f"layers.{index}.{name}": tensor for name, tensor in found.items()}
+    return drawn
 
 
 def _tensor(

@@ -19,6 +19,12 @@ traversal and brings a rule per arithmetic, a method of that arithmetic's name:
                                          network, but for `weights`, which is kept as measured; parts at
                                          `values` and `heads` they always refuse
 
+A part that has tensors of its own, trained with the rest, says what they start from in each layer,
+
+    initial(arch, layer, generator)      by name, float64; drawn from the generator where they are random
+
+and finds them in `block.weights.parts[its name]`.
+
 `block` is the layer (`block.index`, `block.weights`, `block.arch`), `rules` the arithmetic with its
 `setting` (masks, positions, which tokens are real) and a `memory` for what one layer leaves to later ones,
 `inside` what the branch reads.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Generator, Tensor
 
 from rankscope.errors import ArchitectureError, TokensError
 from rankscope.files import writable_folder
@@ -26,10 +26,12 @@ from rankscope.nets.norms import normalise
 from rankscope.nets.origin import Encoded, Inputs, Origin, texts_of, weights_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.plain import Plain
+from rankscope.nets.remedies import Remedy
+from rankscope.nets.remedies import remedy as named_remedy
 from rankscope.nets.room import refuse_too_large
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, Rules, blocks, traverse
-from rankscope.nets.weights import Weights, assemble, converted, named, shapes
+from rankscope.nets.weights import Weights, assemble, converted, named, part_tensors, shapes
 
 LENGTH = 128
 """Tokens that a text is cut to, unless told."""
@@ -336,6 +338,29 @@ class Transformer:
                 f"received {X.shape[1]}: the original turns longer inputs by other angles, watch measures it"
             )
         return real_tokens(X.shape[:-1], padding, X.device)
+
+    def remedied(self, remedy: "str | Remedy", **numbers: float) -> "Transformer":
+        """The network with a remedy against collapse: by name, with its numbers, or an object of one's own
+        (`nets/remedies/`). Tensors that a remedy trains start at its published values.
+
+        >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
+        >>> net.remedied("attnscale", w=0.5).arch.parts
+        (AttnScale(w=0.5),)
+        """
+        found = named_remedy(remedy, **numbers) if isinstance(remedy, str) else remedy
+        if not isinstance(found, Remedy) or (numbers and found is remedy):
+            raise ArchitectureError(
+                "a remedy must be a name and numbers, as remedied('attnscale', w=0.5), or an object with a "
+                f"name and applied(arch); got {remedy!r}{' and numbers' if numbers else ''}"
+            )
+        arch = found.applied(self.arch)
+        state, like = self.state(), self.weights.layers[0].attention.query.weight
+        drawn = Generator().manual_seed(0)
+        for index in range(1 if arch.shared else arch.layers):
+            for name, tensor in part_tensors(arch, index, drawn).items():
+                state.setdefault(f"layers.{index}.{name}", tensor.to(like))
+        changed = getattr(found, "tensors", lambda arch, state: state)(arch, state)
+        return replace(self, arch=arch, weights=assemble(arch, changed))
 
     def variant(
         self,

@@ -5,12 +5,12 @@ output keep the head as an axis of its own, so `W_h = value.weight[:, h] @ outpu
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Generator, Tensor
 
 from rankscope.errors import WeightsError
 from rankscope.nets.architecture import Architecture
@@ -122,6 +122,8 @@ class Layer:
     """Second norm of a sandwich, on the branch before it is added."""
     cross_after: NormWeights = UNWEIGHTED
     mlp_after: NormWeights = UNWEIGHTED
+    parts: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """Of parts that have tensors (`parts.py`), by the name of the part."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -179,7 +181,20 @@ def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
         shapes |= _linear("mlp.down", (m, d), (d,), arch.has_bias("mlp"))
     for name in norms(arch, index):
         shapes |= _norm(name, arch)
+    for name, tensor in part_tensors(arch, index).items():
+        shapes[name] = tuple(tensor.shape)
     return shapes
+
+
+def part_tensors(arch: Architecture, index: int, generator: Generator | None = None) -> dict[str, Tensor]:
+    """What parts start from in layer `index`, by its name there; drawn where one says so."""
+    generator = generator or Generator().manual_seed(0)
+    return {
+        f"parts.{part.name}.{name}": tensor
+        for part in arch.parts
+        if hasattr(part, "initial")
+        for name, tensor in part.initial(arch, index, generator).items()
+    }
 
 
 def shapes(arch: Architecture) -> dict[str, Shape]:
@@ -302,7 +317,7 @@ def _nested(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Any]:
 def _build(kind: type, tree: dict[str, Any]) -> Any:
     return kind(
         **{
-            name: _build(PARTS[name], value) if isinstance(value, dict) else value
+            name: _build(PARTS[name], value) if isinstance(value, dict) and name != "parts" else value
             for name, value in tree.items()
         }
     )
@@ -342,6 +357,8 @@ def converted(weights: Structure, move: Callable[[Tensor], Tensor]) -> Structure
 
 
 def _members(value: object) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return list(value.items())
     if isinstance(value, tuple):
         return [(str(index), item) for index, item in enumerate(value)]
     return [(field.name, getattr(value, field.name)) for field in fields(cast(Any, value))]

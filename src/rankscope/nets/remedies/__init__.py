@@ -1,0 +1,13 @@
+"""Remedies against collapse, as published since 2021: parts and settings that go onto any network.
+
+    net.remedied("attnscale", w=0.5)       by name (`catalogue.py`), with its numbers
+    net.remedied(mine)                     an object of one's own (`remedy.py`)
+
+Here each has its plain rule. Its rule in deviation arithmetic is in `deviation/remedies/`, that of paths in
+`paths/`.
+"""
+
+from rankscope.nets.remedies.catalogue import REMEDIES, remedy
+from rankscope.nets.remedies.remedy import Remedy
+
+__all__ = ["REMEDIES", "Remedy", "remedy"]

@@ -1,0 +1,47 @@
+"""The remedies by name."""
+
+from dataclasses import fields
+from typing import Any
+
+from rankscope.errors import ArchitectureError, one_of
+from rankscope.nets.remedies.remedy import Built
+from rankscope.nets.remedies.shaping import AttnScale, Centred, Shaped
+
+REMEDIES: dict[str, type[Built]] = {each.name: each for each in (Shaped, AttnScale, Centred)}
+
+
+def remedy(spec: str, **numbers: Any) -> Built:
+    """The remedy that a line as `contranorm:s=0.1` describes, or a name and numbers.
+
+    >>> remedy("attnscale:w=0.5")
+    AttnScale(w=0.5)
+    """
+    name, _, said = spec.partition(":")
+    if name not in REMEDIES:
+        raise ArchitectureError(one_of("remedy", name, REMEDIES))
+    kind = REMEDIES[name]
+    known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
+    given = dict(numbers)
+    for part in filter(None, said.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or not _is_number(value):
+            raise ArchitectureError(
+                f"the numbers of a remedy must be NAME=NUMBER, as attnscale:w=0.5; got {part!r} in {spec!r}"
+            )
+        given[key] = float(value)
+    for key, value in given.items():
+        if key not in known:
+            said = ", ".join(known) or "none"
+            raise ArchitectureError(f"{name} has no number {key!r}; it has {said}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ArchitectureError(f"{key} of {name} must be a number; got {value!r}")
+        given[key] = type(known[key].default)(value)  # a whole number where it is one
+    return kind(**given)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
