@@ -1,7 +1,5 @@
 """`Transformer`: an architecture and its weights, run layer by layer."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +16,7 @@ from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import saved
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.changes import Heads, chosen_layers, with_changes, with_layers
+from rankscope.nets.fingerprint import fingerprint
 from rankscope.nets.initial import random_tensors
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
@@ -28,6 +27,7 @@ from rankscope.nets.padding import TokenOrder
 from rankscope.nets.plain import Plain
 from rankscope.nets.room import refuse_too_large
 from rankscope.nets.setting import Setting
+from rankscope.nets.stored import Stored
 from rankscope.nets.traversal import Block, Rules, blocks, traverse
 from rankscope.nets.weights import Weights, assemble, converted, named, shapes
 
@@ -125,22 +125,28 @@ class Transformer:
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor by name: the inverse of `from_weights`, for variants as well."""
+        if self.streamed:
+            raise ArchitectureError(
+                "all tensors of a network must be in memory to be given or saved; the layers of this one are "
+                "read from its files one at a time: load it with stream=False"
+            )
         mine = shapes(self.arch)
         return {name: tensor for name, tensor in named(self.weights).items() if name in mine}
 
     @property
     def dtype(self) -> torch.dtype:
         """Of every tensor."""
-        return self._weight.dtype
+        return self.weights.like.dtype
 
     @property
     def device(self) -> torch.device:
         """Of every tensor."""
-        return self._weight.device
+        return self.weights.like.device
 
     @property
-    def _weight(self) -> Tensor:
-        return self.weights.layers[0].attention.query.weight
+    def streamed(self) -> bool:
+        """Whether its layers are read one at a time, and are not in memory."""
+        return isinstance(self.weights.layers, Stored)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Transformer":
         """The network in another dtype or on another device; itself where nothing changes."""
@@ -171,7 +177,7 @@ class Transformer:
                 "a memory is read by cross-attention, which this network lacks: it must be a decoder, as of "
                 "T5, or have Architecture(cross_attention=True)"
             )
-        return replace(self, memory=Memory.of(M, padding, self.arch.width, self._weight))
+        return replace(self, memory=Memory.of(M, padding, self.arch.width, self.weights.like))
 
     def for_samples(self, start: int, stop: int) -> "Transformer":
         """The network for some of the samples that its memory is of."""
@@ -185,12 +191,13 @@ class Transformer:
         """Write it, a variant too, into a folder that `rankscope.load` reads back bit for bit: weights,
         architecture, and where it came from a model, its embedding and tokenizer."""
         keep = getattr(self.origin, "save", None)
+        tensors = self.state()
         writable_folder(folder)
         about = {
             "fingerprint": replace(self, memory=None).fingerprint,
             "origin": None if keep is None else keep(Path(folder)),
         }
-        return saved.write(folder, self.arch, self.state(), about)
+        return saved.write(folder, self.arch, tensors, about)
 
     def to_hf(self, config: Any = None) -> Any:
         """A model of transformers, without a head for a task, that computes what this network does; its own
@@ -207,13 +214,8 @@ class Transformer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the architecture and every tensor: the same network gives the same string."""
-        digest = hashlib.sha256(json.dumps(self.arch.to_dict(), sort_keys=True).encode())
         given = {} if self.memory is None else {"memory": self.memory.tokens, "real": self.memory.real}
-        for name, tensor in [*sorted(self.state().items()), *given.items()]:
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            flat = tensor.detach().cpu().reshape(-1).clone()  # strides of axes of one element may be anything
-            digest.update(flat.view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint(self.arch, self.weights, given)
 
     def encode(self, inputs: Inputs, tokens: int | None = None, padding: Tensor | None = None) -> Encoded:
         """(X, padding) of texts: tokenised as the model does, cut to so many tokens (128), embedded, padded.
@@ -368,8 +370,9 @@ class Transformer:
             skip=skip, attention_skip=attention_skip, mlp_skip=mlp_skip, mlp=mlp, norm=norm, mask=mask,
             divisor=divisor, score_cap=score_cap, kernel=kernel, activation=activation, heads=heads,
         )  # fmt: skip
-        stored = tuple(self.weights.layers[index] for index in chosen)
-        return replace(self, arch=arch, weights=replace(self.weights, layers=stored))
+        layers = self.weights.layers
+        some = layers.at(chosen) if isinstance(layers, Stored) else tuple(layers[index] for index in chosen)
+        return replace(self, arch=arch, weights=replace(self.weights, layers=some))
 
 
 def refuse_absent(device: torch.device | str) -> None:

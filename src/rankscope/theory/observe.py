@@ -20,6 +20,7 @@ from rankscope.nets import Architecture, Kernel, Transformer
 from rankscope.nets.order import speaking
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting
+from rankscope.nets.stored import Stored
 from rankscope.nets.traversal import Block, changed
 from rankscope.nets.weights import Layer
 from rankscope.theory.constants import HeadNorms, MLPNorms
@@ -68,15 +69,17 @@ class WeightNorms:
 
     def __init__(self) -> None:
         self.found: dict[
-            tuple[int, tuple[int, ...], str | Kernel, str], tuple[Layer, HeadNorms, MLPNorms]
+            tuple[int, int, tuple[int, ...], str | Kernel, str], tuple[object, HeadNorms, MLPNorms]
         ] = {}
 
     def of(self, net: Transformer, index: int) -> tuple[HeadNorms, MLPNorms]:
         """Of layer `index` (0-based)."""
-        arch, layer = net.arch, net.weights.layers[index]
-        key = (id(layer), speaking(arch, index), arch.kernel, arch.activation)
-        if key not in self.found:  # with the layer itself, so that nothing else can have its id
-            self.found[key] = layer, HeadNorms.of(arch, index, layer), MLPNorms.of(arch, layer)
+        arch, layers = net.arch, net.weights.layers
+        # What is kept beside is what has the id, so that nothing else can have it: not a layer that is read.
+        of, place = (layers.source, layers.places[index]) if isinstance(layers, Stored) else (layers[index], 0)
+        key = (id(of), place, speaking(arch, index), arch.kernel, arch.activation)
+        if key not in self.found:
+            self.found[key] = of, HeadNorms.of(arch, index, layers[index]), MLPNorms.of(arch, layers[index])
         return self.found[key][1:]
 
 
