@@ -35,7 +35,7 @@ def fingerprint(arch: Architecture, weights: Weights, beside: Mapping[str, Tenso
 
 
 def digests(structure: object, layers: bool = True) -> dict[str, str]:
-    """Of every tensor of a structure, by its dotted name; without its layers where they come by themselves."""
+    """Of every tensor of a structure, by its dotted name; without `layers`, if so asked."""
     return {name: digest(tensor) for name, tensor in named(structure, layers=layers).items()}
 
 

@@ -150,8 +150,8 @@ class Transformer:
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Transformer":
         """The network in another dtype or on another device; itself where nothing changes."""
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise ArchitectureError(f"a network's dtype must be a floating torch.dtype; got {dtype!r}")
+        if dtype is not None:
+            refuse_dtype(dtype)
         if device is not None:
             refuse_absent(device)
         if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
@@ -161,6 +161,13 @@ class Transformer:
         if memory is not None:
             memory = Memory(memory.tokens.to(device=device, dtype=dtype), memory.real.to(device=device))
         return replace(self, weights=moved, memory=memory)
+
+    def held(self) -> "Transformer":
+        """The network with all its layers in memory."""
+        layers = self.weights.layers
+        if not isinstance(layers, Stored):
+            return self
+        return replace(self, weights=replace(self.weights, layers=layers.kept()))
 
     def reading(self, M: Tensor, padding: Tensor | None = None) -> "Transformer":
         """A decoder with what its cross-attention reads: tokens `[batch, source, width]`, as an encoder's
@@ -373,6 +380,12 @@ class Transformer:
         layers = self.weights.layers
         some = layers.at(chosen) if isinstance(layers, Stored) else tuple(layers[index] for index in chosen)
         return replace(self, arch=arch, weights=replace(self.weights, layers=some))
+
+
+def refuse_dtype(dtype: object) -> None:
+    """Say so where a network cannot have it."""
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ArchitectureError(f"a network's dtype must be a floating torch.dtype; got {dtype!r}")
 
 
 def refuse_absent(device: torch.device | str) -> None:

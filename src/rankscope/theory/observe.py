@@ -76,7 +76,9 @@ class WeightNorms:
         """Of layer `index` (0-based)."""
         arch, layers = net.arch, net.weights.layers
         # What is kept beside is what has the id, so that nothing else can have it: not a layer that is read.
-        of, place = (layers.source, layers.places[index]) if isinstance(layers, Stored) else (layers[index], 0)
+        of, place = (
+            (layers.source, layers.places[index]) if isinstance(layers, Stored) else (layers[index], 0)
+        )
         key = (id(of), place, speaking(arch, index), arch.kernel, arch.activation)
         if key not in self.found:
             self.found[key] = of, HeadNorms.of(arch, index, layers[index]), MLPNorms.of(arch, layers[index])
