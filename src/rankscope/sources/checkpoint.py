@@ -100,7 +100,7 @@ def read(found: Place, family: str | Family | None, named: str | None = None) ->
     with quiet(), clear_errors(found):
         import transformers
 
-        _refuse_too_large(found)
+        refuse_too_large(found)
         config = read_config(found, family)
         kind = family_of(config.model_type, family)
         loader = getattr(transformers, named or kind.loader)
@@ -210,8 +210,9 @@ def read_config(found: Place, family: str | Family | None) -> Any:
     return own.get(named, type(configs[0])).from_pretrained(found.where, **found.options)
 
 
-def _refuse_too_large(found: Place) -> None:
-    """Before transformers builds a module for every layer that a config asks for."""
+def refuse_too_large(found: Place, whole: bool = True) -> None:
+    """Before transformers builds a module for every layer that a config asks for; `whole`: with the weights
+    of all layers, else of one at a time."""
     from transformers import PreTrainedConfig
 
     fields = (
@@ -223,7 +224,7 @@ def _refuse_too_large(found: Place) -> None:
     for part in parts:
         layers, width = (max([0, *(part[n] for n in names if type(part.get(n)) is int)]) for names in SIZES)
         shared = part.get("model_type") == "albert"
-        needed = layers * (OBJECTS + (0 if shared else 4 * width**2 * FLOAT64))
+        needed = layers * OBJECTS + (layers if whole and not shared else 1) * 4 * width**2 * FLOAT64
         if needed > machine_memory():
             raise SourceError(
                 f"a model must fit into memory; the config of {found.name} asks for {layers} layers of width "

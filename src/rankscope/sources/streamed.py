@@ -10,7 +10,14 @@ from rankscope.nets.stored import Stored
 from rankscope.nets.transformer import refuse_absent, refuse_dtype
 from rankscope.profiles.needs import available
 from rankscope.sources.canonical import Canonical
-from rankscope.sources.checkpoint import Place, clear_errors, quiet, read_config, to_be_dequantised
+from rankscope.sources.checkpoint import (
+    Place,
+    clear_errors,
+    quiet,
+    read_config,
+    refuse_too_large,
+    to_be_dequantised,
+)
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
 from rankscope.sources.parity import Parity, check
@@ -33,6 +40,7 @@ def on_shelf(found: Place, family: str | Family | None, stream: bool | None) -> 
         if not files:
             refuse_stream(stream, found.name, "has none")
             return None
+        refuse_too_large(found, whole=False)
         if to_be_dequantised(read_config(found, family)):
             refuse_stream(stream, found.name, "has quantised ones")
             return None
