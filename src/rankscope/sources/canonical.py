@@ -1,6 +1,5 @@
 """The canonical network of a model, whole or one layer at a time, and its embedding."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -85,7 +84,8 @@ class Canonical:
         like = torch.empty(0, dtype=dtype, device=device)
         source = Source(lambda place: self.layer(place, like), like)
         layers = Stored(source, [first[id(block)] for block in self.shelf.blocks])
-        return Transformer(self.arch, assemble_stored(self.arch, layers, _copied(self.others, like)))
+        others = {name: _copied(tensor, like) for name, tensor in self.others.items()}
+        return Transformer(self.arch, assemble_stored(self.arch, layers, others))
 
     @torch.no_grad()
     def layer(self, place: int, like: Tensor) -> Layer:
@@ -95,13 +95,18 @@ class Canonical:
             if place not in self._seen:
                 _refuse_unfit(self.shelf.checkpoint, [*tensors.values()], self.shelf.name)
                 self._seen.add(place)
-            return assemble_layer(self.arch, place, _copied(tensors, like))
+        # The block holds them no more: what is copied is let go, tensor by tensor.
+        return assemble_layer(
+            self.arch, place, {name: _copied(tensors.pop(name), like) for name in [*tensors]}
+        )
 
 
-def _copied(tensors: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
-    """None of them shares a file's memory."""
-    how = {"dtype": like.dtype, "device": like.device, "copy": True, "memory_format": torch.contiguous_format}
-    return {name: tensor.detach().to(**how) for name, tensor in tensors.items()}  # type: ignore[call-overload]
+def _copied(tensor: Tensor, like: Tensor) -> Tensor:
+    """It shares no file's memory; rounded before it is laid out anew, since torch transposes fast within a
+    dtype."""
+    tensor = tensor.detach()
+    found = tensor.to(like).contiguous()
+    return found.clone() if found.data_ptr() == tensor.data_ptr() else found
 
 
 def _refuse_other_depth(arch: Architecture, blocks: int, name: str) -> None:
@@ -112,7 +117,8 @@ def _refuse_other_depth(arch: Architecture, blocks: int, name: str) -> None:
 def _refuse_unfit(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None:
     """Weights that the network reads must be in the files, else they would be random, and be numbers."""
     _refuse_missing(checkpoint, used, name)
-    if not all(bool(tensor.isfinite().all()) for tensor in used):
+    # A sum of finite numbers may overflow, and then each is looked at: that takes three times as long.
+    if not all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in used):
         raise SourceError(
             f"the weights of {name} must be finite numbers; some are NaN or infinite: the checkpoint is "
             "damaged, or its training diverged"

@@ -179,6 +179,9 @@ class Shelf:
             with safe_open(self.files[keys[0]], "pt") as file:
                 words.weight = nn.Parameter(file.get_tensor(keys[0]).clone(), requires_grad=False)
         self._load([name for name in around if name in self._sources])
+        for name in around:
+            weight = self.model.get_parameter_or_buffer(name)
+            weight.data = weight.data.clone()  # it may share the memory of a file
         for pair in ties.items():
             self._tie(*pair)
         self.core.requires_grad_(False)
