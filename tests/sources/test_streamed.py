@@ -12,7 +12,14 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from rankscope import certify, decompose, load, measure
-from rankscope.errors import ArchitectureError, FileError, RankscopeError, SourceError, TooLargeError
+from rankscope.errors import (
+    ArchitectureError,
+    FileError,
+    PathError,
+    RankscopeError,
+    SourceError,
+    TooLargeError,
+)
 from rankscope.nets import Transformer, named_variant
 from rankscope.nets.stored import Stored
 from rankscope.profiles import needs
@@ -198,6 +205,10 @@ def test_what_cannot_be_streamed(llama: Path, tmp_path: Path) -> None:
     refused("net was written by net.save", SourceError, tmp_path / "net", stream=True)
     refused("stream must be True, False or None; got 'yes'", SourceError, llama, stream="yes")
     net = load(llama, stream=True)
+    parts = decompose(net, *inputs(net))
+    with pytest.raises(PathError, match="shares of heads.*must be in memory.*by_length and by_layer"):
+        parts.by_head()
+    assert parts.by_layer().equals(decompose(net.held(), *inputs(net)).by_layer())
     for act in (net.state, lambda: net.save(tmp_path / "other"), net.to_hf):
         with pytest.raises(ArchitectureError, match="read from its files one at a time: load it with stream"):
             act()

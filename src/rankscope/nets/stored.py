@@ -50,6 +50,10 @@ class Stored(Sequence[Item]):
             self._last = place, self.source(place)
         return self._last[1]
 
+    def let_go(self) -> None:
+        """None of them in memory."""
+        self._last = None
+
     def at(self, indices: Sequence[int]) -> "Stored[Item]":
         """Some of the layers, in that order."""
         return Stored(self.source, [self.places[index] for index in indices])

@@ -278,6 +278,8 @@ class Transformer:
             X, *rest = traverse(block, rules, X)
             X = X if hidden is None else X.masked_fill(hidden, 0.0)
             yield Step(block.index + 1, X, *rest)
+        if isinstance(self.weights.layers, Stored):
+            self.weights.layers.let_go()
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:

@@ -6,6 +6,7 @@ and emptied again; the table of words alone stays, in the dtype of its file.
 """
 
 import copy
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -139,7 +140,7 @@ class Shelf:
         from transformers.modeling_utils import LoadStateDictConfig
 
         keys = [key for name in names for key in self._sources[name]]
-        with ExitStack() as opened, quiet():
+        with ExitStack() as opened, quiet(), _in_this_thread():
             self._refuse_changed()
             files = {
                 path: opened.enter_context(safe_open(path, "pt"))
@@ -244,6 +245,21 @@ class Shelf:
 
     def _after(self, block: nn.Module, args: Any, output: Any) -> None:
         self.empty(block)
+
+
+@contextmanager
+def _in_this_thread() -> Iterator[None]:
+    """transformers' own switch: threads that come and go leave memory behind that nobody can use."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _stamp(path: str) -> tuple[int, int]:
