@@ -78,9 +78,12 @@ def equal(one: Transformer, other: Transformer) -> None:
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize(("name", "label"), FAMILIES)
-def test_the_same_bits_as_in_memory(name: str, label: str | None, tmp_path: Path) -> None:
-    folder = saved(tmp_path, name, label)
+@pytest.mark.parametrize(
+    ("name", "label", "dtype"),
+    [(*each, torch.bfloat16) for each in FAMILIES] + [(*each, torch.float32) for each in FAMILIES[:2]],
+)
+def test_the_same_bits_as_in_memory(name: str, label: str | None, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = saved(tmp_path, name, label, dtype)
     one, other = load(folder, stream=True), load(folder, stream=False)
     equal(one, other)
     equal(one.to(torch.float32), other.to(torch.float32))

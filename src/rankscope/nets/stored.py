@@ -50,14 +50,6 @@ class Stored(Sequence[Item]):
             self._last = place, self.source(place)
         return self._last[1]
 
-    def let_go(self) -> None:
-        """None of them in memory."""
-        self._last = None
-
-    def at(self, indices: Sequence[int]) -> "Stored[Item]":
-        """Some of the layers, in that order."""
-        return Stored(self.source, [self.places[index] for index in indices])
-
     def moved(self, move: Callable[[Item], Item], like: Tensor) -> "Stored[Item]":
         """The same layers, each changed after it is read."""
         source = self.source
@@ -67,3 +59,16 @@ class Stored(Sequence[Item]):
         """All of them in memory; one that comes several times, once."""
         found = {place: self.source(place) for place in dict.fromkeys(self.places)}
         return tuple(found[place] for place in self.places)
+
+
+def picked(layers: Sequence[Item], indices: Sequence[int]) -> Sequence[Item]:
+    """Some of the layers, in that order; none is read for it."""
+    if isinstance(layers, Stored):
+        return Stored(layers.source, [layers.places[index] for index in indices])
+    return tuple(layers[index] for index in indices)
+
+
+def let_go(layers: Sequence[Any]) -> None:
+    """At the end of a pass: of layers that are read, none stays in memory."""
+    if isinstance(layers, Stored):
+        layers._last = None

@@ -27,7 +27,7 @@ from rankscope.nets.padding import TokenOrder
 from rankscope.nets.plain import Plain
 from rankscope.nets.room import refuse_too_large
 from rankscope.nets.setting import Setting
-from rankscope.nets.stored import Stored
+from rankscope.nets.stored import Stored, let_go, picked
 from rankscope.nets.traversal import Block, Rules, blocks, traverse
 from rankscope.nets.weights import Weights, assemble, converted, named, shapes
 
@@ -278,8 +278,7 @@ class Transformer:
             X, *rest = traverse(block, rules, X)
             X = X if hidden is None else X.masked_fill(hidden, 0.0)
             yield Step(block.index + 1, X, *rest)
-        if isinstance(self.weights.layers, Stored):
-            self.weights.layers.let_go()
+        let_go(self.weights.layers)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -379,9 +378,8 @@ class Transformer:
             skip=skip, attention_skip=attention_skip, mlp_skip=mlp_skip, mlp=mlp, norm=norm, mask=mask,
             divisor=divisor, score_cap=score_cap, kernel=kernel, activation=activation, heads=heads,
         )  # fmt: skip
-        layers = self.weights.layers
-        some = layers.at(chosen) if isinstance(layers, Stored) else tuple(layers[index] for index in chosen)
-        return replace(self, arch=arch, weights=replace(self.weights, layers=some))
+        stored = picked(self.weights.layers, chosen)
+        return replace(self, arch=arch, weights=replace(self.weights, layers=stored))
 
 
 def refuse_dtype(dtype: object) -> None:

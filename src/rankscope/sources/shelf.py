@@ -140,7 +140,8 @@ class Shelf:
         from transformers.modeling_utils import LoadStateDictConfig
 
         keys = [key for name in names for key in self._sources[name]]
-        with ExitStack() as opened, quiet(), _in_this_thread():
+        # Whatever lifts float32 to float64 while the original runs must leave the files' own dtypes alone.
+        with ExitStack() as opened, quiet(), _in_this_thread(), torch._C.DisableTorchFunction():
             self._refuse_changed()
             files = {
                 path: opened.enter_context(safe_open(path, "pt"))
