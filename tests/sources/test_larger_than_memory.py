@@ -75,7 +75,8 @@ def written(folder: Path) -> Path:
         vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=MLP, num_hidden_layers=LAYERS,
         num_attention_heads=HEADS, num_key_value_heads=KEYS, dtype="bfloat16",
     ).save_pretrained(folder)  # fmt: skip
-    generator, index = torch.Generator().manual_seed(0), {}
+    generator = torch.Generator().manual_seed(0)
+    index: dict[str, str] = {}
 
     def drawn(shape: tuple[int, ...]) -> torch.Tensor:
         if len(shape) == 1:

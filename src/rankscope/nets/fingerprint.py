@@ -44,5 +44,5 @@ def digest(tensor: Tensor) -> str:
     found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     flat = flat.clone() if flat.numel() < 2 else flat  # the stride of one element may be anything
-    found.update(flat.view(torch.uint8).numpy())
+    found.update(flat.view(torch.uint8).numpy().data)
     return found.hexdigest()

@@ -136,8 +136,8 @@ def _update(digest: Any, value: object) -> None:
         digest.update(
             f"{torch.float64} {tuple(value.shape)}".encode()
         )  # as it is used, whatever it is kept in
-        for rows in value.detach().reshape(-1).split(2**20):
-            digest.update(rows.cpu().double().numpy())
+        for rows in torch.split(value.detach().reshape(-1), 2**20):
+            digest.update(rows.cpu().double().numpy().data)
     elif is_dataclass(value):
         for each in fields(value):
             digest.update(each.name.encode())

@@ -35,8 +35,10 @@ ASKED = ("revision", "cache_dir", "local_files_only", "token")
 
 def weight_files(found: Place) -> list[str]:
     """The safetensors files of a checkpoint, one or several; none where it has others."""
-    from transformers.utils import cached_file
-    from transformers.utils.hub import get_checkpoint_shard_files
+    from transformers.utils import hub
+
+    cached_file: Any = hub.cached_file
+    shards_of: Any = hub.get_checkpoint_shard_files
 
     options = {name: value for name, value in found.options.items() if name in ASKED}
     absent = {"_raise_exceptions_for_missing_entries": False}
@@ -44,7 +46,7 @@ def weight_files(found: Place) -> list[str]:
     if single is not None:
         return [single]
     index = cached_file(found.where, INDEX, **options, **absent)
-    return [] if index is None else list(get_checkpoint_shard_files(found.where, index, **options)[0])
+    return [] if index is None else list(shards_of(found.where, index, **options)[0])
 
 
 class _Header:
@@ -116,14 +118,12 @@ class Shelf:
         """The tensors of the files that each of the model's is made of."""
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-        kinds = [
-            [each for each in self._mapping if isinstance(each, kind)]
-            for kind in (WeightRenaming, WeightConverter)
-        ]
+        renamings = [each for each in self._mapping if isinstance(each, WeightRenaming)]
+        converters = [each for each in self._mapping if isinstance(each, WeightConverter)]
         known, prefix = self.model.state_dict(), self.model.base_model_prefix
         found: dict[str, list[str]] = {}
         for key in self.files:
-            target, _ = rename_source_key(key, *kinds, prefix, known)
+            target, _ = rename_source_key(key, renamings, converters, prefix, known)
             if target not in known and key in known:
                 target, _ = rename_source_key(key, [], [], prefix, known)
             found.setdefault(target, []).append(key)
@@ -275,7 +275,7 @@ def _few_words(table: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return places, *args[1:]
 
 
-def _all_words(weight: nn.Parameter) -> Any:
+def _all_words(weight: Tensor) -> Any:
     def restore(table: Any, args: Any, output: Any) -> None:
         table.weight = weight
 
