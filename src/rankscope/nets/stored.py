@@ -4,7 +4,7 @@ Whatever walks through a network's layers in order reads each once; whatever ask
 finds the last one still there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -31,8 +31,9 @@ class Source(Generic[Item]):
         return item
 
 
-class Stored(Sequence[Item]):
-    """The layers of a network, in any order, one of them in memory."""
+class Stored(Generic[Item]):
+    """The layers of a network, in any order, one of them in memory. A sequence, though not by name: whoever
+    checks types at run time would read some."""
 
     def __init__(self, source: Source[Item], places: Sequence[int]) -> None:
         self.source, self.places = source, tuple(places)
@@ -41,9 +42,10 @@ class Stored(Sequence[Item]):
     def __len__(self) -> int:
         return len(self.places)
 
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return Stored(self.source, self.places[index])
+    def __iter__(self) -> Iterator[Item]:
+        return (self[index] for index in range(len(self)))
+
+    def __getitem__(self, index: int) -> Item:
         place = self.places[index]
         if self._last is None or self._last[0] != place:
             self._last = None  # before the next is read
@@ -61,14 +63,16 @@ class Stored(Sequence[Item]):
         return tuple(found[place] for place in self.places)
 
 
-def picked(layers: Sequence[Item], indices: Sequence[int]) -> Sequence[Item]:
+def picked(
+    layers: tuple[Item, ...] | Stored[Item], indices: Sequence[int]
+) -> tuple[Item, ...] | Stored[Item]:
     """Some of the layers, in that order; none is read for it."""
     if isinstance(layers, Stored):
         return Stored(layers.source, [layers.places[index] for index in indices])
     return tuple(layers[index] for index in indices)
 
 
-def let_go(layers: Sequence[Any]) -> None:
+def let_go(layers: tuple[Any, ...] | Stored[Any]) -> None:
     """At the end of a pass: of layers that are read, none stays in memory."""
     if isinstance(layers, Stored):
         layers._last = None

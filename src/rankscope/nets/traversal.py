@@ -9,7 +9,6 @@ and `output` (what heads add). Cross-attention has one, `cross`, made of the sam
 A part of one's own (`parts.py`) stands at a named place of the traversal and brings a rule per arithmetic.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
@@ -17,6 +16,7 @@ from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Branch, Half, order, speaking
 from rankscope.nets.parts import Part, Place
+from rankscope.nets.stored import Stored
 from rankscope.nets.weights import Layer, MLPWeights, Weights
 
 State = TypeVar("State")
@@ -29,13 +29,19 @@ class Block:
 
     arch: Architecture
     index: int
-    layers: Sequence[Layer]
+    layers: tuple[Layer, ...] | Stored[Layer]
     """Of the network; this block's is the one of its `place`."""
     place: int
     halves: tuple[Half, ...]
 
     @classmethod
-    def of(cls, arch: Architecture, index: int, layers: Sequence[Layer], place: int | None = None) -> "Block":
+    def of(
+        cls,
+        arch: Architecture,
+        index: int,
+        layers: tuple[Layer, ...] | Stored[Layer],
+        place: int | None = None,
+    ) -> "Block":
         """Layer `index` of a network of this architecture, its tensors at that place among `layers`."""
         return cls(arch, index, layers, index if place is None else place, order(arch, index))
 

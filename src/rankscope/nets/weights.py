@@ -4,7 +4,7 @@ Row vectors, as in the papers: a linear map is `x W + b`, W of shape `[in, out]`
 output keep the head as an axis of its own, so `W_h = value.weight[:, h] @ output.weight[h]`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, cast
 
@@ -129,7 +129,7 @@ class Layer:
 class Weights:
     """All tensors of a network."""
 
-    layers: Sequence[Layer]
+    layers: tuple[Layer, ...] | Stored[Layer]
     """A tuple, or layers that are read one at a time (`stored.py`)."""
     positions: Float[Tensor, "length width"] | None = None
     """The table of positions 'absolute', added to the tokens."""
@@ -263,7 +263,7 @@ def assemble_stored(arch: Architecture, layers: Stored[Layer], tensors: Mapping[
     return _around(layers, tensors)
 
 
-def _around(layers: Sequence[Layer], tensors: Mapping[str, Tensor]) -> Weights:
+def _around(layers: tuple[Layer, ...] | Stored[Layer], tensors: Mapping[str, Tensor]) -> Weights:
     whole = {name: tensor for name, tensor in tensors.items() if not _of_a_layer(name)}
     return cast(Weights, _build(Weights, {**_nested(whole, ""), "layers": layers}))
 

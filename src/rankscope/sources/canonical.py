@@ -13,7 +13,7 @@ from rankscope.nets.weights import Layer, assemble_layer, assemble_stored
 from rankscope.sources.checkpoint import Checkpoint
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families.family import config_of
-from rankscope.sources.shelf import Shelf
+from rankscope.sources.shelf import Shelf, Widened
 
 
 def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding]:
@@ -67,8 +67,10 @@ class Canonical:
         arch = family.architecture(config_of(core))
         _refuse_other_depth(arch, len(shelf.blocks), name)
         with shelf.filled(shelf.blocks[0]) as first:
-            others, embedding = family.others(core), family.embedding(core)
-            layer = {f"layers.0.{part}": tensor for part, tensor in family.layer(first, arch).items()}
+            with Widened():
+                others, embedding = family.others(core), family.embedding(core)
+                made = family.layer(first, arch)
+            layer = {f"layers.0.{part}": tensor for part, tensor in made.items()}
             tensors = [*others.values(), *_tensors(embedding)]
             if any(tensor.is_meta for tensor in tensors):
                 raise SourceError(
@@ -91,7 +93,8 @@ class Canonical:
     def layer(self, place: int, like: Tensor) -> Layer:
         """A layer, read from its files."""
         with self.shelf.filled(self.shelf.blocks[place]) as block:
-            tensors = self.shelf.family.layer(block, self.arch)
+            with Widened():
+                tensors = self.shelf.family.layer(block, self.arch)
             if place not in self._seen:
                 _refuse_unfit(self.shelf.checkpoint, [*tensors.values()], self.shelf.name)
                 self._seen.add(place)

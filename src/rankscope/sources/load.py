@@ -70,8 +70,6 @@ def load(
     """
     if tokenizer is not None and not callable(tokenizer):
         raise SourceError(f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}")
-    if stream not in (None, True, False):
-        raise SourceError(f"stream must be True, False or None; got {stream!r}")
     if isinstance(source, str | Path) and is_saved(source):
         refuse_stream(stream, str(source), "was written by net.save")
         return read_saved(source, tokenizer).to(dtype, device)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import FileError, SourceError
 from rankscope.sources.checkpoint import (
@@ -30,6 +31,13 @@ from rankscope.sources.families import Family
 from rankscope.sources.model_types import family_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+"""Of floating numbers, as files name them."""
+MOVING = (
+    "__get__", "__getitem__", "cat", "chunk", "contiguous", "detach", "expand", "flatten", "permute",
+    "reshape", "split", "stack", "transpose", "unbind", "unflatten",
+)  # fmt: skip
+"""What moves numbers and does not change them, in torch's words."""
 ASKED = ("revision", "cache_dir", "local_files_only", "token")
 
 
@@ -69,11 +77,14 @@ class Shelf:
         import transformers
 
         shapes: dict[str, tuple[int, ...]] = {}
+        self._dtypes: dict[str, str] = {}
         self.files: dict[str, str] = {}
         for path in files:
             with safe_open(path, "pt") as file:
                 keys = list(file.keys())
-                shapes |= {key: tuple(file.get_slice(key).get_shape()) for key in keys}
+                headers = {key: file.get_slice(key) for key in keys}
+                shapes |= {key: tuple(header.get_shape()) for key, header in headers.items()}
+                self._dtypes |= {key: header.get_dtype() for key, header in headers.items()}
                 self.files |= dict.fromkeys(keys, path)
         self._stamps = {path: _stamp(path) for path in files}
         config = read_config(found, family)
@@ -199,7 +210,10 @@ class Shelf:
 
     @contextmanager
     def filled(self, block: nn.Module) -> Iterator[nn.Module]:
-        """A block with its numbers, for a while."""
+        """A block with its numbers, for a while, in its files' dtype: what is computed with them must be
+        `Widened`."""
+        kinds = {self._dtypes[key] for name in self._inside(block) for key in self._sources[name]}
+        self.empty(block, DTYPES.get(next(iter(kinds)), torch.float64) if len(kinds) == 1 else torch.float64)
         self.fill(block)
         try:
             yield block
@@ -217,12 +231,12 @@ class Shelf:
                     f"{self.name} belongs to another part of the model: stream=False reads it whole"
                 )
 
-    def empty(self, block: nn.Module) -> None:
-        """Take them from it."""
+    def empty(self, block: nn.Module, dtype: torch.dtype = torch.float64) -> None:
+        """Take them from it; of what dtype it is filled next."""
         for part in block.modules():
             for name, weight in part.named_parameters(recurse=False):
                 if id(weight) not in self._random:
-                    setattr(part, name, nn.Parameter(weight.to("meta"), requires_grad=False))
+                    setattr(part, name, nn.Parameter(weight.to("meta", dtype), requires_grad=False))
 
     @contextmanager
     def running(self) -> Iterator[Any]:
@@ -246,6 +260,25 @@ class Shelf:
 
     def _after(self, block: nn.Module, args: Any, output: Any) -> None:
         self.empty(block)
+
+
+class Widened(TorchFunctionMode):
+    """Inside, what is computed is computed in float64; what is only moved stays as narrow as it is."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = args, kwargs or {}
+        args, named = given if func.__name__ in MOVING else _wide(given)
+        return func(*args, **named)
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: _wide(each) for name, each in value.items()}
+    return type(value)(map(_wide, value)) if type(value) in (list, tuple) else value
 
 
 @contextmanager
