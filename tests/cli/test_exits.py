@@ -27,6 +27,7 @@ from tests.cli.running import COMMAND, SMALL, inside, process, rankscope
         ("measure minilm --seed 1", "--seed must go with random weights, which minilm does not have"),
         ("paths minilm --init xavier --seed 1", "--init and --seed must go with random weights"),
         ("measure bert-tiny --device tpu", "device must be one that torch has"),
+        ("measure bert-tiny --stream", "bert-tiny has random weights: leave stream out"),
         ("reproduce wu2024 fig1 --device tpu", "device must be one that torch has"),
         ("measure bert-tiny --split line", "--split and --field must go with --text"),
         ("measure bert-tiny --metrics mew", "metric must be one of"),

@@ -217,6 +217,26 @@ class TestAccelerate:
         self.same(mapped, expected)
         assert rankscope.load(mapped).fingerprint == rankscope.load(model).fingerprint
 
+    @pytest.mark.parametrize(
+        "away",
+        [("",), ("transformer.h.1", "transformer.h.2"), ("transformer.h.1.attn", "transformer.ln_f")],
+        ids=["all", "blocks", "parts of a block"],
+    )
+    def test_partly_on_disk(self, away: tuple[str, ...], tmp_path: Path) -> None:
+        pytest.importorskip("accelerate")
+        model = self.model()
+        model.save_pretrained(tmp_path)
+        expected = seen(model, list(self.METRICS), IDS, attention_mask=REAL.long())
+        leaves = [name for name, part in model.named_modules() if not list(part.children())]
+        parts = {name: "disk" if name.startswith(away) else "cpu" for name in leaves}
+        mapped = hf.GPT2LMHeadModel.from_pretrained(
+            tmp_path, device_map=parts, dtype=torch.float64, offload_folder=tmp_path / "away"
+        ).eval()
+        assert any(weight.is_meta for weight in mapped.parameters())
+        self.same(mapped, expected, self.METRICS[:2])
+        with pytest.raises(WatchError, match="weights of GPT2LMHeadModel are offloaded, and gone"):
+            seen(mapped, "head_mu", IDS)
+
     @pytest.mark.parametrize("offloaded", [False, True])
     def test_dispatched(self, offloaded: bool) -> None:
         accelerate = pytest.importorskip("accelerate")

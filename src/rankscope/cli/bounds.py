@@ -29,6 +29,7 @@ def bounds(
     init: opt.Init = None,
     seed: opt.Seed = None,
     device: opt.Device = "cpu",
+    stream: opt.Stream = False,
     text: opt.Text = None,
     split: opt.Split = "auto",
     field: opt.Field = "text",
@@ -61,7 +62,7 @@ def bounds(
     if not (math.isfinite(scale) and scale > 0):
         raise TheoremError(f"--scale must be a number > 0; got {scale:g}")
     read = excerpts_of(text, split, field, samples, tokens)
-    net = named_variant(network(model, mask, layers, init, seed, device), variant)
+    net = named_variant(network(model, mask, layers, init, seed, device, stream=stream), variant)
     store = opened(output)
     X, padding = net.encode(read, tokens)
     found, done = certified(net, scale * X, padding, named, variant, quiet or as_json)

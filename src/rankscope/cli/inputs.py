@@ -26,14 +26,16 @@ def network(
     init: str | None = None,
     seed: int | None = None,
     device: str = "cpu",
+    stream: bool = False,
 ) -> "Transformer":
-    """The network of that name, with its mask, depth and device as asked for."""
+    """The network of that name, with its mask, depth and device as asked for; its layers left in their files
+    where that is asked for, or they do not fit into memory."""
     from rankscope.sources import named_network
 
     drawn(model, init, seed)
     if not 0 <= (seed or 0) < 2**31:
         raise ArchitectureError(f"--seed must lie in 0..{2**31 - 1}; got {seed}")
-    net = named_network(model, seed or 0, init or "bert").to(device=device)
+    net = named_network(model, seed or 0, init or "bert", device, stream or None)
     return net if mask is None and layers is None else net.variant(mask=mask, layers=layers)
 
 

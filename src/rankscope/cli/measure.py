@@ -27,6 +27,7 @@ def measure(
     init: opt.Init = None,
     seed: opt.Seed = None,
     device: opt.Device = "cpu",
+    stream: opt.Stream = False,
     on: opt.On = None,
     text: opt.Text = None,
     split: opt.Split = "auto",
@@ -62,7 +63,7 @@ def measure(
     from rankscope.report import verdict, write_run_directory
 
     names, numbers, arithmetics = checked(variants, metrics, arithmetic)
-    net = network(model, mask, layers, init, seed, device)
+    net = network(model, mask, layers, init, seed, device, stream)
     samples = limit if samples is None else samples
     if text is not None:
         from rankscope.cli.corpus import Corpus, measure_text

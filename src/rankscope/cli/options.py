@@ -22,6 +22,7 @@ HELP = {
     "init": "Of random weights: bert, xavier, kaiming, orthogonal, or one with /sqrt(L).",
     "seed": "Of random weights and their embedding of words.",
     "device": "Where networks run: cpu, cuda, cuda:1, mps.",
+    "stream": "Read layers from the model's files one at a time: for models larger than memory.",
     "tokens": "Tokens of each excerpt at most.",
     "samples": "So many excerpts, from the first.",
     "text": "Your text: a file, a folder of .txt, .md, .jsonl, or - for stdin.",
@@ -61,6 +62,7 @@ Layers = Annotated[int | None, option(NETWORK, "N", "layers", min=1)]
 Init = Annotated[str | None, option(NETWORK, "NAME", "init", INITS, show_default="bert")]
 Seed = Annotated[int | None, option(NETWORK, "N", "seed", show_default="0")]
 Device = Annotated[str, option(NETWORK, "NAME", "device", names.DEVICES)]
+Stream = Annotated[bool, option(NETWORK, " ", "stream", (), "--stream")]
 On = Annotated[str | None, option(NETWORK, "WHERE", "on", ("ray",), show_default="this machine")]
 Tokens = Annotated[int, option(TEXT, "N", "tokens", min=1)]
 Samples = Annotated[int, option(TEXT, "N", "samples", min=1)]

@@ -140,7 +140,7 @@ class Given:
     def block(self, index: int) -> Block:
         """Layer `index` (0-based), its weights as the pass has them."""
         block = self.net.blocks[index]
-        return replace(block, weights=converted(block.weights, Doubled.of)) if self.doubled else block
+        return block.with_weights(converted(block.weights, Doubled.of)) if self.doubled else block
 
 
 def _nothing(net: Transformer, state: State) -> Attention:

@@ -13,7 +13,7 @@ that are made by the hundred.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -50,7 +50,7 @@ class Given(NamedTuple):
     def through(self, block: Block) -> Passed:
         """Through a block with these weights."""
         rules = Deviation(block.arch, self.setting)
-        return traverse(replace(block, weights=self.weights), rules, self.state)
+        return traverse(block.with_weights(self.weights), rules, self.state)
 
 
 Layer = Callable[[Given], tuple[Passed, Tensor]]
@@ -230,8 +230,14 @@ def replays(compile: bool) -> Replays:
 
 def repeats(net: Transformer, setting: Setting, state: State) -> bool:
     """Whether a pass can be made again without asking: parts of one's own may remember another, a mixture
-    goes through the experts that were chosen, and what layers give must fit into what may be held."""
-    if net.arch.parts or any(map(net.arch.mixes, range(net.arch.layers))) or not state.R.value.shape[1]:
+    goes through the experts that were chosen, layers that are read are elsewhere each time, and what layers
+    give must fit into what may be held."""
+    if (
+        net.streamed
+        or net.arch.parts
+        or any(map(net.arch.mixes, range(net.arch.layers)))
+        or not state.R.value.shape[1]
+    ):
         return False
     if not state.x.log.is_cuda:
         return True

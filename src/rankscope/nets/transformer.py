@@ -1,7 +1,5 @@
 """`Transformer`: an architecture and its weights, run layer by layer."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +16,7 @@ from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import saved
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.changes import Heads, chosen_layers, with_changes, with_layers
+from rankscope.nets.fingerprint import fingerprint
 from rankscope.nets.initial import random_tensors
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
@@ -30,6 +29,7 @@ from rankscope.nets.remedies import Remedy
 from rankscope.nets.remedies import remedy as named_remedy
 from rankscope.nets.room import refuse_too_large
 from rankscope.nets.setting import Setting
+from rankscope.nets.stored import Stored, let_go, picked
 from rankscope.nets.traversal import Block, Rules, blocks, traverse
 from rankscope.nets.weights import Weights, assemble, converted, named, part_tensors, shapes
 
@@ -127,27 +127,33 @@ class Transformer:
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor by name: the inverse of `from_weights`, for variants as well."""
+        if self.streamed:
+            raise ArchitectureError(
+                "all tensors of a network must be in memory to be given or saved; the layers of this one are "
+                "read from its files one at a time: load it with stream=False"
+            )
         mine = shapes(self.arch)
         return {name: tensor for name, tensor in named(self.weights).items() if name in mine}
 
     @property
     def dtype(self) -> torch.dtype:
         """Of every tensor."""
-        return self._weight.dtype
+        return self.weights.like.dtype
 
     @property
     def device(self) -> torch.device:
         """Of every tensor."""
-        return self._weight.device
+        return self.weights.like.device
 
     @property
-    def _weight(self) -> Tensor:
-        return self.weights.layers[0].attention.query.weight
+    def streamed(self) -> bool:
+        """Whether its layers are read one at a time, and are not in memory."""
+        return isinstance(self.weights.layers, Stored)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Transformer":
         """The network in another dtype or on another device; itself where nothing changes."""
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise ArchitectureError(f"a network's dtype must be a floating torch.dtype; got {dtype!r}")
+        if dtype is not None:
+            refuse_dtype(dtype)
         if device is not None:
             refuse_absent(device)
         if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
@@ -157,6 +163,13 @@ class Transformer:
         if memory is not None:
             memory = Memory(memory.tokens.to(device=device, dtype=dtype), memory.real.to(device=device))
         return replace(self, weights=moved, memory=memory)
+
+    def held(self) -> "Transformer":
+        """The network with all its layers in memory."""
+        layers = self.weights.layers
+        if not isinstance(layers, Stored):
+            return self
+        return replace(self, weights=replace(self.weights, layers=layers.kept()))
 
     def reading(self, M: Tensor, padding: Tensor | None = None) -> "Transformer":
         """A decoder with what its cross-attention reads: tokens `[batch, source, width]`, as an encoder's
@@ -173,7 +186,7 @@ class Transformer:
                 "a memory is read by cross-attention, which this network lacks: it must be a decoder, as of "
                 "T5, or have Architecture(cross_attention=True)"
             )
-        return replace(self, memory=Memory.of(M, padding, self.arch.width, self._weight))
+        return replace(self, memory=Memory.of(M, padding, self.arch.width, self.weights.like))
 
     def for_samples(self, start: int, stop: int) -> "Transformer":
         """The network for some of the samples that its memory is of."""
@@ -187,12 +200,13 @@ class Transformer:
         """Write it, a variant too, into a folder that `rankscope.load` reads back bit for bit: weights,
         architecture, and where it came from a model, its embedding and tokenizer."""
         keep = getattr(self.origin, "save", None)
+        tensors = self.state()
         writable_folder(folder)
         about = {
             "fingerprint": replace(self, memory=None).fingerprint,
             "origin": None if keep is None else keep(Path(folder)),
         }
-        return saved.write(folder, self.arch, self.state(), about)
+        return saved.write(folder, self.arch, tensors, about)
 
     def to_hf(self, config: Any = None) -> Any:
         """A model of transformers, without a head for a task, that computes what this network does; its own
@@ -209,13 +223,8 @@ class Transformer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the architecture and every tensor: the same network gives the same string."""
-        digest = hashlib.sha256(json.dumps(self.arch.to_dict(), sort_keys=True).encode())
         given = {} if self.memory is None else {"memory": self.memory.tokens, "real": self.memory.real}
-        for name, tensor in [*sorted(self.state().items()), *given.items()]:
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            flat = tensor.detach().cpu().reshape(-1).clone()  # strides of axes of one element may be anything
-            digest.update(flat.view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint(self.arch, self.weights, given)
 
     def encode(self, inputs: Inputs, tokens: int | None = None, padding: Tensor | None = None) -> Encoded:
         """(X, padding) of texts: tokenised as the model does, cut to so many tokens (128), embedded, padded.
@@ -271,6 +280,7 @@ class Transformer:
             X, *rest = traverse(block, rules, X)
             X = X if hidden is None else X.masked_fill(hidden, 0.0)
             yield Step(block.index + 1, X, *rest)
+        let_go(self.weights.layers)
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
@@ -393,8 +403,14 @@ class Transformer:
             skip=skip, attention_skip=attention_skip, mlp_skip=mlp_skip, mlp=mlp, norm=norm, mask=mask,
             divisor=divisor, score_cap=score_cap, kernel=kernel, activation=activation, heads=heads,
         )  # fmt: skip
-        stored = tuple(self.weights.layers[index] for index in chosen)
+        stored = picked(self.weights.layers, chosen)
         return replace(self, arch=arch, weights=replace(self.weights, layers=stored))
+
+
+def refuse_dtype(dtype: object) -> None:
+    """Say so where a network cannot have it."""
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ArchitectureError(f"a network's dtype must be a floating torch.dtype; got {dtype!r}")
 
 
 def refuse_absent(device: torch.device | str) -> None:

@@ -10,13 +10,13 @@ A part of one's own (`parts.py`) stands at a named place of the traversal and br
 """
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Branch, Half, order, speaking
 from rankscope.nets.parts import Part, Place
+from rankscope.nets.stored import Stored
 from rankscope.nets.weights import Layer, MLPWeights, Weights
 
 State = TypeVar("State")
@@ -24,17 +24,35 @@ State = TypeVar("State")
 
 @dataclass(frozen=True)
 class Block:
-    """One layer of a network: its number (0-based), its tensors and the order of its parts."""
+    """One layer of a network: its number (0-based), its tensors and the order of its parts. It does not hold
+    tensors that the network does not hold: those of layers that are not in memory are read when asked for."""
 
     arch: Architecture
     index: int
-    weights: Layer
+    layers: tuple[Layer, ...] | Stored[Layer]
+    """Of the network; this block's is the one of its `place`."""
+    place: int
     halves: tuple[Half, ...]
 
     @classmethod
-    def of(cls, arch: Architecture, index: int, weights: Layer) -> "Block":
-        """Layer `index` of a network of this architecture."""
-        return cls(arch, index, weights, order(arch, index))
+    def of(
+        cls,
+        arch: Architecture,
+        index: int,
+        layers: tuple[Layer, ...] | Stored[Layer],
+        place: int | None = None,
+    ) -> "Block":
+        """Layer `index` of a network of this architecture, its tensors at that place among `layers`."""
+        return cls(arch, index, layers, index if place is None else place, order(arch, index))
+
+    @property
+    def weights(self) -> Layer:
+        """Its tensors."""
+        return self.layers[self.place]
+
+    def with_weights(self, weights: Layer) -> "Block":
+        """The same layer on other tensors."""
+        return replace(self, layers=(weights,), place=0)
 
     @property
     def mlp(self) -> MLPWeights:
@@ -45,12 +63,12 @@ class Block:
         assert self.weights.mlp is not None
         return self.weights.mlp
 
-    @cached_property
+    @property
     def crossing(self) -> "Block":
         """The same layer with its cross-attention, all heads of it, in the place of its attention."""
         assert self.weights.cross is not None
-        weights = replace(self.weights, attention=self.weights.cross)
-        return replace(self, arch=self.arch.replace(kept_heads=None), weights=weights)
+        there = self.with_weights(replace(self.weights, attention=self.weights.cross))
+        return replace(there, arch=self.arch.replace(kept_heads=None))
 
     @property
     def speaking(self) -> tuple[int, ...]:
@@ -60,7 +78,7 @@ class Block:
 
 def blocks(arch: Architecture, weights: Weights) -> tuple[Block, ...]:
     """Every layer of a network."""
-    return tuple(Block.of(arch, index, layer) for index, layer in enumerate(weights.layers))
+    return tuple(Block.of(arch, index, weights.layers) for index in range(len(weights.layers)))
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from rankscope.errors import WeightsError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import UNWEIGHTED, NormWeights, norm_of
 from rankscope.nets.order import norms
+from rankscope.nets.stored import Stored
 
 Shape = tuple[int, ...]
 LATENT_EPS = 1e-6
@@ -130,14 +131,23 @@ class Layer:
 class Weights:
     """All tensors of a network."""
 
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...] | Stored[Layer]
+    """A tuple, or layers that are read one at a time (`stored.py`)."""
     positions: Float[Tensor, "length width"] | None = None
     """The table of positions 'absolute', added to the tokens."""
     bias_table: Float[Tensor, "bucket head"] | None = None
     """The table of positions 'bias', added to the scores of every layer."""
     final_norm: NormWeights = UNWEIGHTED
 
+    @property
+    def like(self) -> Tensor:
+        """A tensor of their dtype, where they are."""
+        layers = self.layers
+        return layers.source.like if isinstance(layers, Stored) else layers[0].attention.query.weight
+
     def __repr__(self) -> str:
+        if isinstance(self.layers, Stored):
+            return f"Weights({len(self.layers)} layers, read one at a time)"
         distinct = {id(tensor): tensor.numel() for tensor in named(self).values()}
         return f"Weights({len(self.layers)} layers, {sum(distinct.values()):,} numbers)"
 
@@ -250,7 +260,34 @@ def _norm(name: str, arch: Architecture) -> dict[str, Shape]:
 
 def assemble(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
     """The structure of a flat mapping of tensors; names, shapes and dtypes are checked."""
-    expected = shapes(arch)
+    _check(shapes(arch), tensors)
+    stored = 1 if arch.shared else arch.layers
+    layers = [_build(Layer, _nested(tensors, f"layers.{index}.")) for index in range(stored)]
+    return _around(tuple(layers) * (arch.layers if arch.shared else 1), tensors)
+
+
+def assemble_layer(arch: Architecture, index: int, tensors: Mapping[str, Tensor]) -> Layer:
+    """The same of one layer, its tensors named as `layer_shapes` lists them."""
+    _check(layer_shapes(arch, index), tensors)
+    return cast(Layer, _build(Layer, _nested(tensors, "")))
+
+
+def assemble_stored(arch: Architecture, layers: Stored[Layer], tensors: Mapping[str, Tensor]) -> Weights:
+    """The same of layers that are not in memory, and the tensors that belong to no layer."""
+    _check({name: shape for name, shape in shapes(arch).items() if not _of_a_layer(name)}, tensors)
+    return _around(layers, tensors)
+
+
+def _around(layers: tuple[Layer, ...] | Stored[Layer], tensors: Mapping[str, Tensor]) -> Weights:
+    whole = {name: tensor for name, tensor in tensors.items() if not _of_a_layer(name)}
+    return cast(Weights, _build(Weights, {**_nested(whole, ""), "layers": layers}))
+
+
+def _of_a_layer(name: str) -> bool:
+    return name.startswith("layers.")
+
+
+def _check(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor]) -> None:
     missing, unknown = expected.keys() - tensors.keys(), tensors.keys() - expected.keys()
     if missing or unknown:
         problem = (
@@ -267,11 +304,6 @@ def assemble(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
     if len(kinds) > 1 or not all(tensor.is_floating_point() for tensor in tensors.values()):
         found = ", ".join(sorted(f"{dtype} on {device}" for dtype, device in kinds))
         raise WeightsError(f"weights must share one floating dtype and one device; received {found}")
-    stored = 1 if arch.shared else arch.layers
-    layers = [_build(Layer, _nested(tensors, f"layers.{index}.")) for index in range(stored)]
-    whole = {name: tensor for name, tensor in tensors.items() if not name.startswith("layers.")}
-    structure = {**_nested(whole, ""), "layers": tuple(layers) * (arch.layers if arch.shared else 1)}
-    return cast(Weights, _build(Weights, structure))
 
 
 PARTS: dict[str, type] = {
@@ -323,10 +355,12 @@ def _build(kind: type, tree: dict[str, Any]) -> Any:
     )
 
 
-def named(weights: object, prefix: str = "") -> dict[str, Tensor]:
-    """Every tensor of a structure, by its dotted name."""
+def named(weights: object, prefix: str = "", layers: bool = True) -> dict[str, Tensor]:
+    """Every tensor of a structure, by its dotted name; of a network's, without its `layers` if so asked."""
     found: dict[str, Tensor] = {}
     for name, value in _members(weights):
+        if name == "layers" and not layers:
+            continue
         path = f"{prefix}.{name}" if prefix else name
         if isinstance(value, Tensor):
             found[path] = value
@@ -343,6 +377,8 @@ def converted(weights: Structure, move: Callable[[Tensor], Tensor]) -> Structure
         if id(value) not in seen:
             if isinstance(value, Tensor):
                 seen[id(value)] = move(value)
+            elif isinstance(value, Stored):
+                seen[id(value)] = value.moved(lambda layer: converted(layer, move), move(value.source.like))
             elif isinstance(value, tuple):
                 seen[id(value)] = getattr(type(value), "_make", tuple)(walk(item) for item in value)
             elif isinstance(value, dict):
@@ -359,6 +395,6 @@ def converted(weights: Structure, move: Callable[[Tensor], Tensor]) -> Structure
 def _members(value: object) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         return list(value.items())
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | Stored):
         return [(str(index), item) for index, item in enumerate(value)]
     return [(field.name, getattr(value, field.name)) for field in fields(cast(Any, value))]

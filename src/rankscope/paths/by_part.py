@@ -9,6 +9,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from rankscope.errors import PathError
 from rankscope.metrics import dobrushin
 from rankscope.metrics.catalogue import metric
 from rankscope.metrics.residuals import frobenius_norm, mu, residual
@@ -93,6 +94,11 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
     uniform as far as the arithmetic can see, both would be noise: NaN, as is `residual_share` where the
     output is uniform.
     """
+    if frozen.net.streamed:
+        raise PathError(
+            "shares of heads are taken back through all layers, which must be in memory; those of this "
+            "network are read from its files one at a time: by_length and by_layer go through them in order"
+        )
     spoken, read, output = _with_graph(frozen)
     centred = _residual(frozen.output, frozen.real)
     shares = []

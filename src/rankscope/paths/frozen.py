@@ -12,6 +12,7 @@ At the input that it was frozen on, it gives exactly what the network gives. A p
 """
 
 from dataclasses import dataclass, field
+from itertools import chain
 
 import torch
 from jaxtyping import Bool, Float
@@ -26,7 +27,7 @@ from rankscope.nets.plain import Heads, Plain, Spoken, Square, Tokens, affine
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
-from rankscope.nets.weights import ExpertWeights
+from rankscope.nets.weights import ExpertWeights, named, shapes
 from rankscope.paths.counts import Ways
 
 Parts = Float[Tensor, "part batch token width"]
@@ -109,9 +110,19 @@ class Frozen:
     @property
     def has_constants(self) -> bool:
         """Whether any bias is not zero: otherwise nothing starts at one."""
-        arch = self.net.arch
-        biases = [tensor for name, tensor in self.net.state().items() if name.endswith(".bias")]
-        return bool(arch.biases) and any(bool(bias.any()) for bias in biases)
+        net = self.net
+        if not net.arch.biases:
+            return False
+        mine = shapes(net.arch)
+        parts = chain(
+            [("", named(net.weights, layers=False))],
+            ((f"layers.{index}.", named(layer)) for index, layer in enumerate(net.weights.layers)),
+        )
+        return any(
+            name.endswith(".bias") and prefix + name in mine and bool(tensor.any())
+            for prefix, part in parts
+            for name, tensor in part.items()
+        )
 
 
 class _Freezing(Plain):

@@ -46,6 +46,13 @@ def check_memory(
     )
 
 
+def batches_beside(arch: Architecture, tokens: int, batch: int, kind: str, device: torch.device) -> int:
+    """So many batches of a pass can be held at a time, at least one."""
+    free = available(device)
+    one = MATRICES[kind] * size_of_attention(arch, batch, tokens)
+    return max(1, int((UNNOTICED if free is None else free / 2) // max(one, 1)))
+
+
 def available(device: torch.device) -> int | None:
     """Bytes that are free where the pass runs; None where that cannot be told."""
     if device.type == "cuda":

@@ -17,7 +17,7 @@ from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.kernels import kernel_of
 from rankscope.nets.streaming import Asked, size_of_attention, streamed, streams
-from rankscope.profiles.needs import check_memory
+from rankscope.profiles.needs import batches_beside, check_memory
 from rankscope.profiles.readers import Reader
 from rankscope.profiles.rows import WHOLE
 from rankscope.profiles.steps import DEFECT, LayerStep
@@ -81,26 +81,33 @@ def one_pass(
     X = X.to(dtype=net.dtype, device=net.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
     asked = _asked(net, readers)
+    kind = "float" if arithmetic != "deviation" else "confirm" if confirm else "deviation"
     if X.ndim == 3 and (arithmetic == "deviation" or asked is None):
-        kind = "float" if arithmetic != "deviation" else "confirm" if confirm else "deviation"
         check_memory(net.arch, len(X), X.shape[1], batch, kind, net.device, streams=asked is not None)
     layers, starts = net.arch.layers, range(0, len(X), batch)
     without: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
+
+    def steps_of(start: int) -> Iterator[LayerStep]:
+        part, kept = X[start : start + batch], real[start : start + batch]
+        here = net.for_samples(start, start + batch)
+        large = size_of_attention(net.arch, len(part), part.shape[1]) > WHOLE and arithmetic != "deviation"
+        by_rows = asked if large else None
+        return _steps(here, part, kept, start, arithmetic, estimate, confirm, compile, by_rows)
+
+    # Batches go through layers that are read from files side by side, so that each is read once for all.
+    together = net.streamed and X.ndim == 3
+    beside = batches_beside(net.arch, X.shape[1], batch, kind, net.device) if together else 1
     with torch.no_grad():
-        for number, start in enumerate(starts):
-            part, kept = X[start : start + batch], real[start : start + batch]
-            here = net.for_samples(start, start + batch)
-            large = (
-                size_of_attention(net.arch, len(part), part.shape[1]) > WHOLE and arithmetic != "deviation"
-            )
-            by_rows = asked if large else None
-            steps = _steps(here, part, kept, start, arithmetic, estimate, confirm, compile, by_rows)
-            for step in steps:
-                step = replace(step, step=step.step._replace(**without))
-                for reader in readers:
-                    reader.read(step)
-                if progress is not None:
-                    progress(number * layers + step.layer, len(starts) * layers)
+        for first in range(0, len(starts), beside):
+            several = starts[first : first + beside]
+            for steps in zip(*map(steps_of, several), strict=True):
+                for number, step in enumerate(steps):
+                    step = replace(step, step=step.step._replace(**without))
+                    for reader in readers:
+                        reader.read(step)
+                    if progress is not None:
+                        done = (step.layer - 1) * len(several) + number + 1 if step.layer else 0
+                        progress(first * layers + done, len(starts) * layers)
     return Ran(arithmetic, str(net.device))
 
 

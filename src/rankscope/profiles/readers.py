@@ -32,7 +32,8 @@ class Reader(Protocol):
         """What it adds to the pass, in words: time at each layer, and what it keeps."""
 
     def read(self, step: LayerStep) -> None:
-        """Look at one layer of one batch: layers in order, batch after batch."""
+        """Look at one layer of one batch: layers in order, batch after batch; of a network whose layers are
+        read from files, several batches at a layer before any at the next."""
 
     def result(self) -> Any:
         """What was found, when the pass has ended."""
@@ -56,7 +57,7 @@ class MetricReader:
 
     def result(self) -> list[Entry]:
         """In the order of batches, layers, and metrics as asked."""
-        return self._found
+        return sorted(self._found, key=lambda each: (each.start, each.layer))
 
 
 class CheckReader:

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -100,25 +100,36 @@ def read(found: Place, family: str | Family | None, named: str | None = None) ->
     with quiet(), clear_errors(found):
         import transformers
 
-        _refuse_too_large(found)
-        config = _config(found, family)
-        notes = _to_be_dequantised(config)
+        refuse_too_large(found)
+        config = read_config(found, family)
         kind = family_of(config.model_type, family)
         loader = getattr(transformers, named or kind.loader)
-        model, report = loader.from_pretrained(
-            found.where, config=config, dtype=torch.float64, attn_implementation="eager", weights_only=True,
-            output_loading_info=True, ignore_mismatched_sizes=True, **found.options,
-        )  # fmt: skip
-        _refuse_mismatched(report["mismatched_keys"], found.name)
-        # A config may name a kernel that is not installed here: the usual one is asked for afterwards.
-        core = kind.core(model)
+        model, report = loader.from_pretrained(found.where, config=config, **SETTINGS, **found.options)
+    return replace(checked(found, kind, model, report), notes=to_be_dequantised(config))
+
+
+SETTINGS: dict[str, Any] = {
+    "dtype": torch.float64, "attn_implementation": "eager", "weights_only": True, "output_loading_info": True,
+    "ignore_mismatched_sizes": True,
+}  # fmt: skip
+"""What every model is read with: eager attention, since a config may name a kernel that is not installed."""
+
+
+def checked(found: Place, kind: Family, model: Any, report: dict[str, Any]) -> Checkpoint:
+    """A model that was read, with the attention that transformers runs it with; refused where files and
+    config do not fit, by what transformers reports."""
+    _refuse_mismatched(report["mismatched_keys"], found.name)
+    core = kind.core(model)
+    for weight in model.parameters():  # some are made in float32 whatever is asked for
+        weight.data = weight.data.double()
+    with quiet(), clear_errors(found):
         if core._supports_sdpa:
             core.set_attn_implementation("sdpa")
     _refuse_surplus(found, model, report["unexpected_keys"])
-    return Checkpoint(model.eval(), kind, tuple(sorted(report["missing_keys"])), notes=notes)
+    return Checkpoint(model.eval(), kind, tuple(sorted(report["missing_keys"])))
 
 
-def _to_be_dequantised(config: Any) -> tuple[str, ...]:
+def to_be_dequantised(config: Any) -> tuple[str, ...]:
     """What is to be said of a config whose weights transformers dequantises while it reads them."""
     from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
 
@@ -177,7 +188,7 @@ def tokenizer(found: Place) -> Any:
         return read
 
 
-def _config(found: Place, family: str | Family | None) -> Any:
+def read_config(found: Place, family: str | Family | None) -> Any:
     """The config; one that lacks its model type is read as the family's own."""
     from transformers import AutoConfig
 
@@ -199,8 +210,9 @@ def _config(found: Place, family: str | Family | None) -> Any:
     return own.get(named, type(configs[0])).from_pretrained(found.where, **found.options)
 
 
-def _refuse_too_large(found: Place) -> None:
-    """Before transformers builds a module for every layer that a config asks for."""
+def refuse_too_large(found: Place, whole: bool = True) -> None:
+    """Before transformers builds a module for every layer that a config asks for; `whole`: with the weights
+    of all layers, else of one at a time."""
     from transformers import PreTrainedConfig
 
     fields = (
@@ -212,7 +224,7 @@ def _refuse_too_large(found: Place) -> None:
     for part in parts:
         layers, width = (max([0, *(part[n] for n in names if type(part.get(n)) is int)]) for names in SIZES)
         shared = part.get("model_type") == "albert"
-        needed = layers * (OBJECTS + (0 if shared else 4 * width**2 * FLOAT64))
+        needed = layers * OBJECTS + (layers if whole and not shared else 1) * 4 * width**2 * FLOAT64
         if needed > machine_memory():
             raise SourceError(
                 f"a model must fit into memory; the config of {found.name} asks for {layers} layers of width "

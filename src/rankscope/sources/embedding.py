@@ -72,7 +72,7 @@ class TextEmbedding:
             raise TokensError(
                 f"token ids must lie in 0..{len(self.words) - 1}; received {int(ids.min())}..{int(ids.max())}"
             )
-        X = self.words[ids] * self.scale
+        X = self.words[ids].double() * self.scale  # a table may be kept in its file's dtype
         X = X if self.before is None else affine(X, self.before)
         if self.positions is not None:
             X = X + self._positions(padding)

@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rankscope.errors import RankscopeError, SourceError
-from rankscope.nets import Architecture, Transformer
-from rankscope.nets.fields import BIASES
+from rankscope.nets import Transformer
 from rankscope.nets.saved import is_saved
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
+from rankscope.sources.canonical import canonical
 from rankscope.sources.checkpoint import Checkpoint, first_line, place
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
-from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import FAMILIES, Family
-from rankscope.sources.families.family import config_of, is_of_transformers
+from rankscope.sources.families.family import is_of_transformers
 from rankscope.sources.loaded import Loaded
 from rankscope.sources.model_types import family_of
 from rankscope.sources.parity import check
 from rankscope.sources.quantised import dequantised, read_dequantised
 from rankscope.sources.saved import read_saved
+from rankscope.sources.streamed import from_shelf, on_shelf, refuse_stream
 
 
 def load(
@@ -39,6 +39,7 @@ def load(
     local_files_only: bool = False,
     token: str | bool | None = None,
     remote_code: bool = False,
+    stream: bool | None = None,
 ) -> Transformer:
     """The network of a model: `"minilm"`, a local directory, an id on the hub, or a model in memory; or one
     that `net.save` wrote, as it was.
@@ -54,8 +55,14 @@ def load(
     `revision`, `cache_dir`, `local_files_only` and `token` are as transformers has them; code that comes with
     a checkpoint runs only with `remote_code=True`.
 
+    `stream=True` leaves the layers of a checkpoint in its files (safetensors): they are read one at a time,
+    whatever is done with the network. Unless told, so is a network that does not fit into the memory that is
+    free; `net.streamed` says so. Numbers are the same, bit for bit.
+
     Every load ends with the parity check (`parity.py`); `net.origin.parity` has what it found. The check runs
-    original and network in float64 on the CPU: some 16 bytes of memory for each weight, for a moment.
+    original and network in float64 on the CPU, a layer at a time where weights come from safetensors; of
+    other files, adapters, quantised weights and models in memory, all at once: some 16 bytes of memory for
+    each weight, for a moment.
 
     >>> net = load("minilm")
     >>> net.arch.layers, net.encode(["Call me Ishmael."]).X.shape
@@ -64,8 +71,11 @@ def load(
     if tokenizer is not None and not callable(tokenizer):
         raise SourceError(f"tokenizer must be a tokenizer of transformers; got a {type(tokenizer).__name__}")
     if isinstance(source, str | Path) and is_saved(source):
+        refuse_stream(stream, str(source), "was written by net.save")
         return read_saved(source, tokenizer).to(dtype, device)
+    shelf = None
     if isinstance(source, nn.Module):
+        refuse_stream(stream, type(source).__name__, "is in memory already")
         checkpoint, name = in_memory(source, family), type(source).__name__
         details: dict[str, Any] = {}
 
@@ -81,7 +91,13 @@ def load(
         given = {key: value for key, value in options.items() if value is not None}
         found = place(str(source), given)
         adapter = is_adapter(found)
-        checkpoint, name = (read_adapter if adapter else read_dequantised)(found, family), found.name
+        name = found.name
+        if adapter:
+            refuse_stream(stream, name, "is an adapter, which is merged into weights in memory")
+            checkpoint = read_adapter(found, family)
+        else:
+            shelf = on_shelf(found, family, stream)
+            checkpoint = read_dequantised(found, family) if shelf is None else shelf.checkpoint
 
         def find() -> Any:
             own = not adapter or (Path(found.where) / "tokenizer_config.json").is_file()
@@ -94,18 +110,23 @@ def load(
             f"{type(source).__name__}"
         )
     with built_as(checkpoint.family, name):
-        net, embedding = canonical(checkpoint, name)
         core = checkpoint.core
-        parity = check(net, checkpoint.family, core, embedding, name)
+        if shelf is None:
+            net, embedding = canonical(checkpoint, name)
+            parity = check(net, checkpoint.family, core, embedding, name)
+            net = net.to(dtype, device)
+        else:
+            net, embedding, parity = from_shelf(shelf, dtype or torch.float64, device, stream)
     config = core.config if is_of_transformers(core) else None
     details["model_type"] = checkpoint.family.name if config is None else config.model_type
     if tokenizer is not None:
         find = lambda: tokenizer  # noqa: E731
     weights = "given" if isinstance(source, nn.Module) else "trained"
-    if checkpoint.notes:
-        details["notes"] = list(checkpoint.notes)
+    notes = [*checkpoint.notes, *(["layers read from its files one at a time"] if net.streamed else [])]
+    if notes:
+        details["notes"] = notes
     origin = Loaded(name, checkpoint.family.name, embedding, parity, find, weights, details, config)
-    return replace(net, origin=origin).to(dtype, device)
+    return replace(net, origin=origin)
 
 
 def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoint:
@@ -169,66 +190,3 @@ def built_as(family: Family, name: str) -> Iterator[None]:
             f"{name} must be built like transformers' own {family.name}; it is not ({first_line(error)}): "
             "watch measures it as it is"
         ) from error
-
-
-def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding]:
-    """The canonical network of a model in float64, and its embedding."""
-    family = checkpoint.family
-    core = family.widen(family.core(checkpoint.model))
-    core.requires_grad_(False)
-    arch = family.architecture(config_of(core))
-    blocks = family.blocks(core)
-    if len(blocks) != arch.layers:
-        raise SourceError(
-            f"the config of {name} says {arch.layers} layers; the model has {len(blocks)} blocks"
-        )
-    tensors = family.others(core)
-    stored = blocks[:1] if arch.shared else blocks
-    layers: dict[int, dict[str, Tensor]] = {}
-    for index, block in enumerate(stored):
-        # A block that comes several times keeps one set of tensors.
-        layer = layers.setdefault(id(block), family.layer(block, arch))
-        tensors |= {f"layers.{index}.{part}": tensor for part, tensor in layer.items()}
-    embedding = family.embedding(core)
-    _refuse_missing(checkpoint, tensors, embedding, name)
-    if not all(bool(tensor.isfinite().all()) for tensor in [*tensors.values(), *_tensors(embedding)]):
-        raise SourceError(
-            f"the weights of {name} must be finite numbers; some are NaN or infinite: the checkpoint is "
-            "damaged, or its training diverged"
-        )
-    arch = _with_biases(arch, tensors)
-    kept: dict[int, Tensor] = {}
-    own = {part: kept.setdefault(id(tensor), tensor.contiguous()) for part, tensor in tensors.items()}
-    return Transformer.from_weights(arch, own), embedding
-
-
-def _with_biases(arch: Architecture, tensors: dict[str, Tensor]) -> Architecture:
-    """The biases that the weights have."""
-    places = {"mlp": "mlp.up", "norm": "mlp_norm"}
-    names = {part: (places.get(part, f"attention.{part}"), f"attention.{part}_latent") for part in BIASES}
-    found = [part for part in BIASES if any(f"layers.0.{name}.bias" in tensors for name in names[part])]
-    return arch.replace(biases=tuple(found))
-
-
-def _refuse_missing(
-    checkpoint: Checkpoint, tensors: dict[str, Tensor], embedding: Embedding, name: str
-) -> None:
-    """Weights that the files lack must not be among those that the network reads: they would be random."""
-    used = {tensor.untyped_storage().data_ptr() for tensor in [*tensors.values(), *_tensors(embedding)]}
-    parameters = dict(checkpoint.model.named_parameters())
-    lacking = [
-        key
-        for key in checkpoint.missing
-        if key in parameters and parameters[key].untyped_storage().data_ptr() in used
-    ]
-    if lacking:
-        raise SourceError(
-            f"the weights of {name} must fit its config; {len(lacking)} that the config asks for are "
-            f"missing, {lacking[0]} among them: config and weights do not belong together"
-        )
-
-
-def _tensors(value: object) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [tensor for part in getattr(value, "__dict__", {}).values() for tensor in _tensors(part)]

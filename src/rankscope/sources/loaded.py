@@ -133,8 +133,11 @@ class Loaded:
 def _update(digest: Any, value: object) -> None:
     """Take in a tensor, or what holds some."""
     if isinstance(value, Tensor):
-        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(
+            f"{torch.float64} {tuple(value.shape)}".encode()
+        )  # as it is used, whatever it is kept in
+        for rows in torch.split(value.detach().reshape(-1), 2**20):
+            digest.update(rows.cpu().double().numpy().data)
     elif is_dataclass(value):
         for each in fields(value):
             digest.update(each.name.encode())

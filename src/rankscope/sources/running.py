@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from rankscope.errors import ParityError, TokensError
 from rankscope.nets import Transformer
-from rankscope.sources.load import built_as, canonical, in_memory
+from rankscope.sources.canonical import canonical
+from rankscope.sources.load import built_as, in_memory
 from rankscope.sources.parity import TOLERANCE, check, distance, lifted, original
 
 

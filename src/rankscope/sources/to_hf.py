@@ -164,7 +164,7 @@ def _embed(core: Any, family: Family, embedding: Embedding) -> None:
     for name, part in theirs.items():
         part.copy_(mine[name])
     for name, part in tensors_of(family.embedding(core)).items():
-        if not torch.equal(part, mine[name]):
+        if not torch.equal(part, mine[name].to(part)):
             raise SourceError(
                 f"{family.name} must be able to express the network's embedding; {name} does not come back: "
                 "save it as it is, net.save(folder)"

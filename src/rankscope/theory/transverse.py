@@ -261,7 +261,7 @@ def _derivatives(
         Scaled(R, low.expand(2 * number)),
         real,
     )
-    after = traverse(Block.of(arch, index, layer), Deviation(arch, setting), state).state
+    after = traverse(Block.of(arch, index, (layer,), 0), Deviation(arch, setting), state).state
     log = after.R.log - low
     top = log.amax()
     images = (after.R.value[:, 0] - after.R.value[:, 1]) / 2 * (log - top).exp()[:, None]

@@ -13,8 +13,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from rankscope.nets import Architecture, Transformer
+from rankscope.nets import Transformer
 from rankscope.nets.order import speaking
+from rankscope.nets.stored import Stored
 from rankscope.nets.weights import Layer, Linear
 from rankscope.theory.constants import HeadNorms, MLPNorms
 
@@ -58,21 +59,23 @@ class WeightNorms:
     of these, which reads each layer once."""
 
     def __init__(self) -> None:
-        self._read: dict[int, tuple[weakref.ref[Layer], bytes]] = {}
+        self._read: dict[tuple[int, int], tuple[weakref.ref[Any], bytes]] = {}
 
     def of(self, net: Transformer, index: int) -> tuple[HeadNorms, MLPNorms]:
         """Of layer `index` (0-based)."""
-        arch, layer = net.arch, net.weights.layers[index]
-        key = ("norms", self._key(arch, index, layer), arch.activation, arch.kernel == "uniform")
-        return once(key, lambda: (HeadNorms.of(arch, index, layer), MLPNorms.of(arch, layer)))
+        arch, layers = net.arch, net.weights.layers
+        key = ("norms", self._key(net, index), arch.activation, arch.kernel == "uniform")
+        return once(key, lambda: (HeadNorms.of(arch, index, layers[index]), MLPNorms.of(arch, layers[index])))
 
     def of_all(self, name: str, net: Transformer, compute: Callable[[], Found]) -> Found:
         """What depends on the matrices of all layers, and the heads that speak, alone."""
-        layers = enumerate(net.weights.layers)
-        return once((name, *(self._key(net.arch, index, layer) for index, layer in layers)), compute)
+        return once((name, *(self._key(net, index) for index in range(net.arch.layers))), compute)
 
-    def _key(self, arch: Architecture, index: int, layer: Layer) -> tuple[bytes, tuple[int, ...], bool]:
-        known = self._read.get(id(layer))
-        if known is None or known[0]() is not layer:  # another one may have its id since
-            known = self._read[id(layer)] = weakref.ref(layer), digest(layer)
-        return known[1], speaking(arch, index), layer.experts is not None
+    def _key(self, net: Transformer, index: int) -> tuple[bytes, tuple[int, ...], bool]:
+        layers: Any = net.weights.layers
+        stored = isinstance(layers, Stored)  # a layer that is read is another object each time
+        of, place = (layers.source, layers.places[index]) if stored else (layers[index], 0)
+        known = self._read.get((id(of), place))
+        if known is None or known[0]() is not of:  # another one may have its id since
+            known = self._read[id(of), place] = weakref.ref(of), digest(layers[index])
+        return known[1], speaking(net.arch, index), net.arch.mixes(index)

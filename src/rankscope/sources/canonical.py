@@ -1,0 +1,152 @@
+"""The canonical network of a model, whole or one layer at a time, and its embedding."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from rankscope.errors import SourceError
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.fields import BIASES
+from rankscope.nets.stored import Source, Stored
+from rankscope.nets.weights import Layer, assemble_layer, assemble_stored
+from rankscope.sources.checkpoint import Checkpoint
+from rankscope.sources.embedding import Embedding
+from rankscope.sources.families.family import config_of
+from rankscope.sources.shelf import Shelf, Widened
+
+
+def canonical(checkpoint: Checkpoint, name: str) -> tuple[Transformer, Embedding]:
+    """The canonical network of a model in float64, and its embedding."""
+    family = checkpoint.family
+    core = family.widen(family.core(checkpoint.model))
+    core.requires_grad_(False)
+    arch = family.architecture(config_of(core))
+    blocks = family.blocks(core)
+    _refuse_other_depth(arch, len(blocks), name)
+    tensors = family.others(core)
+    stored = blocks[:1] if arch.shared else blocks
+    layers: dict[int, dict[str, Tensor]] = {}
+    for index, block in enumerate(stored):
+        # A block that comes several times keeps one set of tensors.
+        layer = layers.setdefault(id(block), family.layer(block, arch))
+        tensors |= {f"layers.{index}.{part}": tensor for part, tensor in layer.items()}
+    embedding = family.embedding(core)
+    _refuse_unfit(checkpoint, [*tensors.values(), *_tensors(embedding)], name)
+    arch = _with_biases(arch, tensors)
+    kept: dict[int, Tensor] = {}
+    own = {part: kept.setdefault(id(tensor), tensor.contiguous()) for part, tensor in tensors.items()}
+    return Transformer.from_weights(arch, own), embedding
+
+
+def _with_biases(arch: Architecture, tensors: dict[str, Tensor]) -> Architecture:
+    """The biases that the weights have."""
+    places = {"mlp": "mlp.up", "norm": "mlp_norm"}
+    names = {part: (places.get(part, f"attention.{part}"), f"attention.{part}_latent") for part in BIASES}
+    found = [part for part in BIASES if any(f"layers.0.{name}.bias" in tensors for name in names[part])]
+    return arch.replace(biases=tuple(found))
+
+
+@dataclass(frozen=True)
+class Canonical:
+    """The canonical network of a model that stays in its files: one layer is made at a time."""
+
+    shelf: Shelf
+    arch: Architecture
+    others: dict[str, Tensor]
+    """Tensors that belong to no layer."""
+    embedding: Embedding
+    _seen: set[int] = field(default_factory=set)
+    """Layers that were looked at."""
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, shelf: Shelf) -> "Canonical":
+        """What its architecture is, the first layer says as well."""
+        family, core, name = shelf.family, shelf.core, shelf.name
+        arch = family.architecture(config_of(core))
+        _refuse_other_depth(arch, len(shelf.blocks), name)
+        with shelf.filled(shelf.blocks[0]) as first:
+            with Widened():
+                others, embedding = family.others(core), family.embedding(core)
+                made = family.layer(first, arch)
+            layer = {f"layers.0.{part}": tensor for part, tensor in made.items()}
+            tensors = [*others.values(), *_tensors(embedding)]
+            if any(tensor.is_meta for tensor in tensors):
+                raise SourceError(
+                    f"layers that are read one at a time must each have their own weights; {name} has some "
+                    "that belong to several: stream=False reads it whole"
+                )
+            _refuse_unfit(shelf.checkpoint, [*tensors, *layer.values()], name)
+        return cls(shelf, _with_biases(arch, layer), others, embedding)
+
+    def network(self, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu") -> Transformer:
+        """In a dtype, on a device, its layers still in their files."""
+        first = {id(block): index for index, block in reversed([*enumerate(self.shelf.blocks)])}
+        like = torch.empty(0, dtype=dtype, device=device)
+        source = Source(lambda place: self.layer(place, like), like)
+        layers = Stored(source, [first[id(block)] for block in self.shelf.blocks])
+        others = {name: _copied(tensor, like) for name, tensor in self.others.items()}
+        return Transformer(self.arch, assemble_stored(self.arch, layers, others))
+
+    @torch.no_grad()
+    def layer(self, place: int, like: Tensor) -> Layer:
+        """A layer, read from its files."""
+        with self.shelf.filled(self.shelf.blocks[place]) as block:
+            with Widened():
+                tensors = self.shelf.family.layer(block, self.arch)
+            if place not in self._seen:
+                _refuse_unfit(self.shelf.checkpoint, [*tensors.values()], self.shelf.name)
+                self._seen.add(place)
+        # The block holds them no more: what is copied is let go, tensor by tensor.
+        return assemble_layer(
+            self.arch, place, {name: _copied(tensors.pop(name), like) for name in [*tensors]}
+        )
+
+
+def _copied(tensor: Tensor, like: Tensor) -> Tensor:
+    """It shares no file's memory; rounded before it is laid out anew, since torch transposes fast within a
+    dtype."""
+    tensor = tensor.detach()
+    found = tensor.to(like).contiguous()
+    return found.clone() if found.data_ptr() == tensor.data_ptr() else found
+
+
+def _refuse_other_depth(arch: Architecture, blocks: int, name: str) -> None:
+    if blocks != arch.layers:
+        raise SourceError(f"the config of {name} says {arch.layers} layers; the model has {blocks} blocks")
+
+
+def _refuse_unfit(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None:
+    """Weights that the network reads must be in the files, else they would be random, and be numbers."""
+    _refuse_missing(checkpoint, used, name)
+    # A sum of finite numbers may overflow, and then each is looked at: that takes three times as long.
+    if not all(bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all()) for tensor in used):
+        raise SourceError(
+            f"the weights of {name} must be finite numbers; some are NaN or infinite: the checkpoint is "
+            "damaged, or its training diverged"
+        )
+
+
+def _refuse_missing(checkpoint: Checkpoint, used: list[Tensor], name: str) -> None:
+    """By the memory that they have."""
+    if not checkpoint.missing:
+        return
+    places = {tensor.untyped_storage().data_ptr() for tensor in used}
+    parameters = dict(checkpoint.model.named_parameters())
+    lacking = [
+        key
+        for key in checkpoint.missing
+        if key in parameters and parameters[key].untyped_storage().data_ptr() in places
+    ]
+    if lacking:
+        raise SourceError(
+            f"the weights of {name} must fit its config; {len(lacking)} that the config asks for are "
+            f"missing, {lacking[0]} among them: config and weights do not belong together"
+        )
+
+
+def _tensors(value: object) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [tensor for part in getattr(value, "__dict__", {}).values() for tensor in _tensors(part)]
