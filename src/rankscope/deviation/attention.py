@@ -35,6 +35,8 @@ class Logits:
 
     ref: Float[Tensor, "batch head token"]
     D: Scaled  # [batch, head, row, token]
+    fine: Scaled
+    """ref at a scale of its own, however small."""
 
     def softmax(self, visible: Visible) -> Float[Tensor, "batch head row token"]:
         """P, over what each row sees."""
@@ -52,7 +54,8 @@ class Logits:
 
     def restored(self, order: TokenOrder) -> "Logits":
         """Tokens back where they stood."""
-        return Logits(order.restored_columns(self.ref), self.D.mapped(order.restored_square))
+        columns = order.restored_columns
+        return Logits(columns(self.ref), self.D.mapped(order.restored_square), self.fine.mapped(columns))
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class Attention:
     """Whether weights may be below zero, as those that a part of one's own has changed."""
     total: Float[Tensor, " #head"] | None = None
     """What rows sum to, which p then does too; None: one."""
+    shared: Scaled | None = None  # [batch, head, token]
+    """p at a scale of its own, where it may be smaller than floating point reaches; None: p itself."""
 
     @cached_property
     def Delta(self) -> Scaled:
@@ -139,7 +144,11 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Atte
     )  # [batch, head, 1, width]
     about = dv.value - most
     kept = most if P.total is None else most * P.total[:, None, None]
-    mean = Scaled((kept + P.p[:, :, None] @ about)[:, :, 0], dv.log)  # [batch, head, head_width]
+    if P.shared is None:
+        mean = Scaled((kept + P.p[:, :, None] @ about)[:, :, 0], dv.log)  # [batch, head, head_width]
+    else:
+        mean = Scaled((P.shared.value[:, :, None] @ about)[:, :, 0], P.shared.log + dv.log).normalised()
+        mean = mean + Scaled(kept[:, :, 0], dv.log).normalised()
     R = Scaled(P.others.value @ about, P.others.log + dv.log)  # [batch, head, token, head_width]
     x = (v.x if P.total is None else _times(v.x, P.total)) + mean
     if not P.signed and needed((short := _short(P, dv, mean, v.real)).any()):

@@ -145,6 +145,8 @@ class Separated(NamedTuple):
     D: Scaled  # [batch, head, token, token]
     row: Int[Tensor, "batch head"]
     """The reference row, zero in D."""
+    fine: Scaled
+    """ref at a scale of its own."""
 
 
 def separated(scores: Scores, real: Real, *, tokens: bool = True) -> Separated:
@@ -152,7 +154,7 @@ def separated(scores: Scores, real: Real, *, tokens: bool = True) -> Separated:
     real ones count, or something else, as experts."""
     ref, D = scores
     if not D.value.numel():
-        return Separated(ref.value, D, D.log.long())
+        return Separated(ref.value, D, D.log.long(), ref)
     seen = D.value if real.all or not tokens else D.value.masked_fill(~real.rows[:, None, None], 0.0)
     size = torch.maximum(seen.amax(-1), -seen.amin(-1))  # [batch, head, token]
     row = size.masked_fill(~real.rows[:, None], torch.inf).argmin(-1)
@@ -160,4 +162,4 @@ def separated(scores: Scores, real: Real, *, tokens: bool = True) -> Separated:
     D, ref = Scaled(D.value - moved, D.log), (ref + Scaled(moved[:, :, 0], D.log)).normalised()
     # Beyond e^600 only which score is largest matters: cut both alike.
     cut = (torch.maximum(ref.log, D.log) - STEEPEST).clamp(min=0.0)
-    return Separated(ref.at(cut), Scaled(D.value, D.log - cut), row)
+    return Separated(ref.at(cut), Scaled(D.value, D.log - cut), row, Scaled(ref.value, ref.log - cut))

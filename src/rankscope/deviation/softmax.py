@@ -27,7 +27,7 @@ FAR = 30.0
 
 def split(scores: Scores, visible: Visible, real: Real, *, tokens: bool = True) -> Attention:
     """p and P - 1 p^T over what each row sees: `tokens`, or something else."""
-    ref, D, row = separated(scores, real, tokens=tokens)
+    ref, D, row, fine = separated(scores, real, tokens=tokens)
     n = visible.shape[-1]
     seen = visible[:, 0].gather(1, row[..., None].expand(-1, -1, n))[:, :, None]  # [batch, head, 1, token]
     alike = ((visible == seen).all(-1) | ~real.rows[:, None]).all(-1)  # [batch, head]
@@ -39,7 +39,7 @@ def split(scores: Scores, visible: Visible, real: Real, *, tokens: bool = True) 
     size = spread(level.clamp(min=-STEEPEST).exp(), D.value)  # below, expm1(D) is D and only the log goes on
     U = D.value - D.value.gather(3, top[:, :, None].expand(-1, -1, D.value.shape[2], 1))
     U = U.mul_(spread((D.log - level).clamp(max=STEEPEST).exp(), U))  # D in units of size, zero in column j*
-    logits = Logits(ref, D)  # as they are: what is taken from a row may be far above all that it sees
+    logits = Logits(ref, D, fine)  # as they are: what is taken from a row may be far above all that it sees
     log_others = log_w.scatter(-1, top, -torch.inf)  # column j* follows from the others
     given = U, size, log_w, log_others, top, visible, seen
     change, reach = _steep(*given, logits.log_softmax(visible)) if _far(*given) else _gentle(*given)
