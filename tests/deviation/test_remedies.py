@@ -12,7 +12,7 @@ from rankscope.profiles import measure
 from tests.builders import awake, normal
 from tests.deviation.reference import Network, Rows, log10_residual, log10_size
 
-DIGITS = 1000
+DIGITS = 400
 PURE: dict[str, Any] = {
     "layers": 4, "width": 4, "heads": 2, "head_width": 2, "norm": "none", "mlp": "none", "attention_skip": 0.0,
     "biases": False,
@@ -21,12 +21,12 @@ MASKS = ["complete", "causal", "window:1"]
 
 
 def compare(
-    arch: Architecture, reference: type[Network], seed: int = 1, tokens: int = 5, sure: bool = True
+    arch: Architecture, reference: type[Network], *, seed: int = 1, size: float = 1.0, sure: bool = True
 ) -> float:
     """log10 of the residual and of the largest entry after every layer, within 1e-10, or 1e-12 of the log
     where that is more; where the comparison is `sure`, nothing is marked as beyond what is known. Answers with
     the smallest log10 of a residual."""
-    net, X = awake(arch, seed), normal(1, tokens, arch.width, seed=seed + 1)
+    net, X = awake(arch, seed), size * normal(1, 5, arch.width, seed=seed + 1)
     with mp.workdps(DIGITS):
         states = reference(net).states(X[0])
         exact = [(float(log10_residual(state)), float(log10_size(state))) for state in states]
@@ -35,11 +35,11 @@ def compare(
         for each in ("log10", "below_floor")
     )
     assert not (sure and any(marks))
-    for step, log10, (residual, size) in zip(propagate(net, X), logs, exact, strict=True):
+    for step, log10, (residual, largest) in zip(propagate(net, X), logs, exact, strict=True):
         assert abs(log10 - residual) < 1e-10 * max(1.0, abs(residual) / 100), (step.layer, log10, residual)
         state = step.state
         mine = float(state.whole.abs().max().log() + state.log[0]) / float(mp.log(10))
-        assert abs(mine - size) < 1e-10 * max(1.0, abs(size) / 100), (step.layer, mine, size)
+        assert abs(mine - largest) < 1e-10 * max(1.0, abs(largest) / 100), (step.layer, mine, largest)
     return min(residual for residual, _ in exact)
 
 
@@ -83,3 +83,36 @@ def test_shaped_pure_attention(spec: str, collapses: bool, mask: str) -> None:
     sure = mask != "causal" or not collapses  # a first token that becomes exactly zero is marked
     lowest = compare(Architecture(**PURE, mask=mask, parts=(remedy(spec),)), ShapedNetwork, sure=sure)
     assert lowest < -10 or not collapses or (mask != "complete" and "attnscale" in spec)
+
+
+class LinearNetwork(Network):
+    """Weights `(elu(q) + 1) . (elu(k) + 1)`."""
+
+    def score(self, index: int, here: int, h: int, i: int, j: int, q: list[Any], k: list[Any]) -> Any:
+        """The log of a weight."""
+        if self.arch.positions == "rotary":
+            q, k = self.turned(index, q, i), self.turned(index, k, j)
+        phi = [[1 + u if u >= 0 else mp.exp(u) for u in each] for each in (q, k)]
+        return mp.log(mp.fsum(a * b for a, b in zip(*phi, strict=True)))
+
+
+@pytest.mark.parametrize("fields", [{}, {"biases": True, "query_norm": True}, {"head_width": 4}])
+@pytest.mark.parametrize("mask", MASKS)
+def test_linear_pure_attention(mask: str, fields: dict[str, Any]) -> None:
+    lowest = compare(Architecture(**PURE | fields, kernel="linear", mask=mask), LinearNetwork)
+    assert lowest < -40 or mask != "complete"
+
+
+@pytest.mark.parametrize("positions", ["absolute", "rotary"])
+@pytest.mark.parametrize("size", [1e-3, 1e6])
+def test_linear_blocks(positions: Any, size: float) -> None:
+    """With a norm, an MLP and a skip, of small tokens and of large ones."""
+    arch = Architecture(layers=2, width=4, heads=2, mlp_width=8, kernel="linear", positions=positions, length=8)
+    compare(arch, LinearNetwork, size=size)
+
+
+def test_linear_attention_of_one_entry_a_head_makes_all_tokens_equal() -> None:
+    """Weights are then products of a number of i and one of j, and rows are alike."""
+    arch = Architecture(**PURE | {"head_width": 1, "layers": 1}, kernel="linear")
+    *_, last = propagate(awake(arch), normal(1, 5, 4, seed=2))
+    assert bool((last.state.residual.value == 0).all())

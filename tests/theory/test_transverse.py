@@ -278,7 +278,7 @@ def test_what_has_no_exponent() -> None:
     x = normal(4)
     refused: list[tuple[dict[str, Any], str]] = [
         ({"kernel": "sigmoid"}, "got 'sigmoid', and its rows do not sum to one"),
-        ({"kernel": "linear"}, "got 'linear', and it has no rule in deviation arithmetic"),
+        ({"kernel": "linear"}, "got 'linear', and its weights are not a softmax"),
         ({"kernel": "linformer:2"}, "got 'linformer:2', and it mixes tokens by weights of their own"),
         ({"mask": "causal;complete"}, "layers must share one mask.*'causal;complete': use net.variant"),
         *(

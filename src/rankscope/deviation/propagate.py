@@ -22,8 +22,8 @@ from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
 
-KERNELS = ("softmax", "gaussian", "uniform")
-"""Kernels whose rows sum to one and come from a softmax: the rule of `attention.py` is theirs."""
+KERNELS = ("softmax", "gaussian", "uniform", "linear")
+"""Kernels whose rows sum to one and have logs that split as scores do: the rule of `attention.py` is theirs."""
 
 
 class DeviationStep(NamedTuple):

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rankscope.deviation.attention import deviations, heads
 from rankscope.deviation.cap import Constant, capped
+from rankscope.deviation.linear import log_weights, whole_log_weights
 from rankscope.deviation.norms import Touch, normed
 from rankscope.deviation.scaled import STEEPEST, Scaled
 from rankscope.deviation.state import Real, State
@@ -63,6 +64,11 @@ def scores(
         q, dq = _normed(q, dq, w.query_norm, state.real, arch.norm_eps, rounding)
         k, dk = _normed(k, dk, w.key_norm, state.real, arch.norm_eps, rounding)
     ref = Scaled.plain(zero).by_head()  # zeros do not set the scale
+    if arch.kernel == "linear":
+        if not setting.rotary:
+            return Scores(*log_weights(q, dq, k, dk))
+        turned = [_turned(arch, index, setting, _rows(c, n) + d) for c, d in ((q, dq), (k, dk))]
+        return Scores(ref, whole_log_weights(*turned).normalised())
     if arch.kernel == "gaussian":
         # -|k_j|^2 / 2 is the same in every row; rotations keep lengths, but for their scale.
         long, dlong = (part.mapped(lambda t: _stretched(arch, index, t)) for part in (k, dk))
@@ -79,8 +85,7 @@ def scores(
         D = Scaled(dq.value @ dk.value.mT, dq.log + dk.log)
     else:
         turned = [
-            part.mapped(lambda t: rotate(t, setting.rotary_of(index), arch.rotary_pairs))
-            for part in (_rows(content, n), dq, _rows(k, n), dk)
+            _turned(arch, index, setting, part) for part in (_rows(content, n), dq, _rows(k, n), dk)
         ]
         D = _rotary_scores(*turned)
     if setting.sinusoids is not None:
@@ -123,6 +128,10 @@ def _normed(
         done = State(done.x.mapped(rounding), done.R.mapped(rounding), done.real)
     done = done.tidy()
     return together(done.x), together(done.R)
+
+
+def _turned(arch: Architecture, index: int, setting: Setting, part: Scaled) -> Scaled:
+    return part.mapped(lambda t: rotate(t, setting.rotary_of(index), arch.rotary_pairs))
 
 
 def _rows(x: Scaled, n: int) -> Scaled:

@@ -45,7 +45,7 @@ def tanh_change(Z: Tensor, D: Tensor, d: Scaled) -> Scaled:
 
 def sinh_share(D: Tensor) -> Tensor:
     """`sinh(D) / (D e^|D|)`."""
-    return _over(-torch.expm1(-2 * D.abs()), 2 * D.abs())
+    return over(-torch.expm1(-2 * D.abs()), 2 * D.abs())
 
 
 def faded(name: str, Z: Tensor, D: Tensor, d: Scaled) -> tuple[Scaled, Scaled]:
@@ -61,7 +61,7 @@ def faded(name: str, Z: Tensor, D: Tensor, d: Scaled) -> tuple[Scaled, Scaled]:
     unit = spread(d.log.clamp(min=-600).exp(), D)
     large = (rise.abs() > 1) | nothing[:, None]
     grown = ((whole - spread(largest, whole)).exp() - weight[:, None]) / unit
-    small = weight[:, None] * d.value * _slope(name, Z, D) * _over(torch.expm1(rise.clamp(max=2.0)), rise)
+    small = weight[:, None] * d.value * _slope(name, Z, D) * over(torch.expm1(rise.clamp(max=2.0)), rise)
     return Scaled(-weight, largest), Scaled(-torch.where(large, grown, small), largest + d.log)
 
 
@@ -77,7 +77,7 @@ def _log(name: str, z: Tensor) -> Tensor:
 
 def _slope(name: str, z: Tensor, d: Tensor) -> Tensor:
     """`(L(z + d) - L(z)) / d`, at d = 0 its derivative."""
-    grows = _over(torch.log1p((d / z).clamp(min=-1.0)), d / z) / z  # (log|z + d| - log|z|) / d
+    grows = over(torch.log1p((d / z).clamp(min=-1.0)), d / z) / z  # (log|z + d| - log|z|) / d
     if name in SLOPES:
         return grows + SLOPES[name]
     if name == "gelu_tanh":
@@ -85,11 +85,11 @@ def _slope(name: str, z: Tensor, d: Tensor) -> Tensor:
     v, step = z.square().reciprocal(), torch.log1p((d / z).clamp(min=-1.0))
     found = -(z + d / 2)
     for k, c in enumerate(_MILLS, 1):
-        found = found - 2 * k * c * v**k * grows * _over(torch.expm1(-2 * k * step), -2 * k * step)
+        found = found - 2 * k * c * v**k * grows * over(torch.expm1(-2 * k * step), -2 * k * step)
     return found
 
 
-def _over(a: Tensor, b: Tensor) -> Tensor:
+def over(a: Tensor, b: Tensor) -> Tensor:
     """a / b, one where both vanish: among subnormal numbers they have few digits, and need not agree."""
     gone = b.abs() < TINY
     return torch.where(gone, torch.ones_like(a), a / b.masked_fill(gone, 1.0))

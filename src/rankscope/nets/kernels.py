@@ -48,7 +48,7 @@ class KernelContext(NamedTuple):
 class Kernel:
     """A kernel by its name: the weights it gives, and whether its rows sum to one whatever the tokens are.
 
-    In deviation arithmetic softmax, gaussian and uniform have rules; others run in float64.
+    In deviation arithmetic all that average have rules; others, and those of one's own, run in float64.
     """
 
     name: str
@@ -106,7 +106,24 @@ def _uniform(q: Queries, k: Keys, context: KernelContext) -> Rows:
 def _linear(q: Queries, k: Keys, context: KernelContext) -> Rows:
     weight = (F.elu(q) + 1) @ (F.elu(k) + 1).mT * context.visible
     total = weight.sum(-1, keepdim=True)
-    return weight / total.masked_fill(total == 0, 1.0)
+    found = weight / total.masked_fill(total == 0, 1.0)
+    lost = (total == 0) & context.visible.any(-1, keepdim=True)
+    return torch.where(lost, masked_softmax(linear_logs(q, k), context.visible), found) if lost.any() else found
+
+
+def linear_logs(q: Queries, k: Keys) -> Rows:
+    """`log f(q_i) . f(k_j)`, `f = elu + 1`, but for a constant of each row: of weights that floating point
+    cannot hold."""
+    logs = [torch.where(each >= 0, torch.log1p(each.clamp(min=0.0)), each) for each in (q, k)]
+    asked, there = (logs[0] - logs[0].amax(-1, keepdim=True)).unbind(-1), logs[1].unbind(-1)
+    entries = [a[..., None] + b[..., None, :] for a, b in zip(asked, there, strict=True)]
+    top = entries[0]
+    for each in entries[1:]:
+        top = torch.maximum(top, each)
+    total = (entries[0] - top).exp()
+    for each in entries[1:]:
+        total = total + (each - top).exp()
+    return top + total.log()
 
 
 def _linformer(q: Queries, k: Keys, context: KernelContext) -> Rows:

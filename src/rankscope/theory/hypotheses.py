@@ -7,11 +7,12 @@ and says how much room it has before the answer would be another (`outward.py`).
 import math
 from dataclasses import dataclass
 
-from rankscope.deviation import KERNELS
 from rankscope.nets import Architecture
 from rankscope.nets import kernels as known
 from rankscope.nets.order import order
 
+SOFTMAX = ("softmax", "gaussian", "uniform")
+"""Kernels that are a softmax of scores, bilinear in tokens but for what is constant down a column."""
 AVERAGES = tuple(kernel.name for kernel in known.KERNELS.values() if kernel.averages)
 """Kernels that divide every row by its sum."""
 
@@ -121,8 +122,8 @@ def token_scores(arch: Architecture) -> list[Hypothesis]:
 
 
 def softmax(arch: Architecture) -> Hypothesis:
-    """The kernel is a softmax of scores, so that it has a rule in deviation arithmetic."""
-    return equal(f"attention by a kernel other than {', '.join(KERNELS)}", arch.kernel not in KERNELS, 0)
+    """The kernel is a softmax of scores."""
+    return equal(f"attention by a kernel other than {', '.join(SOFTMAX)}", arch.kernel not in SOFTMAX, 0)
 
 
 def averages(arch: Architecture) -> Hypothesis:

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope.deviation import KERNELS, BlockTaken, Scaled, State, applies, dissect
+from rankscope.deviation import BlockTaken, Scaled, State, applies, dissect
 from rankscope.deviation.attention import deviations, heads
 from rankscope.deviation.dissect import started
 from rankscope.deviation.propagate import DeviationStep
@@ -26,6 +26,7 @@ from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.facts import Centre, Facts, LayerFacts, Sizes
 from rankscope.theory.float64 import Float64, plainly
 from rankscope.theory.halves import half_facts
+from rankscope.theory.hypotheses import SOFTMAX
 from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
 from rankscope.theory.weight_norms import WeightNorms
 
@@ -164,7 +165,7 @@ def _matrix(block: Block, found: BlockTaken, setting: Setting) -> Float[Tensor, 
 
 
 def _scores_of_tokens(arch: Architecture) -> bool:
-    bilinear = arch.kernel in KERNELS and not arch.query_norm and not arch.score_cap
+    bilinear = arch.kernel in SOFTMAX and not arch.query_norm and not arch.score_cap
     return bilinear and arch.positions in ("none", "absolute")
 
 

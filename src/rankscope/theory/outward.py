@@ -16,10 +16,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rankscope.deviation import KERNELS
 from rankscope.deviation.witness import distance, elsewhere, lost, steep, undecided
 from rankscope.theory.facts import Facts
-from rankscope.theory.hypotheses import Hypothesis
+from rankscope.theory.hypotheses import SOFTMAX, Hypothesis
 from rankscope.theory.theorem import Evaluation, Theorem
 
 COPIES = 2
@@ -159,7 +158,7 @@ def _exactly_zero(facts: Facts, layer: int) -> bool:
     arch = facts.arch
     if arch.attention_skip != 0.0 or (arch.parallel and arch.mlp != "none") or arch.parts or arch.head_gate:
         return False
-    alike = facts.views == 1 and arch.positions in ("none", "absolute") and arch.kernel in KERNELS
+    alike = facts.views == 1 and arch.positions in ("none", "absolute") and arch.kernel in SOFTMAX
     for each in facts.layers[:layer]:
         same = alike and not bool(each.heads.scores.any())  # attention that sees no token's content
         if same or not bool(each.heads.columns.any()):

@@ -54,7 +54,7 @@ SAME = 1e-12
 """Eigenvalues of P0 nearer than this are one mode."""
 KERNELS = {
     "sigmoid": "its rows do not sum to one, so that equal tokens need not stay equal",
-    "linear": "it has no rule in deviation arithmetic, which the exponent is taken by",
+    "linear": "its weights are not a softmax of scores, which the exponent is derived for",
     "linformer": "it mixes tokens by weights of their own, so that no mask describes it",
 }
 """Why a kernel has no exponent here."""

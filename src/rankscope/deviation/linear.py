@@ -1,0 +1,95 @@
+"""The linear kernel of a state: weights `phi(q_i) . phi(k_j)`, `phi = elu + 1`, and their logs as scores.
+
+With `phi(q_i) = f (1 + r_i)` and `phi(k_j) = g (1 + t_j)`, entry by entry, about those of the common token,
+shares `w_c = f_c g_c / f . g`, and means and covariances under these shares,
+
+    log phi(q_i) . phi(k_j) = [constant along the row] + [ref_j = log1p(mean t_j)] + [D_ij = log1p(u_ij)],
+    u_ij = cov(r_i, t_j) / ((1 + mean r_i) (1 + mean t_j)):
+
+D is of order e^{2s}, as that of a softmax is. Nothing nearly equal is subtracted, in phi neither:
+
+    phi(z + d) / phi(z) - 1 = d / (1 + z) | expm1(d) | (expm1(z + d) - z) / (1 + z) | (z + d - expm1(z)) e^-z
+
+where both ends are above zero, both below, the second below, the first below. Where tokens are so far apart
+that such a ratio leaves the range, weights are sums of logs instead.
+"""
+
+import torch
+from torch import Tensor
+
+from rankscope.deviation.decisions import needed
+from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
+from rankscope.deviation.tails import over
+from rankscope.nets.kernels import linear_logs
+
+FAR = 150.0
+"""Logs of ratios of phi from which on weights are sums of logs."""
+LARGE = 0.5
+"""Ratios of weights, less one, from which on their log is taken as it is."""
+
+
+def log_weights(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> tuple[Scaled, Scaled]:
+    """(ref, D) of common queries and keys `[batch, head, width]` and deviations from them."""
+    (Zq, Wq, r), (Zk, Wk, t) = _ratios(q, dq), _ratios(k, dk)
+    share = (_log_phi(Zq) + _log_phi(Zk)).softmax(-1)  # [batch, head, 1, width]
+    along, across = (_mean(part, share) for part in (r, t))  # [batch, head, token, 1]
+    F, G = ((_log_phi(W) - _log_phi(Z)).clamp(-FAR, FAR).exp() for Z, W in ((Zq, Wq), (Zk, Wk)))
+    rows, columns = F @ share.mT, G @ share.mT  # 1 + mean r_i, 1 + mean t_j
+    covariance = (r.value - along.value) * share @ (t.value - across.value).mT
+    if share.shape[-1] == 1:  # weights are products of one number of i and one of j: rows are alike
+        covariance = covariance * 0.0
+    product = rows * columns.mT
+    u = Scaled(covariance / product, r.log + t.log)
+    ref, D = _log(across, columns).mapped(lambda v: v[..., 0]), _log(u, F * share @ G.mT / product)
+    far = torch.stack([_most(W, Z) for Z, W in ((Zq, Wq), (Zk, Wk))]).amax(0) > FAR  # [batch, head]
+    if not needed(far.any()):
+        return ref, D
+    nothing = Scaled(torch.zeros_like(ref.value), torch.zeros_like(ref.log))
+    return chosen(far, nothing, ref), chosen(far, _sums(Wq, Wk), D)
+
+
+def whole_log_weights(q: Scaled, k: Scaled) -> Scaled:
+    """log of the weights as they are, where nothing is common to queries `[batch, head, token, width]`."""
+    return _sums(*(Scaled(each.value, each.log.clamp(max=STEEPEST)).explicit() for each in (q, k)))
+
+
+def _ratios(z: Scaled, d: Scaled) -> tuple[Tensor, Tensor, Scaled]:
+    """(z, z + d, phi(z + d) / phi(z) - 1)."""
+    cut = (torch.maximum(z.log, d.log) - STEEPEST).clamp(min=0.0)  # there phi is linear or gone
+    Z, step = z.at(cut)[:, :, None], Scaled(d.value, d.log - cut)
+    D = step.explicit()
+    W = Z + D
+    high, up = Z >= 0, 1 + Z.clamp(min=0.0)
+    down = (-Z).clamp(0.0, FAR).exp()
+    below = over(torch.expm1(D.clamp(max=FAR)), D)
+    inverse = 1 / D.masked_fill(D == 0, 1.0)
+    crossing = torch.where(high, (torch.expm1(W.clamp(max=0.0)) - Z) / up, (W - torch.expm1(Z.clamp(max=0.0))) * down)
+    alike = torch.where(high, 1 / up, below)
+    slope = torch.where(high == (W >= 0), alike, crossing * inverse)
+    return Z, W, Scaled(step.value * slope, step.log)
+
+
+def _log_phi(z: Tensor) -> Tensor:
+    return torch.where(z >= 0, torch.log1p(z.clamp(min=0.0)), z)
+
+
+def _most(W: Tensor, Z: Tensor) -> Tensor:
+    """The largest |log phi(W) / phi(Z)| of each head."""
+    return (_log_phi(W) - _log_phi(Z)).abs().flatten(2).amax(-1)
+
+
+def _mean(part: Scaled, share: Tensor) -> Scaled:
+    return part.mapped(lambda v: v @ share.mT)
+
+
+def _log(u: Scaled, ratio: Tensor) -> Scaled:
+    """`log(1 + u)`, 1 + u being `ratio`, which is taken where u is large."""
+    u = u.normalised()
+    size = spread(u.log.clamp(-STEEPEST, STEEPEST).exp(), u.value)
+    U = u.value * size
+    near = u.value * over(torch.log1p(U.clamp(min=-LARGE)), U)
+    return Scaled(torch.where(U.abs() > LARGE, ratio.log() / size, near), u.log)
+
+
+def _sums(q: Tensor, k: Tensor) -> Scaled:
+    return Scaled(linear_logs(q, k), q.new_zeros(q.shape[:2])).normalised()
