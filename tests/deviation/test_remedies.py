@@ -116,3 +116,28 @@ def test_linear_attention_of_one_entry_a_head_makes_all_tokens_equal() -> None:
     arch = Architecture(**PURE | {"head_width": 1, "layers": 1}, kernel="linear")
     *_, last = propagate(awake(arch), normal(1, 5, 4, seed=2))
     assert bool((last.state.residual.value == 0).all())
+
+
+class SinkhornNetwork(Network):
+    """Columns and rows divided by their sums in turn, as often as said."""
+
+    def matrices(self, index: int, here: int, X: Rows) -> list[Rows]:
+        """Balanced."""
+        return [self.balanced(P) for P in super().matrices(index, here, X)]
+
+    def balanced(self, P: Rows) -> Rows:
+        """Of one head."""
+        for _ in range(int(str(self.arch.kernel).split(":")[1])):
+            sums = [mp.fsum(column) for column in zip(*P, strict=True)]
+            P = [[u / total for u, total in zip(row, sums, strict=True)] for row in P]
+            P = [[u / mp.fsum(row) for u in row] for row in P]
+        return P
+
+
+@pytest.mark.parametrize("fields", [{}, {"biases": True, "positions": "alibi"}])
+@pytest.mark.parametrize("rounds", [1, 3])
+@pytest.mark.parametrize("mask", MASKS)
+def test_sinkhorn_pure_attention(mask: str, rounds: int, fields: dict[str, Any]) -> None:
+    arch = Architecture(**PURE | fields, kernel=f"sinkhorn:{rounds}", mask=mask)
+    lowest = compare(arch, SinkhornNetwork, size=0.3)
+    assert lowest < -20 or mask != "complete" or fields

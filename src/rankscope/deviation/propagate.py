@@ -22,7 +22,7 @@ from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
 
-KERNELS = ("softmax", "gaussian", "uniform", "linear")
+KERNELS = ("softmax", "gaussian", "uniform", "linear", "sinkhorn")
 """Kernels whose rows sum to one and have logs that split as scores do: the rule of `attention.py` is theirs."""
 
 
@@ -48,7 +48,8 @@ def applies(net: Transformer) -> bool:
 def without_rule(net: Transformer) -> list[str]:
     """The parts of a network that deviation arithmetic has no rule for."""
     arch = net.arch
-    found = [] if arch.kernel in KERNELS else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
+    kernel = arch.kernel.partition(":")[0] if isinstance(arch.kernel, str) else None
+    found = [] if kernel in KERNELS else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
     found += [] if has_rule(arch.norm) else [f"norm {getattr(arch.norm, 'name', arch.norm)}"]
     return found + [
         part.name for part in arch.parts if not hasattr(part, Deviation.name) and type(part) not in REMEDIES

@@ -23,6 +23,7 @@ from rankscope.deviation.norms import normed
 from rankscope.deviation.remedies import RULES as REMEDIES
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.scores import Scores, scores
+from rankscope.deviation.sinkhorn import balanced
 from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
@@ -62,8 +63,9 @@ class Deviation(Arithmetic):
     def weights(self, block: Block, state: State) -> Attention:
         """P as what all rows share and what they do not (`attention.py`)."""
         visible = self.setting.visible[self.arch.mask_of(block.index)]
-        found = self.scores(block, state)
-        return split(found, visible.expand(len(state.real.rows), -1, -1, -1), state.real)
+        visible = visible.expand(len(state.real.rows), -1, -1, -1)
+        found = balanced(self.scores(block, state), visible, state.real, self.arch.sinkhorn_rounds or 0)
+        return split(found, visible, state.real)
 
     def scores(self, block: Block, state: State) -> Scores:
         """What all rows of scores share, and what they do not."""

@@ -17,7 +17,7 @@ LISTED = (
     "kept_heads", "biases", "mask", "rotary_frequencies", "rotary_scales", "bare_layers", "parts", "experts",
 )  # fmt: skip
 """Fields that hold more than one number or word."""
-CAPPED = ("softmax", "sigmoid", "uniform")
+CAPPED = ("softmax", "sinkhorn", "sigmoid", "uniform")
 """Kernels under which scores can be capped."""
 OWN: dict[str, type] = {"kernel": Kernel, "mask": Mask, "norm": Norm}
 """Fields that take an object of one's own in the place of a name."""
@@ -82,7 +82,7 @@ def check(arch: Fields) -> None:
         )
     _positions(arch)
     _cap(arch)
-    _linformer(arch)
+    _kernel_number(arch)
     _kept_heads(arch)
     _bare_layers(arch)
     _experts(arch)
@@ -125,14 +125,15 @@ def _cap(arch: Fields) -> None:
         raise ArchitectureError(
             f"score_cap must be a finite number > 0, or 0 for none; got {arch.score_cap!r}"
         )
-    if arch.score_cap and arch.kernel not in CAPPED:
+    kernel = arch.kernel.partition(":")[0] if isinstance(arch.kernel, str) else arch.kernel
+    if arch.score_cap and kernel not in CAPPED:
         raise ArchitectureError(
             f"scores can be capped under kernel {', '.join(CAPPED)}; got {arch.kernel!r}: take the cap "
             "out, score_cap=0"
         )
 
 
-def _linformer(arch: Fields) -> None:
+def _kernel_number(arch: Fields) -> None:
     if not isinstance(arch.kernel, str):
         return
     name, colon, rank = arch.kernel.partition(":")
@@ -150,6 +151,11 @@ def _linformer(arch: Fields) -> None:
             raise ArchitectureError(
                 "linformer's keys are mixtures of tokens and have no position: positions must be none "
                 f"or absolute; got {arch.positions!r}"
+            )
+    elif name == "sinkhorn":
+        if not rank.isdecimal():
+            raise ArchitectureError(
+                f"kernel sinkhorn must be written sinkhorn:k with k >= 0 rounds; got {arch.kernel!r}"
             )
     elif colon:
         raise ArchitectureError(f"kernel {name!r} takes no number; got {arch.kernel!r}")
@@ -215,6 +221,7 @@ def _cross(arch: Fields) -> None:
         "parallel": arch.parallel,
         "query_norm": arch.query_norm,
         "linformer": arch.linformer_rank is not None,
+        "sinkhorn": arch.sinkhorn_rounds is not None,
         "positions 'relative'": arch.positions == "relative",
     }
     for what in (name for name, there in unlike.items() if there):

@@ -35,7 +35,7 @@ class Fields:
     it, without a norm, for keys alone."""
 
     kernel: str | Kernel = "softmax"
-    """softmax, gaussian, uniform, sigmoid, linear, linformer:k, or a `Kernel` (see `kernels.py`)."""
+    """softmax, gaussian, uniform, sigmoid, linear, sinkhorn:k, linformer:k, or a `Kernel` (see `kernels.py`)."""
     divisor: float = 0.0
     """Scores are divided by it: the temperature. 0: sqrt(head_width)."""
     score_cap: float = 0.0
@@ -129,8 +129,16 @@ class Fields:
     @property
     def linformer_rank(self) -> int | None:
         """k of `linformer:k`; None for every other kernel."""
-        name, _, rank = self.kernel.partition(":") if isinstance(self.kernel, str) else ("", "", "")
-        return int(rank) if name == "linformer" else None
+        return self._kernel_number("linformer")
+
+    @property
+    def sinkhorn_rounds(self) -> int | None:
+        """k of `sinkhorn:k`; None for every other kernel."""
+        return self._kernel_number("sinkhorn")
+
+    def _kernel_number(self, kernel: str) -> int | None:
+        name, _, number = self.kernel.partition(":") if isinstance(self.kernel, str) else ("", "", "")
+        return int(number) if name == kernel else None
 
     def rotary_scale_of(self, layer: int) -> float:
         """What rotated entries are multiplied by in a layer (0-based); 1 where nothing is rotated."""

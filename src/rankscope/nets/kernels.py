@@ -9,6 +9,7 @@ With q_i, k_j the query and key, b_ij whatever positions add, and V_i the tokens
 | `uniform`     | `1 / |V_i|`                                                       | yes             |
 | `sigmoid`     | `sigmoid(q_i . k_j / divisor + b_ij - log |V_i|)` (Ramapuram 2024) | no              |
 | `linear`      | `f(q_i) . f(k_j)`, `f = elu + 1`, normalised (Katharopoulos 2020) | yes             |
+| `sinkhorn:k`  | softmax, then k rounds of columns and rows (Sander et al. 2022)   | yes             |
 | `linformer:k` | `softmax(Q (E K)^T / divisor) F` (Wang 2020)                      | no              |
 
 P is always `[batch, head, row, token]`, so that `P V` is the head's output whatever the kernel; rows and
@@ -42,6 +43,8 @@ class KernelContext(NamedTuple):
     """C: scores s become `C tanh(s / C)`; 0: they stay as they are."""
     mixing: tuple[Tensor, Tensor] | None = None
     """E and F of Linformer, `[rank, length]`."""
+    rounds: int = 0
+    """Of Sinkhorn."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,25 @@ def linear_logs(q: Queries, k: Keys) -> Rows:
     return top + total.log()
 
 
+def _sinkhorn(q: Queries, k: Keys, context: KernelContext) -> Rows:
+    """Columns are divided by their sums over the tokens that see them, then rows by theirs."""
+    found = scores(q, k, context)
+    if not context.rounds:
+        return masked_softmax(found, context.visible)
+    logs = found.masked_fill(~context.visible, -torch.inf)
+    logs = logs - _log_sum(logs, -1)
+    for _ in range(context.rounds):
+        for dim in (-2, -1):
+            logs = logs - _log_sum(logs, dim)
+    return logs.exp()
+
+
+def _log_sum(logs: Rows, dim: int) -> Tensor:
+    """`log sum e^x` along a dimension; zero where nothing is seen."""
+    found = logs.logsumexp(dim, keepdim=True)
+    return found.masked_fill(found == -torch.inf, 0.0)
+
+
 def _linformer(q: Queries, k: Keys, context: KernelContext) -> Rows:
     assert context.mixing is not None
     n = q.shape[-2]
@@ -143,6 +165,7 @@ KERNELS: dict[str, Kernel] = {
         Kernel("uniform", _uniform, averages=True),
         Kernel("sigmoid", _sigmoid, averages=False),
         Kernel("linear", _linear, averages=True),
+        Kernel("sinkhorn", _sinkhorn, averages=True),
         Kernel("linformer", _linformer, averages=False),
     )
 }

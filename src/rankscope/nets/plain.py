@@ -51,7 +51,8 @@ class Plain(Arithmetic):
         q, k, added = self.scored(block, X)
         mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
         visible = self.setting.visible[arch.mask_of(block.index)]
-        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing)
+        rounds = arch.sinkhorn_rounds or 0
+        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing, rounds)
         return kernel_of(arch.kernel).weights(q, k, context)
 
     def scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads, Tensor | None]:

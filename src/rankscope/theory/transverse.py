@@ -55,6 +55,7 @@ SAME = 1e-12
 KERNELS = {
     "sigmoid": "its rows do not sum to one, so that equal tokens need not stay equal",
     "linear": "its weights are not a softmax of scores, which the exponent is derived for",
+    "sinkhorn": "its columns are divided by sums over tokens as well, which the exponent does not know",
     "linformer": "it mixes tokens by weights of their own, so that no mask describes it",
 }
 """Why a kernel has no exponent here."""
