@@ -100,6 +100,9 @@ def scores(
     if arch.score_cap:
         constant = constant and Constant(constant.c * share, constant.rows * share)
         ref, D = capped(constant, ref, D, arch.score_cap)
+    if arch.log_gain:
+        gain = arch.log_gain * keys.real.number.to(zero).log()  # [batch, 1]
+        ref, D = ref.mapped(lambda t: t * gain[..., None]), D.mapped(lambda t: t * gain[..., None, None])
     return Scores(ref, D.normalised())
 
 

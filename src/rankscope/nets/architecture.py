@@ -113,6 +113,7 @@ class Architecture(Fields):
         ]
         said += [f"no {word}" for word, kind in (("MLP", self.mlp), ("norm", self.norm)) if kind == "none"]
         said += [] if self.kept_heads is None else ["some heads silent"]
+        said += [f"scores times {self.log_gain:g} ln n"] if self.log_gain else []
         said += ["gated heads"] if self.head_gate else []
         said += ["latent keys and values"] if self.key_latent else []
         said += ["cross-attention"] if self.cross_attention else []

@@ -82,6 +82,7 @@ def check(arch: Fields) -> None:
         )
     _positions(arch)
     _cap(arch)
+    _gain(arch)
     _kernel_number(arch)
     _kept_heads(arch)
     _bare_layers(arch)
@@ -130,6 +131,17 @@ def _cap(arch: Fields) -> None:
         raise ArchitectureError(
             f"scores can be capped under kernel {', '.join(CAPPED)}; got {arch.kernel!r}: take the cap "
             "out, score_cap=0"
+        )
+
+
+def _gain(arch: Fields) -> None:
+    if not 0 <= arch.log_gain < math.inf:
+        raise ArchitectureError(
+            f"log_gain must be a finite number > 0, or 0 for none; got {arch.log_gain!r}"
+        )
+    if arch.log_gain and arch.kernel == "linear":
+        raise ArchitectureError(
+            "kernel 'linear' has no scores to multiply by log_gain ln n: use another, or log_gain=0"
         )
 
 

@@ -40,6 +40,9 @@ class Fields:
     """Scores are divided by it: the temperature. 0: sqrt(head_width)."""
     score_cap: float = 0.0
     """Scores s, positions and all, become `cap tanh(s / cap)` (Gemma 2). 0: they stay as they are."""
+    log_gain: float = 0.0
+    """Scores, positions, cap and all, are multiplied by `log_gain ln n`, n the real tokens of a sample; in
+    cross-attention those of the memory. 0: they stay as they are."""
     mask: str | Mask = "complete"
     """Who attends to whom (see `masks.py`). Masks given by layer are joined by `;` and repeat."""
     kept_heads: tuple[tuple[int, ...], ...] | None = None

@@ -45,6 +45,8 @@ class KernelContext(NamedTuple):
     """E and F of Linformer, `[rank, length]`."""
     rounds: int = 0
     """Of Sinkhorn."""
+    gain: Tensor | None = None
+    """What scores are multiplied by at last, `[batch, 1, 1, 1]`."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,18 @@ def kernel_of(kind: str | Kernel) -> Kernel:
 
 
 def scores(q: Queries, k: Keys, context: KernelContext) -> Rows:
-    """`q_i . k_j / divisor + b_ij`, capped where there is a cap."""
+    """`q_i . k_j / divisor + b_ij`, capped where there is a cap, times the gain where there is one."""
     found = _with_positions(q @ k.mT, context)
-    return context.cap * torch.tanh(found / context.cap) if context.cap else found
+    return _gained(context.cap * torch.tanh(found / context.cap) if context.cap else found, context)
+
+
+def log_gain(gamma: float, real: Bool[Tensor, "batch token"], like: Tensor) -> Tensor | None:
+    """`gamma ln n` of every sample, n its real tokens; None where gamma is 0."""
+    return gamma * real.sum(-1).clamp(min=1).to(like.dtype).log()[:, None, None, None] if gamma else None
+
+
+def _gained(scores: Rows, context: KernelContext) -> Rows:
+    return scores if context.gain is None else scores * context.gain
 
 
 def masked_softmax(
@@ -93,7 +104,7 @@ def _softmax(q: Queries, k: Keys, context: KernelContext) -> Rows:
 
 def _gaussian(q: Queries, k: Keys, context: KernelContext) -> Rows:
     products = q @ k.mT - k.square().sum(-1)[..., None, :] / 2  # |q_i|^2 is constant along a row
-    return masked_softmax(_with_positions(products, context), context.visible)
+    return masked_softmax(_gained(_with_positions(products, context), context), context.visible)
 
 
 def _sigmoid(q: Queries, k: Keys, context: KernelContext) -> Rows:
@@ -154,7 +165,7 @@ def _linformer(q: Queries, k: Keys, context: KernelContext) -> Rows:
     seen = context.visible.any(-2)[..., None, :].to(q.dtype)  # [batch, 1, 1, token]: padding mixes nothing
     mix_keys, mix_values = (mixer[:, :n] * seen for mixer in context.mixing)
     scores = q @ (mix_keys @ k).mT / context.divisor  # [batch, head, token, rank]
-    return scores.softmax(-1) @ mix_values
+    return _gained(scores, context).softmax(-1) @ mix_values
 
 
 KERNELS: dict[str, Kernel] = {

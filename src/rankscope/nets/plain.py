@@ -9,7 +9,7 @@ from torch import Tensor
 from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.experts import chosen_weights, mixed
-from rankscope.nets.kernels import KernelContext, kernel_of
+from rankscope.nets.kernels import KernelContext, kernel_of, log_gain
 from rankscope.nets.norms import normalise
 from rankscope.nets.order import Half
 from rankscope.nets.positions import by_offset, rotate
@@ -51,8 +51,8 @@ class Plain(Arithmetic):
         q, k, added = self.scored(block, X)
         mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
         visible = self.setting.visible[arch.mask_of(block.index)]
-        rounds = arch.sinkhorn_rounds or 0
-        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing, rounds)
+        rounds, gain = arch.sinkhorn_rounds or 0, log_gain(arch.log_gain, self.setting.real, q)
+        context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing, rounds, gain)
         return kernel_of(arch.kernel).weights(q, k, context)
 
     def scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads, Tensor | None]:
@@ -144,7 +144,8 @@ class Plain(Arithmetic):
         w, M = there.weights.attention, self.setting.memory
         assert M is not None
         q, k = self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key))
-        context = KernelContext(M.visible(self.setting.real), None, self.arch.divisor, self.arch.score_cap)
+        visible, gain = M.visible(self.setting.real), log_gain(self.arch.log_gain, M.real, q)
+        context = KernelContext(visible, None, self.arch.divisor, self.arch.score_cap, gain=gain)
         return kernel_of(self.arch.kernel).weights(q, k, context)
 
     def mlp(self, block: Block, X: Tokens) -> Tokens:

@@ -94,6 +94,8 @@ def outside(arch: Architecture) -> str:
         return "cross-attention, by which tokens take in what differs in a memory"
     if arch.key_latent or arch.query_latent:
         return "latents that go through norms of their own before they are queries, keys or values"
+    if arch.log_gain:
+        return "scores that grow with the log of the number of tokens"
     return ""
 
 

@@ -5,9 +5,14 @@ from typing import Any
 
 from rankscope.errors import ArchitectureError, one_of
 from rankscope.nets.remedies.remedy import Built
+from rankscope.nets.remedies.scores import LogN, Sinkhorn
 from rankscope.nets.remedies.shaping import AttnScale, Centred, Shaped
 
-REMEDIES: dict[str, type[Built]] = {each.name: each for each in (Shaped, AttnScale, Centred)}
+KINDS: tuple[type[Built], ...] = (
+    *(Shaped, AttnScale, Centred),
+    *(Sinkhorn, LogN),
+)
+REMEDIES: dict[str, type[Built]] = {each.name: each for each in KINDS}
 
 
 def remedy(spec: str, **numbers: Any) -> Built:
