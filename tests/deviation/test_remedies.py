@@ -1,5 +1,6 @@
 """Remedies that act on attention, in deviation arithmetic, against hundreds of digits."""
 
+import math
 from typing import Any
 
 import mpmath as mp
@@ -10,7 +11,7 @@ from rankscope.nets import Architecture, Transformer, mask_matrix, named_variant
 from rankscope.nets.remedies import remedy
 from rankscope.profiles import measure
 from tests.builders import awake, normal
-from tests.deviation.reference import Network, Rows, log10_residual, log10_size
+from tests.deviation.reference import Network, Rows, dot, log10_residual, log10_size, times
 
 DIGITS = 400
 PURE: dict[str, Any] = {
@@ -170,3 +171,49 @@ class TemperedNetwork(Network):
 def test_tempered_pure_attention(mask: str, fields: dict[str, Any]) -> None:
     lowest = compare(Architecture(**PURE | fields, log_gain=0.7, mask=mask), TemperedNetwork, size=0.3)
     assert lowest < -20 or mask != "complete" or "positions" in fields
+
+
+class DifferentialNetwork(Network):
+    """`P_1 - lambda P_2`, a norm on each head, and a number of the layer."""
+
+    def matrices(self, index: int, here: int, X: Rows) -> list[Rows]:
+        """One attention less another."""
+        first, tensors = super().matrices(index, here, X), self.tensors
+        mine, theirs = f"layers.{here}.parts.differential", f"layers.{here}.attention"
+        second = {f"{theirs}.{name}.weight": tensors[f"{mine}.{name}"] for name in ("query", "key")}
+        second |= {f"{theirs}.{name}.bias": tensors.get(f"{mine}.{name}_bias") for name in ("query", "key")}
+        self.tensors = tensors | second
+        taken = super().matrices(index, here, X)
+        self.tensors = tensors
+        a, b, c, d = (tensors[f"{mine}.lambda_{name}"] for name in ("query_1", "key_1", "query_2", "key_2"))
+        weight = mp.exp(dot(a, b)) - mp.exp(dot(c, d)) + mp.mpf(0.8 - 0.6 * math.exp(-0.3 * index))
+        self.index = index
+        return [
+            [[u - weight * v for u, v in zip(*rows, strict=True)] for rows in zip(*pair, strict=True)]
+            for pair in zip(first, taken, strict=True)
+        ]
+
+    def spoken(self, here: int, X: Rows, source: Rows, found: list[Rows], kind: str = "attention") -> Rows:
+        """What heads add, through their norms."""
+        if "differential" == self.arch.parts[-1].name:
+            return super().spoken(here, X, source, found, kind)
+        v, output = self.heads(here, "value", source), self.tensors[f"layers.{here}.attention.output.weight"]
+        gain = self.tensors[f"layers.{here}.parts.head_norm.gain"]
+        factor = mp.mpf(1 - (0.8 - 0.6 * math.exp(-0.3 * self.index)))
+        said = [
+            [
+                [factor * g * u / mp.sqrt(dot(row, row) / len(row) + mp.mpf(1e-5)) for u, g in zip(row, gain, strict=True)]
+                for row in times(P, v[h])
+            ]
+            for h, P in enumerate(found)
+        ]
+        parts = [times(each, output[h]) for h, each in enumerate(said)]
+        return [[mp.fsum(part[i][j] for part in parts) for j in range(self.arch.width)] for i in range(len(X))]
+
+
+@pytest.mark.parametrize(("spec", "layers"), [("differential", 7), ("differential:norm=0", 4)])
+@pytest.mark.parametrize("mask", MASKS)
+def test_differential_pure_attention(spec: str, layers: int, mask: str) -> None:
+    fields = PURE | {"layers": layers, "biases": ("query", "key")}
+    lowest = compare(remedy(spec).applied(Architecture(**fields, mask=mask)), DifferentialNetwork)
+    assert lowest < -18 or mask != "complete"

@@ -61,8 +61,8 @@ def scores(
     )
     k, dk = (touch(part(of, w.key, arch).by_head()) for part, of in ((heads, keys.x), (deviations, keys.R)))
     if arch.query_norm:
-        q, dq = _normed(q, dq, w.query_norm, state.real, arch.norm_eps, rounding)
-        k, dk = _normed(k, dk, w.key_norm, state.real, arch.norm_eps, rounding)
+        q, dq = normed_heads(q, dq, w.query_norm, state.real, arch.norm_eps, rounding)
+        k, dk = normed_heads(k, dk, w.key_norm, state.real, arch.norm_eps, rounding)
     ref = Scaled.plain(zero).by_head()  # zeros do not set the scale
     if arch.kernel == "linear":
         if not setting.rotary:
@@ -112,10 +112,10 @@ def _stretched(arch: Architecture, index: int, t: Tensor) -> Tensor:
     return t if scale == 1.0 else torch.cat([t[..., :width] * scale, t[..., width:]], -1)
 
 
-def _normed(
+def normed_heads(
     common: Scaled, deviation: Scaled, weights: NormWeights, real: Real, eps: float, rounding: Touch | None
 ) -> tuple[Scaled, Scaled]:
-    """Queries or keys through their own norm, head by head."""
+    """Queries, keys or what heads say through a norm of their own, head by head."""
     shape = common.value.shape[:2]
 
     def apart(part: Scaled) -> Scaled:

@@ -27,7 +27,7 @@ def shaped(remedy: Shaping, P: Attention, block: Any, rules: Any, inside: Any) -
         alpha (I - 1 e_j*^T) + (beta - gamma) (C - 1 c^T) + beta (E - 1 e^T)    is not:
 
     outside column j* the first of these three is alpha I. Where all rows see alike, `E - 1 e^T` is Delta. Rows
-    sum to `alpha + beta - gamma`."""
+    sum to `alpha + beta - gamma` where those of P sum to one."""
     alpha, beta, gamma = remedy.numbers(block.weights.parts.get(remedy.name, {}))
     alpha, beta, gamma = (each.to(P.p) for each in (alpha, beta, gamma))
     real = inside.real.rows
@@ -44,13 +44,19 @@ def shaped(remedy: Shaping, P: Attention, block: Any, rules: Any, inside: Any) -
     others = Scaled.plain(fixed).by_head() + E.mapped(lambda t: t * beta[:, None, None]).normalised()
     hidden = column[:, :, None] | ~real[:, None, :, None]
     others = others.mapped(lambda t: t.masked_fill(hidden, 0.0))
-    total = alpha + beta - gamma
+    total = alpha + (beta if P.total is None else beta * P.total) - gamma
     return replace(P, p=shared.explicit(), others=others, signed=True, total=total, shared=shared)
 
 
 def _from_average(P: Attention, real: Tensor, samples: Tensor, last: Tensor) -> tuple[Scaled, Scaled]:
-    """(e, E - 1 e^T), the second but for column j* where rows see alike."""
-    assert P.logits is not None
+    """(e, E - 1 e^T), the second but for column j* where rows see alike. Of weights that another part has
+    changed, which need not be near C, E is the difference."""
+    if P.signed or P.logits is None:
+        C = average(P.visible).to(P.p)
+        c = C[samples, :, last]
+        e = (P.shared or Scaled.plain(P.p).by_head()) + Scaled.plain(-c.expand_as(P.p)).by_head()
+        apart = (c[:, :, None] - C).expand(*P.p.shape[:2], -1, -1)
+        return e, P.others + Scaled.plain(apart).by_head()
     row = P.visible[samples, :, last][:, :, None]  # [batch, 1, 1, token]
     e = _less_average(P.logits.fine.mapped(lambda t: t[:, :, None]), row)
     e = e.mapped(lambda t: t[:, :, 0])

@@ -4,15 +4,18 @@ from dataclasses import fields
 from typing import Any
 
 from rankscope.errors import ArchitectureError, one_of
+from rankscope.nets.remedies.differential import Differential, HeadNorm
 from rankscope.nets.remedies.remedy import Built
 from rankscope.nets.remedies.scores import LogN, Sinkhorn
 from rankscope.nets.remedies.shaping import AttnScale, Centred, Shaped
 
 KINDS: tuple[type[Built], ...] = (
     *(Shaped, AttnScale, Centred),
-    *(Sinkhorn, LogN),
+    *(Sinkhorn, LogN, Differential),
 )
 REMEDIES: dict[str, type[Built]] = {each.name: each for each in KINDS}
+PIECES: dict[str, type[Built]] = {HeadNorm.name: HeadNorm}
+"""Parts that a remedy brings beside its own, known to files."""
 
 
 def remedy(spec: str, **numbers: Any) -> Built:
@@ -22,9 +25,9 @@ def remedy(spec: str, **numbers: Any) -> Built:
     AttnScale(w=0.5)
     """
     name, _, said = spec.partition(":")
-    if name not in REMEDIES:
+    if name not in REMEDIES and name not in PIECES:
         raise ArchitectureError(one_of("remedy", name, REMEDIES))
-    kind = REMEDIES[name]
+    kind = (REMEDIES | PIECES)[name]
     known = {each.name: each for each in fields(kind)}  # type: ignore[arg-type]
     given = dict(numbers)
     for part in filter(None, said.split(",")):
