@@ -15,8 +15,8 @@ from tests.deviation.reference import Network, Rows, dot, log10_residual, log10_
 
 DIGITS = 400
 PURE: dict[str, Any] = {
-    "layers": 4, "width": 4, "heads": 2, "head_width": 2, "norm": "none", "mlp": "none", "attention_skip": 0.0,
-    "biases": False,
+    "layers": 4, "width": 4, "heads": 2, "head_width": 2, "norm": "none", "mlp": "none",
+    "attention_skip": 0.0, "biases": False,
 }  # fmt: skip
 MASKS = ["complete", "causal", "window:1"]
 
@@ -25,8 +25,8 @@ def compare(
     arch: Architecture, reference: type[Network], *, seed: int = 1, size: float = 1.0, sure: bool = True
 ) -> float:
     """log10 of the residual and of the largest entry after every layer, within 1e-10, or 1e-12 of the log
-    where that is more; where the comparison is `sure`, nothing is marked as beyond what is known. Answers with
-    the smallest log10 of a residual."""
+    where that is more; where the comparison is `sure`, nothing is marked as beyond what is known. Answers
+    with the smallest log10 of a residual."""
     net, X = awake(arch, seed), size * normal(1, 5, arch.width, seed=seed + 1)
     with mp.workdps(DIGITS):
         states = reference(net).states(X[0])
@@ -82,7 +82,7 @@ class ShapedNetwork(Network):
 )
 def test_shaped_pure_attention(spec: str, collapses: bool, mask: str) -> None:
     sure = mask != "causal" or not collapses  # a first token that becomes exactly zero is marked
-    lowest = compare(Architecture(**PURE, mask=mask, parts=(remedy(spec),)), ShapedNetwork, sure=sure)
+    lowest = compare(remedy(spec).applied(Architecture(**PURE, mask=mask)), ShapedNetwork, sure=sure)
     assert lowest < -10 or not collapses or (mask != "complete" and "attnscale" in spec)
 
 
@@ -108,7 +108,9 @@ def test_linear_pure_attention(mask: str, fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("size", [1e-3, 1e6])
 def test_linear_blocks(positions: Any, size: float) -> None:
     """With a norm, an MLP and a skip, of small tokens and of large ones."""
-    arch = Architecture(layers=2, width=4, heads=2, mlp_width=8, kernel="linear", positions=positions, length=8)
+    arch = Architecture(
+        layers=2, width=4, heads=2, mlp_width=8, kernel="linear", positions=positions, length=8
+    )
     compare(arch, LinearNetwork, size=size)
 
 
@@ -195,20 +197,25 @@ class DifferentialNetwork(Network):
 
     def spoken(self, here: int, X: Rows, source: Rows, found: list[Rows], kind: str = "attention") -> Rows:
         """What heads add, through their norms."""
-        if "differential" == self.arch.parts[-1].name:
+        if self.arch.parts[-1].name == "differential":
             return super().spoken(here, X, source, found, kind)
         v, output = self.heads(here, "value", source), self.tensors[f"layers.{here}.attention.output.weight"]
         gain = self.tensors[f"layers.{here}.parts.head_norm.gain"]
         factor = mp.mpf(1 - (0.8 - 0.6 * math.exp(-0.3 * self.index)))
         said = [
             [
-                [factor * g * u / mp.sqrt(dot(row, row) / len(row) + mp.mpf(1e-5)) for u, g in zip(row, gain, strict=True)]
+                [
+                    factor * g * u / mp.sqrt(dot(row, row) / len(row) + mp.mpf(1e-5))
+                    for u, g in zip(row, gain, strict=True)
+                ]
                 for row in times(P, v[h])
             ]
             for h, P in enumerate(found)
         ]
         parts = [times(each, output[h]) for h, each in enumerate(said)]
-        return [[mp.fsum(part[i][j] for part in parts) for j in range(self.arch.width)] for i in range(len(X))]
+        return [
+            [mp.fsum(part[i][j] for part in parts) for j in range(self.arch.width)] for i in range(len(X))
+        ]
 
 
 @pytest.mark.parametrize(("spec", "layers"), [("differential", 7), ("differential:norm=0", 4)])

@@ -23,7 +23,7 @@ from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
 
 KERNELS = ("softmax", "gaussian", "uniform", "linear", "sinkhorn")
-"""Kernels whose rows sum to one and have logs that split as scores do: the rule of `attention.py` is theirs."""
+"""Kernels whose rows sum to one and whose logs split as scores do: the rule of `attention.py` is theirs."""
 
 
 class DeviationStep(NamedTuple):

@@ -84,9 +84,7 @@ def scores(
         ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
         D = Scaled(dq.value @ dk.value.mT, dq.log + dk.log)
     else:
-        turned = [
-            _turned(arch, index, setting, part) for part in (_rows(content, n), dq, _rows(k, n), dk)
-        ]
+        turned = [_turned(arch, index, setting, part) for part in (_rows(content, n), dq, _rows(k, n), dk)]
         D = _rotary_scores(*turned)
     if setting.sinusoids is not None:
         assert w.position_bias is not None

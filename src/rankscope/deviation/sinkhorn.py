@@ -1,12 +1,12 @@
 """Sinkhorn attention of a state: what rounds of columns and rows add to scores.
 
-Rows are divided by their sums last, so that P is a softmax of `s_ij + b_j`, and b_j, the same in every row, goes
-into what rows share. With scores `ref_j + D_ij`, a round is
+Rows are divided by their sums last, so that P is a softmax of `s_ij + b_j`, and b_j, the same in every row,
+goes into what rows share. With scores `ref_j + D_ij`, a round is
 
     a_i = -log sum_j e^{ref_j + D_ij} over what i sees,    ref_j <- -log sum_i e^{D_ij + a_i} over who sees j,
 
-whatever ref_j was: what rows share drops out of the columns. Where all rows see alike, sums become means, of p
-and of rows, and both are of the size of D,
+whatever ref_j was: what rows share drops out of the columns. Where all rows see alike, sums become means, of
+p and of rows, and both are of the size of D,
 
     a_i = -log1p(sum_j p_j expm1(D_ij)),    ref_j <- -log1p(mean_i expm1(D_ij + a_i)).
 """

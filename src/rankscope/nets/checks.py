@@ -136,9 +136,7 @@ def _cap(arch: Fields) -> None:
 
 def _gain(arch: Fields) -> None:
     if not 0 <= arch.log_gain < math.inf:
-        raise ArchitectureError(
-            f"log_gain must be a finite number > 0, or 0 for none; got {arch.log_gain!r}"
-        )
+        raise ArchitectureError(f"log_gain must be a finite number > 0, or 0 for none; got {arch.log_gain!r}")
     if arch.log_gain and arch.kernel == "linear":
         raise ArchitectureError(
             "kernel 'linear' has no scores to multiply by log_gain ln n: use another, or log_gain=0"

@@ -35,7 +35,7 @@ class Fields:
     it, without a norm, for keys alone."""
 
     kernel: str | Kernel = "softmax"
-    """softmax, gaussian, uniform, sigmoid, linear, sinkhorn:k, linformer:k, or a `Kernel` (see `kernels.py`)."""
+    """softmax, gaussian, uniform, sigmoid, linear, sinkhorn:k, linformer:k, or a `Kernel` (`kernels.py`)."""
     divisor: float = 0.0
     """Scores are divided by it: the temperature. 0: sqrt(head_width)."""
     score_cap: float = 0.0

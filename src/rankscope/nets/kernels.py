@@ -122,7 +122,9 @@ def _linear(q: Queries, k: Keys, context: KernelContext) -> Rows:
     total = weight.sum(-1, keepdim=True)
     found = weight / total.masked_fill(total == 0, 1.0)
     lost = (total == 0) & context.visible.any(-1, keepdim=True)
-    return torch.where(lost, masked_softmax(linear_logs(q, k), context.visible), found) if lost.any() else found
+    return (
+        torch.where(lost, masked_softmax(linear_logs(q, k), context.visible), found) if lost.any() else found
+    )
 
 
 def linear_logs(q: Queries, k: Keys) -> Rows:

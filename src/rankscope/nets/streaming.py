@@ -56,7 +56,11 @@ class Numbers:
 def streams(arch: Architecture) -> bool:
     """Whether rows of attention can be taken one block at a time: no part of one's own changes P, and scores
     do not follow the number of tokens."""
-    return arch.kernel in BY_ROW and not arch.log_gain and not any(part.place == "weights" for part in arch.parts)
+    return (
+        arch.kernel in BY_ROW
+        and not arch.log_gain
+        and not any(part.place == "weights" for part in arch.parts)
+    )
 
 
 class Streamed(Plain):

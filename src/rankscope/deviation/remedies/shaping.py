@@ -26,7 +26,7 @@ def shaped(remedy: Shaping, P: Attention, block: Any, rules: Any, inside: Any) -
         alpha e_j* + (beta - gamma) c + beta e    is shared, and
         alpha (I - 1 e_j*^T) + (beta - gamma) (C - 1 c^T) + beta (E - 1 e^T)    is not:
 
-    outside column j* the first of these three is alpha I. Where all rows see alike, `E - 1 e^T` is Delta. Rows
+    outside column j* the first of these three is alpha I. Where rows see alike, `E - 1 e^T` is Delta. Rows
     sum to `alpha + beta - gamma` where those of P sum to one."""
     alpha, beta, gamma = remedy.numbers(block.weights.parts.get(remedy.name, {}))
     alpha, beta, gamma = (each.to(P.p) for each in (alpha, beta, gamma))
@@ -79,7 +79,9 @@ def _less_average(scores: Scaled, visible: Visible) -> Scaled:
     m = (C * E).sum(-1, keepdim=True)
     near = Scaled(C * (E - m) / (1 + size * m), scores.log)
     plain = scores.explicit().masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)
-    return chosen(scores.log_size() <= 0.0, near, Scaled(plain - C, torch.zeros_like(scores.log))).normalised()
+    return chosen(
+        scores.log_size() <= 0.0, near, Scaled(plain - C, torch.zeros_like(scores.log))
+    ).normalised()
 
 
 def _last(real: Tensor) -> Tensor:

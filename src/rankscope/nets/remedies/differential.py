@@ -71,7 +71,7 @@ class Differential(Built):
         return replaced
 
     def initial(self, arch: Fields, layer: int, generator: Generator) -> dict[str, Tensor]:
-        """Queries and keys as a linear layer of torch starts, uniform within `1 / sqrt(inputs)`; biases zero."""
+        """Queries and keys as torch starts a linear layer, uniform within `1 / sqrt(inputs)`; biases zero."""
         found = {}
         for name, inputs, heads, latent in (
             ("query", arch.query_latent or arch.width, arch.heads, arch.query_latent),

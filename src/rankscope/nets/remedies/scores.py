@@ -12,8 +12,8 @@ Arch = TypeVar("Arch", bound=Fields)
 
 @dataclass(frozen=True)
 class Sinkhorn(Built):
-    """Sinkhorn attention (Sander et al. 2022): so many rounds in which columns, then rows, are divided by their
-    sums. The published code counts half-steps, `2 rounds + 1`, and lets padded rows take part in the sums of
+    """Sinkhorn attention (Sander et al. 2022): so many rounds in which columns, then rows, are divided by
+    their sums. The published code counts half-steps, `2 rounds + 1`, and lets padded rows take part in the sums of
     columns; here only real tokens do. Under a causal mask the rounds drive P to the identity, slowly."""
 
     rounds: int = 1
@@ -26,7 +26,8 @@ class Sinkhorn(Built):
         """The kernel `sinkhorn:rounds`."""
         if arch.kernel != "softmax" and arch.sinkhorn_rounds is None:
             raise ArchitectureError(
-                f"sinkhorn goes onto softmax attention; got kernel {arch.kernel!r}: take variant(kernel='softmax')"
+                f"sinkhorn goes onto softmax attention; got kernel {arch.kernel!r}: take "
+                "net.variant(kernel='softmax') first"
             )
         replaced: Arch = arch.replace(kernel=f"sinkhorn:{self.rounds}")  # type: ignore[attr-defined]
         return replaced
