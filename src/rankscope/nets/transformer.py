@@ -349,7 +349,7 @@ class Transformer:
             )
         return real_tokens(X.shape[:-1], padding, X.device)
 
-    def remedied(self, remedy: "str | Remedy", **numbers: float) -> "Transformer":
+    def remedied(self, remedy: "str | Remedy", **numbers: int | float) -> "Transformer":
         """The network with a remedy against collapse: by name, with its numbers, or an object of one's own
         (`nets/remedies/`). Tensors that a remedy trains start at its published values.
 

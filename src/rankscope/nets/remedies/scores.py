@@ -13,8 +13,9 @@ Arch = TypeVar("Arch", bound=Fields)
 @dataclass(frozen=True)
 class Sinkhorn(Built):
     """Sinkhorn attention (Sander et al. 2022): so many rounds in which columns, then rows, are divided by
-    their sums. The published code counts half-steps, `2 rounds + 1`, and lets padded rows take part in the sums of
-    columns; here only real tokens do. Under a causal mask the rounds drive P to the identity, slowly."""
+    their sums. The published code counts half-steps, `2 rounds + 1`, and lets padded rows take part in the
+    sums of columns; here only real tokens do. Under a causal mask the rounds drive P to the identity,
+    slowly."""
 
     rounds: int = 1
     name: ClassVar[str] = "sinkhorn"
