@@ -7,7 +7,9 @@ from typing import Any
 import torch
 
 from rankscope.deviation.attention import Attention
+from rankscope.deviation.remedies_branches import weighted
 from rankscope.deviation.scaled import Scaled
+from rankscope.nets.remedies.branches import ByDepth, ByLayer, Trained
 from rankscope.nets.remedies.shaping import AttnScale, Centred, Shaped, Shaping, average
 
 Rule = Callable[[Any, Any, Any, Any, Any], Any]
@@ -42,4 +44,7 @@ def _last(real: torch.Tensor) -> torch.Tensor:
     return torch.where(real, places, 0).amax(-1)
 
 
-RULES: dict[type, Rule] = {Shaped: shaped, AttnScale: shaped, Centred: shaped}
+RULES: dict[type, Rule] = {
+    **dict.fromkeys((Shaped, AttnScale, Centred), shaped),
+    **dict.fromkeys((Trained, ByDepth, ByLayer), weighted),
+}

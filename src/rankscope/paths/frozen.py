@@ -23,6 +23,7 @@ from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
 from rankscope.nets.padding import TokenOrder
+from rankscope.nets.parts import pieces
 from rankscope.nets.plain import Heads, Plain, Spoken, Square, Tokens, affine
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
@@ -183,11 +184,11 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
             "a network is taken apart where every path begins at its own tokens; this one has "
             "cross-attention, whose paths begin in a memory: measure it instead"
         )
-    for part in net.arch.parts:
+    for part in pieces(net.arch.parts):
         if part.place in ("values", "heads"):
             raise PathError(
-                "a network is taken apart where parts of one's own stand at weights, attention, mlp or "
-                f"stream; {part.name} stands at {part.place}: measure the network instead"
+                "a network is taken apart where parts of one's own stand elsewhere than at values and heads; "
+                f"{part.name} stands at {part.place}: measure the network instead"
             )
         if part.place != "weights" and not hasattr(part, "frozen"):
             raise PathError(

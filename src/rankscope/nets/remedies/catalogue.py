@@ -4,10 +4,22 @@ from dataclasses import fields
 from typing import Any
 
 from rankscope.errors import ArchitectureError, one_of
+from rankscope.nets.remedies.branches import (
+    DeepNorm,
+    LambdaSkip,
+    LayerNormScaling,
+    ReZero,
+    SkipInit,
+    SqrtDepth,
+)
 from rankscope.nets.remedies.remedy import Built
 from rankscope.nets.remedies.shaping import AttnScale, Centred, Shaped
 
-REMEDIES: dict[str, type[Built]] = {each.name: each for each in (Shaped, AttnScale, Centred)}
+KINDS: tuple[type[Built], ...] = (
+    *(Shaped, AttnScale, Centred),
+    *(ReZero, SkipInit, SqrtDepth, LayerNormScaling, DeepNorm, LambdaSkip),
+)
+REMEDIES: dict[str, type[Built]] = {each.name: each for each in KINDS}
 
 
 def remedy(spec: str, **numbers: Any) -> Built:
