@@ -8,9 +8,11 @@ import torch
 
 from rankscope.deviation.attention import Attention
 from rankscope.deviation.remedies_branches import weighted
+from rankscope.deviation.remedies_values import drawn, value_residual
 from rankscope.deviation.scaled import Scaled
 from rankscope.nets.remedies.branches import ByDepth, ByLayer, Trained
 from rankscope.nets.remedies.shaping import AttnScale, Centred, Shaped, Shaping, average
+from rankscope.nets.remedies.values import Drawn, ValueResidual
 
 Rule = Callable[[Any, Any, Any, Any, Any], Any]
 """(remedy, x, block, rules, inside)."""
@@ -47,4 +49,5 @@ def _last(real: torch.Tensor) -> torch.Tensor:
 RULES: dict[type, Rule] = {
     **dict.fromkeys((Shaped, AttnScale, Centred), shaped),
     **dict.fromkeys((Trained, ByDepth, ByLayer), weighted),
+    **{ValueResidual: value_residual, Drawn: drawn},
 }

@@ -109,7 +109,6 @@ class Seen:
         """The same block, shaken otherwise, tokens where they stood."""
         if self.block is None:
             return self.fine
-        self.witness.other.memory = dict(self.witness.fine.memory)  # of the layers before
         step = DeviationStep(self.block.index + 1, *traverse(self.block, self.witness.other, self.before))
         return restored(step, self.witness.given.order)
 

@@ -94,8 +94,8 @@ class _Branches(Built):
             return super().applied(bare)
         if arch.norm_place == "sandwich" and arch.norm != "none":
             raise ArchitectureError(
-                f"{self.name} weighs what a branch adds, which in this network goes through a norm of its own "
-                "(norm_place 'sandwich') that takes any weight back: take norms out first, variant(norm=False)"
+                f"{self.name} weighs what a branch adds, which in this network goes through a norm of its "
+                "own (norm_place 'sandwich') that takes any weight back: take norms out, variant(norm=False)"
             )
         return super().applied(arch)
 

@@ -14,10 +14,12 @@ from rankscope.nets.remedies.branches import (
 )
 from rankscope.nets.remedies.remedy import Built
 from rankscope.nets.remedies.shaping import AttnScale, Centred, Shaped
+from rankscope.nets.remedies.values import Neutreno, ValueResidual
 
 KINDS: tuple[type[Built], ...] = (
     *(Shaped, AttnScale, Centred),
     *(ReZero, SkipInit, SqrtDepth, LayerNormScaling, DeepNorm, LambdaSkip),
+    *(ValueResidual, Neutreno),
 )
 REMEDIES: dict[str, type[Built]] = {each.name: each for each in KINDS}
 
