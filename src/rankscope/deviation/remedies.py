@@ -8,9 +8,12 @@ import torch
 
 from rankscope.deviation.attention import Attention
 from rankscope.deviation.remedies_branches import weighted
+from rankscope.deviation.remedies_tokens import contrasted, featscaled
 from rankscope.deviation.remedies_values import drawn, value_residual
 from rankscope.deviation.scaled import Scaled
 from rankscope.nets.remedies.branches import ByDepth, ByLayer, Trained
+from rankscope.nets.remedies.contranorm import Contrast
+from rankscope.nets.remedies.featscale import FeatScale
 from rankscope.nets.remedies.shaping import AttnScale, Centred, Shaped, Shaping, average
 from rankscope.nets.remedies.values import Drawn, ValueResidual
 
@@ -49,5 +52,5 @@ def _last(real: torch.Tensor) -> torch.Tensor:
 RULES: dict[type, Rule] = {
     **dict.fromkeys((Shaped, AttnScale, Centred), shaped),
     **dict.fromkeys((Trained, ByDepth, ByLayer), weighted),
-    **{ValueResidual: value_residual, Drawn: drawn},
+    **{ValueResidual: value_residual, Drawn: drawn, FeatScale: featscaled, Contrast: contrasted},
 }

@@ -5,7 +5,9 @@ traversal and brings a rule per arithmetic, a method of that arithmetic's name:
 
 | place           | x, in the plain arithmetic                                |
 |-----------------|-----------------------------------------------------------|
-| `before`        | tokens as a branch meets them, before the norm it has     |
+| `attention_in`  | tokens as attention meets them, before the norm it has    |
+| `cross_in`      | the same of cross-attention                               |
+| `mlp_in`        | the same of the MLP                                       |
 | `read`          | tokens as a branch reads them, after that norm            |
 | `values`        | what heads mix, `[batch, head, token, head_width]`        |
 | `weights`       | the attention matrix P, `[batch, head, token, token]`     |
@@ -32,15 +34,17 @@ rules, but `pieces`, the parts that it is at each of them. One that asks `rules.
 
 `block` is the layer (`block.index`, `block.weights`, `block.arch`), `rules` the arithmetic with its
 `setting` (masks, positions, which tokens are real) and a `memory` for what one layer leaves to later ones,
-`inside` what the branch reads.
+`inside` what the branch reads. What a rule named `frozen` needs of the tokens as they were, the plain rule
+keeps, `rules.keep(block, name, x)`, and it finds with `rules.kept(block, name)`.
 """
 
 from collections.abc import Iterable
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 Place = Literal[
-    "before", "read", "values", "weights", "heads", "attention", "cross", "mlp", "attention_sum", "stream"
-]
+    "attention_in", "cross_in", "mlp_in", "read", "values", "weights", "heads", "attention", "cross", "mlp",
+    "attention_sum", "stream",
+]  # fmt: skip
 PLACES = get_args(Place)
 
 

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.order import Branch, Half, order, speaking
+from rankscope.nets.order import Branch, Branching, Half, order, speaking
 from rankscope.nets.parts import Part, Place, pieces
 from rankscope.nets.stored import Stored
 from rankscope.nets.weights import Layer, MLPWeights, Weights
 
 State = TypeVar("State")
+ENTRANCES: dict[Branching, Place] = {"attention": "attention_in", "cross": "cross_in", "mlp": "mlp_in"}
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
         for branch in half.branches:
             if not rules.takes(block, half, branch):
                 continue
-            inside = changed("before", block, rules, state, state)
+            inside = changed(ENTRANCES[branch.part], block, rules, state, state)
             inside = inside if branch.before is None else rules.norm(block, branch.before, inside)
             inside = changed("read", block, rules, inside, inside)
             if branch.part == "attention":
@@ -188,6 +189,9 @@ class Arithmetic:
         raise ArchitectureError(
             f"cross-attention must have a rule in the arithmetic {self.name!r}; it has none: use another"
         )
+
+    def keep(self, block: Block, name: str, x: Any) -> None:
+        """For nobody, unless a subclass freezes the network."""
 
     def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
         """By the part's own rule of this arithmetic's name."""

@@ -72,6 +72,8 @@ class FrozenLayer:
     gate: Float[Tensor, "batch token mlp_width"] | None = None
     head_gate: Float[Tensor, "batch head token head_width"] | None = None
     """How far the gates on what heads say were open."""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """What parts of one's own asked to keep, by name."""
 
     @property
     def ways(self) -> tuple[int | None, ...]:
@@ -141,6 +143,9 @@ class _Freezing(Plain):
         assert found is not None
         self.layer(block).norms[name] = found
         return super().norm(block, name, X)
+
+    def keep(self, block: Block, name: str, x: Tensor) -> None:
+        self.layer(block).kept[name] = x
 
     def mix(self, block: Block, P: Square, V: Heads) -> Spoken:
         self.layer(block).P = P

@@ -12,6 +12,8 @@ from rankscope.nets.remedies.branches import (
     SkipInit,
     SqrtDepth,
 )
+from rankscope.nets.remedies.contranorm import ContraNorm
+from rankscope.nets.remedies.featscale import FeatScale
 from rankscope.nets.remedies.remedy import Built
 from rankscope.nets.remedies.shaping import AttnScale, Centred, Shaped
 from rankscope.nets.remedies.values import Neutreno, ValueResidual
@@ -19,7 +21,7 @@ from rankscope.nets.remedies.values import Neutreno, ValueResidual
 KINDS: tuple[type[Built], ...] = (
     *(Shaped, AttnScale, Centred),
     *(ReZero, SkipInit, SqrtDepth, LayerNormScaling, DeepNorm, LambdaSkip),
-    *(ValueResidual, Neutreno),
+    *(ValueResidual, Neutreno, FeatScale, ContraNorm),
 )
 REMEDIES: dict[str, type[Built]] = {each.name: each for each in KINDS}
 
