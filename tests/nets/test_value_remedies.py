@@ -24,6 +24,9 @@ SPECS = ["valueresidual", "valueresidual:a=1.0,b=2.0", "neutreno", "neutreno:wei
 class Heard(Network):
     """V_1 is kept when layer 1 makes its values; heads are those of keys, several sharing one."""
 
+    first: list[Rows]
+    own: list[Rows]
+
     def heads(self, here: int, name: str, X: Rows, kind: str = "attention") -> list[Rows]:
         V = super().heads(here, name, X, kind)
         if name != "value":
@@ -36,7 +39,7 @@ class Heard(Network):
 
     def spoken(self, here: int, X: Rows, source: Rows, found: list[Rows], kind: str = "attention") -> Rows:
         out = super().spoken(here, X, source, found, kind)
-        (part,) = self.arch.parts
+        part: Any = self.arch.parts[0]
         if part.name != "neutreno" or here == 0:
             return out
         group = self.arch.heads // self.arch.key_heads

@@ -8,12 +8,14 @@ import torch
 
 from rankscope.deviation.attention import Attention
 from rankscope.deviation.remedies_branches import weighted
+from rankscope.deviation.remedies_gates import head_gated
 from rankscope.deviation.remedies_tokens import contrasted, featscaled
 from rankscope.deviation.remedies_values import drawn, value_residual
 from rankscope.deviation.scaled import Scaled
 from rankscope.nets.remedies.branches import ByDepth, ByLayer, Trained
 from rankscope.nets.remedies.contranorm import Contrast
 from rankscope.nets.remedies.featscale import FeatScale
+from rankscope.nets.remedies.gates import HeadGate
 from rankscope.nets.remedies.shaping import AttnScale, Centred, Shaped, Shaping, average
 from rankscope.nets.remedies.values import Drawn, ValueResidual
 
@@ -52,5 +54,11 @@ def _last(real: torch.Tensor) -> torch.Tensor:
 RULES: dict[type, Rule] = {
     **dict.fromkeys((Shaped, AttnScale, Centred), shaped),
     **dict.fromkeys((Trained, ByDepth, ByLayer), weighted),
-    **{ValueResidual: value_residual, Drawn: drawn, FeatScale: featscaled, Contrast: contrasted},
+    **{
+        ValueResidual: value_residual,
+        Drawn: drawn,
+        FeatScale: featscaled,
+        Contrast: contrasted,
+        HeadGate: head_gated,
+    },
 }

@@ -59,6 +59,17 @@ class Part(Protocol):
         """What it does to ordinary tensors."""
 
 
-def pieces(parts: Iterable[Any]) -> tuple[Part, ...]:
+@runtime_checkable
+class Several(Protocol):
+    """A part that stands at several places."""
+
+    name: str
+
+    @property
+    def pieces(self) -> tuple[Part, ...]:
+        """What it is at each of them."""
+
+
+def pieces(parts: Iterable[Part | Several]) -> tuple[Part, ...]:
     """Every part at its one place."""
     return tuple(piece for part in parts for piece in getattr(part, "pieces", (part,)))

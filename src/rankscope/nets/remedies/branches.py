@@ -109,7 +109,7 @@ class ReZero(_Branches):
     name: ClassVar[str] = "rezero"
     says: ClassVar[str] = "branches times one number of the layer, trained from 0; no norms"
     source: ClassVar[str] = "Bachlechner et al. 2020"
-    zero: ClassVar[dict[str, float]] = {"weight": 1.0, "norms": 1}
+    zero: ClassVar[dict[str, float]] = {"weight": 1.0, "norms": 1.0}
 
     def initial(self, arch: Fields, layer: int, generator: Generator) -> dict[str, Tensor]:
         """One for all branches."""
@@ -130,7 +130,7 @@ class SkipInit(_Branches):
     name: ClassVar[str] = "skipinit"
     says: ClassVar[str] = "each branch times a number of its own, trained from 0; no norms"
     source: ClassVar[str] = "De & Smith 2020"
-    zero: ClassVar[dict[str, float]] = {"weight": 1.0, "norms": 1}
+    zero: ClassVar[dict[str, float]] = {"weight": 1.0, "norms": 1.0}
 
     def initial(self, arch: Fields, layer: int, generator: Generator) -> dict[str, Tensor]:
         """One for each branch."""
@@ -212,9 +212,9 @@ class DeepNorm(Built):
     def tensors(self, arch: Fields, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Values, outputs and the MLP, divided."""
         divisor = (8 * arch.layers) ** 0.25
-        divided = ("value", "output", "up", "down")
+        divided = {"value", "output", "up", "down"}
         return {
-            name: tensor / divisor if name.split(".")[-2] in divided else tensor
+            name: tensor / divisor if divided & {*name.split(".")} else tensor
             for name, tensor in state.items()
         }
 

@@ -14,6 +14,7 @@ from rankscope.nets.remedies.branches import (
 )
 from rankscope.nets.remedies.contranorm import ContraNorm
 from rankscope.nets.remedies.featscale import FeatScale
+from rankscope.nets.remedies.gates import Gate, HeadGate
 from rankscope.nets.remedies.remedy import Built
 from rankscope.nets.remedies.shaping import AttnScale, Centred, Shaped
 from rankscope.nets.remedies.values import Neutreno, ValueResidual
@@ -21,7 +22,7 @@ from rankscope.nets.remedies.values import Neutreno, ValueResidual
 KINDS: tuple[type[Built], ...] = (
     *(Shaped, AttnScale, Centred),
     *(ReZero, SkipInit, SqrtDepth, LayerNormScaling, DeepNorm, LambdaSkip),
-    *(ValueResidual, Neutreno, FeatScale, ContraNorm),
+    *(ValueResidual, Neutreno, FeatScale, ContraNorm, Gate, HeadGate),
 )
 REMEDIES: dict[str, type[Built]] = {each.name: each for each in KINDS}
 
