@@ -46,7 +46,8 @@ class Contrasted(Remedied):
     """Token by token, every weight from the definition."""
 
     def contrast(self, index: int, X: Rows) -> Rows:
-        s = mp.mpf(self.arch.parts[0].s)  # type: ignore[attr-defined]
+        part: Any = self.arch.parts[0]
+        s = mp.mpf(part.s)
         sees = mask_matrix(self.arch.mask_of(index), len(X)).tolist()
         length = [mp.sqrt(dot(x, x)) for x in X]
         out = []
