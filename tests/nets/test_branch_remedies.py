@@ -6,6 +6,7 @@ import mpmath as mp
 import pytest
 import torch
 
+from rankscope import decompose
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
 from tests.builders import normal
@@ -111,6 +112,19 @@ def test_where_one_has_no_meaning_it_says_so(name: str, fields: dict[str, Any], 
 @pytest.mark.parametrize("name", ["rezero", "skipinit", "sqrtl", "lnscale"])
 def test_paths_add_up(name: str, parallel: bool) -> None:
     check_paths(stirred(small(norm_place="pre", parallel=parallel).remedied(name)))
+
+
+@pytest.mark.parametrize("name", ["skipinit", "lnscale"])
+def test_heaviest_paths_are_proved(name: str) -> None:
+    """Against all of them, one by one."""
+    net, X = stirred(small(norm_place="pre", layers=2).remedied(name)), normal(1, 5, 4)
+    d = decompose(net, X)
+    counts = d.by_length().counts
+    every = [path for length, count in enumerate(counts) for path in d.sample(length, count)]
+    weights = sorted((float(d.path(path).term.norm()) for path in every), reverse=True)
+    found = d.top(3, budget=10**4)
+    assert found.proved == 3
+    assert found.weights == pytest.approx(weights[:3], rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["rezero", "skipinit", "sqrtl", "lnscale"])

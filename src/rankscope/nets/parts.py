@@ -35,7 +35,8 @@ rules, but `pieces`, the parts that it is at each of them. One that asks `rules.
 `block` is the layer (`block.index`, `block.weights`, `block.arch`), `rules` the arithmetic with its
 `setting` (masks, positions, which tokens are real) and a `memory` for what one layer leaves to later ones,
 `inside` what the branch reads. What a rule named `frozen` needs of the tokens as they were, the plain rule
-keeps, `rules.keep(block, name, x)`, and it finds with `rules.kept(block, name)`.
+keeps, `rules.keep(block, name, x)`, and it finds with `rules.kept(block, name)`. To have heaviest paths
+proved, such a part says by how much it can lengthen a term at most, `lengthens(block)`.
 """
 
 from collections.abc import Iterable

@@ -46,6 +46,10 @@ class Weight:
         """Every term alike."""
         return terms._replace(parts=terms.parts * self.number(block))
 
+    def lengthens(self, block: Any) -> float:
+        """Every term by as much."""
+        return abs(float(self.number(block)))
+
 
 @dataclass(frozen=True)
 class Trained(Weight):
