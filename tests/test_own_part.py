@@ -219,5 +219,8 @@ def test_a_place_that_there_is_not() -> None:
     class Lost(AttnScale):
         place: ClassVar[Any] = "nowhere"
 
-    with pytest.raises(ArchitectureError, match="place of attn_scale must be one of values, weights"):
+    with pytest.raises(
+        ArchitectureError,
+        match="place of attn_scale must be one of attention_in, cross_in, mlp_in, read, values",
+    ):
         Architecture(layers=1, width=4, heads=1, parts=(Lost(1.0),))  # type: ignore[arg-type]

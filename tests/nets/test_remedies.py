@@ -24,6 +24,8 @@ PADDING = torch.tensor([[False] * 6, [True, True] + [False] * 4])
 @pytest.mark.parametrize("mask", MASKS)
 def test_at_its_zero_nothing_changes(name: str, mask: str) -> None:
     net, X = network(mask), normal(2, 6, 8, seed=3)
+    if name == "lnscale":  # of networks that read through a norm
+        net = Transformer.from_weights(net.arch.replace(norm_place="pre"), net.state())
     same = net.remedied(name, **REMEDIES[name].zero)
     assert torch.equal(same.run(X, PADDING).output, net.run(X, PADDING).output)
 

@@ -64,6 +64,7 @@ class Confirmation:
         if passes.second is None:
             most = MARGIN * max(self.grown, EPS) * EPS
             passes.second = Noise(most=min(most, 1e-12)).of(self.before)
+            passes.shaken.memory = dict(passes.rules.memory)  # of the layers before
         step = passes.stepped(index, passes.shaken, passes.second)
         passes.second = step.state
         return rounded(restored(step, passes.given.order))

@@ -17,6 +17,7 @@ from rankscope.deviation.state import Real, State
 from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
 from rankscope.nets.padding import TokenOrder
+from rankscope.nets.parts import pieces
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
@@ -52,7 +53,9 @@ def without_rule(net: Transformer) -> list[str]:
     found = [] if kernel in KERNELS else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
     found += [] if has_rule(arch.norm) else [f"norm {getattr(arch.norm, 'name', arch.norm)}"]
     return found + [
-        part.name for part in arch.parts if not hasattr(part, Deviation.name) and type(part) not in REMEDIES
+        part.name
+        for part in arch.parts
+        if any(not hasattr(piece, Deviation.name) and type(piece) not in REMEDIES for piece in pieces([part]))
     ]
 
 

@@ -11,7 +11,7 @@ from rankscope.nets.fields import BIASES, MLP, Fields, NormPlace, Positions
 from rankscope.nets.kernels import KERNELS, Kernel
 from rankscope.nets.masks import Mask
 from rankscope.nets.norms import NORMS, Norm
-from rankscope.nets.parts import PLACES, Part
+from rankscope.nets.parts import PLACES, Part, pieces
 
 LISTED = (
     "kept_heads", "biases", "mask", "rotary_frequencies", "rotary_scales", "bare_layers", "parts", "experts",
@@ -215,7 +215,7 @@ def _experts(arch: Fields) -> None:
 
 
 def _parts(arch: Fields) -> None:
-    for part in arch.parts:
+    for part in pieces(arch.parts):
         if not isinstance(part, Part):
             raise ArchitectureError(
                 "parts must be objects with a name, a place and a rule named plain (see "

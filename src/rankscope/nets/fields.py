@@ -7,7 +7,7 @@ from rankscope.nets.experts import Experts
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import Mask
 from rankscope.nets.norms import Norm
-from rankscope.nets.parts import Part
+from rankscope.nets.parts import Part, Several
 
 MLP = Literal["plain", "gated", "experts", "none"]
 NormPlace = Literal["pre", "post", "sandwich"]
@@ -108,7 +108,7 @@ class Fields:
     """Every layer has the same weights (ALBERT)."""
     biases: bool | tuple[str, ...] = BIASES
     """Which parts have a bias, of query, key, value, output, mlp, norm. True or False: all or none."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Part | Several, ...] = ()
     """Parts of one's own, in the order in which they act (see `parts.py`)."""
 
     def mixes(self, layer: int) -> bool:

@@ -3,15 +3,20 @@
 A part is an object of the user's, given as `Architecture(..., parts=(mine,))`. It stands at one place of the
 traversal and brings a rule per arithmetic, a method of that arithmetic's name:
 
-| place       | x, in the plain arithmetic                            |
-|-------------|-------------------------------------------------------|
-| `values`    | what heads mix, `[batch, head, token, head_width]`    |
-| `weights`   | the attention matrix P, `[batch, head, token, token]` |
-| `heads`     | what heads say, `[batch, token, head, head_width]`    |
-| `attention` | what attention adds, before a norm, as tokens         |
-| `cross`     | the same of cross-attention                           |
-| `mlp`       | what the MLP adds, before a norm, as tokens           |
-| `stream`    | the tokens after the block                            |
+| place           | x, in the plain arithmetic                                |
+|-----------------|-----------------------------------------------------------|
+| `attention_in`  | tokens as attention meets them, before the norm it has    |
+| `cross_in`      | the same of cross-attention                               |
+| `mlp_in`        | the same of the MLP                                       |
+| `read`          | tokens as a branch reads them, after that norm            |
+| `values`        | what heads mix, `[batch, head, token, head_width]`        |
+| `weights`       | the attention matrix P, `[batch, head, token, token]`     |
+| `heads`         | what heads say, `[batch, token, head, head_width]`        |
+| `attention`     | what attention adds, before a norm, as tokens             |
+| `cross`         | the same of cross-attention                               |
+| `mlp`           | what the MLP adds, before a norm, as tokens               |
+| `attention_sum` | what attention adds and the skip, before a norm on both   |
+| `stream`        | the tokens after the block                                |
 
     plain(x, block, rules, inside)       on ordinary tensors; every part has this one
     deviation(x, block, rules, inside)   on states; without it `measure` runs in float64, and says so
@@ -23,16 +28,24 @@ A part that has tensors of its own, trained with the rest, says what they start 
 
     initial(arch, layer, generator)      by name, float64; drawn from the generator where they are random
 
-and finds them in `block.weights.parts[its name]`.
+and finds them in `block.weights.parts[its name]`. One that stands at several places has no place and no
+rules, but `pieces`, the parts that it is at each of them. One that asks `rules.setting` who sees whom says
+`sees = True`: then masks are there, whole, however long the context.
 
 `block` is the layer (`block.index`, `block.weights`, `block.arch`), `rules` the arithmetic with its
 `setting` (masks, positions, which tokens are real) and a `memory` for what one layer leaves to later ones,
-`inside` what the branch reads.
+`inside` what the branch reads. What a rule named `frozen` needs of the tokens as they were, the plain rule
+keeps, `rules.keep(block, name, x)`, and it finds with `rules.kept(block, name)`. To have heaviest paths
+proved, such a part says by how much it can lengthen a term at most, `lengthens(block)`.
 """
 
+from collections.abc import Iterable
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
-Place = Literal["values", "weights", "heads", "attention", "cross", "mlp", "stream"]
+Place = Literal[
+    "attention_in", "cross_in", "mlp_in", "read", "values", "weights", "heads", "attention", "cross", "mlp",
+    "attention_sum", "stream",
+]  # fmt: skip
 PLACES = get_args(Place)
 
 
@@ -45,3 +58,19 @@ class Part(Protocol):
 
     def plain(self, x: Any, block: Any, rules: Any, inside: Any) -> Any:
         """What it does to ordinary tensors."""
+
+
+@runtime_checkable
+class Several(Protocol):
+    """A part that stands at several places."""
+
+    name: str
+
+    @property
+    def pieces(self) -> tuple[Part, ...]:
+        """What it is at each of them."""
+
+
+def pieces(parts: Iterable[Part | Several]) -> tuple[Part, ...]:
+    """Every part at its one place."""
+    return tuple(piece for part in parts for piece in getattr(part, "pieces", (part,)))

@@ -17,6 +17,7 @@ from rankscope.metrics.attention import defect_of_rows, entropy_of_rows, first_t
 from rankscope.metrics.rows import Rows
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.masks import spec_of
+from rankscope.nets.parts import pieces
 from rankscope.nets.plain import Heads, Plain, Spoken, Tokens
 from rankscope.nets.positions import by_offset, score_bias
 from rankscope.nets.rows import BY_ROW, AttentionRows, Softmaxed
@@ -54,13 +55,10 @@ class Numbers:
 
 
 def streams(arch: Architecture) -> bool:
-    """Whether rows of attention can be taken one block at a time: no part of one's own changes P, and scores
-    do not follow the number of tokens."""
-    return (
-        arch.kernel in BY_ROW
-        and not arch.log_gain
-        and not any(part.place == "weights" for part in arch.parts)
-    )
+    """Whether rows of attention can be taken one block at a time: no part of one's own changes P, or asks who
+    sees whom, and scores do not follow the number of tokens."""
+    whole = any(part.place == "weights" or getattr(part, "sees", False) for part in pieces(arch.parts))
+    return arch.kernel in BY_ROW and not arch.log_gain and not whole
 
 
 class Streamed(Plain):

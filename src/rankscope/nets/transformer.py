@@ -370,7 +370,8 @@ class Transformer:
             for name, tensor in part_tensors(arch, index, drawn).items():
                 state.setdefault(f"layers.{index}.{name}", tensor.to(like))
         changed = getattr(found, "tensors", lambda arch, state: state)(arch, state)
-        return replace(self, arch=arch, weights=assemble(arch, changed))
+        mine = shapes(arch)  # without those of norms that it takes out
+        return replace(self, arch=arch, weights=assemble(arch, {k: changed[k] for k in changed if k in mine}))
 
     def variant(
         self,

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.order import Branch, Half, order, speaking
-from rankscope.nets.parts import Part, Place
+from rankscope.nets.order import Branch, Branching, Half, order, speaking
+from rankscope.nets.parts import Part, Place, pieces
 from rankscope.nets.stored import Stored
 from rankscope.nets.weights import Layer, MLPWeights, Weights
 
 State = TypeVar("State")
+ENTRANCES: dict[Branching, Place] = {"attention": "attention_in", "cross": "cross_in", "mlp": "mlp_in"}
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,9 @@ def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
         for branch in half.branches:
             if not rules.takes(block, half, branch):
                 continue
-            inside = state if branch.before is None else rules.norm(block, branch.before, state)
+            inside = changed(ENTRANCES[branch.part], block, rules, state, state)
+            inside = inside if branch.before is None else rules.norm(block, branch.before, inside)
+            inside = changed("read", block, rules, inside, inside)
             if branch.part == "attention":
                 values = changed("values", block, rules, rules.values(block, inside), inside)
                 weights = changed("weights", block, rules, rules.weights(block, inside), inside)
@@ -152,6 +155,7 @@ def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
             out = changed(branch.part, block, rules, out, inside)
             branches[branch.part] = out if branch.after is None else rules.norm(block, branch.after, out)
         state = rules.add(block, half, state, branches)
+        state = changed("attention_sum", block, rules, state, state) if half.attends else state
         state = state if half.after is None else rules.norm(block, half.after, state)
     seen: list[dict[int, Any]] = [getattr(rules, name, {}) for name in ("routed", "crossed")]
     state = changed("stream", block, rules, state, state)
@@ -160,7 +164,7 @@ def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
 
 def changed(place: Place, block: Block, rules: Rules[Any], x: Any, inside: Any) -> Any:
     """x through the parts of the user's own that stand at a place."""
-    for part in block.arch.parts:
+    for part in pieces(block.arch.parts):
         if part.place == place:
             x = rules.part(block, part, x, inside)
     return x
@@ -185,6 +189,9 @@ class Arithmetic:
         raise ArchitectureError(
             f"cross-attention must have a rule in the arithmetic {self.name!r}; it has none: use another"
         )
+
+    def keep(self, block: Block, name: str, x: Any) -> None:
+        """For nobody, unless a subclass freezes the network."""
 
     def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
         """By the part's own rule of this arithmetic's name."""

@@ -36,8 +36,9 @@ MOST = 10**6
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PathTerm:
-    """One path: `term = P X W` where the network has no norms, no MLPs and no gates on heads (Dong et al.
-    2021, Thm 2.1), and with attention of its own no biases; X has its positions added."""
+    """One path: `term = P X W` where the network has no norms, no MLPs, no gates on heads and no parts of
+    one's own but on attention's weights (Dong et al. 2021, Thm 2.1), and with attention of its own no biases;
+    X has its positions added."""
 
     path: Path
     term: Float[Tensor, "batch token width"]

@@ -23,6 +23,7 @@ from rankscope.nets.activations import ACTIVATIONS
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
 from rankscope.nets.padding import TokenOrder
+from rankscope.nets.parts import pieces
 from rankscope.nets.plain import Heads, Plain, Spoken, Square, Tokens, affine
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
@@ -71,6 +72,8 @@ class FrozenLayer:
     gate: Float[Tensor, "batch token mlp_width"] | None = None
     head_gate: Float[Tensor, "batch head token head_width"] | None = None
     """How far the gates on what heads say were open."""
+    kept: dict[str, Tensor] = field(default_factory=dict)
+    """What parts of one's own asked to keep, by name."""
 
     @property
     def ways(self) -> tuple[int | None, ...]:
@@ -141,6 +144,9 @@ class _Freezing(Plain):
         self.layer(block).norms[name] = found
         return super().norm(block, name, X)
 
+    def keep(self, block: Block, name: str, x: Tensor) -> None:
+        self.layer(block).kept[name] = x
+
     def mix(self, block: Block, P: Square, V: Heads) -> Spoken:
         self.layer(block).P = P
         return super().mix(block, P, V)
@@ -183,11 +189,11 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
             "a network is taken apart where every path begins at its own tokens; this one has "
             "cross-attention, whose paths begin in a memory: measure it instead"
         )
-    for part in net.arch.parts:
+    for part in pieces(net.arch.parts):
         if part.place in ("values", "heads"):
             raise PathError(
-                "a network is taken apart where parts of one's own stand at weights, attention, mlp or "
-                f"stream; {part.name} stands at {part.place}: measure the network instead"
+                "a network is taken apart where parts of one's own stand elsewhere than at values and heads; "
+                f"{part.name} stands at {part.place}: measure the network instead"
             )
         if part.place != "weights" and not hasattr(part, "frozen"):
             raise PathError(

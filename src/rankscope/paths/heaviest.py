@@ -217,7 +217,11 @@ class _Gain(Arithmetic):
         return torch.maximum(past, branches["attention"]) if half.attends else past
 
     def part(self, block: Block, part: Part, gain: Tensor, inside: Tensor) -> Tensor:
-        """Attention is taken as it was measured; of other parts of one's own nothing is known."""
+        """Attention is taken as it was measured; of other parts of one's own nothing is known, unless they
+        say it."""
+        known = getattr(part, "lengthens", None)
+        if known is not None:
+            return gain * known(block)
         return gain if part.place == "weights" else torch.full_like(gain, torch.inf)
 
     def _head(self, block: Block, head: int) -> Tensor:

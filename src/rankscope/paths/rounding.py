@@ -42,7 +42,8 @@ class Shaken(Along):
         norms = {name: replace(norm, scale=self._off(norm.scale)) for name, norm in layer.norms.items()}
         gate = None if layer.gate is None else self._off(layer.gate)
         head_gate = None if layer.head_gate is None else self._off(layer.head_gate)
-        shaken = FrozenLayer(layer.block, norms, gate, head_gate)
+        kept = {name: self._off(each) for name, each in layer.kept.items()}
+        shaken = FrozenLayer(layer.block, norms, gate, head_gate, kept)
         shaken.P = self._off(layer.P)
         return shaken
 

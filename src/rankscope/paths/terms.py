@@ -6,6 +6,7 @@ each length (`lengths.py`), everything that passes through a layer (`parts.py`).
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from rankscope.nets.order import Branch, Half
 from rankscope.nets.parts import Part
 from rankscope.nets.plain import Square, Tokens
+from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.paths.frozen import Frozen, FrozenLayer, Parts, with_bias
 
@@ -41,6 +43,15 @@ class FrozenRules(Arithmetic):
     def layer(self, block: Block) -> FrozenLayer:
         """What was kept of a block."""
         return self.frozen.layers[block.index]
+
+    @cached_property
+    def setting(self) -> Setting:
+        """Who sees whom, for parts of one's own."""
+        return self.frozen.net.setting(self.frozen.X, self.frozen.real)
+
+    def kept(self, block: Block, name: str) -> Tensor:
+        """What a part's plain rule kept."""
+        return self.layer(block).kept[name]
 
     def speaking(self, block: Block) -> tuple[int, ...]:
         """The heads that speak, of those named."""

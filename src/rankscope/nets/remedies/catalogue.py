@@ -4,14 +4,28 @@ from dataclasses import fields
 from typing import Any
 
 from rankscope.errors import ArchitectureError, one_of
+from rankscope.nets.remedies.branches import (
+    DeepNorm,
+    LambdaSkip,
+    LayerNormScaling,
+    ReZero,
+    SkipInit,
+    SqrtDepth,
+)
+from rankscope.nets.remedies.contranorm import ContraNorm
 from rankscope.nets.remedies.differential import Differential, HeadNorm
+from rankscope.nets.remedies.featscale import FeatScale
+from rankscope.nets.remedies.gates import Gate, HeadGate
 from rankscope.nets.remedies.remedy import Built
 from rankscope.nets.remedies.scores import LogN, Sinkhorn
 from rankscope.nets.remedies.shaping import AttnScale, Centred, Shaped
+from rankscope.nets.remedies.values import Neutreno, ValueResidual
 
 KINDS: tuple[type[Built], ...] = (
     *(Shaped, AttnScale, Centred),
     *(Sinkhorn, LogN, Differential),
+    *(ReZero, SkipInit, SqrtDepth, LayerNormScaling, DeepNorm, LambdaSkip),
+    *(ValueResidual, Neutreno, FeatScale, ContraNorm, Gate, HeadGate),
 )
 REMEDIES: dict[str, type[Built]] = {each.name: each for each in KINDS}
 PIECES: dict[str, type[Built]] = {HeadNorm.name: HeadNorm}

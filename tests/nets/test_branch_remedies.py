@@ -1,0 +1,134 @@
+"""Weights of branches and skips: each is what its formula says."""
+
+from typing import Any
+
+import mpmath as mp
+import pytest
+import torch
+
+from rankscope import decompose
+from rankscope.errors import ArchitectureError
+from rankscope.nets import Architecture, Transformer
+from tests.builders import normal
+from tests.deviation.reference import Rows
+from tests.deviation.remedied import Remedied, check, check_digits, check_paths, small, stirred, times
+
+PURE: dict[str, Any] = {"mlp": "none", "norm": "none", "attention_skip": 0.0}
+
+
+class Weighted(Remedied):
+    """Branches times the numbers that their layer holds, or a power of the depth; what they read, one of the
+    layer."""
+
+    def adds(self, index: int, kind: str, Y: Rows) -> Rows:
+        held = {name.split(".")[-2]: name for name in self.tensors if f"layers.{index}.parts." in name}
+        if "rezero" in held:
+            return times(self.tensors[f"layers.{index}.parts.rezero.weight"], Y)
+        if "skipinit" in held:
+            return times(self.tensors[f"layers.{index}.parts.skipinit.{kind}"], Y)
+        (part,) = self.arch.parts
+        return times(1 / mp.sqrt(self.arch.layers), Y) if part.name == "sqrtl" else Y
+
+    def read(self, index: int, X: Rows) -> Rows:
+        (part,) = self.arch.parts
+        return times(1 / mp.sqrt(index + 1), X) if part.name == "lnscale" else X
+
+
+@pytest.mark.parametrize("mask", ["complete", "causal"])
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("rezero", "pre"), ("skipinit", "post"), ("sqrtl", "post"), ("sqrtl", "pre"), ("lnscale", "pre")],
+)
+def test_weights_are_their_formulas(name: str, place: Any, mask: str) -> None:
+    net = stirred(small(norm_place=place, mask=mask).remedied(name))
+    check(net, Weighted(net))
+
+
+@pytest.mark.parametrize("name", ["rezero", "skipinit", "sqrtl", "lnscale"])
+def test_every_digit_below_float64(name: str) -> None:
+    net = stirred(small(norm_place="pre", layers=4, **PURE).remedied(name))
+    assert check_digits(net, Weighted(net), normal(1, 4, 4, seed=1)) < -20
+
+
+@pytest.mark.parametrize("name", ["rezero", "skipinit"])
+def test_at_first_a_layer_is_the_identity_without_norms(name: str) -> None:
+    net, X = small(norm_place="post").remedied(name), normal(2, 5, 4)
+    assert net.arch.norm == "none" and not any("_norm" in each for each in net.state())
+    assert torch.equal(net.run(X).output, X)
+
+
+def test_rezero_has_one_number_a_layer_and_skipinit_one_a_branch() -> None:
+    plain = small()
+    for name, numbers in (("rezero", 1), ("skipinit", 2)):
+        held = [each for each in plain.remedied(name).state() if each.startswith("layers.1.parts.")]
+        assert len(held) == numbers
+    assert len([e for e in small(mlp="none").remedied("skipinit").state() if ".1.parts." in e]) == 1
+
+
+def test_a_deeper_variant_has_branches_of_its_own_depth() -> None:
+    net, X = small().remedied("sqrtl"), normal(2, 5, 4)
+    deeper = net.variant(layers=[0, 1, 2, 0])
+    alone = Transformer.from_weights(deeper.arch, deeper.state())
+    assert torch.equal(deeper.run(X).output, alone.run(X).output)
+    check(deeper, Weighted(deeper))
+
+
+def test_deepnorm_is_its_skip_weight() -> None:
+    """On the weights as it divides them, a post-norm network of that skip weight, and nothing else."""
+    plain, X = small(norm_place="post", mlp="gated"), normal(2, 5, 4)
+    net = plain.remedied("deepnorm")
+    assert net.arch == plain.arch.replace(attention_skip=6**0.25, mlp_skip=6**0.25)
+    divided = (".value.", ".output.", ".up.", ".down.")
+    for name, tensor in net.state().items():
+        expected = plain.state()[name] / (24**0.25 if any(part in name for part in divided) else 1)
+        assert torch.allclose(tensor, expected, rtol=1e-15, atol=0)
+    skipping = Transformer.from_weights(plain.arch, net.state()).variant(skip=6**0.25)
+    assert torch.equal(net.run(X).output, skipping.run(X).output)
+    check(net, Remedied(net))
+    assert net.remedied("lambda", weight=0.7).arch.attention_skip == 0.7
+
+
+@pytest.mark.parametrize("spec", ["lambda:weight=0.4", "deepnorm"])
+def test_skips_go_on_pure_attention(spec: str) -> None:
+    net = small(norm_place="post", mlp="none").remedied(spec)
+    check_digits(net, Remedied(net), normal(1, 4, 4, seed=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "says"),
+    [
+        ("deepnorm", {"norm_place": "pre"}, "norm_place must be 'post'"),
+        ("lnscale", {"norm_place": "post"}, "norm_place must be 'pre'"),
+        ("sqrtl", {"norm_place": "sandwich"}, "takes any weight back"),
+        ("rezero:norms=1", {"norm_place": "sandwich"}, "takes any weight back"),
+    ],
+)
+def test_where_one_has_no_meaning_it_says_so(name: str, fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ArchitectureError, match=says):
+        small(**fields).remedied(name)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("name", ["rezero", "skipinit", "sqrtl", "lnscale"])
+def test_paths_add_up(name: str, parallel: bool) -> None:
+    check_paths(stirred(small(norm_place="pre", parallel=parallel).remedied(name)))
+
+
+@pytest.mark.parametrize("name", ["skipinit", "lnscale"])
+def test_heaviest_paths_are_proved(name: str) -> None:
+    """Against all of them, one by one."""
+    net, X = stirred(small(norm_place="pre", layers=2).remedied(name)), normal(1, 5, 4)
+    d = decompose(net, X)
+    counts = d.by_length().counts
+    every = [path for length, count in enumerate(counts) for path in d.sample(length, count)]
+    weights = sorted((float(d.path(path).term.norm()) for path in every), reverse=True)
+    found = d.top(3, budget=10**4)
+    assert found.proved == 3
+    assert found.weights == pytest.approx(weights[:3], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["rezero", "skipinit", "sqrtl", "lnscale"])
+def test_saved_and_read_back(name: str) -> None:
+    net = stirred(small(norm_place="pre").remedied(name))
+    assert Architecture.from_dict(net.arch.to_dict()) == net.arch
+    assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint

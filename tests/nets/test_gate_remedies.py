@@ -1,0 +1,92 @@
+"""Gates on heads: each is what its formula says, and starts as published."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope import decompose
+from rankscope.errors import ArchitectureError, PathError
+from rankscope.nets import Architecture, Transformer
+from tests.builders import normal
+from tests.deviation.reference import Network, Rows, sigmoid
+from tests.deviation.reference import times as multiplied
+from tests.deviation.remedied import check, check_digits, check_paths, small, stirred
+
+
+class Gated(Network):
+    """One gate a head; those of each entry the reference knows."""
+
+    def spoken(self, here: int, X: Rows, source: Rows, found: list[Rows], kind: str = "attention") -> Rows:
+        name = f"layers.{here}.parts.headgate"
+        gates = multiplied(X, self.tensors[f"{name}.weight"], self.tensors.get(f"{name}.bias"))
+        # P V times a gate of the row is (gate P) V.
+        opened = [
+            [[sigmoid(gates[i][h]) * p for p in row] for i, row in enumerate(P)] for h, P in enumerate(found)
+        ]
+        return super().spoken(here, X, source, opened, kind)
+
+
+def woken(net: Transformer) -> Transformer:
+    """Gates that open and shut."""
+    state = {
+        name: tensor + normal(*tensor.shape, seed=place) if "gate." in name else tensor
+        for place, (name, tensor) in enumerate(net.state().items())
+    }
+    return Transformer.from_weights(net.arch, state)
+
+
+@pytest.mark.parametrize("biases", [True, False])
+@pytest.mark.parametrize("mask", ["complete", "causal"])
+@pytest.mark.parametrize(("name", "exact"), [("gate", Network), ("headgate", Gated)])
+def test_they_are_their_formulas(name: str, exact: type[Network], mask: str, biases: bool) -> None:
+    net = woken(stirred(small(norm_place="pre", mask=mask, biases=biases).remedied(name)))
+    check(net, exact(net))
+
+
+@pytest.mark.parametrize(("name", "exact"), [("gate", Network), ("headgate", Gated)])
+def test_every_digit_of_pure_attention(name: str, exact: type[Network]) -> None:
+    net = small(layers=4, mlp="none", norm="none", attention_skip=0.0, biases=False).remedied(name)
+    check_digits(woken(net), exact(woken(net)), normal(1, 4, 4, seed=1))
+
+
+@pytest.mark.parametrize("name", ["gate", "headgate"])
+def test_they_start_half_open(name: str) -> None:
+    """N(0, 0.02), each layer drawn for itself, biases 0; the rest of the network is as it was."""
+    plain = Transformer.random(Architecture(layers=2, width=64, heads=4))
+    net = plain.remedied(name)
+    drawn = [tensor for key, tensor in net.state().items() if key.endswith("gate.weight")]
+    assert len(drawn) == 2 and not torch.equal(*drawn)
+    for tensor in drawn:
+        assert abs(float(tensor.std()) / 0.02 - 1) < 0.2
+    assert not any(tensor.any() for key, tensor in net.state().items() if key.endswith("gate.bias"))
+    assert all(torch.equal(net.state()[key], tensor) for key, tensor in plain.state().items())
+
+
+def test_a_gate_of_each_entry_alike_is_one_of_the_head() -> None:
+    net, X = woken(small(norm_place="pre").remedied("headgate")), normal(2, 5, 4)
+    state: dict[str, Any] = net.state()
+    for layer in range(3):
+        for leaf in ("weight", "bias"):
+            one = state.pop(f"layers.{layer}.parts.headgate.{leaf}")
+            state[f"layers.{layer}.attention.gate.{leaf}"] = one[..., None].expand(*one.shape, 2).clone()
+    each = Transformer.from_weights(net.arch.replace(parts=(), head_gate=True), state)
+    torch.testing.assert_close(net.run(X).output, each.run(X).output, rtol=1e-13, atol=1e-14)
+
+
+def test_paths_take_one_and_refuse_the_other() -> None:
+    check_paths(woken(small(norm_place="pre").remedied("gate")))
+    with pytest.raises(PathError, match="headgate stands at heads"):
+        decompose(small().remedied("headgate"), normal(1, 5, 4))
+
+
+def test_heads_have_one_gate() -> None:
+    with pytest.raises(ArchitectureError, match="have gates"):
+        small().remedied("gate").remedied("gate")
+
+
+@pytest.mark.parametrize("name", ["gate", "headgate"])
+def test_saved_and_read_back(name: str) -> None:
+    net = small().remedied(name)
+    assert Architecture.from_dict(net.arch.to_dict()) == net.arch
+    assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint

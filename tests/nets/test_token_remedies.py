@@ -1,0 +1,165 @@
+"""FeatScale and ContraNorm: each is what its formula says, and reads nothing that a mask hides."""
+
+from typing import Any
+
+import mpmath as mp
+import pytest
+import torch
+
+from rankscope.deviation import propagate, rounded
+from rankscope.nets import Architecture, Transformer, mask_matrix
+from rankscope.nets.streaming import streams
+from tests.builders import normal
+from tests.deviation.reference import Rows, dot
+from tests.deviation.remedied import (
+    PADDING,
+    Remedied,
+    check,
+    check_digits,
+    check_paths,
+    small,
+    stirred,
+)
+
+MASKS = ["complete", "causal", "window:1"]
+
+
+class Scaled(Remedied):
+    """Loops over tokens and channels."""
+
+    def adds(self, index: int, kind: str, Y: Rows) -> Rows:
+        if kind == "mlp":
+            return Y
+        s, t = (self.tensors[f"layers.{index}.parts.featscale.{each}"] for each in "st")
+        sees = mask_matrix(self.arch.mask_of(index), len(Y)).tolist()
+        out = []
+        for i, row in enumerate(Y):
+            seen = [Y[j] for j in range(len(Y)) if sees[i][j]]
+            mean = [mp.fsum(column) / len(seen) for column in zip(*seen, strict=True)]
+            out.append(
+                [u + s[k] * m + t[k] * (u - m) for k, (u, m) in enumerate(zip(row, mean, strict=True))]
+            )
+        return out
+
+
+class Contrasted(Remedied):
+    """Token by token, every weight from the definition."""
+
+    def contrast(self, index: int, X: Rows) -> Rows:
+        part: Any = self.arch.parts[0]
+        s = mp.mpf(part.s)
+        sees = mask_matrix(self.arch.mask_of(index), len(X)).tolist()
+        length = [mp.sqrt(dot(x, x)) for x in X]
+        out = []
+        for i, x in enumerate(X):
+            seen = [j for j in range(len(X)) if sees[i][j]]
+            e = [mp.exp(dot(x, X[j]) / length[i] / length[j]) for j in seen]
+            heard = [
+                mp.fsum(w * X[j][k] for w, j in zip(e, seen, strict=True)) / mp.fsum(e) for k in range(len(x))
+            ]
+            out.append([(1 + s) * u - s * v for u, v in zip(x, heard, strict=True)])
+        return out
+
+    def before(self, index: int, X: Rows) -> Rows:
+        return self.contrast(index, X) if self.arch.norm_place == "pre" else X
+
+    def sums(self, index: int, X: Rows) -> Rows:
+        return self.contrast(index, X) if self.arch.norm_place == "post" else X
+
+
+REFERENCES = {"featscale": Scaled, "contranorm": Contrasted}
+PURE: dict[str, Any] = {"layers": 4, "mlp": "none", "norm": "none", "attention_skip": 0.0}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("place", ["pre", "post"])
+@pytest.mark.parametrize("name", REFERENCES)
+def test_they_are_their_formulas(name: str, place: Any, mask: str) -> None:
+    net = stirred(small(norm_place=place, mask=mask).remedied(name))
+    check(net, REFERENCES[name](net))
+
+
+@pytest.mark.parametrize("mask", ["complete", "causal"])
+@pytest.mark.parametrize("place", ["pre", "post"])
+@pytest.mark.parametrize("name", REFERENCES)
+def test_every_digit_of_pure_attention(name: str, place: Any, mask: str) -> None:
+    net = stirred(small(norm_place=place, mask=mask, **PURE).remedied(name))
+    lowest = check_digits(net, REFERENCES[name](net), normal(1, 4, 4, seed=1))
+    assert mask == "causal" or lowest < -20
+
+
+@pytest.mark.parametrize("place", ["pre", "post"])
+def test_contranorm_of_tokens_that_are_far_below_one(place: Any) -> None:
+    """Directions have no length: tokens of 1e-60, that without biases come to be 1e-400 apart."""
+    net = small(norm_place=place, biases=False, **PURE | {"layers": 2}).remedied("contranorm", s=0.5)
+    assert check_digits(net, Contrasted(net), 1e-60 * normal(1, 4, 4, seed=1), digits=900) < -400
+
+
+def test_mean_and_deviation_scale_apart() -> None:
+    """At t = -1 under a complete mask nothing is left of what tokens differ by, not even rounding."""
+    net = small(**PURE).remedied("featscale", s=0.7, t=-1.0)
+    *_, last = propagate(net, normal(1, 4, 4, seed=1))
+    assert not last.state.R.value.any()
+    plain, doubled = (small(**PURE).remedied("featscale", **each) for each in ({}, {"s": 1.0, "t": 1.0}))
+    X = normal(2, 4, 4, seed=1)
+    A = plain.run(X).states[1]
+    torch.testing.assert_close(doubled.run(X).states[1], 2 * A, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("mask", ["causal", "window:1"])
+@pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("name", REFERENCES)
+def test_nothing_hidden_is_read(name: str, place: Any, mask: str) -> None:
+    """Of one layer: what a token does not see can change as it likes, and so can padding."""
+    net = stirred(small(norm_place=place, mask=mask, layers=1).remedied(name))
+    X, other = normal(2, 5, 4, seed=7), normal(2, 5, 4, seed=8)
+    sees = mask_matrix(mask, 5)
+    for i in range(5):
+        # What the tokens that i sees see themselves, since ContraNorm comes before attention, or after it.
+        reach = (sees[i].double() @ sees.double() > 0) if name == "contranorm" else sees[i]
+        reach = (reach.double() @ sees.double() > 0) if place != "post" or name == "featscale" else reach
+        changed = torch.where(reach[:, None], X, other)
+        assert torch.equal(net.run(changed).output[:, i], net.run(X).output[:, i])
+    padded = torch.where(PADDING[..., None], other, X)
+    assert torch.equal(net.run(padded, PADDING).output, net.run(X, PADDING).output)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_doubled_precision_agrees(name: str) -> None:
+    net, X = stirred(small(norm_place="pre", mask="causal", layers=1).remedied(name)), normal(2, 5, 4)
+    both = zip(propagate(net, X, PADDING), propagate(net, X, PADDING, doubled=True), strict=True)
+    for step, doubled in both:
+        expected = rounded(doubled).state.tokens()
+        torch.testing.assert_close(step.state.tokens(), expected, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("name", REFERENCES)
+def test_paths_add_up(name: str, place: Any) -> None:
+    net = stirred(small(norm_place=place, mask="causal").remedied(name))
+    check_paths(net)
+    if place == "pre":
+        check_paths(stirred(small(norm_place=place, parallel=True).remedied(name)))
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_masks_are_there_whole_and_files_know_them(name: str) -> None:
+    net = stirred(small().remedied(name))
+    assert streams(small().arch) and not streams(net.arch)
+    assert Architecture.from_dict(net.arch.to_dict()) == net.arch
+    assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint
+
+
+def test_a_token_of_length_zero_stays() -> None:
+    X = normal(1, 4, 4)
+    X[0, 1] = 0.0
+    net = small(norm_place="pre", biases=False).remedied("contranorm")
+    for step, fine in zip(net.steps(X), propagate(net, X), strict=True):
+        torch.testing.assert_close(fine.state.tokens(), step.state, rtol=0, atol=1e-13)
+
+
+def test_rows_of_contranorm_sum_to_one() -> None:
+    """Equal tokens stay as they are."""
+    X = normal(1, 1, 4).expand(1, 5, 4)
+    net = small(norm_place="post", norm="none", mlp="none", attention_skip=1.0)
+    torch.testing.assert_close(net.remedied("contranorm", s=0.5).run(X).output, net.run(X).output)

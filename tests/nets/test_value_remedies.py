@@ -1,0 +1,131 @@
+"""Values of the first layer, heard again: each remedy is what its formula says."""
+
+import math
+from typing import Any
+
+import mpmath as mp
+import pytest
+import torch
+
+from rankscope import decompose, measure
+from rankscope.deviation import propagate
+from rankscope.deviation.confirm import confirmations
+from rankscope.errors import ArchitectureError, PathError
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.plain import Plain
+from rankscope.nets.traversal import traverse
+from tests.builders import normal
+from tests.deviation.reference import Network, Rows
+from tests.deviation.remedied import check, check_digits, plus, small, stirred, times
+
+SPECS = ["valueresidual", "valueresidual:a=1.0,b=2.0", "neutreno", "neutreno:weight=0.4"]
+
+
+class Heard(Network):
+    """V_1 is kept when layer 1 makes its values; heads are those of keys, several sharing one."""
+
+    first: list[Rows]
+    own: list[Rows]
+
+    def heads(self, here: int, name: str, X: Rows, kind: str = "attention") -> list[Rows]:
+        V = super().heads(here, name, X, kind)
+        if name != "value":
+            return V
+        self.first, self.own = (V if here == 0 else self.first), V
+        if here == 0 or "layers.0.parts.valueresidual.a" not in self.tensors:
+            return V
+        a, b = (self.tensors[f"layers.{here}.parts.valueresidual.{each}"] for each in "ab")
+        return [plus(times(a, v), times(b, v_1)) for v, v_1 in zip(V, self.first, strict=True)]
+
+    def spoken(self, here: int, X: Rows, source: Rows, found: list[Rows], kind: str = "attention") -> Rows:
+        out = super().spoken(here, X, source, found, kind)
+        part: Any = self.arch.parts[0]
+        if part.name != "neutreno" or here == 0:
+            return out
+        group = self.arch.heads // self.arch.key_heads
+        for h in range(self.arch.heads):
+            apart = plus(self.first[h // group], times(-1, self.own[h // group]))
+            W = self.tensors[f"layers.{here}.attention.output.weight"][h]
+            drawn = [
+                [mp.fsum(u * W[c][j] for c, u in enumerate(row)) for j in range(len(W[0]))] for row in apart
+            ]
+            out = plus(out, times(part.weight, drawn))
+        return out
+
+
+@pytest.mark.parametrize("mask", ["complete", "causal"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_they_are_their_formulas(spec: str, mask: str) -> None:
+    for fields in ({"norm_place": "pre"}, {"norm_place": "post", "key_heads": 1}):
+        net = stirred(small(mask=mask, **fields).remedied(spec))
+        check(net, Heard(net))
+
+
+@pytest.mark.parametrize("mask", ["complete", "causal"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_every_digit_of_pure_attention(spec: str, mask: str) -> None:
+    net = stirred(small(layers=4, mlp="none", norm="none", attention_skip=0.0, mask=mask).remedied(spec))
+    check_digits(net, Heard(net), normal(1, 4, 4, seed=1))
+
+
+def test_digits_below_float64() -> None:
+    """P mixes the first values as well: alone they do not stop collapse. NeuTRENO's do not go through P."""
+    fields: dict[str, Any] = {"layers": 4, "mlp": "none", "norm": "none", "attention_skip": 0.0}
+    net = small(**fields, biases=False).remedied("valueresidual")
+    assert check_digits(net, Heard(net), 0.5 * normal(1, 4, 4, seed=1)) < -20
+    net = small(**fields, biases=False).remedied("neutreno")
+    X = 1e-100 * normal(1, 4, 4, seed=1)
+    assert check_digits(net, Heard(net), X) < -250  # after layer 1, which has no remedy
+    *_, last = propagate(net, X)
+    assert last.state.R.log_size() > math.log(1e-104)  # what tokens began with is there again
+
+
+def test_they_start_as_published() -> None:
+    """Half and half, one pair a layer; nothing of NeuTRENO is trained."""
+    state = small().remedied("valueresidual").state()
+    held = {name: float(tensor) for name, tensor in state.items() if ".parts." in name}
+    assert len(held) == 6 and set(held.values()) == {0.5}
+    assert not any(".parts." in name for name in small().remedied("neutreno").state())
+
+
+def test_the_first_layer_is_untouched_and_silent_heads_stay_silent() -> None:
+    net, X = small(norm_place="pre"), normal(2, 5, 4)
+    for spec in SPECS:
+        assert torch.equal(net.remedied(spec).run(X).states[1], net.run(X).states[1])
+        silent = net.remedied(spec).variant(heads={2: []})
+        steps = list(silent.steps(X))
+        assert steps[3].heads is not None and not steps[3].heads.any()
+        for step, fine in zip(steps, propagate(silent, X), strict=True):
+            assert torch.allclose(fine.state.tokens(), step.state, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", ["valueresidual", "neutreno"])
+def test_the_second_pass_and_doubled_precision_know_the_first_values(spec: str) -> None:
+    net, X = small(norm_place="pre", mlp="none").remedied(spec), normal(1, 4, 4)
+    assert not measure(net, X, metrics="residual").curve("residual", "below_floor").any()
+    for layer, found in enumerate(confirmations(net, X)):
+        torch.testing.assert_close(
+            found.single.state.tokens(), found.doubled.state.tokens(), rtol=0, atol=1e-13
+        )
+        if layer == 2:  # from here on a second doubled pass, shaken, which did not go through layer 1 itself
+            torch.testing.assert_close(found.again.state.tokens(), found.doubled.state.tokens())
+
+
+def test_a_pass_that_begins_later_says_so() -> None:
+    net, X = small().remedied("valueresidual"), normal(1, 5, 4)
+    rules = Plain(net.arch, net.setting(X, torch.ones(1, 5, dtype=torch.bool)))
+    with pytest.raises(ArchitectureError, match="began at layer 2"):
+        traverse(net.blocks[1], rules, X)
+
+
+@pytest.mark.parametrize(("spec", "place"), [("valueresidual", "values"), ("neutreno", "values")])
+def test_paths_refuse_them(spec: str, place: str) -> None:
+    with pytest.raises(PathError, match=f"{spec} stands at {place}"):
+        decompose(small().remedied(spec), normal(1, 5, 4))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_saved_and_read_back(spec: str) -> None:
+    net: Any = stirred(small().remedied(spec))
+    assert Architecture.from_dict(net.arch.to_dict()) == net.arch
+    assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint
