@@ -6,6 +6,7 @@ zero.
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block
 from rankscope.nets.weights import Linear
 
+KEPT = {"cpu": 2**22}
+"""Entries of a row up to which it is kept for the next pass, 2^25 elsewhere: drawing it takes long there."""
 UNITS = 4
 """The most that an entry is moved by, in units of its last place."""
 
@@ -41,9 +44,9 @@ class Noise:
         """Every entry moved, each by its own share."""
         number = t.numel()
         if len(self.row) < number + 4096 or self.row.device != t.device:
-            generator = torch.Generator().manual_seed(self.seed)
-            drawn = torch.rand(2 * number + 8192, generator=generator, dtype=torch.float64)
-            self.row = (2 * drawn - 1).to(t.device)
+            length = 2 * number + 8192
+            keeps = length <= KEPT.get(t.device.type, 2**25)
+            self.row = (_kept if keeps else _row)(self.seed, length, t.device)
         self.calls += 1
         start = self.calls * 1009 % (len(self.row) - number)
         share = self.row[start : start + number].view(t.shape)
@@ -60,6 +63,15 @@ class Noise:
         """Values, and logs: one of 1e5 is rounded by 1e-11, and so is what it is the log of."""
         log = torch.where(part.log > LOWEST, self.shaken(part.log), part.log)
         return Scaled(self.shaken(part.value), log)
+
+
+def _row(seed: int, length: int, device: torch.device) -> Tensor:
+    """Shares between -1 and 1, the same for the same seed and length wherever they are."""
+    drawn = torch.rand(length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (2 * drawn - 1).to(device)
+
+
+_kept = lru_cache(maxsize=8)(_row)
 
 
 class _Shaken:
