@@ -113,9 +113,9 @@ def test_every_help_is_one_line_and_fits() -> None:
 
 def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.metrics import METRICS
-    from rankscope.nets.remedies import REMEDIES
     from rankscope.nets import mask_matrix, named_variant
     from rankscope.nets.initial import SCHEMES
+    from rankscope.nets.remedies import REMEDIES
     from rankscope.nets.variants import PARTS
     from rankscope.profiles import ARITHMETICS
     from rankscope.sources import PRESETS, fresh

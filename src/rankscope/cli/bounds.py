@@ -29,7 +29,6 @@ def bounds(
     remedy: opt.Remedy = None,
     init: opt.Init = None,
     seed: opt.Seed = None,
-    device: opt.Device = "cpu",
     stream: opt.Stream = False,
     text: opt.Text = None,
     split: opt.Split = "auto",
@@ -64,7 +63,7 @@ def bounds(
         raise TheoremError(f"--scale must be a number > 0; got {scale:g}")
     read = excerpts_of(text, split, field, samples, tokens)
     net = named_variant(
-        network(model, mask, layers, init, seed, device, stream=stream, remedies=remedy), variant
+        network(model, mask, layers, init, seed, stream=stream, remedies=remedy), variant
     )
     store = opened(output)
     X, padding = net.encode(read, tokens)

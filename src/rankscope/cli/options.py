@@ -33,7 +33,7 @@ HELP = {
     "arithmetic": "Comma-separated: deviation, float64, float32, bfloat16; or all.",
     "estimate": "Mark what a second pass, rounded otherwise, does not agree on.",
     "confirm": "Run it in doubled precision as well (32 digits, some thirty times the time).",
-    "compile": "Compile deviation arithmetic: a minute or two, for many batches of one shape on a GPU.",
+    "compile": "Compile deviation arithmetic: a minute or two, for many batches on a GPU.",
     "threshold": "Tokens are uniform when their residual is below this share of them.",
     "on": "ray: on a Ray cluster of this machine; ray:HOST:PORT: on one that is there.",
     "workers": "Cells at a time.",
