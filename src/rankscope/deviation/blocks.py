@@ -1,0 +1,225 @@
+"""Attention of a state by blocks of rows, for contexts whose `[head, token, token]` does not fit into memory.
+
+The rules are those of `scores.py` and `softmax.py`. What they ask of all rows together is found in a first
+sweep over blocks of D: how large its entries are, which row is the reference row, who is seen by anyone, and
+whether all see alike. With it a row of `P - 1 p^T` needs no other row: a second sweep makes them, multiplies
+them with the values, and lets them go. Each block has a scale of its own until its products are put together.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rankscope.deviation.attention import Logits, Visible, completed
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled
+from rankscope.deviation.scores import Prepared
+from rankscope.deviation.softmax import Shared
+from rankscope.deviation.state import Real
+from rankscope.metrics.rows import Rows
+
+AT_ONCE = {"cpu": 2**23, "cuda": 2**28}
+"""Bytes of a block of rows of all heads."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowMaker:
+    """Rows of scores, and of whom they see, made as often as they are asked for."""
+
+    scores: Prepared
+    sees: Callable[[slice], Visible]
+    """Whom some rows see."""
+    real: Real
+    """Rows that count."""
+    tokens: bool = True
+    """Whether columns are tokens, of which only real ones count."""
+    shaken: Callable[[Tensor, int], Tensor] | None = None
+    """What is done to rows that begin at some row, the same every time."""
+    largest: Logs | None = None
+    """The log of the largest part of a score, where there is a cap."""
+
+    def blocks(self) -> Iterator[slice]:
+        """All rows, so many at once as fit."""
+        n = self.real.rows.shape[1]
+        batch, heads, columns = self.scores.ref.value.shape
+        room = AT_ONCE.get(self.real.rows.device.type, AT_ONCE["cuda"])
+        step = max(1, room // max(1, 8 * batch * heads * columns))
+        for start in range(0, n, step):
+            yield slice(start, min(n, start + step))
+
+    def D(self, rows: slice) -> Scaled:
+        """Some rows of D, at a scale of their own."""
+        D, shaken = self.scores.scores(rows, self.largest).D, self.shaken
+        return D if shaken is None else D.mapped(lambda t: shaken(t, rows.start))
+
+    def visible(self, rows: slice) -> Visible:
+        """Whom they see, of every sample."""
+        return self.sees(rows).expand(len(self.real.rows), -1, -1, -1)
+
+    def counted(self, rows: slice) -> Real:
+        """Which of them count."""
+        return Real(self.real.rows[:, rows])
+
+    def narrowed(self, sample: slice, head: slice) -> "RowMaker":
+        """Of some samples and heads."""
+        return replace(
+            self,
+            scores=self.scores.narrowed(sample, head),
+            sees=lambda rows: self.visible(rows)[sample],
+            real=Real(self.real.rows[sample]),
+            largest=None if self.largest is None else self.largest[sample, head],
+        )
+
+
+class _Reference(NamedTuple):
+    """The row whose scores are smallest, of the rows that were looked at."""
+
+    size: Float[Tensor, "batch head 1"]
+    log: Logs
+    """Of its size and of its scores."""
+    scores: Float[Tensor, "batch head token"]
+    seen: Bool[Tensor, "batch head token"]
+
+    @classmethod
+    def of(cls, maker: RowMaker, rows: slice, D: Scaled, visible: Visible) -> "_Reference":
+        """Of some rows."""
+        real, columns = maker.real, maker.real.rows[:, None, None]
+        counted = D.value if real.all or not maker.tokens else D.value.masked_fill(~columns, 0.0)
+        size = torch.maximum(counted.amax(-1), -counted.amin(-1))  # [batch, head, row]
+        size, row = size.masked_fill(~real.rows[:, None, rows], torch.inf).min(-1, keepdim=True)
+        at = row[..., None].expand(-1, -1, 1, D.value.shape[3])
+        seen = visible.expand(-1, D.value.shape[1], -1, -1).gather(2, at)[:, :, 0]
+        return cls(size, D.log, D.value.gather(2, at)[:, :, 0], seen)
+
+    def or_(self, other: "_Reference") -> "_Reference":
+        """Of two the smaller, of equals the first."""
+        log = torch.maximum(self.log, other.log)
+        one, two = (Scaled(each.size, each.log).at(log) for each in (self, other))
+        better = two < one
+        parts = (torch.where(better, b, a) for a, b in zip(self[2:], other[2:], strict=True))
+        logs = torch.where(better[..., 0], other.log, self.log)
+        return _Reference(torch.where(better, other.size, self.size), logs, *parts)
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionRows:
+    """Attention of a layer, `P = 1 p^T + Delta`, of which no more than p is held; real tokens stand first."""
+
+    maker: RowMaker
+    shared: Shared
+    reference: Scaled  # [batch, head, token]
+    """The reference row of D, at the scale that all rows of D are brought to."""
+    signed: bool = False
+
+    @classmethod
+    def of(cls, maker: RowMaker, touch: Callable[[Scaled], Scaled] | None = None) -> "AttentionRows":
+        """What rows share, by a sweep over them; `touch` is asked of ref and of the scale of D."""
+        if maker.scores.arch.score_cap and maker.scores.products:
+            sizes = [maker.scores.uncapped(rows).log_size() for rows in maker.blocks()]
+            maker = replace(maker, largest=maker.scores.largest(torch.stack(sizes).amax(0)))
+        found: _Reference | None = None
+        log = torch.full_like(maker.scores.ref.log, LOWEST)
+        alike = ~maker.real.rows[:, :1].any(-1)  # without a row that counts
+        anyone = first = None
+        for rows in maker.blocks():
+            D, visible = maker.D(rows), maker.visible(rows)
+            here = _Reference.of(maker, rows, D, visible)
+            found, log = here if found is None else found.or_(here), torch.maximum(log, D.log)
+            if anyone is None or first is None:
+                anyone, first, alike = visible.any(2), visible[:, :, :1], torch.ones_like(alike)
+            anyone = anyone | visible.any(2)
+            same = (visible == first).all(-1)[:, 0] | ~maker.real.rows[:, rows]
+            alike = alike & same.all(-1)
+        assert found is not None and anyone is not None
+        ref = maker.scores.scores(slice(0, 1), maker.largest).ref
+        of_all = Scaled(Scaled(found.scores, found.log).at(log), log)
+        if touch is not None:
+            ref, of_all = touch(ref), Scaled(of_all.value, touch(of_all).log)
+        ref = (ref + of_all).normalised()
+        # Beyond e^600 only which score is largest matters: cut both alike.
+        cut = (torch.maximum(ref.log, of_all.log) - STEEPEST).clamp(min=0.0)
+        alike = alike[:, None].expand_as(log)
+        shared = Shared.of(ref.at(cut), of_all.log - cut, found.seen[:, :, None], anyone, alike)
+        return cls(maker, shared, Scaled(of_all.value, log))
+
+    @property
+    def p(self) -> Float[Tensor, "batch head token"]:
+        """What all rows share."""
+        return self.shared.p
+
+    @property
+    def top(self) -> Int[Tensor, "batch head 1"]:
+        """j*, its largest entry."""
+        return self.shared.top
+
+    def D(self, rows: slice) -> Float[Tensor, "batch head row token"]:
+        """Some rows of D about the reference row, in units of `shared.log`."""
+        return self.maker.D(rows).at(self.reference.log) - self.reference.value[:, :, None]
+
+    def others(self, rows: slice) -> Scaled:
+        """Some rows of Delta but for column j*, at a scale of their own."""
+        return self.shared.others(self.D(rows), self.maker.visible(rows), self.maker.counted(rows))
+
+    def logits(self, rows: slice) -> Logits:
+        """What some rows of P are the softmax of."""
+        return Logits(self.shared.ref, Scaled(self.D(rows), self.shared.log))
+
+    def matrix(self, rows: slice) -> Float[Tensor, "batch head row token"]:
+        """Some rows of P."""
+        return self.logits(rows).softmax(self.maker.visible(rows))
+
+    def differenced(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
+        """`Delta V` of what has zeros in row j*."""
+        found = []
+        for rows in self.maker.blocks():
+            others = self.others(rows)
+            found.append(Scaled(others.value @ V, others.log).normalised())
+        return joined(found)
+
+    def averaged(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
+        """`P V`."""
+        return torch.cat([self.matrix(rows) @ V for rows in self.maker.blocks()], 2)
+
+    @cached_property
+    def log(self) -> Logs:
+        """A log-scale of Delta, head by head."""
+        return torch.stack([self.others(rows).normalised().log for rows in self.maker.blocks()]).amax(0)
+
+    def Delta(self, rows: slice) -> Float[Tensor, "batch head row token"]:
+        """Some rows of `P - 1 p^T`, in units of e^log."""
+        return completed(self.others(rows), self.top).at(self.log)
+
+    def narrowed(self, sample: slice, head: slice) -> "AttentionRows":
+        """Of some samples and heads."""
+        found = replace(
+            self,
+            maker=self.maker.narrowed(sample, head),
+            shared=Shared(*(part[sample, head] for part in self.shared)),
+            reference=Scaled(self.reference.value[sample, head], self.reference.log[sample, head]),
+        )
+        if "log" in vars(self):
+            vars(found)["log"] = self.log[sample, head]
+        return found
+
+    def by_head(self, make: Callable[["AttentionRows", slice], Tensor]) -> Rows:
+        """Rows of one head of one sample at a time, as `make` gives them."""
+        kept: dict[tuple[int, int], AttentionRows] = {}
+
+        def of_head(sample: int, head: int, start: int, stop: int) -> Tensor:
+            if (sample, head) not in kept:
+                kept.clear()
+                kept[sample, head] = self.narrowed(slice(sample, sample + 1), slice(head, head + 1))
+            return make(kept[sample, head], slice(start, stop))[0, 0]
+
+        batch, heads = self.shared.log.shape
+        return Rows(batch, heads, of_head, self.maker.real.rows)
+
+
+def joined(blocks: Sequence[Scaled]) -> Scaled:
+    """Rows of all blocks `[batch, head, row, ...]` at one scale."""
+    log = torch.stack([each.log for each in blocks]).amax(0)
+    return Scaled(torch.cat([each.at(log) for each in blocks], 2), log)
