@@ -16,13 +16,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.deviation.attention import Logits, Visible, completed
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled
+from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, spread
 from rankscope.deviation.scores import Prepared
 from rankscope.deviation.softmax import Shared
 from rankscope.deviation.state import Real
 from rankscope.metrics.rows import Rows
 
-AT_ONCE = {"cpu": 2**23, "cuda": 2**28}
+AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
 """Bytes of a block of rows of all heads."""
 
 
@@ -106,7 +106,7 @@ class _Reference(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionRows:
+class AttentionByRows:
     """Attention of a layer, `P = 1 p^T + Delta`, of which no more than p is held; real tokens stand first."""
 
     maker: RowMaker
@@ -116,7 +116,7 @@ class AttentionRows:
     signed: bool = False
 
     @classmethod
-    def of(cls, maker: RowMaker, touch: Callable[[Scaled], Scaled] | None = None) -> "AttentionRows":
+    def of(cls, maker: RowMaker, touch: Callable[[Scaled], Scaled] | None = None) -> "AttentionByRows":
         """What rows share, by a sweep over them; `touch` is asked of ref and of the scale of D."""
         if maker.scores.arch.score_cap and maker.scores.products:
             sizes = [maker.scores.uncapped(rows).log_size() for rows in maker.blocks()]
@@ -174,10 +174,14 @@ class AttentionRows:
 
     def differenced(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
         """`Delta V` of what has zeros in row j*."""
-        found = []
+        found, sizes, logs = [], [], []
         for rows in self.maker.blocks():
-            others = self.others(rows)
+            D = self.D(rows)
+            others = self.shared.others(D, self.maker.visible(rows), self.maker.counted(rows))
+            sizes.append(Scaled(D, self.shared.log).log_size())
+            logs.append(others.log_size())
             found.append(Scaled(others.value @ V, others.log).normalised())
+        vars(self).update(largest=torch.stack(sizes).amax(0), log=torch.stack(logs).amax(0))  # on the way
         return joined(found)
 
     def averaged(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
@@ -185,15 +189,33 @@ class AttentionRows:
         return torch.cat([self.matrix(rows) @ V for rows in self.maker.blocks()], 2)
 
     @cached_property
+    def largest(self) -> Logs:
+        """The log of the largest entry of D."""
+        sizes = [Scaled(self.D(rows), self.shared.log).log_size() for rows in self.maker.blocks()]
+        return torch.stack(sizes).amax(0)
+
+    @cached_property
     def log(self) -> Logs:
-        """A log-scale of Delta, head by head."""
-        return torch.stack([self.others(rows).normalised().log for rows in self.maker.blocks()]).amax(0)
+        """A log-scale of Delta, head by head: that of its largest entry but for column j*."""
+        return torch.stack([self.others(rows).log_size() for rows in self.maker.blocks()]).amax(0)
+
+    def farthest(self, number: Callable[[slice], Tensor]) -> Float[Tensor, "batch head"]:
+        """The largest of numbers `[batch, head, row, token]` of some rows, of all rows."""
+        return torch.stack([number(rows).amax((-2, -1)) for rows in self.maker.blocks()]).amax(0)
+
+    def log_matrix(self, rows: slice) -> Float[Tensor, "batch head row token"]:
+        """Some rows of log P."""
+        return self.logits(rows).log_softmax(self.maker.visible(rows))
+
+    def of_rows(self, number: Callable[[slice], Tensor]) -> Float[Tensor, "batch head row"]:
+        """Numbers of some rows, of all rows."""
+        return torch.cat([number(rows) for rows in self.maker.blocks()], 2)
 
     def Delta(self, rows: slice) -> Float[Tensor, "batch head row token"]:
         """Some rows of `P - 1 p^T`, in units of e^log."""
         return completed(self.others(rows), self.top).at(self.log)
 
-    def narrowed(self, sample: slice, head: slice) -> "AttentionRows":
+    def narrowed(self, sample: slice, head: slice) -> "AttentionByRows":
         """Of some samples and heads."""
         found = replace(
             self,
@@ -205,9 +227,9 @@ class AttentionRows:
             vars(found)["log"] = self.log[sample, head]
         return found
 
-    def by_head(self, make: Callable[["AttentionRows", slice], Tensor]) -> Rows:
+    def by_head(self, make: Callable[["AttentionByRows", slice], Tensor]) -> Rows:
         """Rows of one head of one sample at a time, as `make` gives them."""
-        kept: dict[tuple[int, int], AttentionRows] = {}
+        kept: dict[tuple[int, int], AttentionByRows] = {}
 
         def of_head(sample: int, head: int, start: int, stop: int) -> Tensor:
             if (sample, head) not in kept:
@@ -223,3 +245,33 @@ def joined(blocks: Sequence[Scaled]) -> Scaled:
     """Rows of all blocks `[batch, head, row, ...]` at one scale."""
     log = torch.stack([each.log for each in blocks]).amax(0)
     return Scaled(torch.cat([each.at(log) for each in blocks], 2), log)
+
+
+def distance_of_rows(one: AttentionByRows, other: AttentionByRows) -> Float[Tensor, "batch head"]:
+    """How far Delta of two passes is apart, as `witness.distance` has it of what tokens differ by: about its
+    mean row, as a direction and as a log; and how far the mean rows are apart."""
+    real, both = one.maker.real, (one, other)
+    number = real.number[..., None]
+    means = [sum(P.Delta(rows).sum(2) for rows in P.maker.blocks()) / number for P in both]
+
+    def centred(which: int, rows: slice) -> Tensor:
+        counted = real.rows[:, None, rows, None]
+        return (both[which].Delta(rows) - means[which][:, :, None]).masked_fill(~counted, 0.0)
+
+    norms = [
+        torch.stack([centred(k, rows).square().sum((-2, -1)) for rows in P.maker.blocks()]).sum(0).sqrt()
+        for k, P in enumerate(both)
+    ]
+    safe = [spread(norm.masked_fill(norm == 0, 1.0), means[0][..., None]) for norm in norms]
+    turned = torch.stack(
+        [
+            (centred(0, rows) / safe[0] - centred(1, rows) / safe[1]).square().sum((-2, -1))
+            for rows in one.maker.blocks()
+        ]
+    ).sum(0).sqrt()  # fmt: skip
+    logs = [P.log + near.flatten(2)[..., 0].log() for P, near in zip(both, safe, strict=True)]
+    deep = (logs[0].abs() / 1e3).clamp(min=1.0)
+    shift = torch.linalg.vector_norm(means[0] - Scaled(means[1], other.log).at(one.log), dim=-1)
+    shift = shift / (one.log.abs() / 1e3).clamp(min=1.0)
+    found = torch.maximum(torch.maximum(turned, (logs[0] - logs[1]).abs()) / deep, shift)
+    return found.nan_to_num(nan=torch.inf, posinf=torch.inf)

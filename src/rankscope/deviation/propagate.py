@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import Attention, Spoken
-from rankscope.deviation.blocks import AttentionRows
+from rankscope.deviation.blocks import AttentionByRows
 from rankscope.deviation.norms import has_rule, normalise
 from rankscope.deviation.replayed import repeats, replays
 from rankscope.deviation.rules import Deviation
@@ -39,9 +39,9 @@ class DeviationStep(NamedTuple):
     """The weight of each expert for each token `[batch, token, expert]`, of a mixture of experts."""
     cross: Attention | None = None
     """Attention to the memory `[batch, head, token, source]`, of a layer that has cross-attention."""
-    rows: AttentionRows | None = None
+    rows: AttentionByRows | None = None
     """Attention by rows, where it is too large to be held; real tokens stand first there."""
-    cross_rows: AttentionRows | None = None
+    cross_rows: AttentionByRows | None = None
     """The same of attention to the memory."""
 
 
@@ -104,7 +104,7 @@ def propagate(
 def stepped(block: Block, rules: Deviation, state: State) -> DeviationStep:
     """What a layer gives of a state."""
     state, P, heads, routing, cross = traverse(block, rules, state)
-    if isinstance(P, AttentionRows) or isinstance(cross, AttentionRows):
+    if isinstance(P, AttentionByRows) or isinstance(cross, AttentionByRows):
         return DeviationStep(block.index + 1, state, None, heads, routing, None, P, cross)
     return DeviationStep(block.index + 1, state, P, heads, routing, cross)
 

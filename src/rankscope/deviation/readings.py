@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import Attention
+from rankscope.deviation.blocks import AttentionByRows
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.scaled import LOWEST, Logs
 from rankscope.deviation.state import State
-from rankscope.metrics import METRICS, Metric, Reading, attention, cosine, residuals, spectrum
+from rankscope.metrics import METRICS, Metric, Reading, attention, contraction, cosine, residuals, spectrum
 from rankscope.metrics.catalogue import ROUNDING
 from rankscope.metrics.centre import Centre, Norm, centred
 from rankscope.metrics.tokens import tokens
@@ -39,6 +40,8 @@ def read(each: Metric, step: DeviationStep) -> Reading | None:
         padding = ~step.state.real.rows
         return None if step.routing is None else each.read(step.routing, padding, unit=UNIT)
     if each.of == "attention":
+        if step.rows is not None:
+            return _of_rows(each, step.rows)
         return None if step.attention is None else _of_attention(each, step.attention, ~step.state.real.rows)
     if each.of == "tokens":
         return _of_state(each, step.state)
@@ -62,6 +65,26 @@ def _of_state(each: Metric, state: State) -> Reading:
 def _of_attention(each: Metric, P: Attention, padding: Tensor) -> Reading:
     rule = _rule(each)
     return each.read(P.matrix(), padding, unit=UNIT) if rule is None else rule(P, padding)
+
+
+def reads_rows(each: Metric) -> bool:
+    """Whether it is read off rows of attention, where that is too large to be held."""
+    return each.streams and each.rule is None
+
+
+def _of_rows(each: Metric, P: AttentionByRows) -> Reading:
+    """By rows that are made as they are asked for."""
+    real = P.maker.real.rows
+    if each.compute is attention.entropy:
+        return _mean_entropy(P.of_rows(lambda rows: _entropy_of_rows(P.log_matrix(rows))), ~real)
+    if each.compute is attention.dobrushin:
+        return _of_difference(contraction.by_head(P.by_head(lambda P, rows: P.Delta(rows))), P.log)
+    by_row = each.by_row
+    if by_row is not None:
+        numbers = P.of_rows(lambda rows: by_row(P.matrix(rows), real[:, None]))
+        return each.of_rows(numbers, real, UNIT)
+    assert each.by_head is not None
+    return each.of_heads(each.by_head(P.by_head(lambda P, rows: P.matrix(rows))), UNIT)
 
 
 def _rule(each: Metric) -> Callable[..., Reading] | None:
@@ -150,8 +173,12 @@ def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
 def _dobrushin(P: Attention, padding: Tensor) -> Reading:
     """Rows of P differ by rows of Delta."""
     Delta = P.by_head
-    value = attention.dobrushin(Delta.value, padding)
-    return _of_heads(torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + Delta.log))
+    return _of_difference(attention.dobrushin(Delta.value, padding), Delta.log)
+
+
+def _of_difference(value: Tensor, log: Logs) -> Reading:
+    """A number of rows of Delta, in units of e^log."""
+    return _of_heads(torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + log))
 
 
 def _entropy(P: Attention, padding: Tensor) -> Reading:
@@ -159,13 +186,22 @@ def _entropy(P: Attention, padding: Tensor) -> Reading:
     the others: `-(1 - s) log(1 - s)`."""
     if P.logits is None or P.signed or not padding.shape[1]:
         return METRICS["entropy"].read(P.matrix(), padding, unit=UNIT)
-    log_P = P.logits.log_softmax(P.visible)
+    return _mean_entropy(_entropy_of_rows(P.logits.log_softmax(P.visible)), padding)
+
+
+def _entropy_of_rows(log_P: Tensor) -> Tensor:
+    """The log of each row's."""
     small = log_P.scatter(-1, log_P.argmax(-1, keepdim=True), -torch.inf)
     terms = (small + (-small).log()).masked_fill(small == -torch.inf, -torch.inf).logsumexp(-1)
     log_s = small.logsumexp(-1)
     s = log_s.exp()
     largest = torch.where(log_s < -40, log_s, (-(1 - s) * torch.log1p(-s)).log())
-    rows = torch.logaddexp(terms, largest).masked_fill(padding[:, None], -torch.inf)
+    return torch.logaddexp(terms, largest)
+
+
+def _mean_entropy(rows: Tensor, padding: Tensor) -> Reading:
+    """Of the logs of rows' entropies."""
+    rows = rows.masked_fill(padding[:, None], -torch.inf)
     log = rows.logsumexp(-1) - (~padding).sum(-1, keepdim=True).double().log()
     found = _of_heads(log.clamp(min=LOWEST))
     empty = padding.all(-1, keepdim=True).expand_as(log)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from rankscope.deviation.blocks import AttentionRows, RowMaker
+from rankscope.deviation.blocks import AttentionByRows, RowMaker
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
@@ -27,22 +27,22 @@ class StreamedDeviation(Deviation):
         super().__init__(arch, setting)
         self.table = weights
 
-    def weights(self, block: Block, state: State) -> AttentionRows:  # type: ignore[override]
+    def weights(self, block: Block, state: State) -> AttentionByRows:  # type: ignore[override]
         """What rows of P share: they are made as they are mixed."""
         mask, setting = self.arch.mask_of(block.index), self.setting
         scores = self.prepared(block, state, self._bias(block))
         return self.rows(RowMaker(scores, lambda rows: setting.rows(mask, rows.start, rows.stop), state.real))
 
-    def cross_weights(self, there: Block, state: State) -> AttentionRows:  # type: ignore[override]
+    def cross_weights(self, there: Block, state: State) -> AttentionByRows:  # type: ignore[override]
         """The same of the tokens on the memory."""
         memory, real = self.setting.memory, state.real
         assert memory is not None
         scores = self.cross_prepared(there, state)
         return self.rows(RowMaker(scores, lambda rows: memory.visible(real.rows[:, rows]), real, tokens=False))
 
-    def rows(self, maker: RowMaker) -> AttentionRows:
+    def rows(self, maker: RowMaker) -> AttentionByRows:
         """Attention of these rows."""
-        return AttentionRows.of(maker)
+        return AttentionByRows.of(maker)
 
     def _bias(self, block: Block) -> Callable[[slice], Tensor] | None:
         if self.arch.positions not in ("bias", "alibi"):
