@@ -6,7 +6,7 @@ whether all see alike. With it a row of `P - 1 p^T` needs no other row: a second
 them with the values, and lets them go. Each block has a scale of its own until its products are put together.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -174,19 +174,32 @@ class AttentionByRows:
 
     def differenced(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
         """`Delta V` of what has zeros in row j*."""
-        found, sizes, logs = [], [], []
-        for rows in self.maker.blocks():
+        blocks, said = list(self.maker.blocks()), self._like_rows(V.shape[-1])
+        # One place for all: what is kept of each block would stand between what is let go of.
+        sizes, logs, scales = self.shared.log.new_empty(3, len(blocks), *self.shared.log.shape)
+        for number, rows in enumerate(blocks):
             D = self.D(rows)
             others = self.shared.others(D, self.maker.visible(rows), self.maker.counted(rows))
-            sizes.append(Scaled(D, self.shared.log).log_size())
-            logs.append(others.log_size())
-            found.append(Scaled(others.value @ V, others.log).normalised())
-        vars(self).update(largest=torch.stack(sizes).amax(0), log=torch.stack(logs).amax(0))  # on the way
-        return joined(found)
+            sizes[number] = Scaled(D, self.shared.log).log_size()
+            logs[number] = others.log_size()
+            here = Scaled(others.value @ V, others.log).normalised()
+            said[:, :, rows], scales[number] = here.value, here.log
+        vars(self).update(largest=sizes.amax(0), log=logs.amax(0))  # on the way
+        log = scales.amax(0)
+        for rows, scale in zip(blocks, scales, strict=True):
+            said[:, :, rows] = Scaled(said[:, :, rows], scale).at(log)
+        return Scaled(said, log)
+
+    def _like_rows(self, *shape: int) -> Tensor:
+        like = self.shared.ref
+        return like.new_empty(*like.shape[:2], self.maker.real.rows.shape[1], *shape)
 
     def averaged(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
         """`P V`."""
-        return torch.cat([self.matrix(rows) @ V for rows in self.maker.blocks()], 2)
+        said = self._like_rows(V.shape[-1])
+        for rows in self.maker.blocks():
+            said[:, :, rows] = self.matrix(rows) @ V
+        return said
 
     @cached_property
     def largest(self) -> Logs:
@@ -209,7 +222,10 @@ class AttentionByRows:
 
     def of_rows(self, number: Callable[[slice], Tensor]) -> Float[Tensor, "batch head row"]:
         """Numbers of some rows, of all rows."""
-        return torch.cat([number(rows) for rows in self.maker.blocks()], 2)
+        found = self._like_rows()
+        for rows in self.maker.blocks():
+            found[:, :, rows] = number(rows)
+        return found
 
     def Delta(self, rows: slice) -> Float[Tensor, "batch head row token"]:
         """Some rows of `P - 1 p^T`, in units of e^log."""
@@ -239,12 +255,6 @@ class AttentionByRows:
 
         batch, heads = self.shared.log.shape
         return Rows(batch, heads, of_head, self.maker.real.rows)
-
-
-def joined(blocks: Sequence[Scaled]) -> Scaled:
-    """Rows of all blocks `[batch, head, row, ...]` at one scale."""
-    log = torch.stack([each.log for each in blocks]).amax(0)
-    return Scaled(torch.cat([each.at(log) for each in blocks], 2), log)
 
 
 def distance_of_rows(one: AttentionByRows, other: AttentionByRows) -> Float[Tensor, "batch head"]:
