@@ -88,7 +88,11 @@ def propagate(
     given = Given.of(net, X, padding, doubled=doubled, by_rows=by_rows)
     rules, state = given.rules, given.state
     yield restored(DeviationStep(0, state, None), given.order)
-    if (compile or state.x.log.is_cuda) and not (doubled or by_rows) and repeats(given.net, given.setting, state):
+    if (
+        (compile or state.x.log.is_cuda)
+        and not (doubled or by_rows)
+        and repeats(given.net, given.setting, state)
+    ):
         for number, passed in enumerate(replays(compile).passed(given.net, given.setting, state), 1):
             yield restored(DeviationStep(number, *passed), given.order)
         return
@@ -163,7 +167,9 @@ class Given:
     def rules(self) -> Deviation:
         """What takes states through blocks."""
         arch, weights = self.net.arch, self.net.weights
-        return StreamedDeviation(arch, self.setting, weights) if self.by_rows else Deviation(arch, self.setting)
+        return (
+            StreamedDeviation(arch, self.setting, weights) if self.by_rows else Deviation(arch, self.setting)
+        )
 
     def block(self, index: int) -> Block:
         """Layer `index` (0-based), its weights as the pass has them."""

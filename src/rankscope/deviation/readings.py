@@ -25,6 +25,7 @@ from rankscope.deviation.state import State
 from rankscope.metrics import METRICS, Metric, Reading, attention, contraction, cosine, residuals, spectrum
 from rankscope.metrics.catalogue import ROUNDING
 from rankscope.metrics.centre import Centre, Norm, centred
+from rankscope.metrics.rows import AT_ONCE
 from rankscope.metrics.tokens import tokens
 from rankscope.nets.norms import NormWeights
 
@@ -150,10 +151,7 @@ def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
         number = (state.real.number[:, 0] - 1).clamp(min=1)
         square = residuals.NORMS["frobenius"](directions.value).square() / number
     else:
-        distance = torch.cdist(directions.value, directions.value)
-        pairs = state.real.rows[:, :, None] & state.real.rows[:, None, :]
-        square = distance.masked_fill(~pairs, 0.0).flatten(1)
-        square = (square.amax(1) if square.shape[1] else square.sum(1)).square() / 2
+        square = _widest(directions.value, state.real.rows).square() / 2
     log = _log(square, 2 * directions.log)
     fine = _in_logs(log, state)
     # Directions are known to the rounding of what tokens differ by.
@@ -168,6 +166,19 @@ def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
         torch.where(close, fine.log10, plain.log10),
         torch.where(close, fine.floor, plain.floor),
     )
+
+
+def _widest(R: Tensor, real: Tensor) -> Tensor:
+    """The largest distance of two real tokens of each sample, all pairs of some tokens at a time."""
+    batch, n = real.shape
+    widest = R.new_zeros(batch)
+    step = max(1, AT_ONCE // max(1, 8 * batch * n))
+    for start in range(0, n, step):
+        here = slice(start, start + step)
+        pairs = real[:, here, None] & real[:, None, :]
+        found = torch.cdist(R[:, here], R).masked_fill(~pairs, 0.0)
+        widest = torch.maximum(widest, found.flatten(1).amax(1))
+    return widest
 
 
 def _dobrushin(P: Attention, padding: Tensor) -> Reading:

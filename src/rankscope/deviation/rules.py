@@ -67,9 +67,7 @@ class Deviation(Arithmetic):
         """What all rows of scores share, and what they do not."""
         return self.prepared(block, state).scores()
 
-    def prepared(
-        self, block: Block, state: State, bias: Callable[[slice], Tensor] | None = None
-    ) -> Prepared:
+    def prepared(self, block: Block, state: State, bias: Callable[[slice], Tensor] | None = None) -> Prepared:
         """What they are made of; `bias` makes rows of what positions add, where the setting has not all."""
         w = block.weights.attention
         asking, keys = self.latent(state, w.query_latent), self.latent(state, w.key_latent)

@@ -38,7 +38,9 @@ class StreamedDeviation(Deviation):
         memory, real = self.setting.memory, state.real
         assert memory is not None
         scores = self.cross_prepared(there, state)
-        return self.rows(RowMaker(scores, lambda rows: memory.visible(real.rows[:, rows]), real, tokens=False))
+        return self.rows(
+            RowMaker(scores, lambda rows: memory.visible(real.rows[:, rows]), real, tokens=False)
+        )
 
     def rows(self, maker: RowMaker) -> AttentionByRows:
         """Attention of these rows."""

@@ -83,16 +83,20 @@ def one_pass(
     real = real_tokens(X.shape[:-1], padding, X.device)
     kind = "float" if arithmetic != "deviation" else "confirm" if confirm else "deviation"
     asked = _asked(net, readers, kind)
-    if X.ndim == 3 and (kind == "confirm" or asked is None):
-        check_memory(net.arch, len(X), X.shape[1], batch, kind, net.device, streams=asked is not None)
+    if X.ndim == 3 and (kind != "float" or asked is None):
+        by_rows = kind == "deviation" and asked is not None and _large(net, X[:batch], kind)
+        check_memory(
+            net.arch, len(X), X.shape[1], batch, "rows" if by_rows else kind, net.device,
+            streams=asked is not None, heads="heads" in needs,
+        )  # fmt: skip
     layers, starts = net.arch.layers, range(0, len(X), batch)
     without: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
     with torch.no_grad():
         for number, start in enumerate(starts):
             part, kept = X[start : start + batch], real[start : start + batch]
             here = net.for_samples(start, start + batch)
-            by_rows = asked if _large(net, part, kind) else None
-            steps = _steps(here, part, kept, start, arithmetic, estimate, confirm, compile, by_rows)
+            rows = asked if _large(net, part, kind) else None
+            steps = _steps(here, part, kept, start, arithmetic, estimate, confirm, compile, rows)
             for step in steps:
                 taken = step.step._replace(**without)
                 if isinstance(taken, DeviationStep) and "attention" in without:
