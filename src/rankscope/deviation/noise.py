@@ -100,7 +100,7 @@ class _Shaken:
 class _ShakenTokens(_Shaken):
     def through(self, X: Tensor, linear: Linear) -> Tensor:
         """`X W + b`."""
-        return self.noise.shaken(super().through(X, linear))  # type: ignore[misc]
+        return self.noise.shaken(super().through(X, linear))
 
 
 class ShakenPlain(_ShakenTokens, Plain):
@@ -118,7 +118,7 @@ class ShakenStreamed(_ShakenTokens, Streamed):
         super().__init__(net, setting, asked)
         self.noise, self.signs = Noise(seed), Signs(net.arch)
 
-    def mix(self, block: Block, P: Numbers, V: Tensor) -> Tensor:
+    def mix(self, block: Block, P: Numbers, V: Tensor) -> Tensor:  # type: ignore[override]
         """What each head says; what rows are made of is kept."""
         rows = P.rows
         said: Tensor = super().mix(block, P, V)

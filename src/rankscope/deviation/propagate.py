@@ -71,8 +71,8 @@ def propagate(
 
     `doubled`: by the same rules in doubled precision (about 32 digits), weights and tokens taken as they are;
     `rounded` makes an ordinary step of what comes. `compile`: layers are compiled first, which takes a minute
-    or two and is worth it for passes by the hundred over batches of one shape (`replayed.py`). `by_rows`: attention a block
-    of rows at a time, so that no `[head, token, token]` is held (`blocks.py`).
+    or two and is worth it for passes by the hundred over batches of one shape (`replayed.py`). `by_rows`:
+    attention a block of rows at a time, so that no `[head, token, token]` is held (`blocks.py`).
 
     >>> from rankscope.nets import Architecture, named_variant
     >>> san = named_variant(Transformer.random(Architecture(layers=8, width=64, heads=4)), "san")

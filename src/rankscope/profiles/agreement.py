@@ -13,8 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep, State
-from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.blocks import distance_of_rows
+from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import SMALLEST, read
 from rankscope.deviation.witness import Seen, apart, distance, score_sizes, turned
 from rankscope.metrics import Metric, Reading, cosine, dobrushin
@@ -147,14 +147,12 @@ def _weights(step: DeviationStep, seen: Seen) -> Errors | None:
     """The largest difference of an attention weight, by head: of whole matrices, since what is read off two
     that have nothing in common can be the same."""
     if step.rows is not None:
-        found = []
-        if seen.numbers is not None and bool(seen.sees.any()):
-            found.append(apart(step.rows, seen.plain_rows))
-        if not found or not bool(seen.sees.all()):
+        found = None if seen.inside is None else apart(step.rows, seen.plain_rows)
+        if found is None or not bool(seen.sees.all()):
             assert seen.fine.rows is not None
-            found.append(apart(step.rows, seen.fine.rows.matrix))
-        both = found[0] if len(found) == 1 else torch.where(_spread(seen.sees, found[0]), *found)
-        return both.nan_to_num(nan=torch.inf)
+            shaken = apart(step.rows, seen.fine.rows.matrix)
+            found = shaken if found is None else torch.where(_spread(seen.sees, found), found, shaken)
+        return found.nan_to_num(nan=torch.inf)
     if step.attention is None:
         return None
     P = step.attention.matrix()

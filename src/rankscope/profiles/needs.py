@@ -19,7 +19,7 @@ from rankscope.nets.streaming import size_of_attention
 MATRICES = {"deviation": 12.5, "confirm": 30.0, "float": 6.0}
 """As measured at 1,024 tokens, the second pass included: at most so many matrices of float64."""
 STATES = 12.0
-"""By rows, the second pass included: so many numbers of each token, for each of its width and of the MLP's."""
+"""By rows, the second pass included: so many numbers of each token, for each of its width and the MLP's."""
 BLOCKS = 20
 """And so many blocks of rows."""
 OF_HEADS = 4.0
