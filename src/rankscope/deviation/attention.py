@@ -11,7 +11,7 @@ sharp, takes no part.
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -139,6 +139,7 @@ class Values:
     real: Real
 
 
+@runtime_checkable
 class Mixing(Protocol):
     """What `mixed` asks of P, whole or by rows."""
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rankscope.deviation.attention import (
     Attention,
+    Mixing,
     Spoken,
     Values,
     deviations,
@@ -78,7 +79,7 @@ class Deviation(Arithmetic):
         """What queries, or keys and values, are linear in (`latents.py`)."""
         return latent(state, w, self.touch, self.tidy, self.rounding, alone=alone)
 
-    def mix(self, block: Block, P: Attention, values: Values) -> Spoken:
+    def mix(self, block: Block, P: Mixing, values: Values) -> Spoken:
         """What each head says."""
         return mixed(self.arch, self.speaking(block), block.weights.attention.output.weight, P, values)
 
