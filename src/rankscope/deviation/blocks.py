@@ -123,15 +123,14 @@ class AttentionByRows:
             maker = replace(maker, largest=maker.scores.largest(torch.stack(sizes).amax(0)))
         found: _Reference | None = None
         log = torch.full_like(maker.scores.ref.log, LOWEST)
-        alike = ~maker.real.rows[:, :1].any(-1)  # without a row that counts
+        alike = torch.ones_like(maker.real.rows[:, 0])
         anyone = first = None
         for rows in maker.blocks():
             D, visible = maker.D(rows), maker.visible(rows)
             here = _Reference.of(maker, rows, D, visible)
             found, log = here if found is None else found.or_(here), torch.maximum(log, D.log)
-            if anyone is None or first is None:
-                anyone, first, alike = visible.any(2), visible[:, :, :1], torch.ones_like(alike)
-            anyone = anyone | visible.any(2)
+            anyone = visible.any(2) if anyone is None else anyone | visible.any(2)
+            first = visible[:, :, :1] if first is None else first  # real where any is
             same = (visible == first).all(-1)[:, 0] | ~maker.real.rows[:, rows]
             alike = alike & same.all(-1)
         assert found is not None and anyone is not None

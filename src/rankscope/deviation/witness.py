@@ -60,16 +60,13 @@ class Witness:
     ) -> None:
         """`by_rows`: attention by blocks of rows, as the first pass has it, and what is asked of it."""
         self.given = given = Given.of(net, X, padding, by_rows=by_rows is not None)
+        arch, setting, seeds = given.net.arch, given.setting, (seed, seed + 1)
         if by_rows is None:
-            self.plain = ShakenPlain(given.net.arch, given.setting, seed)
+            self.plain = ShakenPlain(arch, setting, seed)
+            self.fine, self.other = (ShakenDeviation(arch, setting, each) for each in seeds)
         else:
-            self.plain = ShakenStreamed(given.net, given.setting, by_rows, seed)
-        self.fine, self.other = (
-            ShakenDeviation(given.net.arch, given.setting, each)
-            if by_rows is None
-            else ShakenRows(given.net, given.setting, each)
-            for each in (seed, seed + 1)
-        )
+            self.plain = ShakenStreamed(given.net, setting, by_rows, seed)
+            self.fine, self.other = (ShakenRows(given.net, setting, each) for each in seeds)
         self.state = self.fine.noise.of(given.state)  # as a first product of it with a matrix is rounded
         self.before: State | None = None
         self.lost = torch.zeros(len(given.state.real.rows), dtype=torch.bool, device=given.net.device)
@@ -169,30 +166,26 @@ def _hidden(step: DeviationStep, seen: Seen) -> Bool[Tensor, " batch"]:
     """Where rounding decided which tokens are looked at, and nothing shows, since they are equal as far as R
     can tell: what they differ by may be all that is left."""
     found = torch.zeros_like(seen.sees)
-    for rows in ("rows", "cross_rows"):
-        one: AttentionByRows | None = getattr(step, rows)
-        if one is None or not bool(steep(one).any()):
-            continue
-        if rows == "rows" and seen.plain is not None and bool(seen.sees.all()):
-            state = State.of(seen.plain.state, step.state.real.rows)
-            found = found | elsewhere(one, seen.plain_rows) & (distance(step.state, state) <= ALIKE)
-        else:
-            two: AttentionByRows = getattr(seen.fine, rows)
-            alike = distance(step.state, seen.fine.state) <= ALIKE
-            found = found | elsewhere(one, two.matrix) & alike | undecided(one, two)
-    for which in ("attention", "cross"):
-        P: Attention | None = getattr(step, which)
+    for whole, rows in (("attention", "rows"), ("cross", "cross_rows")):
+        P: Attention | AttentionByRows | None = getattr(step, whole) or getattr(step, rows)
         if P is None or not bool(steep(P).any()):
             continue
-        plain: Tensor | None = getattr(seen.plain, which, None)
+        plain: Weights | None = getattr(seen.plain, whole, None)
+        if isinstance(P, AttentionByRows) and whole == "attention":
+            plain = seen.plain_rows
         if plain is not None and seen.plain is not None and bool(seen.sees.all()):
             state = State.of(seen.plain.state, step.state.real.rows)
             found = found | elsewhere(P, plain) & (distance(step.state, state) <= ALIKE)
         else:
-            other: Attention = getattr(seen.fine, which)
+            other: Attention | AttentionByRows = getattr(seen.fine, whole) or getattr(seen.fine, rows)
+            weights = other.matrix() if isinstance(other, Attention) else other.matrix
             alike = distance(step.state, seen.fine.state) <= ALIKE
-            found = found | elsewhere(P, other.matrix()) & alike | undecided(P, other)
+            found = found | elsewhere(P, weights) & alike | undecided(P, other)
     return found
+
+
+def _none(P: Attention | AttentionByRows) -> Bool[Tensor, " batch"]:
+    return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
 
 
 def score_sizes(P: Attention | AttentionByRows) -> tuple[Logs, Logs] | None:
@@ -208,9 +201,8 @@ def score_sizes(P: Attention | AttentionByRows) -> tuple[Logs, Logs] | None:
 
 def steep(P: Attention | AttentionByRows) -> Bool[Tensor, " batch"]:
     """Where scores are so large that their rounding may decide a softmax."""
-    sizes = score_sizes(P) if P.p.numel() else None
-    if sizes is None:
-        return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
+    if not P.p.numel() or (sizes := score_sizes(P)) is None:
+        return _none(P)
     ref, D = sizes
     return torch.maximum(D, ref.clamp(min=1e-300).log()).amax(-1) > STEEP
 
@@ -233,14 +225,13 @@ def undecided(P: Attention | AttentionByRows, other: Attention | AttentionByRows
     """Where scores are steep, and two passes do not agree on by how much one token is looked at before
     another: the same token by chance, perhaps."""
     if not bool(steep(P).any()):
-        return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
+        return _none(P)
     if isinstance(P, AttentionByRows):
         assert isinstance(other, AttentionByRows)
         found = P.farthest(lambda rows: _wavering(P.log_matrix(rows), other.log_matrix(rows)))
         return steep(P) & (found.amax(1) > WAVERS)
-    assert isinstance(other, Attention)
-    if P.logits is None or other.logits is None:
-        return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
+    if not isinstance(other, Attention) or P.logits is None or other.logits is None:
+        return _none(P)
     one, two = (each.log_softmax(P.visible) for each in (P.logits, other.logits))
     return steep(P) & (_wavering(one, two).flatten(1).amax(1) > WAVERS)
 
