@@ -14,11 +14,6 @@ from rankscope.nets.traversal import Block
 from rankscope.nets.weights import Weights
 
 
-def streams(arch: Architecture) -> bool:
-    """Whether attention can be taken by rows: no part of one's own changes P."""
-    return not any(part.place == "weights" for part in arch.parts)
-
-
 class StreamedDeviation(Deviation):
     """Rules on states, attention by blocks of rows."""
 
