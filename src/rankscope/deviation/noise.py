@@ -12,16 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankscope.deviation.blocks import AttentionByRows, RowMaker
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
 from rankscope.deviation.scores import Scores
 from rankscope.deviation.signs import Signs
 from rankscope.deviation.state import State
+from rankscope.deviation.streaming import StreamedDeviation
 from rankscope.doubled import precision
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting
+from rankscope.nets.streaming import Asked, Numbers, Streamed
+from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
 from rankscope.nets.weights import Linear
 
@@ -105,16 +109,33 @@ class _Shaken:
         return self.noise.of(super().add(block, half, state, branches))
 
 
-class ShakenPlain(_Shaken, Plain):
+class _ShakenTokens(_Shaken):
+    def through(self, X: Tensor, linear: Linear) -> Tensor:
+        """`X W + b`."""
+        return self.noise.shaken(super().through(X, linear))
+
+
+class ShakenPlain(_ShakenTokens, Plain):
     """The plain arithmetic, shaken."""
 
     def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
         super().__init__(arch, setting)
         self.noise, self.signs = Noise(seed), Signs(arch)
 
-    def through(self, X: Tensor, linear: Linear) -> Tensor:
-        """`X W + b`."""
-        return self.noise.shaken(super().through(X, linear))
+
+class ShakenStreamed(_ShakenTokens, Streamed):
+    """The same, attention by rows, which can be made again."""
+
+    def __init__(self, net: Transformer, setting: Setting, asked: Asked, seed: int = 0) -> None:
+        super().__init__(net, setting, asked)
+        self.noise, self.signs = Noise(seed), Signs(net.arch)
+
+    def mix(self, block: Block, P: Numbers, V: Tensor) -> Tensor:  # type: ignore[override]
+        """What each head says; what rows are made of is kept."""
+        rows = P.rows
+        said: Tensor = super().mix(block, P, V)
+        P.rows = rows
+        return said
 
 
 class ShakenDeviation(_Shaken, Deviation):
@@ -123,7 +144,10 @@ class ShakenDeviation(_Shaken, Deviation):
 
     def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
         super().__init__(arch, setting)
-        self.noise, self.signs = Noise(seed), Signs(arch)
+        self._shake(seed)
+
+    def _shake(self, seed: int) -> None:
+        self.noise, self.signs = Noise(seed), Signs(self.arch)
         self.wide = Noise(seed, units=16 * UNITS)
         self.rounding = self.wide.shaken
 
@@ -144,3 +168,21 @@ class ShakenDeviation(_Shaken, Deviation):
     def tidy(self, state: State) -> State:
         """What is about to be taken from a mean is rounded before that."""
         return self.noise.of(state).tidy()
+
+
+class ShakenRows(ShakenDeviation, StreamedDeviation):
+    """The same, attention by rows."""
+
+    def __init__(self, net: Transformer, setting: Setting, seed: int = 0) -> None:
+        StreamedDeviation.__init__(self, net.arch, setting, net.weights)
+        self._shake(seed)
+
+    def rows(self, maker: RowMaker) -> AttentionByRows:
+        """Of scores that are shaken, every row in the same way each time it is made."""
+        noise, first = Noise(self.wide.seed, units=self.wide.units), self.wide.calls
+
+        def shaken(t: Tensor, start: int) -> Tensor:
+            noise.calls = first + start
+            return noise.shaken(t)
+
+        return AttentionByRows.of(replace(maker, shaken=shaken), self.wide.scaled)
