@@ -71,8 +71,6 @@ class Attention:
     """The scores that P is the softmax of; None where it was not made of scores."""
     signed: bool = False
     """Whether weights may be below zero, as those that a part of one's own has changed."""
-    total: Float[Tensor, " #head"] | None = None
-    """What rows sum to, which p then does too; None: one."""
 
     @cached_property
     def Delta(self) -> Scaled:
@@ -175,12 +173,10 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixi
         2, P.top[..., None].expand(-1, -1, -1, dv.value.shape[-1])
     )  # [batch, head, 1, width]
     about = dv.value - most
-    total: Tensor | None = getattr(P, "total", None)
-    kept = most if total is None else most * total[:, None, None]
-    mean = Scaled((kept + P.p[:, :, None] @ about)[:, :, 0], dv.log)  # [batch, head, head_width]
+    mean = Scaled((most + P.p[:, :, None] @ about)[:, :, 0], dv.log)  # [batch, head, head_width]
     R = P.differenced(about)  # [batch, head, token, head_width]
     R = Scaled(R.value, R.log + dv.log)
-    x = (v.x if total is None else _times(v.x, total)) + mean
+    x = v.x + mean
     if not P.signed and needed((short := _short(P, dv, mean, v.real)).any()):
         straight = Scaled(P.averaged(dv.value), dv.log)
         x, R = chosen(short, v.x, x), chosen(short, straight, R)
@@ -189,11 +185,6 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixi
         speaks[list(speaking)] = 1.0
         x, R = x.mapped(lambda t: t * speaks), R.mapped(lambda t: t * speaks[:, None])
     return Spoken(x.normalised(), R.normalised(), output, v.real)
-
-
-def _times(x: Scaled, total: Tensor) -> Scaled:
-    """Each head's common value as often as its rows say."""
-    return x.mapped(lambda t: t * total[:, None]).normalised()  # zeros do not set the scale
 
 
 def _short(P: Mixing, dv: Scaled, mean: Scaled, real: Real) -> Bool[Tensor, "batch head"]:
