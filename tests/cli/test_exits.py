@@ -115,6 +115,7 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.metrics import METRICS
     from rankscope.nets import mask_matrix, named_variant
     from rankscope.nets.initial import SCHEMES
+    from rankscope.nets.remedies import REMEDIES
     from rankscope.nets.variants import PARTS
     from rankscope.profiles import ARITHMETICS
     from rankscope.sources import PRESETS, fresh
@@ -125,6 +126,7 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     assert ("minilm", *PRESETS) == names.MODELS
     assert names.PARTS == PARTS and names.SPLITS == SPLITS and tuple(SCHEMES) == names.INITS
     assert tuple(METRICS) == names.METRICS and tuple(ARITHMETICS) == names.ARITHMETICS
+    assert tuple(REMEDIES) == names.REMEDIES
     assert tuple(THEOREMS) == names.THEOREMS
     studies = [(paper, figure) for paper, figures in names.FIGURES.items() for figure in figures]
     assert studies == [(study.paper, study.figure) for study in STUDIES]

@@ -25,8 +25,11 @@ def test_a_pass_that_cannot_fit_names_what_would() -> None:
     alone, tokens = int((0.4 * free / matrix) ** 0.5), int((3 * free / matrix) ** 0.5)
     with pytest.raises(TooLargeError, match=r"needs about .* free: batch=[12] fits"):
         check_memory(ARCH, 8, alone, 8, "deviation", CPU, streams=True)
-    with pytest.raises(TooLargeError, match="arithmetic='float64' reads long contexts"):
-        check_memory(ARCH, 1, tokens, 1, "deviation", CPU, streams=True)
+    with pytest.raises(TooLargeError, match="confirm=False reads long contexts"):
+        check_memory(ARCH, 1, tokens, 1, "confirm", CPU, streams=True)
+    check_memory(ARCH, 1, tokens, 1, "rows", CPU, streams=True)  # which grows with the tokens alone
+    with pytest.raises(TooLargeError, match="deviation arithmetic .* tokens fit$"):
+        check_memory(ARCH, 1, free, 1, "rows", CPU, streams=True)
     with pytest.raises(TooLargeError, match="tokens fit$"):
         check_memory(ARCH, 1, tokens, 1, "float", CPU, streams=False)
     check_memory(ARCH, 1, 64, 16, "deviation", CPU, streams=True)
@@ -36,7 +39,7 @@ def test_measure_asks_before_it_starts() -> None:
     net = Transformer.random(Architecture(layers=1, width=2, heads=1))
     tokens = 2_000_000  # a matrix of 32 TB
     with pytest.raises(TooLargeError, match="2,000,000 tokens in 1 heads"):
-        measure(net, torch.zeros(1, tokens, 2))
+        measure(net, torch.zeros(1, tokens, 2), metrics=[WHOLE])
     with pytest.raises(TooLargeError, match="attention of 1 x 2,000,000"):
         measure(net, torch.zeros(1, tokens, 2), metrics=[WHOLE], arithmetic="float32")
 

@@ -24,7 +24,7 @@ SHAPES = {
 }
 LAYER = sum(torch.Size(shape).numel() for shape in SHAPES.values())
 """Numbers of a layer."""
-MARGIN = 2**28
+MARGIN = 400_000_000
 """Bytes for activations and what an allocator keeps."""
 
 HEAD = """

@@ -1,5 +1,6 @@
 """Networks whose layers are read from their files one at a time: the same numbers, bit for bit."""
 
+import gc
 import json
 import weakref
 from collections import Counter
@@ -20,7 +21,7 @@ from rankscope.errors import (
     SourceError,
     TooLargeError,
 )
-from rankscope.nets import Transformer, named_variant
+from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.nets.stored import Stored
 from rankscope.profiles import needs
 from rankscope.sources import FAMILIES as KNOWN
@@ -180,6 +181,20 @@ def test_one_layer_at_a_time_is_in_memory(llama: Path) -> None:
     decompose(net, X, padding).by_length()
     certify(named_variant(net, "san"), X[:1])
     assert len(alive) > 20 and most <= 2
+
+
+def test_what_is_converted_is_let_go_at_once() -> None:
+    """And not when garbage is next collected: nothing tells Python how large a tensor is."""
+    net = Transformer.random(Architecture(layers=1, width=8, heads=2))
+    gc.disable()
+    try:
+        moved = net.to(torch.float32)
+        left = weakref.ref(moved.weights.layers[0].attention.query.weight)
+        assert left() is not None
+        del moved
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_it_reaches_other_depths_and_devices(llama: Path) -> None:

@@ -19,6 +19,7 @@ def compare(
     things: opt.Compared,
     mask: opt.Mask = None,
     layers: opt.Layers = None,
+    remedy: opt.Remedy = None,
     init: opt.Init = None,
     seed: opt.Seed = None,
     device: opt.Device = "cpu",
@@ -86,7 +87,7 @@ def compare(
             continue
         if model not in nets:
             own = (init, seed) if model in random else (None, None)
-            nets[model] = network(model, mask, layers, *own, device)
+            nets[model] = network(model, mask, layers, *own, device, remedies=remedy)
             encoded[model] = nets[model].encode(read, tokens)
         jobs[title] = (named_variant(nets[model], side.variant), *encoded[model])
     profile = together(jobs, numbers, arithmetics, quiet or as_json, beside=runs)

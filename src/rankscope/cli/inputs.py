@@ -27,16 +27,22 @@ def network(
     seed: int | None = None,
     device: str = "cpu",
     stream: bool = False,
+    remedies: list[str] | None = None,
 ) -> "Transformer":
-    """The network of that name, with its mask, depth and device as asked for; its layers left in their files
-    where that is asked for, or they do not fit into memory."""
+    """The network of that name, with its mask, depth, device and remedies as asked for; its layers left in
+    their files where that is asked for, or they do not fit into memory."""
+    from rankscope.nets.remedies import remedy
     from rankscope.sources import named_network
 
+    known = [remedy(each) for each in remedies or ()]
     drawn(model, init, seed)
     if not 0 <= (seed or 0) < 2**31:
         raise ArchitectureError(f"--seed must lie in 0..{2**31 - 1}; got {seed}")
     net = named_network(model, seed or 0, init or "bert", device, stream or None)
-    return net if mask is None and layers is None else net.variant(mask=mask, layers=layers)
+    net = net if mask is None and layers is None else net.variant(mask=mask, layers=layers)
+    for each in known:
+        net = net.remedied(each)
+    return net
 
 
 def drawn(model: str, init: str | None, seed: int | None) -> bool:

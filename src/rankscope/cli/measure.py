@@ -24,6 +24,7 @@ def measure(
     variants: opt.Variants = "san,san+mlp,san+skip,transformer",
     mask: opt.Mask = None,
     layers: opt.Layers = None,
+    remedy: opt.Remedy = None,
     init: opt.Init = None,
     seed: opt.Seed = None,
     device: opt.Device = "cpu",
@@ -63,7 +64,7 @@ def measure(
     from rankscope.report import verdict, write_run_directory
 
     names, numbers, arithmetics = checked(variants, metrics, arithmetic)
-    net = network(model, mask, layers, init, seed, device, stream)
+    net = network(model, mask, layers, init, seed, device, stream, remedies=remedy)
     samples = limit if samples is None else samples
     if text is not None:
         from rankscope.cli.corpus import Corpus, measure_text

@@ -20,6 +20,11 @@ MASKS = (
     "complete", "causal", "window:1", "unidirectional", "dilated:2:2", "strided", "prefix:4",
     "longformer:1:1", "bigbird:1:1:2:0", "causal&window:4",
 )  # fmt: skip
+REMEDIES = (
+    "shaped", "attnscale", "centred", "sinkhorn", "logn", "differential", "rezero", "skipinit", "sqrtl",
+    "lnscale", "deepnorm", "lambda", "valueresidual", "neutreno", "featscale", "contranorm", "gate",
+    "headgate",
+)  # fmt: skip
 METRICS = (
     "residual", "relative_residual", "mu", "relative_mu", "spectral_residual", "relative_spectral_residual",
     "max_residual", "relative_max_residual", "high_frequency_share", "numerical_rank", "affine_rank",

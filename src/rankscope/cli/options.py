@@ -19,6 +19,7 @@ HELP = {
     "variants": "Comma-separated: transformer, transformer-skip, san, san+norm+mlp, ...",
     "mask": "In place of the model's own: causal, window:2, causal&window:4.",
     "layers": "Repeat the layers to this depth.",
+    "remedy": "Against collapse, with its numbers: attnscale:w=0.5. Several, one after the other.",
     "init": "Of random weights: bert, xavier, kaiming, orthogonal, or one with /sqrt(L).",
     "seed": "Of random weights and their embedding of words.",
     "device": "Where networks run: cpu, cuda, cuda:1, mps.",
@@ -32,7 +33,7 @@ HELP = {
     "arithmetic": "Comma-separated: deviation, float64, float32, bfloat16; or all.",
     "estimate": "Mark what a second pass, rounded otherwise, does not agree on.",
     "confirm": "Run it in doubled precision as well (32 digits, some thirty times the time).",
-    "compile": "Compile deviation arithmetic: a minute or two, for many batches of one shape on a GPU.",
+    "compile": "Compile deviation arithmetic: a minute or two, for many batches on a GPU.",
     "threshold": "Tokens are uniform when their residual is below this share of them.",
     "on": "ray: on a Ray cluster of this machine; ray:HOST:PORT: on one that is there.",
     "workers": "Cells at a time.",
@@ -59,6 +60,9 @@ Variant = Annotated[str, option(NETWORK, "NAME", "variant", names.VARIANTS)]
 Variants = Annotated[str, option(NETWORK, "NAMES", "variants", names.VARIANTS)]
 Mask = Annotated[str | None, option(NETWORK, "MASK", "mask", names.MASKS)]
 Layers = Annotated[int | None, option(NETWORK, "N", "layers", min=1)]
+Remedy = Annotated[
+    list[str] | None, option(NETWORK, "SPEC", "remedy", names.REMEDIES, "--remedy", show_default="none")
+]
 Init = Annotated[str | None, option(NETWORK, "NAME", "init", INITS, show_default="bert")]
 Seed = Annotated[int | None, option(NETWORK, "N", "seed", show_default="0")]
 Device = Annotated[str, option(NETWORK, "NAME", "device", names.DEVICES)]

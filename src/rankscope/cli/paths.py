@@ -21,6 +21,7 @@ def paths(
     variant: opt.Variant = "transformer",
     mask: opt.Mask = None,
     layers: opt.Layers = None,
+    remedy: opt.Remedy = None,
     init: opt.Init = None,
     seed: opt.Seed = None,
     device: opt.Device = "cpu",
@@ -47,7 +48,7 @@ def paths(
     from rankscope.runs import manifest_of
 
     read = excerpts_of(text, split, field, samples, tokens)
-    net = named_variant(network(model, mask, layers, init, seed, device), variant)
+    net = named_variant(network(model, mask, layers, init, seed, device, remedies=remedy), variant)
     store = opened(output)
     d, found, heads, heaviest, stopped = taken_apart(net, read, tokens, top, quiet or as_json)
     arch = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}

@@ -11,6 +11,7 @@ sharp, takes no part.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,8 +36,14 @@ class Logits:
 
     ref: Float[Tensor, "batch head token"]
     D: Scaled  # [batch, head, row, token]
-    fine: Scaled
-    """ref at a scale of its own, however small."""
+    fine: Scaled | None = None
+    """ref at a scale of its own, however small; None where only P is asked for."""
+
+    @property
+    def reference(self) -> Scaled:
+        """ref at a scale of its own, of all that `softmax.split` gives."""
+        assert self.fine is not None
+        return self.fine
 
     def softmax(self, visible: Visible) -> Float[Tensor, "batch head row token"]:
         """P, over what each row sees."""
@@ -55,7 +62,8 @@ class Logits:
     def restored(self, order: TokenOrder) -> "Logits":
         """Tokens back where they stood."""
         columns = order.restored_columns
-        return Logits(columns(self.ref), self.D.mapped(order.restored_square), self.fine.mapped(columns))
+        fine = self.fine and self.fine.mapped(columns)
+        return Logits(columns(self.ref), self.D.mapped(order.restored_square), fine)
 
 
 @dataclass(frozen=True)
@@ -86,9 +94,15 @@ class Attention:
     @property
     def by_head(self) -> Scaled:
         """The same, each head at a scale of its own."""
-        value = self.others.value
-        column = self.top[:, :, None].expand(-1, -1, value.shape[2], 1)
-        return Scaled(value.scatter(-1, column, -value.sum(-1, keepdim=True)), self.others.log)
+        return completed(self.others, self.top)
+
+    def differenced(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
+        """`Delta V` of what has zeros in row j*."""
+        return Scaled(self.others.value @ V, self.others.log)
+
+    def averaged(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
+        """`P V`."""
+        return self.matrix() @ V
 
     def matrix(self) -> Float[Tensor, "batch head row token"]:
         """P as an ordinary tensor."""
@@ -100,6 +114,13 @@ class Attention:
             return self.logits.softmax(self.visible)
         P = self.p[:, :, None] + self.Delta.explicit()
         return P * self.visible.any(-1, keepdim=True)  # rows of padding stay zero
+
+
+def completed(others: Scaled, top: Int[Tensor, "batch head 1"]) -> Scaled:
+    """Rows that sum to zero, of which column j* was left out."""
+    value = others.value
+    column = top[:, :, None].expand(-1, -1, value.shape[2], 1)
+    return Scaled(value.scatter(-1, column, -value.sum(-1, keepdim=True)), others.log)
 
 
 @dataclass(frozen=True)
@@ -132,7 +153,30 @@ class Values:
     real: Real
 
 
-def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Attention, v: Values) -> Spoken:
+@runtime_checkable
+class Mixing(Protocol):
+    """What `mixed` asks of P, whole or by rows."""
+
+    @property
+    def p(self) -> Tensor:
+        """What all rows share."""
+
+    @property
+    def top(self) -> Tensor:
+        """j*."""
+
+    @property
+    def signed(self) -> bool:
+        """Whether weights may be below zero."""
+
+    def differenced(self, V: Tensor) -> Scaled:
+        """`Delta V` of what has zeros in row j*."""
+
+    def averaged(self, V: Tensor) -> Tensor:
+        """`P V`."""
+
+
+def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixing, v: Values) -> Spoken:
     """Rows of P sum to one: the common value passes, the deviation is averaged and differenced, both about
     the token that most attend to.
 
@@ -143,16 +187,19 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Atte
         2, P.top[..., None].expand(-1, -1, -1, dv.value.shape[-1])
     )  # [batch, head, 1, width]
     about = dv.value - most
-    kept = most if P.total is None else most * P.total[:, None, None]
-    if P.shared is None:
+    total: Tensor | None = getattr(P, "total", None)
+    shared: Scaled | None = getattr(P, "shared", None)
+    kept = most if total is None else most * total[:, None, None]
+    if shared is None:
         mean = Scaled((kept + P.p[:, :, None] @ about)[:, :, 0], dv.log)  # [batch, head, head_width]
     else:
-        mean = Scaled((P.shared.value[:, :, None] @ about)[:, :, 0], P.shared.log + dv.log).normalised()
+        mean = Scaled((shared.value[:, :, None] @ about)[:, :, 0], shared.log + dv.log).normalised()
         mean = mean + Scaled(kept[:, :, 0], dv.log).normalised()
-    R = Scaled(P.others.value @ about, P.others.log + dv.log)  # [batch, head, token, head_width]
-    x = (v.x if P.total is None else _times(v.x, P.total)) + mean
+    R = P.differenced(about)  # [batch, head, token, head_width]
+    R = Scaled(R.value, R.log + dv.log)
+    x = (v.x if total is None else _times(v.x, total)) + mean
     if not P.signed and needed((short := _short(P, dv, mean, v.real)).any()):
-        straight = Scaled(P.matrix() @ dv.value, dv.log)
+        straight = Scaled(P.averaged(dv.value), dv.log)
         x, R = chosen(short, v.x, x), chosen(short, straight, R)
     if len(speaking) < arch.heads:
         speaks = torch.zeros(arch.heads, 1, dtype=x.value.dtype, device=x.value.device)
@@ -166,13 +213,13 @@ def _times(x: Scaled, total: Tensor) -> Scaled:
     return x.mapped(lambda t: t * total[:, None]).normalised()  # zeros do not set the scale
 
 
-def _short(P: Attention, dv: Scaled, mean: Scaled, real: Real) -> Bool[Tensor, "batch head"]:
+def _short(P: Mixing, dv: Scaled, mean: Scaled, real: Real) -> Bool[Tensor, "batch head"]:
     """Where some token, of what it looks at, hears less than a hundredth of the mean."""
     sizes = torch.linalg.vector_norm(dv.value, dim=-1, keepdim=True)  # [batch, head, token, 1]
     least, most = sizes.amin((2, 3)), sizes.amax((2, 3))
     if not needed((least < SHORT * most).any()):
         return torch.zeros_like(least, dtype=torch.bool)
-    heard = (P.matrix() @ sizes)[..., 0].masked_fill(~real.rows[:, None], torch.inf)
+    heard = P.averaged(sizes)[..., 0].masked_fill(~real.rows[:, None], torch.inf)
     return heard.amin(-1) < SHORT * torch.linalg.vector_norm(mean.value, dim=-1)
 
 

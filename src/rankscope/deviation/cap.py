@@ -13,13 +13,14 @@ where no difference is taken of rounded numbers:
                                                / (cosh(c) cosh(c + r) cosh(c + h) cosh(x)).
 """
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rankscope.deviation.decisions import needed
-from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
+from rankscope.deviation.scaled import STEEPEST, Logs, Scaled, chosen, spread
 from rankscope.deviation.tails import most, sinh_share, tanh_change
 from rankscope.doubled import quotient
 
@@ -34,8 +35,11 @@ class Constant(NamedTuple):
     rows: Scaled  # [batch, head, token]
 
 
-def capped(constant: Constant | None, ref: Scaled, D: Scaled, cap: float) -> tuple[Scaled, Scaled]:
-    """(ref, D) of capped scores; without a `constant`, ref is zero and D all of the score."""
+def capped(
+    constant: Constant | None, ref: Scaled, D: Scaled, cap: float, largest: Logs | None = None
+) -> tuple[Scaled, Scaled]:
+    """(ref, D) of capped scores, of all rows or of some; without a `constant`, ref is zero and D all of the
+    score. `largest` is the log of the largest part of all rows, that of these if left out."""
     batch, heads, n = ref.value.shape
     share = quotient(1.0, cap, ref.value)
     c = (
@@ -43,9 +47,11 @@ def capped(constant: Constant | None, ref: Scaled, D: Scaled, cap: float) -> tup
         if constant is None
         else constant.c.mapped(lambda t: t[..., None])
     )
-    rows = ref.mapped(lambda t: t * 0.0) if constant is None else constant.rows
+    rows = D.mapped(lambda t: t[..., 0] * 0.0) if constant is None else constant.rows
     parts = [_apart(part * share).normalised() for part in (c, rows, ref, D)]
-    cut = (torch.stack([part.log for part in parts]).amax(0) - STEEPEST).clamp(min=0.0)
+    most_of = torch.stack([part.log for part in parts]).amax(0)
+    most_of = most_of if largest is None else largest.flatten() - math.log(cap)
+    cut = (most_of - STEEPEST).clamp(min=0.0)
     common, r, h, D = (Scaled(part.value, part.log - cut) for part in parts)
     at, across, down = common.explicit()[..., None], h.explicit()[:, None], r.explicit()[..., None]
     new_ref = tanh_change(at.expand(-1, -1, n), across, Scaled(h.value[:, None], h.log))

@@ -6,24 +6,31 @@ zero.
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from rankscope.deviation.blocks import AttentionByRows, RowMaker
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
 from rankscope.deviation.scores import Scores
 from rankscope.deviation.signs import Signs
 from rankscope.deviation.state import State
+from rankscope.deviation.streaming import StreamedDeviation
 from rankscope.doubled import precision
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
 from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting
+from rankscope.nets.streaming import Asked, Numbers, Streamed
+from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
 from rankscope.nets.weights import Linear
 
+KEPT = {"cpu": 2**22}
+"""Entries of a row up to which it is kept for the next pass, 2^25 elsewhere: drawing it takes long there."""
 UNITS = 4
 """The most that an entry is moved by, in units of its last place."""
 
@@ -41,9 +48,9 @@ class Noise:
         """Every entry moved, each by its own share."""
         number = t.numel()
         if len(self.row) < number + 4096 or self.row.device != t.device:
-            generator = torch.Generator().manual_seed(self.seed)
-            drawn = torch.rand(2 * number + 8192, generator=generator, dtype=torch.float64)
-            self.row = (2 * drawn - 1).to(t.device)
+            length = 2 * number + 8192
+            keeps = length <= KEPT.get(t.device.type, 2**25)
+            self.row = (_kept if keeps else _row)(self.seed, length, t.device)
         self.calls += 1
         start = self.calls * 1009 % (len(self.row) - number)
         share = self.row[start : start + number].view(t.shape)
@@ -60,6 +67,15 @@ class Noise:
         """Values, and logs: one of 1e5 is rounded by 1e-11, and so is what it is the log of."""
         log = torch.where(part.log > LOWEST, self.shaken(part.log), part.log)
         return Scaled(self.shaken(part.value), log)
+
+
+def _row(seed: int, length: int, device: torch.device) -> Tensor:
+    """Shares between -1 and 1, the same for the same seed and length wherever they are."""
+    drawn = torch.rand(length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return (2 * drawn - 1).to(device)
+
+
+_kept = lru_cache(maxsize=8)(_row)
 
 
 class _Shaken:
@@ -93,16 +109,33 @@ class _Shaken:
         return self.noise.of(super().add(block, half, state, branches))
 
 
-class ShakenPlain(_Shaken, Plain):
+class _ShakenTokens(_Shaken):
+    def through(self, X: Tensor, linear: Linear) -> Tensor:
+        """`X W + b`."""
+        return self.noise.shaken(super().through(X, linear))
+
+
+class ShakenPlain(_ShakenTokens, Plain):
     """The plain arithmetic, shaken."""
 
     def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
         super().__init__(arch, setting)
         self.noise, self.signs = Noise(seed), Signs(arch)
 
-    def through(self, X: Tensor, linear: Linear) -> Tensor:
-        """`X W + b`."""
-        return self.noise.shaken(super().through(X, linear))
+
+class ShakenStreamed(_ShakenTokens, Streamed):
+    """The same, attention by rows, which can be made again."""
+
+    def __init__(self, net: Transformer, setting: Setting, asked: Asked, seed: int = 0) -> None:
+        super().__init__(net, setting, asked)
+        self.noise, self.signs = Noise(seed), Signs(net.arch)
+
+    def mix(self, block: Block, P: Numbers, V: Tensor) -> Tensor:  # type: ignore[override]
+        """What each head says; what rows are made of is kept."""
+        rows = P.rows
+        said: Tensor = super().mix(block, P, V)
+        P.rows = rows
+        return said
 
 
 class ShakenDeviation(_Shaken, Deviation):
@@ -111,7 +144,10 @@ class ShakenDeviation(_Shaken, Deviation):
 
     def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
         super().__init__(arch, setting)
-        self.noise, self.signs = Noise(seed), Signs(arch)
+        self._shake(seed)
+
+    def _shake(self, seed: int) -> None:
+        self.noise, self.signs = Noise(seed), Signs(self.arch)
         self.wide = Noise(seed, units=16 * UNITS)
         self.rounding = self.wide.shaken
 
@@ -132,3 +168,21 @@ class ShakenDeviation(_Shaken, Deviation):
     def tidy(self, state: State) -> State:
         """What is about to be taken from a mean is rounded before that."""
         return self.noise.of(state).tidy()
+
+
+class ShakenRows(ShakenDeviation, StreamedDeviation):
+    """The same, attention by rows."""
+
+    def __init__(self, net: Transformer, setting: Setting, seed: int = 0) -> None:
+        StreamedDeviation.__init__(self, net.arch, setting, net.weights)
+        self._shake(seed)
+
+    def rows(self, maker: RowMaker) -> AttentionByRows:
+        """Of scores that are shaken, every row in the same way each time it is made."""
+        noise, first = Noise(self.wide.seed, units=self.wide.units), self.wide.calls
+
+        def shaken(t: Tensor, start: int) -> Tensor:
+            noise.calls = first + start
+            return noise.shaken(t)
+
+        return AttentionByRows.of(replace(maker, shaken=shaken), self.wide.scaled)

@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import Attention, Spoken
+from rankscope.deviation.blocks import AttentionByRows
 from rankscope.deviation.norms import has_rule, normalise
 from rankscope.deviation.remedies import RULES as REMEDIES
 from rankscope.deviation.replayed import repeats, replays
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import Real, State
+from rankscope.deviation.streaming import StreamedDeviation
 from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
 from rankscope.nets.padding import TokenOrder
@@ -39,6 +41,10 @@ class DeviationStep(NamedTuple):
     """The weight of each expert for each token `[batch, token, expert]`, of a mixture of experts."""
     cross: Attention | None = None
     """Attention to the memory `[batch, head, token, source]`, of a layer that has cross-attention."""
+    rows: AttentionByRows | None = None
+    """Attention by rows, where it is too large to be held; real tokens stand first there."""
+    cross_rows: AttentionByRows | None = None
+    """The same of attention to the memory."""
 
 
 def applies(net: Transformer) -> bool:
@@ -66,12 +72,14 @@ def propagate(
     *,
     doubled: bool = False,
     compile: bool = False,
+    by_rows: bool = False,
 ) -> Iterator[DeviationStep]:
     """The forward pass as `X = 1 x^T + e^s R`, in float64 whatever the network's dtype.
 
     `doubled`: by the same rules in doubled precision (about 32 digits), weights and tokens taken as they are;
     `rounded` makes an ordinary step of what comes. `compile`: layers are compiled first, which takes a minute
-    or two and is worth it for passes by the hundred over batches of one shape (`replayed.py`).
+    or two and is worth it for passes by the hundred over batches of one shape (`replayed.py`). `by_rows`:
+    attention a block of rows at a time, so that no `[head, token, token]` is held (`blocks.py`).
 
     >>> from rankscope.nets import Architecture, named_variant
     >>> san = named_variant(Transformer.random(Architecture(layers=8, width=64, heads=4)), "san")
@@ -84,10 +92,14 @@ def propagate(
             f"deviation arithmetic has no rule for {', '.join(without_rule(net))} of this network (kernels "
             f"that have one: {', '.join(KERNELS)}): use arithmetic='float64'"
         )
-    given = Given.of(net, X, padding, doubled=doubled)
-    rules, state = Deviation(net.arch, given.setting), given.state
+    given = Given.of(net, X, padding, doubled=doubled, by_rows=by_rows)
+    rules, state = given.rules, given.state
     yield restored(DeviationStep(0, state, None), given.order)
-    if (compile or state.x.log.is_cuda) and not doubled and repeats(given.net, given.setting, state):
+    if (
+        (compile or state.x.log.is_cuda)
+        and not (doubled or by_rows)
+        and repeats(given.net, given.setting, state)
+    ):
         for number, passed in enumerate(replays(compile).passed(given.net, given.setting, state), 1):
             yield restored(DeviationStep(number, *passed), given.order)
         return
@@ -95,8 +107,17 @@ def propagate(
         if not X.shape[1]:
             yield DeviationStep(block.index + 1, state, _nothing(net, state))
             continue
-        state, *rest = traverse(given.block(block.index), rules, state)
-        yield restored(DeviationStep(block.index + 1, state, *rest), given.order)
+        step = stepped(given.block(block.index), rules, state)
+        state = step.state
+        yield restored(step, given.order)
+
+
+def stepped(block: Block, rules: Deviation, state: State) -> DeviationStep:
+    """What a layer gives of a state."""
+    state, P, heads, routing, cross = traverse(block, rules, state)
+    if isinstance(P, AttentionByRows) or isinstance(cross, AttentionByRows):
+        return DeviationStep(block.index + 1, state, None, heads, routing, None, P, cross)
+    return DeviationStep(block.index + 1, state, P, heads, routing, cross)
 
 
 def rounded(step: DeviationStep) -> DeviationStep:
@@ -121,12 +142,19 @@ class Given:
     order: TokenOrder | None
     """How real tokens were moved to the front, if they were."""
     doubled: bool = False
+    by_rows: bool = False
 
     @classmethod
     def of(
-        cls, net: Transformer, X: Tensor, padding: Tensor | None = None, *, doubled: bool = False
+        cls,
+        net: Transformer,
+        X: Tensor,
+        padding: Tensor | None = None,
+        *,
+        doubled: bool = False,
+        by_rows: bool = False,
     ) -> "Given":
-        """Of tokens `[batch, token, width]`."""
+        """Of tokens `[batch, token, width]`; `by_rows` without masks of all tokens."""
         net = net.to(torch.float64)
         X = X.to(dtype=torch.float64, device=net.device)
         if doubled:
@@ -139,7 +167,16 @@ class Given:
         X, real, order = net.prepared(X, padding, positions=False)
         table = net.weights.positions
         state = State.of(X, real) if table is None else State.placed(X, table[: X.shape[1]], real)
-        return cls(net, state, net.setting(X, real), order)
+        setting = Setting.of(net.arch, net.weights, X, real, net.memory, whole_masks=not by_rows)
+        return cls(net, state, setting, order, by_rows=by_rows)
+
+    @property
+    def rules(self) -> Deviation:
+        """What takes states through blocks."""
+        arch, weights = self.net.arch, self.net.weights
+        return (
+            StreamedDeviation(arch, self.setting, weights) if self.by_rows else Deviation(arch, self.setting)
+        )
 
     def block(self, index: int) -> Block:
         """Layer `index` (0-based), its weights as the pass has them."""
@@ -180,6 +217,8 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
         ),
         None if step.routing is None else order.restored(step.routing),
         step.cross and _restored_rows(step.cross, order),
+        step.rows,
+        step.cross_rows,
     )
 
 

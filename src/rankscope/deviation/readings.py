@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import Attention
+from rankscope.deviation.blocks import AttentionByRows
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.scaled import LOWEST, Logs
 from rankscope.deviation.state import State
-from rankscope.metrics import METRICS, Metric, Reading, attention, cosine, residuals, spectrum
+from rankscope.metrics import METRICS, Metric, Reading, attention, contraction, cosine, residuals, spectrum
 from rankscope.metrics.catalogue import ROUNDING
 from rankscope.metrics.centre import Centre, Norm, centred
+from rankscope.metrics.rows import AT_ONCE
 from rankscope.metrics.tokens import tokens
 from rankscope.nets.norms import NormWeights
 
@@ -39,6 +41,8 @@ def read(each: Metric, step: DeviationStep) -> Reading | None:
         padding = ~step.state.real.rows
         return None if step.routing is None else each.read(step.routing, padding, unit=UNIT)
     if each.of == "attention":
+        if step.rows is not None:
+            return _of_rows(each, step.rows)
         return None if step.attention is None else _of_attention(each, step.attention, ~step.state.real.rows)
     if each.of == "tokens":
         return _of_state(each, step.state)
@@ -62,6 +66,26 @@ def _of_state(each: Metric, state: State) -> Reading:
 def _of_attention(each: Metric, P: Attention, padding: Tensor) -> Reading:
     rule = _rule(each)
     return each.read(P.matrix(), padding, unit=UNIT) if rule is None else rule(P, padding)
+
+
+def reads_rows(each: Metric) -> bool:
+    """Whether it is read off rows of attention, where that is too large to be held."""
+    return each.streams and each.rule is None
+
+
+def _of_rows(each: Metric, P: AttentionByRows) -> Reading:
+    """By rows that are made as they are asked for."""
+    real = P.maker.real.rows
+    if each.compute is attention.entropy:
+        return _mean_entropy(P.of_rows(lambda rows: _entropy_of_rows(P.log_matrix(rows))), ~real)
+    if each.compute is attention.dobrushin:
+        return _of_difference(contraction.by_head(P.by_head(lambda P, rows: P.Delta(rows))), P.log)
+    by_row = each.by_row
+    if by_row is not None:
+        numbers = P.of_rows(lambda rows: by_row(P.matrix(rows), real[:, None]))
+        return each.of_rows(numbers, real, UNIT)
+    assert each.by_head is not None
+    return each.of_heads(each.by_head(P.by_head(lambda P, rows: P.matrix(rows))), UNIT)
 
 
 def _rule(each: Metric) -> Callable[..., Reading] | None:
@@ -127,10 +151,7 @@ def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
         number = (state.real.number[:, 0] - 1).clamp(min=1)
         square = residuals.NORMS["frobenius"](directions.value).square() / number
     else:
-        distance = torch.cdist(directions.value, directions.value)
-        pairs = state.real.rows[:, :, None] & state.real.rows[:, None, :]
-        square = distance.masked_fill(~pairs, 0.0).flatten(1)
-        square = (square.amax(1) if square.shape[1] else square.sum(1)).square() / 2
+        square = _widest(directions.value, state.real.rows).square() / 2
     log = _log(square, 2 * directions.log)
     fine = _in_logs(log, state)
     # Directions are known to the rounding of what tokens differ by.
@@ -147,11 +168,28 @@ def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
     )
 
 
+def _widest(R: Tensor, real: Tensor) -> Tensor:
+    """The largest distance of two real tokens of each sample, all pairs of some tokens at a time."""
+    batch, n = real.shape
+    widest = R.new_zeros(batch)
+    step = max(1, AT_ONCE // max(1, 8 * batch * n))
+    for start in range(0, n, step):
+        here = slice(start, start + step)
+        pairs = real[:, here, None] & real[:, None, :]
+        found = torch.cdist(R[:, here], R).masked_fill(~pairs, 0.0)
+        widest = torch.maximum(widest, found.flatten(1).amax(1))
+    return widest
+
+
 def _dobrushin(P: Attention, padding: Tensor) -> Reading:
     """Rows of P differ by rows of Delta."""
     Delta = P.by_head
-    value = attention.dobrushin(Delta.value, padding)
-    return _of_heads(torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + Delta.log))
+    return _of_difference(attention.dobrushin(Delta.value, padding), Delta.log)
+
+
+def _of_difference(value: Tensor, log: Logs) -> Reading:
+    """A number of rows of Delta, in units of e^log."""
+    return _of_heads(torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + log))
 
 
 def _entropy(P: Attention, padding: Tensor) -> Reading:
@@ -159,13 +197,22 @@ def _entropy(P: Attention, padding: Tensor) -> Reading:
     the others: `-(1 - s) log(1 - s)`."""
     if P.logits is None or P.signed or not padding.shape[1]:
         return METRICS["entropy"].read(P.matrix(), padding, unit=UNIT)
-    log_P = P.logits.log_softmax(P.visible)
+    return _mean_entropy(_entropy_of_rows(P.logits.log_softmax(P.visible)), padding)
+
+
+def _entropy_of_rows(log_P: Tensor) -> Tensor:
+    """The log of each row's."""
     small = log_P.scatter(-1, log_P.argmax(-1, keepdim=True), -torch.inf)
     terms = (small + (-small).log()).masked_fill(small == -torch.inf, -torch.inf).logsumexp(-1)
     log_s = small.logsumexp(-1)
     s = log_s.exp()
     largest = torch.where(log_s < -40, log_s, (-(1 - s) * torch.log1p(-s)).log())
-    rows = torch.logaddexp(terms, largest).masked_fill(padding[:, None], -torch.inf)
+    return torch.logaddexp(terms, largest)
+
+
+def _mean_entropy(rows: Tensor, padding: Tensor) -> Reading:
+    """Of the logs of rows' entropies."""
+    rows = rows.masked_fill(padding[:, None], -torch.inf)
     log = rows.logsumexp(-1) - (~padding).sum(-1, keepdim=True).double().log()
     found = _of_heads(log.clamp(min=LOWEST))
     empty = padding.all(-1, keepdim=True).expand_as(log)

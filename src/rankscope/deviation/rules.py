@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rankscope.deviation.attention import (
     Attention,
+    Mixing,
     Spoken,
     Values,
     deviations,
@@ -22,7 +23,7 @@ from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
 from rankscope.deviation.remedies import RULES as REMEDIES
 from rankscope.deviation.scaled import Scaled
-from rankscope.deviation.scores import Scores, scores
+from rankscope.deviation.scores import Prepared, Scores, prepared
 from rankscope.deviation.sinkhorn import balanced
 from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
@@ -69,15 +70,20 @@ class Deviation(Arithmetic):
 
     def scores(self, block: Block, state: State) -> Scores:
         """What all rows of scores share, and what they do not."""
+        return self.prepared(block, state).scores()
+
+    def prepared(self, block: Block, state: State, bias: Callable[[slice], Tensor] | None = None) -> Prepared:
+        """What they are made of; `bias` makes rows of what positions add, where the setting has not all."""
         w = block.weights.attention
         asking, keys = self.latent(state, w.query_latent), self.latent(state, w.key_latent)
-        return scores(self.arch, block.index, w, asking, self.setting, self.touch, self.rounding, keys)
+        touched = (self.touch, self.rounding)
+        return prepared(self.arch, block.index, w, asking, self.setting, *touched, keys, bias)
 
     def latent(self, state: State, w: Latent | None, *, alone: bool = False) -> State:
         """What queries, or keys and values, are linear in (`latents.py`)."""
         return latent(state, w, self.touch, self.tidy, self.rounding, alone=alone)
 
-    def mix(self, block: Block, P: Attention, values: Values) -> Spoken:
+    def mix(self, block: Block, P: Mixing, values: Values) -> Spoken:
         """What each head says."""
         return mixed(self.arch, self.speaking(block), block.weights.attention.output.weight, P, values)
 
@@ -101,17 +107,25 @@ class Deviation(Arithmetic):
     def cross(self, block: Block, state: State) -> State:
         """What cross-attention adds: the values are the memory's, a common one and deviations as tokens have
         them, and rows of P differ by what queries differ by."""
-        there, M = block.crossing, self.setting.memory
-        assert M is not None
-        P = split(self.cross_scores(there, state), M.visible(state.real.rows), state.real, tokens=False)
-        self.crossed[block.index] = P
+        there = block.crossing
+        P = self.crossed[block.index] = self.cross_weights(there, state)
         values = replace(self.values(there, self.source), real=state.real)
         return self.output(there, self.mix(there, P, values))
 
+    def cross_weights(self, there: Block, state: State) -> Attention:
+        """P of the tokens on the memory."""
+        assert self.setting.memory is not None
+        visible = self.setting.memory.visible(state.real.rows)
+        return split(self.cross_scores(there, state), visible, state.real, tokens=False)
+
     def cross_scores(self, there: Block, state: State) -> Scores:
         """What all rows of scores share, and what they do not, of tokens asking the memory."""
+        return self.cross_prepared(there, state).scores()
+
+    def cross_prepared(self, there: Block, state: State) -> Prepared:
+        """What these are made of."""
         w, setting = there.weights.attention, self.setting.bare()
-        return scores(self.arch, there.index, w, state, setting, self.touch, self.rounding, self.source)
+        return prepared(self.arch, there.index, w, state, setting, self.touch, self.rounding, self.source)
 
     @cached_property
     def source(self) -> State:

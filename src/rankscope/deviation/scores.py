@@ -11,6 +11,7 @@ the size of a larger one.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from rankscope.deviation.attention import deviations, heads
 from rankscope.deviation.cap import Constant, capped
 from rankscope.deviation.linear import log_weights, whole_log_weights
 from rankscope.deviation.norms import Touch, normed
-from rankscope.deviation.scaled import STEEPEST, Scaled
+from rankscope.deviation.scaled import STEEPEST, Logs, Scaled
 from rankscope.deviation.state import Real, State
 from rankscope.doubled import quotient
 from rankscope.nets.architecture import Architecture
@@ -30,15 +31,99 @@ from rankscope.nets.positions import by_offset, rotate
 from rankscope.nets.setting import Setting
 from rankscope.nets.weights import Attention as AttentionWeights
 
+EVERY = slice(None)
+
 
 class Scores(NamedTuple):
     """After the divisor; what is constant along a row is left out."""
 
     ref: Scaled  # [batch, head, token]
-    D: Scaled  # [batch, head, token, token]
+    D: Scaled  # [batch, head, row, token]
 
 
-def scores(
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What the scores of a layer are made of, no part of it larger than tokens are: rows of D are made as
+    they are asked for."""
+
+    arch: Architecture
+    w: AttentionWeights
+    ref: Scaled  # [batch, head, token], before a cap
+    products: tuple[tuple[Scaled, Scaled], ...]
+    """Queries and keys `[batch, head, token, head_width]` whose products D is the sum of."""
+    offset: tuple[Scaled, ...]
+    """Queries that meet relative positions, `sinusoids`."""
+    sinusoids: Tensor | None
+    bias: Callable[[slice], Tensor] | None
+    """What positions add to some rows, after the divisor."""
+    constant: Constant | None
+    """What is constant along rows, where there is a cap."""
+    rows: int
+    heads: slice
+    """Of those that the layer has."""
+    gain: Float[Tensor, "batch 1"] | None = None
+    """What scores are multiplied with, cap and all, where they follow the number of tokens."""
+    held: Scores | None = None
+    """All of them, where they are no sum of products."""
+
+    def scores(self, rows: slice = EVERY, largest: Logs | None = None) -> Scores:
+        """`ref`, and some rows of D; under a cap `largest` is that of all rows, those at hand if left out."""
+        if self.held is not None:
+            return Scores(self.held.ref, _some(self.held.D, rows))
+        ref, D = self.ref, self.uncapped(rows)
+        if self.arch.score_cap and self.products:
+            constant = self.constant and Constant(self.constant.c, _some(self.constant.rows, rows))
+            ref, D = capped(constant, ref, D, self.arch.score_cap, largest)
+        if (gain := self.gain) is not None:
+            ref, D = ref.mapped(lambda t: t * gain[..., None]), D.mapped(lambda t: t * gain[..., None, None])
+        return Scores(ref, D.normalised())
+
+    def uncapped(self, rows: slice = EVERY) -> Scaled:
+        """Some rows of D, as if there were no cap."""
+        if not self.products:
+            number = len(range(*rows.indices(self.rows)))
+            return Scaled(self.ref.value[:, :, None].expand(-1, -1, number, -1), self.ref.log)
+        first, *others = [
+            Scaled(_some(a, rows).value @ b.value.mT, a.log + b.log) for a, b in self.products
+        ]  # under rotation, all four products of common and deviating parts: none is constant along a row
+        D = first
+        for other in others:
+            D = D + other
+        for part in self.offset:
+            assert self.sinusoids is not None
+            at = by_offset(_some(part, rows).value, self.w, self.sinusoids, self.heads, rows.start or 0)
+            D = D + Scaled(at, part.log)
+        D = D * quotient(1.0, self.arch.divisor, self.ref.value)
+        if self.bias is not None:
+            D = D + Scaled.plain(self.bias(rows).expand(len(D.value), -1, -1, -1)).by_head()
+        return D
+
+    def narrowed(self, sample: slice, head: slice) -> "Prepared":
+        """Of some samples and heads."""
+
+        def part(of: Scaled) -> Scaled:
+            return Scaled(of.value[sample, head], of.log[sample, head])
+
+        bias = self.bias
+        return replace(
+            self,
+            ref=part(self.ref),
+            products=tuple((part(a), part(b)) for a, b in self.products),
+            offset=tuple(map(part, self.offset)),
+            bias=None if bias is None else lambda rows: bias(rows)[..., head, :, :],
+            constant=self.constant and Constant(*map(part, self.constant)),
+            heads=head,
+        )
+
+    def largest(self, D: Logs) -> Logs:
+        """The log of the largest part of a score, D that of D."""
+        parts = [self.ref]
+        if self.constant is not None:
+            parts += [self.constant.c.mapped(lambda t: t[..., None]), self.constant.rows]
+        return torch.stack([D, *(part.log_size() for part in parts)]).amax(0)
+
+
+def prepared(
     arch: Architecture,
     index: int,
     w: AttentionWeights,
@@ -47,15 +132,16 @@ def scores(
     touch: Callable[[Scaled], Scaled] = lambda part: part,
     rounding: Touch | None = None,
     keys: State | None = None,
-) -> Scores:
+    bias: Callable[[slice], Tensor] | None = None,
+) -> Prepared:
     """The scores of a layer, head by head. `touch` is asked of queries and keys, `rounding` in their norm.
-    `keys` are of the same tokens, or of a memory; then the setting must be `bare`."""
+    `keys` are of the same tokens, or of a memory; then the setting must be `bare`. `bias` makes rows of what
+    positions add, where the setting has not all of it."""
     n, keys = state.real.rows.shape[1], state if keys is None else keys
     zero = state.R.value.new_zeros(len(state.real.rows), arch.heads, keys.real.rows.shape[1])
+    ref = Scaled.plain(zero).by_head()  # zeros do not set the scale
     if arch.kernel == "uniform":
-        return Scores(
-            Scaled.plain(zero).by_head(), Scaled.plain(zero[:, :, None].expand(-1, -1, n, -1)).by_head()
-        )
+        return Prepared(arch, w, ref, (), (), None, None, None, n, EVERY)
     q, dq = (
         touch(part(of, w.query, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R))
     )
@@ -63,45 +149,51 @@ def scores(
     if arch.query_norm:
         q, dq = normed_heads(q, dq, w.query_norm, state.real, arch.norm_eps, rounding)
         k, dk = normed_heads(k, dk, w.key_norm, state.real, arch.norm_eps, rounding)
-    ref = Scaled.plain(zero).by_head()  # zeros do not set the scale
     if arch.kernel == "linear":
-        if not setting.rotary:
-            return Scores(*log_weights(q, dq, k, dk))
-        turned = [_turned(arch, index, setting, _rows(c, n) + d) for c, d in ((q, dq), (k, dk))]
-        return Scores(ref, whole_log_weights(*turned).normalised())
+        if setting.rotary:
+            turned = [_turned(arch, index, setting, _rows(c, n) + d) for c, d in ((q, dq), (k, dk))]
+            held = Scores(ref, whole_log_weights(*turned).normalised())
+        else:
+            held = Scores(*log_weights(q, dq, k, dk))
+        return Prepared(arch, w, held.ref, (), (), None, None, None, n, EVERY, held=held)
     if arch.kernel == "gaussian":
         # -|k_j|^2 / 2 is the same in every row; rotations keep lengths, but for their scale.
         long, dlong = (part.mapped(lambda t: _stretched(arch, index, t)) for part in (k, dk))
         ref = ref + Scaled(-(dlong.value @ long.value[..., None])[..., 0], dlong.log + long.log)
         ref = ref + Scaled(-dlong.value.square().sum(-1) / 2, 2 * dlong.log)
     content = q if w.content_bias is None else q + Scaled.plain(w.content_bias.expand_as(q.value)).by_head()
+    share = quotient(1.0, arch.divisor, zero)
     constant = None
+    products: tuple[tuple[Scaled, Scaled], ...] = ((dq, dk),)
     if not setting.rotary:
-        constant = Constant(
-            Scaled((content.value * k.value).sum(-1), content.log + k.log),
-            Scaled((dq.value @ k.value[..., None])[..., 0], dq.log + k.log),
-        )
+        if arch.score_cap:
+            constant = Constant(
+                Scaled((content.value * k.value).sum(-1), content.log + k.log) * share,
+                Scaled((dq.value @ k.value[..., None])[..., 0], dq.log + k.log) * share,
+            )
         ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
-        D = Scaled(dq.value @ dk.value.mT, dq.log + dk.log)
     else:
-        turned = [_turned(arch, index, setting, part) for part in (_rows(content, n), dq, _rows(k, n), dk)]
-        D = _rotary_scores(*turned)
+        asks, moves, answers, differs = (
+            _turned(arch, index, setting, part) for part in (_rows(content, n), dq, _rows(k, n), dk)
+        )
+        products = ((asks, answers), (moves, answers), (asks, differs), (moves, differs))
+    offset: tuple[Scaled, ...] = ()
     if setting.sinusoids is not None:
         assert w.position_bias is not None
-        asking = q + Scaled.plain(w.position_bias.expand_as(q.value)).by_head()
-        for part in (_rows(asking, n), dq):
-            D = D + Scaled(by_offset(part.value, w, setting.sinusoids), part.log)
-    share = quotient(1.0, arch.divisor, zero)
-    D, ref = D * share, ref * share
+        offset = (_rows(q + Scaled.plain(w.position_bias.expand_as(q.value)).by_head(), n), dq)
     if setting.bias is not None:
-        D = D + Scaled.plain(setting.bias.expand(len(zero), -1, -1, -1)).by_head()
-    if arch.score_cap:
-        constant = constant and Constant(constant.c * share, constant.rows * share)
-        ref, D = capped(constant, ref, D, arch.score_cap)
-    if arch.log_gain:
-        gain = arch.log_gain * keys.real.number.to(zero).log()  # [batch, 1]
-        ref, D = ref.mapped(lambda t: t * gain[..., None]), D.mapped(lambda t: t * gain[..., None, None])
-    return Scores(ref, D.normalised())
+        bias = _of_all(setting.bias)
+    gain = arch.log_gain * keys.real.number.to(zero).log() if arch.log_gain else None  # [batch, 1]
+    made = (products, offset, setting.sinusoids, bias, constant, n, EVERY)
+    return Prepared(arch, w, ref * share, *made, gain=gain)
+
+
+def _of_all(bias: Tensor) -> Callable[[slice], Tensor]:
+    return lambda rows: bias[..., rows, :]
+
+
+def _some(x: Scaled, rows: slice) -> Scaled:
+    return x if rows == EVERY else x.mapped(lambda t: t[:, :, rows])
 
 
 def _stretched(arch: Architecture, index: int, t: Tensor) -> Tensor:
@@ -137,15 +229,6 @@ def _turned(arch: Architecture, index: int, setting: Setting, part: Scaled) -> S
 
 def _rows(x: Scaled, n: int) -> Scaled:
     return x.mapped(lambda t: t[:, :, None].expand(-1, -1, n, -1))
-
-
-def _rotary_scores(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> Scaled:
-    """All four products of common and deviating parts: under rotation none is constant along a row."""
-    pairs = [(q, k), (dq, k), (q, dk), (dq, dk)]
-    first, *others = [Scaled(a.value @ b.value.mT, a.log + b.log) for a, b in pairs]
-    for other in others:
-        first = first + other
-    return first
 
 
 class Separated(NamedTuple):

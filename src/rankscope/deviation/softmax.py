@@ -11,8 +11,10 @@ reference row alone sees. When e^{2s} leaves floating point's range, expm1(D) is
 so does log p where p underflows.
 """
 
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.deviation.attention import Attention, Logits, Visible
@@ -25,27 +27,58 @@ FAR = 30.0
 """Scores above the reference row's by more than this are formed as sums of logs."""
 
 
+class Shared(NamedTuple):
+    """What all rows of P have in common, head by head."""
+
+    ref: Float[Tensor, "batch head token"]
+    log: Logs
+    """Of D."""
+    seen: Bool[Tensor, "batch head 1 token"]
+    """What the reference row sees."""
+    log_w: Float[Tensor, "batch head token"]
+    p: Float[Tensor, "batch head token"]
+    top: Int[Tensor, "batch head 1"]
+    level: Logs
+    """The log-scale of what rows differ by."""
+
+    @classmethod
+    def of(cls, ref: Tensor, log: Logs, seen: Tensor, anyone: Tensor, alike: Tensor) -> "Shared":
+        """What is `seen` by the reference row, and by `anyone` `[batch, 1, token]`; whether rows see `alike`
+        `[batch, head]`."""
+        log_w = _log_weights(ref, seen[:, :, 0]).masked_fill(~anyone, -torch.inf)
+        log_p = log_w.masked_fill(~seen[:, :, 0], -torch.inf)
+        # Rows that see alike differ by D alone, at its own scale; a mask's differences are of size one.
+        level = torch.where(alike, log.clamp(max=0.0), torch.zeros_like(log))
+        return cls(ref, log, seen, log_w, log_p.exp(), log_p.argmax(-1, keepdim=True), level)
+
+    def others(self, D: Tensor, visible: Visible, real: Real) -> Scaled:
+        """Rows of P - 1 p^T but for column j*, of those rows of D, in units of e^log, and of what they see;
+        `real` are those that count."""
+        size = spread(
+            self.level.clamp(min=-STEEPEST).exp(), D
+        )  # below, expm1(D) is D and only the log goes on
+        U = D - D.gather(3, self.top[:, :, None].expand(-1, -1, D.shape[2], 1))
+        # D in units of size, zero in column j*
+        U = U.mul_(spread((self.log - self.level).clamp(max=STEEPEST).exp(), U))
+        log_others = self.log_w.scatter(-1, self.top, -torch.inf)  # column j* follows from the others
+        given = U, size, self.log_w, log_others, self.top, visible, self.seen
+        # As they are: what is taken from a row may be far above all that it sees.
+        logits = Logits(self.ref, Scaled(D, self.log))
+        change, reach = _steep(*given, logits.log_softmax(visible)) if _far(*given) else _gentle(*given)
+        if not real.all:
+            change = change.masked_fill_(~real.rows[:, None, :, None], 0.0)
+        return Scaled(change, self.level + reach)
+
+
 def split(scores: Scores, visible: Visible, real: Real, *, tokens: bool = True) -> Attention:
     """p and P - 1 p^T over what each row sees: `tokens`, or something else."""
     ref, D, row, fine = separated(scores, real, tokens=tokens)
     n = visible.shape[-1]
     seen = visible[:, 0].gather(1, row[..., None].expand(-1, -1, n))[:, :, None]  # [batch, head, 1, token]
     alike = ((visible == seen).all(-1) | ~real.rows[:, None]).all(-1)  # [batch, head]
-    log_w = _log_weights(ref, seen[:, :, 0]).masked_fill(~visible.any(2), -torch.inf)
-    log_p = log_w.masked_fill(~seen[:, :, 0], -torch.inf)
-    p, top = log_p.exp(), log_p.argmax(-1, keepdim=True)
-    # Rows that see alike differ by D alone, at its own scale; a mask's differences are of size one.
-    level = torch.where(alike, D.log.clamp(max=0.0), torch.zeros_like(D.log))
-    size = spread(level.clamp(min=-STEEPEST).exp(), D.value)  # below, expm1(D) is D and only the log goes on
-    U = D.value - D.value.gather(3, top[:, :, None].expand(-1, -1, D.value.shape[2], 1))
-    U = U.mul_(spread((D.log - level).clamp(max=STEEPEST).exp(), U))  # D in units of size, zero in column j*
-    logits = Logits(ref, D, fine)  # as they are: what is taken from a row may be far above all that it sees
-    log_others = log_w.scatter(-1, top, -torch.inf)  # column j* follows from the others
-    given = U, size, log_w, log_others, top, visible, seen
-    change, reach = _steep(*given, logits.log_softmax(visible)) if _far(*given) else _gentle(*given)
-    if not real.all:
-        change = change.masked_fill_(~real.rows[:, None, :, None], 0.0)
-    return Attention(p, Scaled(change, level + reach), top, visible, logits)
+    shared = Shared.of(ref, D.log, seen, visible.any(2), alike)
+    others = shared.others(D.value, visible, real)
+    return Attention(shared.p, others, shared.top, visible, Logits(ref, D, fine))
 
 
 def _log_weights(ref: Tensor, seen: Bool[Tensor, "batch head token"]) -> Float[Tensor, "batch head token"]:
@@ -82,7 +115,7 @@ def _gentle(
     weight = (log_others - reach[..., None]).exp()[:, :, None]  # e^w in units of e^reach
     E = torch.expm1(U * size)
     E = E if saves_a_pass(size, lambda: (size == 1).all()) else E.div_(size)
-    if spared(visible.all()):
+    if spared(visible.all() & seen.all()):
         m = E @ log_others.exp()[..., None]  # [batch, head, token, 1], in units of size
         return E.sub_(m).mul_(weight).div_(1 + size * m), reach
     alone = torch.exp(U * size) / size

@@ -7,19 +7,23 @@ as the first pass where they do not.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.deviation.attention import Attention
-from rankscope.deviation.noise import ShakenDeviation, ShakenPlain
-from rankscope.deviation.propagate import DeviationStep, Given, restored
+from rankscope.deviation.blocks import AttentionByRows
+from rankscope.deviation.noise import ShakenDeviation, ShakenPlain, ShakenRows, ShakenStreamed
+from rankscope.deviation.propagate import DeviationStep, Given, restored, stepped
 from rankscope.deviation.scaled import LOWEST, Logs, Scaled, chosen
 from rankscope.deviation.state import State
 from rankscope.nets import Step, Transformer
+from rankscope.nets.streaming import Asked, Numbers
 from rankscope.nets.traversal import Block, traverse
 
 RESOLVED = 1e-4
@@ -37,15 +41,32 @@ ALIKE = 1e-9
 WITHIN = 300.0
 """The log of the sizes within which float64 is asked: 1e+-130."""
 
+Weights = Float[Tensor, "batch head row token"] | Callable[[slice], Tensor]
+"""P, or what makes rows of it."""
+
 
 class Witness:
     """The second pass, one block at a time."""
 
-    def __init__(self, net: Transformer, X: Tensor, padding: Tensor | None = None, seed: int = 0) -> None:
-        self.given = given = Given.of(net, X, padding)
-        self.plain = ShakenPlain(given.net.arch, given.setting, seed)
-        self.fine = ShakenDeviation(given.net.arch, given.setting, seed)
-        self.other = ShakenDeviation(given.net.arch, given.setting, seed + 1)
+    plain: ShakenPlain | ShakenStreamed
+
+    def __init__(
+        self,
+        net: Transformer,
+        X: Tensor,
+        padding: Tensor | None = None,
+        seed: int = 0,
+        by_rows: Asked | None = None,
+    ) -> None:
+        """`by_rows`: attention by blocks of rows, as the first pass has it, and what is asked of it."""
+        self.given = given = Given.of(net, X, padding, by_rows=by_rows is not None)
+        arch, setting, seeds = given.net.arch, given.setting, (seed, seed + 1)
+        if by_rows is None:
+            self.plain = ShakenPlain(arch, setting, seed)
+            self.fine, self.other = (ShakenDeviation(arch, setting, each) for each in seeds)
+        else:
+            self.plain = ShakenStreamed(given.net, setting, by_rows, seed)
+            self.fine, self.other = (ShakenRows(given.net, setting, each) for each in seeds)
         self.state = self.fine.noise.of(given.state)  # as a first product of it with a matrix is rounded
         self.before: State | None = None
         self.lost = torch.zeros(len(given.state.real.rows), dtype=torch.bool, device=given.net.device)
@@ -58,17 +79,18 @@ class Witness:
         if step.layer == 0:
             return Seen(self, None, self.state, torch.zeros_like(self.lost), None, self.lost)
         block, before = self.given.net.blocks[step.layer - 1], self.state
-        sees, plain = _sees(before), None
+        sees, plain, numbers = _sees(before), None, None
         if self.given.net.arch.parts:  # what they remember of earlier layers is of one arithmetic
             sees = torch.zeros_like(sees)
         if bool(sees.any()):
-            X, *rest = traverse(block, self.plain, before.tokens())
+            X, P, *rest = traverse(block, self.plain, before.tokens())
             X = before.real.cleared(X)
+            numbers, P = (P, None) if isinstance(P, Numbers) else (None, P)
             # What the first pass has lost, float64 may still see.
             after = State.of(X.nan_to_num(0.0, 0.0, 0.0), before.real.rows)
             sees = sees & X.isfinite().flatten(1).all(1) & (_sees(step.state) | _sees(after))
-            plain = Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), *rest) if bool(sees.any()) else None
-        seen = Seen(self, block, before, sees, plain, self.lost)
+            plain = Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, *rest) if bool(sees.any()) else None
+        seen = Seen(self, block, before, sees, plain, self.lost, numbers)
         if plain is None:
             self.state = seen.passed.state
         else:
@@ -96,21 +118,22 @@ class Seen:
     """Whether a token became so short beside the others that one scale does not hold them, or what equal
     tokens differ by may have been all that is left, or a norm gave a sign to what is zero but for rounding,
     here or before: nothing is known of the sample since."""
+    numbers: Numbers | None = None
+    """Of attention by plain rules, where it is by rows; real tokens first."""
 
     @cached_property
     def passed(self) -> DeviationStep:
         """By shaken rules of deviation arithmetic, real tokens first."""
         if self.block is None:
             return DeviationStep(0, self.before, None)
-        return DeviationStep(self.block.index + 1, *traverse(self.block, self.witness.fine, self.before))
+        return stepped(self.block, self.witness.fine, self.before)
 
     @cached_property
     def other(self) -> DeviationStep:
         """The same block, shaken otherwise, tokens where they stood."""
         if self.block is None:
             return self.fine
-        step = DeviationStep(self.block.index + 1, *traverse(self.block, self.witness.other, self.before))
-        return restored(step, self.witness.given.order)
+        return restored(stepped(self.block, self.witness.other, self.before), self.witness.given.order)
 
     @cached_property
     def plain(self) -> Step | None:
@@ -119,6 +142,19 @@ class Seen:
         if self.inside is None or order is None:
             return self.inside
         return self.inside.restored(order)
+
+    @property
+    def restored_numbers(self) -> Numbers | None:
+        """The same, tokens where they stood."""
+        order = self.witness.given.order
+        return self.numbers if order is None or self.numbers is None else self.numbers.restored(order)
+
+    def plain_rows(self, rows: slice) -> Float[Tensor, "batch head row token"]:
+        """Some rows of P by plain rules, where they are made as they are asked for; real tokens first."""
+        assert self.numbers is not None and self.numbers.rows is not None
+        there, every = self.numbers.rows, slice(None)
+        found = there.weights(every, every, rows.start, rows.stop)
+        return F.pad(found, (0, there.k.shape[2] - found.shape[-1]))
 
     @cached_property
     def fine(self) -> DeviationStep:
@@ -130,42 +166,79 @@ def _hidden(step: DeviationStep, seen: Seen) -> Bool[Tensor, " batch"]:
     """Where rounding decided which tokens are looked at, and nothing shows, since they are equal as far as R
     can tell: what they differ by may be all that is left."""
     found = torch.zeros_like(seen.sees)
-    for which in ("attention", "cross"):
-        P: Attention | None = getattr(step, which)
+    for whole, rows in (("attention", "rows"), ("cross", "cross_rows")):
+        P: Attention | AttentionByRows | None = getattr(step, whole) or getattr(step, rows)
         if P is None or not bool(steep(P).any()):
             continue
-        plain: Tensor | None = getattr(seen.plain, which, None)
+        plain: Weights | None = getattr(seen.plain, whole, None)
+        if isinstance(P, AttentionByRows) and whole == "attention":
+            plain = seen.plain_rows
         if plain is not None and seen.plain is not None and bool(seen.sees.all()):
             state = State.of(seen.plain.state, step.state.real.rows)
             found = found | elsewhere(P, plain) & (distance(step.state, state) <= ALIKE)
         else:
-            other: Attention = getattr(seen.fine, which)
+            other: Attention | AttentionByRows = getattr(seen.fine, whole) or getattr(seen.fine, rows)
+            weights = other.matrix() if isinstance(other, Attention) else other.matrix
             alike = distance(step.state, seen.fine.state) <= ALIKE
-            found = found | elsewhere(P, other.matrix()) & alike | undecided(P, other)
+            found = found | elsewhere(P, weights) & alike | undecided(P, other)
     return found
 
 
-def steep(P: Attention) -> Bool[Tensor, " batch"]:
+def _none(P: Attention | AttentionByRows) -> Bool[Tensor, " batch"]:
+    return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
+
+
+def score_sizes(P: Attention | AttentionByRows) -> tuple[Logs, Logs] | None:
+    """By head the largest of ref, and the log of the largest of D; None where P was not made of scores."""
+    if isinstance(P, AttentionByRows):
+        ref, D = P.shared.ref, P.largest
+    elif P.logits is None:
+        return None
+    else:
+        ref, D = P.logits.ref, P.logits.D.log_size()
+    return ref.masked_fill(ref.isinf(), 0.0).abs().amax(-1), D
+
+
+def steep(P: Attention | AttentionByRows) -> Bool[Tensor, " batch"]:
     """Where scores are so large that their rounding may decide a softmax."""
-    if P.logits is None or not P.p.numel():
-        return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
-    ref = P.logits.ref.masked_fill(P.logits.ref.isinf(), 0.0).abs().amax(-1)
-    return torch.maximum(P.logits.D.log_size(), ref.clamp(min=1e-300).log()).amax(-1) > STEEP
+    if not P.p.numel() or (sizes := score_sizes(P)) is None:
+        return _none(P)
+    ref, D = sizes
+    return torch.maximum(D, ref.clamp(min=1e-300).log()).amax(-1) > STEEP
 
 
-def elsewhere(P: Attention, other: Float[Tensor, "batch head row token"]) -> Bool[Tensor, " batch"]:
+def elsewhere(P: Attention | AttentionByRows, other: Weights) -> Bool[Tensor, " batch"]:
     """Where two passes, their scores steep, look at other tokens."""
-    return steep(P) & ((P.matrix() - other).abs().flatten(1).amax(1) > UNDECIDED)
+    return steep(P) & (apart(P, other).amax(1) > UNDECIDED)
 
 
-def undecided(P: Attention, other: Attention) -> Bool[Tensor, " batch"]:
+def apart(P: Attention | AttentionByRows, other: Weights) -> Float[Tensor, "batch head"]:
+    """The largest difference of an attention weight from another pass's."""
+    if isinstance(other, Tensor):
+        assert isinstance(P, Attention)
+        return (P.matrix() - other).abs().amax((-2, -1))
+    assert isinstance(P, AttentionByRows)
+    return P.farthest(lambda rows: (P.matrix(rows) - other(rows)).abs())
+
+
+def undecided(P: Attention | AttentionByRows, other: Attention | AttentionByRows) -> Bool[Tensor, " batch"]:
     """Where scores are steep, and two passes do not agree on by how much one token is looked at before
     another: the same token by chance, perhaps."""
-    if P.logits is None or other.logits is None or not bool(steep(P).any()):
-        return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
-    one, two = (each.logits.log_softmax(P.visible) for each in (P, other) if each.logits is not None)
-    apart = (one - two).abs() / torch.maximum(one.abs(), two.abs()).clamp(min=1.0)
-    return steep(P) & (apart.nan_to_num(nan=0.0).flatten(1).amax(1) > WAVERS)
+    if not bool(steep(P).any()):
+        return _none(P)
+    if isinstance(P, AttentionByRows):
+        assert isinstance(other, AttentionByRows)
+        found = P.farthest(lambda rows: _wavering(P.log_matrix(rows), other.log_matrix(rows)))
+        return steep(P) & (found.amax(1) > WAVERS)
+    if not isinstance(other, Attention) or P.logits is None or other.logits is None:
+        return _none(P)
+    one, two = (each.log_softmax(P.visible) for each in (P.logits, other.logits))
+    return steep(P) & (_wavering(one, two).flatten(1).amax(1) > WAVERS)
+
+
+def _wavering(one: Tensor, two: Tensor) -> Tensor:
+    """The relative difference of logs of weights."""
+    return ((one - two).abs() / torch.maximum(one.abs(), two.abs()).clamp(min=1.0)).nan_to_num(nan=0.0)
 
 
 def _sees(state: State) -> Bool[Tensor, " batch"]:

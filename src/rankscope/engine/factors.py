@@ -9,6 +9,7 @@
 | `depth`                              | layers; those there are, repeated                                  |
 | `skip`, `attention_skip`, `mlp_skip` | the weight of the skips                                            |
 | `mask`, `kernel`, `activation`       | as in `Architecture`                                               |
+| `remedy`                             | against collapse, as `attnscale:w=0.5`; `none`                     |
 | `temperature`                        | what scores are divided by, beside their own divisor               |
 | `text`                               | a file or folder; left out, the bundled prose                      |
 | `samples`, `tokens`                  | how many excerpts, and how long                                    |
@@ -38,6 +39,7 @@ CHANGES = (
     "kernel",
     "activation",
     "temperature",
+    "remedy",
 )
 READS = ("text", "samples", "tokens")
 REALS = ("skip", "attention_skip", "mlp_skip", "temperature")
@@ -105,7 +107,8 @@ def changed(net: Transformer, cell: Cell) -> Transformer:
 
     if "variant" in cell:
         net = named_variant(net, str(cell["variant"]))
-    given: dict[str, Any] = {name: cell[name] for name in CHANGES if name in cell and name != "variant"}
+    apart = ("variant", "remedy")
+    given: dict[str, Any] = {name: cell[name] for name in CHANGES if name in cell and name not in apart}
     if "depth" in given:
         given["layers"] = given.pop("depth")
     if "temperature" in given:
@@ -113,7 +116,9 @@ def changed(net: Transformer, cell: Cell) -> Transformer:
         if isinstance(warmth, str | bool) or not warmth > 0:
             raise SweepError(f"temperature must be a number above 0; got {warmth!r}")
         given["divisor"] = net.arch.divisor * warmth
-    return net.variant(**given) if given else net
+    net = net.variant(**given) if given else net
+    remedy = cell.get("remedy", "none")
+    return net if remedy == "none" else net.remedied(str(remedy))
 
 
 def described(cell: Cell) -> str:

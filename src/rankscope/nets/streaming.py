@@ -17,6 +17,7 @@ from rankscope.metrics.attention import defect_of_rows, entropy_of_rows, first_t
 from rankscope.metrics.rows import Rows
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.masks import spec_of
+from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
 from rankscope.nets.plain import Heads, Plain, Spoken, Tokens
 from rankscope.nets.positions import by_offset, score_bias
@@ -52,6 +53,11 @@ class Numbers:
     of_rows: dict[str, Float[Tensor, "batch head token"]] = field(default_factory=dict)
     """By name, float64."""
     of_heads: dict[str, Float[Tensor, "batch head"]] = field(default_factory=dict)
+
+    def restored(self, order: TokenOrder) -> "Numbers":
+        """Tokens back where they stood."""
+        back = {name: order.restored_columns(each) for name, each in self.of_rows.items()}
+        return replace(self, of_rows=back)
 
 
 def streams(arch: Architecture) -> bool:
@@ -200,9 +206,7 @@ def streamed(
         found: Numbers = step.attention  # type: ignore[assignment]
         step = step._replace(attention=None)
         if order is not None:
-            step = step.restored(order)
-            back = {name: order.restored_columns(each) for name, each in found.of_rows.items()}
-            found = replace(found, of_rows=back)
+            step, found = step.restored(order), found.restored(order)
         yield step, found
 
 

@@ -371,25 +371,28 @@ def named(weights: object, prefix: str = "", layers: bool = True) -> dict[str, T
 
 def converted(weights: Structure, move: Callable[[Tensor], Tensor]) -> Structure:
     """The same structure with every tensor moved; a tensor met twice is moved once."""
-    seen: dict[int, Any] = {}
+    return cast(Structure, _moved(weights, move, {}))
 
-    def walk(value: Any) -> Any:
-        if id(value) not in seen:
-            if isinstance(value, Tensor):
-                seen[id(value)] = move(value)
-            elif isinstance(value, Stored):
-                seen[id(value)] = value.moved(lambda layer: converted(layer, move), move(value.source.like))
-            elif isinstance(value, tuple):
-                seen[id(value)] = getattr(type(value), "_make", tuple)(walk(item) for item in value)
-            elif isinstance(value, dict):
-                seen[id(value)] = {key: walk(item) for key, item in value.items()}
-            elif is_dataclass(value) and not isinstance(value, type):
-                seen[id(value)] = type(value)(**{name: walk(item) for name, item in _members(value)})
-            else:
-                return value
-        return seen[id(value)]
 
-    return cast(Structure, walk(weights))
+def _moved(value: Any, move: Callable[[Tensor], Tensor], seen: dict[int, Any]) -> Any:
+    # No function inside `converted`: one that calls itself would hold all tensors until garbage is collected.
+    if id(value) not in seen:
+        if isinstance(value, Tensor):
+            seen[id(value)] = move(value)
+        elif isinstance(value, Stored):
+            seen[id(value)] = value.moved(lambda layer: converted(layer, move), move(value.source.like))
+        elif isinstance(value, tuple):
+            make = getattr(type(value), "_make", tuple)
+            seen[id(value)] = make(_moved(item, move, seen) for item in value)
+        elif isinstance(value, dict):
+            seen[id(value)] = {key: _moved(item, move, seen) for key, item in value.items()}
+        elif is_dataclass(value) and not isinstance(value, type):
+            seen[id(value)] = type(value)(
+                **{name: _moved(item, move, seen) for name, item in _members(value)}
+            )
+        else:
+            return value
+    return seen[id(value)]
 
 
 def _members(value: object) -> list[tuple[str, Any]]:

@@ -13,9 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep, State
+from rankscope.deviation.blocks import distance_of_rows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import SMALLEST, read
-from rankscope.deviation.witness import Seen, distance, turned
+from rankscope.deviation.witness import Seen, apart, distance, score_sizes, turned
 from rankscope.metrics import Metric, Reading, cosine, dobrushin
 from rankscope.profiles.rows import Found
 
@@ -71,11 +72,7 @@ def _error(
     again = torch.ones_like(one.value, dtype=torch.bool)
     if plain is not None:
         error = difference(one, plain)
-        floor = (
-            plain.floor * _steepness(step)
-            if each.of in ("attention", "heads") and step.attention is not None
-            else plain.floor
-        )
+        floor = plain.floor * _steepness(step) if each.of in ("attention", "heads") else plain.floor
         told = (one.value - plain.value).abs() > BLIND * floor
         told = told | ((error <= AGREED) & (plain.value.abs() > BLIND * floor))
         again = ~_spread(seen.sees, error) | ~told
@@ -96,11 +93,12 @@ def _error(
 
 def _steepness(step: DeviationStep) -> Errors:
     """How many times its own rounding an attention weight has of its scores', by head."""
-    P = step.attention
-    if P is None or P.logits is None:
+    P = step.attention or step.rows
+    sizes = None if P is None else score_sizes(P)
+    if sizes is None:
         return torch.ones((), dtype=torch.float64, device=step.state.x.log.device)
-    sizes = P.logits.ref.masked_fill(P.logits.ref.isinf(), 0.0).abs().amax(-1)
-    return 1 + torch.maximum(sizes, P.logits.D.log_size().clamp(max=100.0).exp())
+    ref, D = sizes
+    return 1 + torch.maximum(ref, D.clamp(max=100.0).exp())
 
 
 def _against(each: Metric, one: Reading, step: DeviationStep, other: DeviationStep) -> Errors:
@@ -116,6 +114,9 @@ def _inside(each: Metric, step: DeviationStep, another: DeviationStep) -> Errors
     one, other = step.attention, another.attention
     if each.of == "attention" and each.compute is dobrushin and one is not None and other is not None:
         rows = [State.of_heads(P.by_head, step.state.real) for P in (one, other)]
+    elif each.of == "attention" and each.compute is dobrushin and step.rows is not None:
+        assert another.rows is not None
+        return distance_of_rows(step.rows, another.rows)
     elif each.of == "heads" and step.heads is not None and another.heads is not None:
         rows = [spoken.contributions(step.state.real) for spoken in (step.heads, another.heads)]
     else:
@@ -145,6 +146,13 @@ def _states(state: State, seen: Seen, deep: bool = True) -> Errors:
 def _weights(step: DeviationStep, seen: Seen) -> Errors | None:
     """The largest difference of an attention weight, by head: of whole matrices, since what is read off two
     that have nothing in common can be the same."""
+    if step.rows is not None:
+        found = None if seen.inside is None else apart(step.rows, seen.plain_rows)
+        if found is None or not bool(seen.sees.all()):
+            assert seen.fine.rows is not None
+            shaken = apart(step.rows, seen.fine.rows.matrix)
+            found = shaken if found is None else torch.where(_spread(seen.sees, found), found, shaken)
+        return found.nan_to_num(nan=torch.inf)
     if step.attention is None:
         return None
     P = step.attention.matrix()

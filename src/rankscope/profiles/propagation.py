@@ -7,8 +7,9 @@ from typing import Any, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from rankscope.deviation import applies, propagate
+from rankscope.deviation import DeviationStep, applies, propagate
 from rankscope.deviation.confirm import confirmations
+from rankscope.deviation.readings import reads_rows
 from rankscope.deviation.witness import Witness
 from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics.attention import defect_of_rows
@@ -17,7 +18,7 @@ from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.kernels import kernel_of
 from rankscope.nets.streaming import Asked, size_of_attention, streamed, streams
-from rankscope.profiles.needs import batches_beside, check_memory
+from rankscope.profiles.needs import MATRICES, available, batches_beside, check_memory
 from rankscope.profiles.readers import Reader
 from rankscope.profiles.rows import WHOLE
 from rankscope.profiles.steps import DEFECT, LayerStep
@@ -80,29 +81,36 @@ def one_pass(
     net = net.to(ARITHMETICS[arithmetic], device)
     X = X.to(dtype=net.dtype, device=net.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
-    asked = _asked(net, readers)
     kind = "float" if arithmetic != "deviation" else "confirm" if confirm else "deviation"
-    if X.ndim == 3 and (arithmetic == "deviation" or asked is None):
-        check_memory(net.arch, len(X), X.shape[1], batch, kind, net.device, streams=asked is not None)
+    asked = _asked(net, readers, kind)
+    by_rows = X.ndim == 3 and kind == "deviation" and asked is not None and _large(net, X[:batch], kind)
+    held = "rows" if by_rows else kind
+    if X.ndim == 3 and (kind != "float" or asked is None):
+        check_memory(
+            net.arch, len(X), X.shape[1], batch, held, net.device,
+            streams=asked is not None, heads="heads" in needs,
+        )  # fmt: skip
     layers, starts = net.arch.layers, range(0, len(X), batch)
     without: dict[str, Any] = dict.fromkeys({"attention", "heads", "routing"} - needs)
 
     def steps_of(start: int) -> Iterator[LayerStep]:
         part, kept = X[start : start + batch], real[start : start + batch]
         here = net.for_samples(start, start + batch)
-        large = size_of_attention(net.arch, len(part), part.shape[1]) > WHOLE and arithmetic != "deviation"
-        by_rows = asked if large else None
-        return _steps(here, part, kept, start, arithmetic, estimate, confirm, compile, by_rows)
+        rows = asked if _large(net, part, kind) else None
+        return _steps(here, part, kept, start, arithmetic, estimate, confirm, compile, rows)
 
     # Batches go through layers that are read from files side by side, so that each is read once for all.
     together = net.streamed and X.ndim == 3
-    beside = batches_beside(net.arch, X.shape[1], batch, kind, net.device) if together else 1
+    beside = batches_beside(net.arch, X.shape[1], batch, held, net.device) if together else 1
     with torch.no_grad():
         for first in range(0, len(starts), beside):
             several = starts[first : first + beside]
             for steps in zip(*map(steps_of, several), strict=True):
                 for number, step in enumerate(steps):
-                    step = replace(step, step=step.step._replace(**without))
+                    taken = step.step._replace(**without)
+                    if isinstance(taken, DeviationStep) and "attention" in without:
+                        taken = taken._replace(rows=None)
+                    step = replace(step, step=taken)
                     for reader in readers:
                         reader.read(step)
                     if progress is not None:
@@ -123,7 +131,7 @@ def _steps(
     asked: Asked | None,
 ) -> Iterator[LayerStep]:
     """The layers of one batch, with what a second pass says of each where one was asked for."""
-    if asked is not None:
+    if asked is not None and arithmetic != "deviation":
         for step, rows in streamed(net, X, ~real, asked):
             yield LayerStep(net, start, real, step, rows=rows)
     elif arithmetic != "deviation":
@@ -132,17 +140,29 @@ def _steps(
         for here in confirmations(net, X, ~real):
             yield LayerStep(net, start, real, here.doubled, confirmation=here)
     else:
-        witness = Witness(net, X, ~real) if estimate and X.shape[1] else None
-        for each in propagate(net, X, ~real, compile=compile):
+        witness = Witness(net, X, ~real, by_rows=asked) if estimate and X.shape[1] else None
+        for each in propagate(net, X, ~real, compile=compile, by_rows=asked is not None):
             yield LayerStep(net, start, real, each, None if witness is None else witness.follow(each))
 
 
-def _asked(net: Transformer, readers: Sequence[Reader]) -> Asked | None:
+def _large(net: Transformer, X: Tensor, kind: str) -> bool:
+    """Whether P is read by rows, where it can be. Off the CPU deviation arithmetic holds what fits: there it
+    is many times as fast."""
+    size = size_of_attention(net.arch, len(X), X.shape[1])
+    if kind == "deviation" and net.device.type != "cpu":
+        free = available(net.device)
+        return free is not None and MATRICES[kind] * size > free
+    return kind != "confirm" and size > WHOLE
+
+
+def _asked(net: Transformer, readers: Sequence[Reader], kind: str) -> Asked | None:
     """What is to be taken of attention where P is too large; None where it must be whole."""
     metrics = [getattr(reader, "by_row", None) for reader in readers if "attention" in reader.needs]
     if not streams(net.arch) or any(each is None for each in metrics):
         return None
     chosen = {each.name: each for some in metrics for each in some or ()}.values()
+    if kind == "deviation" and (net.arch.kernel == "linear" or not all(map(reads_rows, chosen))):
+        return None
     by_row = {each.name: each.by_row for each in chosen if each.by_row is not None}
     by_head = {each.name: each.by_head for each in chosen if each.by_row is None and each.by_head is not None}
     # The sum of a row costs nothing beside another number of it; alone it is worth the rows where it may not

@@ -6,6 +6,7 @@ What several readers need is computed once, what none asks for never.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from rankscope.deviation import DeviationStep
 from rankscope.deviation.attention import Attention
+from rankscope.deviation.blocks import AttentionByRows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.deviation.witness import Seen
@@ -114,7 +116,8 @@ class LayerStep:
             heads = None if step.heads is None else seen.plain.heads
             routing = None if step.routing is None else seen.plain.routing
             there = seen.plain._replace(attention=attention, heads=heads, routing=routing)
-            plain = replace(self, step=there, seen=None).readings(chosen)
+            rows = None if step.rows is None else seen.restored_numbers
+            plain = replace(self, step=there, seen=None, rows=rows).readings(chosen)
         return checked(found, plain, step, seen)
 
     @property
@@ -129,11 +132,13 @@ class LayerStep:
     def row_sum_defect(self) -> Float[Tensor, ""] | None:
         """The largest |row sum of P - 1|. In deviation arithmetic rows differ by what sums to zero: all have
         the sum of the one that they share."""
-        P = self.step.attention
+        P: Any = self.step.attention
+        if isinstance(self.step, DeviationStep):
+            P = P or self.step.rows
         if self.rows is not None:
             each = self.rows.of_rows.get(DEFECT)
             return None if each is None else (each * self.real[:, None]).nan_to_num(0.0).max()
-        if isinstance(P, Attention):
+        if isinstance(P, Attention | AttentionByRows):
             there = self.real.any(-1)[:, None]
             return ((P.p.sum(-1) - 1).abs() * there).nan_to_num(0.0).max() if P.p.numel() else P.p.sum()
         return None if self.attention is None else row_sum_defect(self.attention, self.real)

@@ -29,10 +29,10 @@ def differential(remedy: Differential, P: Attention, block: Any, rules: Any, ins
 
 def _steeper(a: Logits, b: Logits) -> Logits:
     """Of each head the larger scores: whether rounding decides them is asked of these."""
-    sizes = [torch.maximum(each.D.log_size(), each.fine.log_size()) for each in (a, b)]
+    sizes = [torch.maximum(each.D.log_size(), each.reference.log_size()) for each in (a, b)]
     pick = sizes[0] >= sizes[1]
     ref = torch.where(pick[..., None], a.ref, b.ref)
-    return Logits(ref, chosen(pick, a.D, b.D), chosen(pick, a.fine, b.fine))
+    return Logits(ref, chosen(pick, a.D, b.D), chosen(pick, a.reference, b.reference))
 
 
 def head_norm(remedy: HeadNorm, spoken: Spoken, block: Any, rules: Any, inside: Any) -> Spoken:

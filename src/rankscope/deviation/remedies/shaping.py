@@ -58,12 +58,12 @@ def _from_average(P: Attention, real: Tensor, samples: Tensor, last: Tensor) -> 
         apart = (c[:, :, None] - C).expand(*P.p.shape[:2], -1, -1)
         return e, P.others + Scaled.plain(apart).by_head()
     row = P.visible[samples, :, last][:, :, None]  # [batch, 1, 1, token]
-    e = _less_average(P.logits.fine.mapped(lambda t: t[:, :, None]), row)
+    e = _less_average(P.logits.reference.mapped(lambda t: t[:, :, None]), row)
     e = e.mapped(lambda t: t[:, :, 0])
     alike = ((P.visible == row).all(-1)[:, 0] | ~real).all(-1)  # [batch]
     if spared(alike.all()):
         return e, P.others
-    scores = P.logits.fine.mapped(lambda t: t[:, :, None]) + P.logits.D
+    scores = P.logits.reference.mapped(lambda t: t[:, :, None]) + P.logits.D
     E = _less_average(scores, P.visible)
     first = E.mapped(lambda t: t[samples, :, last])
     alike = alike[:, None].expand(P.p.shape[:2])

@@ -15,7 +15,9 @@ Arch = TypeVar("Arch", bound=Fields)
 class Remedy(Protocol):
     """Goes onto a network. One of your own is any object with these two."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is called."""
 
     def applied(self, arch: Any) -> Any:
         """The architecture with it: other fields, parts more (`parts.py`)."""

@@ -1,0 +1,54 @@
+"""Deviation arithmetic over long contexts: the same rules, attention by blocks of rows (`blocks.py`)."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from rankscope.deviation.blocks import AttentionByRows, RowMaker
+from rankscope.deviation.rules import Deviation
+from rankscope.deviation.state import State
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.positions import score_bias
+from rankscope.nets.setting import Setting
+from rankscope.nets.traversal import Block
+from rankscope.nets.weights import Weights
+
+
+class StreamedDeviation(Deviation):
+    """Rules on states, attention by blocks of rows."""
+
+    def __init__(self, arch: Architecture, setting: Setting, weights: Weights) -> None:
+        """The setting has no masks; `weights` are the network's."""
+        super().__init__(arch, setting)
+        self.table = weights
+
+    def weights(self, block: Block, state: State) -> AttentionByRows:  # type: ignore[override]
+        """What rows of P share: they are made as they are mixed."""
+        mask, setting = self.arch.mask_of(block.index), self.setting
+        scores = self.prepared(block, state, self._bias(block))
+        return self.rows(RowMaker(scores, lambda rows: setting.rows(mask, rows.start, rows.stop), state.real))
+
+    def cross_weights(self, there: Block, state: State) -> AttentionByRows:  # type: ignore[override]
+        """The same of the tokens on the memory."""
+        memory, real = self.setting.memory, state.real
+        assert memory is not None
+        scores = self.cross_prepared(there, state)
+        return self.rows(
+            RowMaker(scores, lambda rows: memory.visible(real.rows[:, rows]), real, tokens=False)
+        )
+
+    def rows(self, maker: RowMaker) -> AttentionByRows:
+        """Attention of these rows."""
+        return AttentionByRows.of(maker)
+
+    def _bias(self, block: Block) -> Callable[[slice], Tensor] | None:
+        if self.arch.positions not in ("bias", "alibi"):
+            return None
+        n, like = self.setting.real.shape[1], block.weights.attention.query.weight
+
+        def bias(rows: slice) -> Tensor:
+            found = score_bias(self.arch, self.table, n, like, rows.start, rows.stop)
+            assert found is not None
+            return found
+
+        return bias
