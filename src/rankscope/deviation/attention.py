@@ -83,7 +83,7 @@ class Attention:
     """Whether weights may be below zero, as those that a part of one's own has changed."""
     total: Float[Tensor, " #head"] | None = None
     """What rows sum to, which p then does too; None: one."""
-    shared: Scaled | None = None  # [batch, head, token]
+    scaled_p: Scaled | None = None  # [batch, head, token]
     """p at a scale of its own, where it may be smaller than floating point reaches; None: p itself."""
 
     @cached_property
@@ -188,7 +188,7 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixi
     )  # [batch, head, 1, width]
     about = dv.value - most
     total: Tensor | None = getattr(P, "total", None)
-    shared: Scaled | None = getattr(P, "shared", None)
+    shared: Scaled | None = getattr(P, "scaled_p", None)
     kept = most if total is None else most * total[:, None, None]
     if shared is None:
         mean = Scaled((kept + P.p[:, :, None] @ about)[:, :, 0], dv.log)  # [batch, head, head_width]

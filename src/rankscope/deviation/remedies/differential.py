@@ -20,11 +20,11 @@ def differential(remedy: Differential, P: Attention, block: Any, rules: Any, ins
     column = P.top[:, :, None].expand(-1, -1, P.others.value.shape[2], 1)
     taken = second.by_head.mapped(lambda t: (t * -weight).scatter(-1, column, 0.0)).normalised()
     p = P.p - weight * second.p
-    shared = P.shared and P.shared + Scaled.plain(-weight * second.p).by_head()
+    shared = P.scaled_p and P.scaled_p + Scaled.plain(-weight * second.p).by_head()
     total = (torch.ones_like(weight)[None] if P.total is None else P.total) - weight
     logits = P.logits and second.logits and _steeper(P.logits, second.logits)
     others = P.others + taken
-    return replace(P, p=p, others=others, signed=True, total=total, shared=shared, logits=logits)
+    return replace(P, p=p, others=others, signed=True, total=total, scaled_p=shared, logits=logits)
 
 
 def _steeper(a: Logits, b: Logits) -> Logits:

@@ -45,7 +45,7 @@ def shaped(remedy: Shaping, P: Attention, block: Any, rules: Any, inside: Any) -
     hidden = column[:, :, None] | ~real[:, None, :, None]
     others = others.mapped(lambda t: t.masked_fill(hidden, 0.0))
     total = alpha + (beta if P.total is None else beta * P.total) - gamma
-    return replace(P, p=shared.explicit(), others=others, signed=True, total=total, shared=shared)
+    return replace(P, p=shared.explicit(), others=others, signed=True, total=total, scaled_p=shared)
 
 
 def _from_average(P: Attention, real: Tensor, samples: Tensor, last: Tensor) -> tuple[Scaled, Scaled]:
@@ -54,7 +54,7 @@ def _from_average(P: Attention, real: Tensor, samples: Tensor, last: Tensor) -> 
     if P.signed or P.logits is None:
         C = average(P.visible).to(P.p)
         c = C[samples, :, last]
-        e = (P.shared or Scaled.plain(P.p).by_head()) + Scaled.plain(-c.expand_as(P.p)).by_head()
+        e = (P.scaled_p or Scaled.plain(P.p).by_head()) + Scaled.plain(-c.expand_as(P.p)).by_head()
         apart = (c[:, :, None] - C).expand(*P.p.shape[:2], -1, -1)
         return e, P.others + Scaled.plain(apart).by_head()
     row = P.visible[samples, :, last][:, :, None]  # [batch, 1, 1, token]
