@@ -4,9 +4,12 @@ Its parameters are the tensors of `net.state()`, by the same names, and its forw
 with autograd: its numbers are those of `net.run`. What is learnt is a `Transformer` again, `network()`.
 """
 
+from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
@@ -81,16 +84,14 @@ class Trainable(Tensors):
                 layer.hold(inner, tensor)
             else:
                 self.hold(name, tensor)
-        self.names = list(state)
+        self._places = [
+            (name, self.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in state
+        ]
+        """Where each tensor is: looking it up by its name at every step would take as long as a layer."""
 
     def tensors(self) -> dict[str, Tensor]:
         """By the names of `net.state()`, as they are in a forward pass: with what parametrises them."""
-        return {name: getattr(self.get_submodule(path), leaf) for name, path, leaf in self._places()}
-
-    def _places(self) -> Iterator[tuple[str, str, str]]:
-        for name in self.names:
-            path, _, leaf = name.rpartition(".")
-            yield name, path, leaf
+        return {name: getattr(part, leaf) for name, part, leaf in self._places}
 
     def _now(self) -> Transformer:
         """The network on the parameters themselves."""
@@ -121,11 +122,25 @@ class Trainable(Tensors):
     ) -> Tokens:
         """The last state, through the final norm where there is one."""
         net = self._now()
-        for X in self._passed(net, X, padding, drop):
-            pass
-        return net.finish(X)
+        (last,) = deque(self._passed(net, X, padding, drop), maxlen=1)
+        return net.finish(last)
 
     def network(self) -> Transformer:
-        """What was learnt: a network of its own, which `save` writes and `load` reads."""
-        learnt = {name: each.detach().clone() for name, each in self.tensors().items()}
-        return replace(Transformer.from_weights(self.arch, learnt), origin=self.origin, memory=self.memory)
+        """What was learnt: a network of its own, which `save` writes and `load` reads. What parametrises its
+        tensors is in them, as it is in evaluation."""
+        with torch.no_grad(), evaluated(self):
+            learnt = {name: each.detach().clone() for name, each in self.tensors().items()}
+        found = Transformer.from_weights(self.arch, learnt)
+        return replace(found, origin=self.origin, memory=self.memory)
+
+
+@contextmanager
+def evaluated(module: nn.Module) -> Iterator[None]:
+    """Inside, in eval mode; after, every part is in the mode that it was in."""
+    before = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training
