@@ -26,7 +26,7 @@ WIDE = torch.float64
 
 
 def made(run: Path | None = None, task: Task = TASK, **more: Any) -> Training:
-    fields = {"remedies": ["attnscale"], "alarms": tuple} | more
+    fields: dict[str, Any] = {"remedies": ["attnscale"], "alarms": tuple} | more
     return Training(task, task.architecture(2, 8, 2), RECIPE, run=run, **fields)
 
 
@@ -55,7 +55,7 @@ def test_a_run_that_was_broken_off_goes_on_as_if_it_had_not_been(tmp_path: Path,
     whole, first = made(tmp_path / "whole", **more).finish(), made(tmp_path / "parts", **more)
     begun = iter(first)
     assert list(islice(begun, 5)) == [1, 2, 3, 4, 5]  # the checkpoint is of step 3; step 4 was looked at
-    begun.close()  # type: ignore[attr-defined]
+    begun.close()
     again = made(tmp_path / "parts", **more)
     assert again.steps == 3 and list(again) == [4, 5, 6, 7, 8]
     same(whole, again)

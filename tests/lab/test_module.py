@@ -86,7 +86,7 @@ def test_a_watch_sees_in_it_what_is_measured_of_its_network(remedy: str | None) 
         torch.testing.assert_close(
             seen.profile().curve(name), expected.curve(name), rtol=1e-12, atol=1e-12, equal_nan=True
         )
-    assert not any(layer.listeners for layer in module.layers)
+    assert not any(layer.attention_listeners for layer in module.layers)
 
 
 def gradients(model: Any, net: Transformer, ids: Tensor, padding: Tensor) -> list[tuple[str, Tensor, Tensor]]:
@@ -127,7 +127,8 @@ def test_gradients_are_those_of_the_original(which: str) -> None:
         model = BertModel.from_pretrained(folder, attn_implementation="eager").double()
         net = rankscope.load("minilm")
     else:
-        model = model_of(*which.split("/"))
+        name, label = which.split("/")
+        model = model_of(name, label)
         net = load(model)
     model.eval()
     ids = torch.randint(5, 60, (2, 7))

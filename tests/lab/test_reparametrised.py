@@ -95,10 +95,10 @@ def test_of_a_model_the_head_has_it_and_tables_do_not() -> None:
     model = Model(network(), Interface(classes=3, symbols=5))
     reparametrise(model)
     names = {name for name, _ in model.named_parameters()}
-    assert {"head.parametrizations.weight.original", "embed.weight", "net.positions"} <= names
+    assert {"head.parametrizations.weight.original", "embed.table", "net.positions"} <= names
     model = Model(network(), Interface(classes=3, coordinates=2))
     reparametrise(model)
     names = {name for name, _ in model.named_parameters()}
-    assert {f"embed.{each}parametrizations.weight.0.g" for each in ("", "second.")} <= names
+    assert {f"embed.{each}.parametrizations.weight.0.g" for each in ("first", "second")} <= names
     with pytest.raises(LabError, match="sigma, one"):
         reparametrise(model, "two")  # type: ignore[arg-type]

@@ -40,48 +40,46 @@ class Interface:
     """What has a label: each "token", or the "sample"."""
 
 
+def normal(*shape: int, spread: float, draw: torch.Generator) -> nn.Parameter:
+    """Drawn in float64."""
+    return nn.Parameter(spread * torch.randn(shape, generator=draw, dtype=torch.float64))
+
+
+class Affine(nn.Module):
+    """`x W + b`; entries of W have the size `spread / sqrt(inputs)` at first, those of b `shift`."""
+
+    def __init__(
+        self, inputs: int, outputs: int, draw: torch.Generator, spread: float = 1.0, shift: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.weight = normal(inputs, outputs, spread=spread / math.sqrt(inputs), draw=draw)
+        self.bias = normal(outputs, spread=shift, draw=draw)
+
+    def forward(self, x: Float[Tensor, "*rest inputs"]) -> Float[Tensor, "*rest outputs"]:
+        """Of every row."""
+        return x @ self.weight + self.bias
+
+
 class Embedding(nn.Module):
     """Layer 0, before positions."""
 
     def __init__(self, task: Interface, width: int, spread: float, draw: torch.Generator) -> None:
         super().__init__()
-
-        def normal(*shape: int, spread: float) -> nn.Parameter:
-            return nn.Parameter(spread * torch.randn(shape, generator=draw, dtype=torch.float64))
-
-        self.kind = "symbol" if task.symbols else "point" if task.coordinates else "patch"
-        if self.kind == "symbol":
-            self.weight = normal(task.symbols, width, spread=spread)
-        elif self.kind == "patch":
-            self.weight = normal(task.patch, width, spread=spread / math.sqrt(task.patch))
-            self.bias = normal(width, spread=0.0)
+        if task.symbols:
+            self.table = normal(task.symbols, width, spread=spread, draw=draw)
+        elif task.patch:
+            self.first = Affine(task.patch, width, draw, spread)
         else:
-            self.weight = normal(task.coordinates, width, spread=1 / math.sqrt(task.coordinates))
-            self.bias = normal(width, spread=1.0)
-            self.second = nn.Module()
-            self.second.weight = normal(width, width, spread=spread * math.sqrt(2 / width))
-            self.second.bias = normal(width, spread=0.0)
+            self.first = Affine(task.coordinates, width, draw, shift=1.0)
+            self.second = Affine(width, width, draw, spread * math.sqrt(2))
+        self.task = task
 
     def forward(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
         """Tokens of symbols `[batch, token]` or of numbers `[batch, token, number]`."""
-        if self.kind == "symbol":
-            return F.embedding(inputs, self.weight)
-        X = inputs.to(self.weight.dtype) @ self.weight + self.bias
-        return X if self.kind == "patch" else F.relu(X) @ self.second.weight + self.second.bias
-
-
-class Head(nn.Module):
-    """`x W + b`: how likely each class is."""
-
-    def __init__(self, width: int, classes: int, draw: torch.Generator) -> None:
-        super().__init__()
-        drawn = torch.randn(width, classes, generator=draw, dtype=torch.float64)
-        self.weight = nn.Parameter(drawn / math.sqrt(width))
-        self.bias = nn.Parameter(torch.zeros(classes, dtype=torch.float64))
-
-    def forward(self, X: Float[Tensor, "*rest width"]) -> Float[Tensor, "*rest classes"]:
-        """Logits."""
-        return X @ self.weight + self.bias
+        if self.task.symbols:
+            return F.embedding(inputs, self.table)
+        X: Tensor = self.first(inputs.to(self.first.weight.dtype))
+        return X if self.task.patch else self.second(F.relu(X))
 
 
 class Model(nn.Module):
@@ -101,7 +99,7 @@ class Model(nn.Module):
         self.per = task.per
         self.embed = Embedding(task, arch.width, spread, draw).to(net.dtype)
         self.net = Trainable(net)
-        self.head = Head(arch.width, task.classes, draw).to(net.dtype)
+        self.head = Affine(arch.width, task.classes, draw).to(net.dtype)
         self.normed = arch.norm_place == "post" and arch.norm != "none"
         if arch.positions == "absolute":
             table: Any = self.net.positions

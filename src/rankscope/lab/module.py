@@ -45,12 +45,12 @@ class TrainedLayer(Tensors):
 
     def __init__(self) -> None:
         super().__init__()
-        self.listeners: list[Told] = []
+        self.attention_listeners: list[Told] = []
 
     def forward(self, X: Tokens, block: Block, rules: Plain, hidden: Tensor | None) -> Tokens:
         """Tokens after the layer; those that are hidden, padding, stay zero."""
         found = traverse(block, rules, X)
-        for listener in self.listeners:
+        for listener in self.attention_listeners:
             listener(found.weights, lambda: contributions(block.weights, found.heads))
         state: Tokens = found.state
         return state if hidden is None else state.masked_fill(hidden, 0.0)

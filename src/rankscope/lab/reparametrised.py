@@ -71,7 +71,7 @@ def reparametrise(module: nn.Module, start: Start = "sigma") -> None:
         raise LabError(one_of("start of g", start, ("sigma", "one")))
     for name, part in list(module.named_modules()):
         weight, last = getattr(part, "weight", None), name.rpartition(".")[2]
-        if not isinstance(weight, Tensor) or weight.ndim < 2 or getattr(part, "kind", "") == "symbol":
+        if not isinstance(weight, Tensor) or weight.ndim < 2:
             continue
         if ".layers." in f".{name}" and (last not in MATRICES or ".experts." in name):
             continue
