@@ -51,6 +51,16 @@ def test_its_numbers_are_those_of_the_plain_rules(kind: str, padding: Tensor | N
         assert torch.equal(mine, theirs)
 
 
+def test_a_decoder_reads_its_memory_in_any_dtype() -> None:
+    net = Transformer.random(ARCH.replace(cross_attention=True, mask="causal"), init="xavier")
+    net = net.reading(tokens(3)[:, :4])
+    module = Trainable(net)
+    assert torch.equal(module(tokens()), net.run(tokens()).output)
+    narrow = module.float()(tokens().float())
+    assert torch.equal(narrow, net.to(torch.float32).run(tokens().float()).output)
+    assert torch.equal(module.network().run(tokens().float()).output, narrow)
+
+
 def test_what_is_learnt_is_saved_and_loads_again(tmp_path: Path) -> None:
     """Tensors of a remedy are trained with the rest; the network that was given stays as it was."""
     net = Transformer.random(ARCH, init="xavier").remedied("attnscale", w=0.0)

@@ -27,7 +27,7 @@ def flat(name: str, weight: torch.Tensor) -> np.ndarray:
 def test_at_first(start: str) -> None:
     """From sigma the network is the one that was given; from one, each matrix has norm one."""
     net, module = network(), Trainable(network())
-    reparametrise(module, start)  # type: ignore[arg-type]
+    reparametrise(module, start)
     assert sum(isinstance(part, SigmaReparam) for part in module.modules()) == 2 * len(NAMES)
     for name, weight in module.network().state().items():
         before = net.state()[name]
@@ -101,4 +101,4 @@ def test_of_a_model_the_head_has_it_and_tables_do_not() -> None:
     names = {name for name, _ in model.named_parameters()}
     assert {f"embed.{each}.parametrizations.weight.0.g" for each in ("first", "second")} <= names
     with pytest.raises(LabError, match="sigma, one"):
-        reparametrise(model, "two")  # type: ignore[arg-type]
+        reparametrise(model, "two")

@@ -5,7 +5,7 @@ with autograd: its numbers are those of `net.run`. What is learnt is a `Transfor
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rankscope.live.telling import Told
 from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout, Dropped
+from rankscope.nets.memory import Memory
 from rankscope.nets.plain import Plain, contributions
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import built
@@ -88,6 +89,13 @@ class Trainable(Tensors):
             (name, self.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in state
         ]
         """Where each tensor is: looking it up by its name at every step would take as long as a layer."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Trainable":
+        """What `to`, `double` and `cuda` do: the memory that a decoder reads goes along."""
+        super()._apply(fn, recurse)
+        if self.memory is not None:
+            self.memory = Memory(fn(self.memory.tokens), fn(self.memory.real))
+        return self
 
     def tensors(self) -> dict[str, Tensor]:
         """By the names of `net.state()`, as they are in a forward pass: with what parametrises them."""

@@ -16,15 +16,14 @@ network starts as it was drawn (published for images), or at one (published for 
 Experts of a mixture are left as they are. `Trainable.network()` gives the product, as plain weights.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from rankscope.errors import LabError, one_of
 
-Start = Literal["sigma", "one"]
+STARTS = ("sigma", "one")
+"""What g starts from."""
 MATRICES = ("query", "key", "value", "gate", "output", "up", "down", "query_latent", "key_latent")
 """Of a block, by the last part of their names."""
 
@@ -34,7 +33,7 @@ class SigmaReparam(nn.Module):
 
     u: Tensor
 
-    def __init__(self, weight: Tensor, rows: int, start: Start) -> None:
+    def __init__(self, weight: Tensor, rows: int, start: str) -> None:
         super().__init__()
         self.rows = rows
         left, size, _ = torch.linalg.svd(self.matrix(weight.detach()), full_matrices=False)
@@ -56,7 +55,7 @@ class SigmaReparam(nn.Module):
         return weight * (self.g / (u @ W @ v))
 
 
-def reparametrise(module: nn.Module, start: Start = "sigma") -> None:
+def reparametrise(module: nn.Module, start: str = "sigma") -> None:
     """Put it on every matrix of a `Trainable` or a `Model`, in place.
 
     >>> from rankscope.lab.module import Trainable
@@ -67,8 +66,8 @@ def reparametrise(module: nn.Module, start: Start = "sigma") -> None:
     >>> round(float(torch.linalg.matrix_norm(W, 2)), 12)
     1.0
     """
-    if start not in ("sigma", "one"):
-        raise LabError(one_of("start of g", start, ("sigma", "one")))
+    if start not in STARTS:
+        raise LabError(one_of("start of g", start, STARTS))
     for name, part in list(module.named_modules()):
         weight, last = getattr(part, "weight", None), name.rpartition(".")[2]
         if not isinstance(weight, Tensor) or weight.ndim < 2:

@@ -19,7 +19,7 @@ from rankscope.lab.loop import goes_on, kept, looped, write_checkpoint
 from rankscope.lab.model import Model
 from rankscope.lab.module import evaluated
 from rankscope.lab.recipe import Recipe
-from rankscope.lab.reparametrised import Start, reparametrise
+from rankscope.lab.reparametrised import reparametrise
 from rankscope.lab.stack import Alone, Stacked
 from rankscope.lab.tasks import Batch, Task
 from rankscope.lab.tasks.task import STEPS
@@ -43,8 +43,8 @@ class Beginning:
     """Of the entries of embedding and positions; where it is left out, `1 / sqrt(width)`."""
     dropout: float = 0.0
     """The chance that an entry is zero in training (`nets/dropout.py`)."""
-    sigma: Start | None = None
-    """sigmaReparam, and what its g starts from (`reparametrised.py`)."""
+    sigma: str | None = None
+    """sigmaReparam, and what its g starts from, "sigma" or "one" (`reparametrised.py`)."""
 
 
 class Tried(NamedTuple):
@@ -60,7 +60,8 @@ class Training:
     `arch` is what the task wants at some depth, or any other; `remedies` go onto every network, as in
     `net.remedied`. With `seeds` there is a network for each, and more than one learn at once (`stack.py`);
     the recipe's own is used where there are none. With `run` a monitor looks at each network (in `run`, or in
-    `run/seed-K`), and the training goes on from the checkpoint there.
+    `run/seed-K`), and the training goes on from the checkpoint there; `alarms` makes the rules of each
+    monitor, the usual ones where it is left out.
 
     >>> from rankscope.lab.tasks import Copying
     >>> task = Copying(symbols=4, length=3)
