@@ -92,7 +92,7 @@ class Trainable(Tensors):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Trainable":
         """What `to`, `double` and `cuda` do: the memory that a decoder reads goes along."""
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.memory is not None:
             self.memory = Memory(fn(self.memory.tokens), fn(self.memory.real))
         return self
