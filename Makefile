@@ -72,7 +72,7 @@ $(READY): pyproject.toml constraints.txt
 
 # What only tests and tools need: `make demo` does without.
 $(TESTS): $(READY)
-	$(INSTALL) -e '.[dev,demo,explore,ray,trainer,lightning,tensorboard,wandb,mlflow]'
+	$(INSTALL) -e '.[dev,demo,lab,explore,ray,trainer,lightning,tensorboard,wandb,mlflow]'
 	touch $(TESTS)
 
 # Their pins (scipy 1.4, transformers 4) are of no concern: only the files are used, nothing is imported.

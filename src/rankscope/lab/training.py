@@ -1,115 +1,255 @@
-"""Train a small GPT under a monitor: it guesses the next character of a text.
+"""`Training`: networks of one architecture learn a task, under a monitor, one or several at once.
 
-A batch is drawn from the seed and the number of its step, and so is its dropout: a run that goes on from a
-checkpoint gives what an unbroken one gives.
+Everything is drawn from the seed: weights, and from the seed and the number of a step its samples and
+dropout. A run that goes on from a checkpoint gives what an unbroken one gives, on the CPU to the bit.
 """
 
-import math
-from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass
+import hashlib
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn import functional as F
+from torch import Tensor
 
-from rankscope.files import atomic
-from rankscope.lab.gpt import GPT, Shape
-from rankscope.lab.text import Characters
+from rankscope.errors import LabError
+from rankscope.lab.loop import goes_on, kept, looped, write_checkpoint
+from rankscope.lab.model import Model
+from rankscope.lab.module import evaluated
+from rankscope.lab.recipe import Recipe
+from rankscope.lab.reparametrised import reparametrise
+from rankscope.lab.stack import Alone, Stacked
+from rankscope.lab.tasks import Batch, Task
+from rankscope.lab.tasks.task import STEPS
+from rankscope.lab.writing import METRICS, PROBED
 from rankscope.live.monitor import Hears, Monitor
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.dropout import Dropout
+from rankscope.nets.remedies import Remedy
 
-METRICS = ("relative_mu", "mu", "entropy", "first_token_mass", "head_mu")
-"""What every rule of a monitor hears."""
-PROBED = 4
-"""Excerpts that are looked at."""
+DECAYED = ("weight", "table", "original")
+"""Parameters that decay, by the last part of their names: not biases, gains, positions and remedies' own."""
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """How it is trained: AdamW, a warm-up, then a cosine down to nothing."""
+class Beginning:
+    """What networks are before they learn."""
 
-    steps: int = 600
-    batch: int = 16
-    rate: float = 1e-3
-    warmup: float = 0.05
-    """The share of all steps in which the rate rises."""
-    decay: float = 0.01
-    clip: float = 1.0
-    """The longest gradient."""
-    seed: int = 0
-    every: int = 20
-    """Steps between looks."""
-    keep_every: int = 100
-    """Steps between checkpoints."""
+    init: str = "xavier/sqrt(L)"
+    """A scheme of `nets/initial.py`."""
+    spread: float | None = None
+    """Of the entries of embedding and positions; where it is left out, `1 / sqrt(width)`."""
+    dropout: float = 0.0
+    """The chance that an entry is zero in training (`nets/dropout.py`)."""
+    sigma: str | None = None
+    """sigmaReparam, and what its g starts from, "sigma" or "one" (`reparametrised.py`)."""
 
 
-def training(
-    shape: Shape,
-    recipe: Recipe,
-    text: Characters,
-    run: str | Path,
-    *,
-    alarms: Sequence[Hears] | None = None,
-    model: GPT | None = None,
-) -> Generator[int, None, None]:
-    """Train, and give the number of each step after it is made; the monitor writes to `run`, where the
-    checkpoint lies too. A run of the same shape and recipe goes on from there, another begins again.
+class Tried(NamedTuple):
+    """How a network does on samples that are held out."""
 
-    `model` is what is trained, a fresh one of this shape where there is none."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        model = GPT(shape) if model is None else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=recipe.decay)
-    checkpoint = Path(run) / "checkpoint.pt"
-    about = {"shape": asdict(shape), "recipe": asdict(recipe)}
-    kept = _kept(checkpoint, about)
-    if kept is not None:
-        model.load_state_dict(kept["model"])
-        optimizer.load_state_dict(kept["optimizer"])
-    probe = text.excerpts(PROBED, shape.context, seed=recipe.seed * 100003 - 1)
-    earlier = (Path(run) / "manifest.json").exists()
-    with Monitor(
-        model, METRICS, recipe.every, probe, run=run, optimizer=optimizer, alarms=alarms, blocks="blocks"
-    ) as monitor:
-        if kept is not None:
-            monitor.load_state_dict(kept["monitor"])
-        elif earlier:
-            monitor.go_on(0)
-        model.train()
-        for step in range(monitor.steps, recipe.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = recipe.rate * pace(step, recipe.steps, recipe.warmup)
-            drawn = recipe.seed * 100003 + step
-            excerpts = text.excerpts(recipe.batch, shape.context + 1, drawn)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(drawn)
-                guessed = model(excerpts[:, :-1])
-            loss = F.cross_entropy(guessed.flatten(0, 1), excerpts[:, 1:].flatten())
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-            optimizer.step()
-            monitor.step(loss=loss)
-            if (step + 1) % recipe.keep_every == 0 or step + 1 == recipe.steps or monitor.should_stop:
-                state = {**about, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                with atomic(checkpoint) as temporary:
-                    torch.save({**state, "monitor": monitor.state_dict()}, temporary)
-            yield step + 1
-            if monitor.should_stop:
-                return
+    loss: float
+    accuracy: float
 
 
-def pace(step: int, steps: int, warmup: float) -> float:
-    """The share of the rate at a step: a straight rise, then half a cosine."""
-    rise = max(1, round(warmup * steps))
-    if step < rise:
-        return (step + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+class Training:
+    """Iterate over it to train: it gives the number of each step that was made.
+
+    `arch` is what the task wants at some depth, or any other; `remedies` go onto every network, as in
+    `net.remedied`. With `seeds` there is a network for each, and more than one learn at once (`stack.py`);
+    the recipe's own is used where there are none. With `run` a monitor looks at each network (in `run`, or in
+    `run/seed-K`), and the training goes on from the checkpoint there; `alarms` makes the rules of each
+    monitor, the usual ones where it is left out.
+
+    >>> from rankscope.lab.tasks import Copying
+    >>> task = Copying(symbols=4, length=3)
+    >>> training = Training(task, task.architecture(1, 8, 2), Recipe(steps=2), seeds=[0, 1])
+    >>> list(training), [net.arch.layers for net in training.networks()]
+    ([1, 2], [1, 1])
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        arch: Architecture,
+        recipe: Recipe | None = None,
+        *,
+        seeds: Sequence[int] | None = None,
+        remedies: Sequence[str | Remedy] = (),
+        beginning: Beginning | None = None,
+        run: str | Path | None = None,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        metrics: Sequence[str] = METRICS,
+        alarms: Callable[[], Sequence[Hears]] | None = None,
+    ) -> None:
+        self.task, self.recipe = task, recipe or Recipe()
+        self.beginning = beginning or Beginning()
+        self.seeds = [self.recipe.seed] if seeds is None else list(seeds)
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+            raise LabError(f"seeds must be different numbers, at least one; got {self.seeds}")
+        self.run = None if run is None else Path(run)
+        self.device, self.metrics, self.alarms = torch.device(device), tuple(metrics), alarms
+        self.models = [self._model(arch, remedies, seed, dtype) for seed in self.seeds]
+        self.learner = Stacked(self.models) if len(self.seeds) > 1 else Alone(self.models[0])
+        self.optimizer = self._optimizer()
+        self.steps = 0
+        """Made so far."""
+        self.losses: list[Tensor] = []
+        """By step, of each seed `[seed]`, those of this process."""
+        self._about = self._described(dtype)
+        self._heard: list[dict[str, Any]] = []
+        """What monitors remember of the steps made."""
+        state = None if self.run is None else kept(self.run, self._about, self.device)
+        if state is not None:
+            self._load(state)
+
+    def __repr__(self) -> str:
+        arch = self.models[0].net.arch
+        return (
+            f"Training({self.task.name}, {arch.layers} layers, width {arch.width}, "
+            f"seeds {', '.join(map(str, self.seeds))}, at step {self.steps} of {self.recipe.steps})"
+        )
+
+    def __iter__(self) -> Generator[int, None, None]:
+        with ExitStack() as stack:
+            monitors = [] if self.run is None else [self._monitor(k, stack) for k in range(len(self.seeds))]
+            for model in self.models:
+                model.train()
+
+            def prepare() -> None:
+                self.learner.clip(self.recipe.clip)
+                looked_at = bool(monitors) and (self.steps + 1) % self.recipe.every == 0
+                if looked_at and isinstance(self.learner, Stacked):
+                    self.learner.show_gradients()
+
+            try:
+                for step in looped(
+                    self.recipe, self.optimizer, self._losses, prepare, start=self.steps, monitors=monitors,
+                    keep=lambda step: self._keep(step, monitors),
+                ):  # fmt: skip
+                    self.steps = step
+                    yield step
+            finally:
+                self._heard = [each.state_dict() for each in monitors]
+
+    def finish(self) -> "Training":
+        """Make all steps that are left."""
+        for _ in self:
+            pass
+        return self
+
+    def networks(self) -> list[Transformer]:
+        """What was learnt, of each seed: without embedding and head."""
+        return [model.network() for model in self.models]
+
+    @torch.no_grad()
+    def tried(self, number: int = 256) -> list[Tried]:
+        """Each network on so many samples that are held out."""
+        batch = self.task.held_out(number).to(self.device)
+        found = []
+        for model in self.models:
+            with evaluated(model):
+                said = model(batch.inputs, batch.padding)
+            found.append(Tried(float(self.task.loss(said, batch)), float(self.task.accuracy(said, batch))))
+        return found
+
+    def tokens(self, number: int = PROBED) -> tuple[list[Tensor], Tensor | None]:
+        """Tokens X of held-out samples as each network is given them, and their padding: what `measure`,
+        `certify` and `decompose` take beside `networks()`."""
+        batch = self.task.held_out(number).to(self.device)
+        found = []
+        for model in self.models:
+            with torch.no_grad(), evaluated(model):
+                found.append(model.tokens(batch.inputs))
+        return found, batch.padding
+
+    def _model(
+        self, arch: Architecture, remedies: Sequence[str | Remedy], seed: int, dtype: torch.dtype
+    ) -> Model:
+        net = Transformer.random(arch, seed, self.beginning.init)
+        for each in remedies:
+            net = net.remedied(each)
+        model = Model(net.to(dtype), self.task.interface, self.beginning.spread, seed=seed + 1)
+        if self.beginning.sigma is not None:
+            reparametrise(model, self.beginning.sigma)
+        return model.to(self.device)
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        named = {name: each for name, each in self.learner.parameters().items() if each.requires_grad}
+        decayed = [name for name in named if name.rpartition(".")[2] in DECAYED]
+        groups = [
+            {"params": [named[name] for name in decayed], "weight_decay": self.recipe.decay},
+            {"params": [each for name, each in named.items() if name not in decayed], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW(groups, lr=self.recipe.rate)
+
+    def _losses(self, step: int) -> Tensor:
+        batches = [self.task.batch(self.recipe.batch, seed, step).to(self.device) for seed in self.seeds]
+        p = self.beginning.dropout
+        drops = [Dropout.seeded(p, seed * STEPS + step, self.device) if p else None for seed in self.seeds]
+        said = self.learner.said(batches, drops)
+        found = torch.stack([self.task.loss(*each) for each in zip(said, batches, strict=True)])
+        self.losses.append(found.detach())
+        return found
+
+    def _folder(self, place: int) -> Path:
+        assert self.run is not None
+        return self.run if len(self.seeds) == 1 else self.run / f"seed-{self.seeds[place]}"
+
+    def _monitor(self, place: int, stack: ExitStack) -> Monitor:
+        probe: Batch = self.task.held_out(PROBED).to(self.device)
+        given = {"inputs": probe.inputs}
+        given |= {} if probe.padding is None else {"padding": probe.padding}
+        folder = self._folder(place)
+        earlier = (folder / "manifest.json").exists()
+        monitor = Monitor(
+            self.models[place], self.metrics, self.recipe.every, given, run=folder,
+            optimizer=self.optimizer, loss=lambda said: self.task.loss(said, probe),
+            alarms=None if self.alarms is None else self.alarms(), blocks="net.layers",
+            padding="none" if probe.padding is None else probe.padding,
+        )  # fmt: skip
+        stack.enter_context(monitor)
+        goes_on(monitor, earlier, self._heard[place] if self._heard else None)
+        return monitor
+
+    def _keep(self, step: int, monitors: Sequence[Monitor]) -> None:
+        if self.run is None:
+            return
+        state = {
+            "step": step,
+            "models": [model.state_dict() for model in self.models],
+            "optimizer": self.optimizer.state_dict(),
+            "monitors": [each.state_dict() for each in monitors],
+        }
+        write_checkpoint(self.run, {**self._about, **state})
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for model, each in zip(self.models, state["models"], strict=True):
+            model.load_state_dict(each)  # in place: views of a stack stay such
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps, self._heard = int(state["step"]), state["monitors"]
+
+    def _described(self, dtype: torch.dtype) -> dict[str, Any]:
+        """What tells this work from other work: a checkpoint of the same goes on."""
+        return {
+            "task": {"name": self.task.name, **_sizes(self.task)},
+            "architecture": self.models[0].net.arch.to_dict(),
+            "recipe": asdict(replace(self.recipe, seed=0)),
+            "beginning": asdict(self.beginning),
+            "seeds": self.seeds,
+            "dtype": str(dtype),
+        }
 
 
-def _kept(checkpoint: Path, about: dict[str, Any]) -> dict[str, Any] | None:
-    """What was left of the same work."""
-    if not checkpoint.is_file():
-        return None
-    state: dict[str, Any] = torch.load(checkpoint, weights_only=True)
-    return state if all(state[name] == each for name, each in about.items()) else None
+def _sizes(task: Task) -> dict[str, Any]:
+    """The fields of a task; a long text by its digest."""
+    if not is_dataclass(task):
+        return {"is": repr(task)}
+    found = {each.name: getattr(task, each.name) for each in fields(task)}
+    return {
+        name: hashlib.sha256(each.encode()).hexdigest() if isinstance(each, str) else each
+        for name, each in found.items()
+    }

@@ -90,6 +90,15 @@ class Attending:
                 check_closure(added, module.out_proj.bias, output, type(module).__name__)
                 read_heads(self.plan, call, added)
 
+    def told(self, P: Tensor, added: Callable[[], Tensor]) -> None:
+        """Attention that a block tells itself: its weights, and what each head adds."""
+        if not self._listens():
+            return
+        call = self._attending(P.detach())
+        if call is not None and self.plan.wants("heads"):
+            with isolated(P.device):
+                read_heads(self.plan, call, added().to(torch.float64))
+
     def padded_attention(self, mask: Tensor | None, name: str = "a key_padding_mask") -> None:
         """Attention inside a block was given padding: it must be the one that was found."""
         call = self.call

@@ -34,6 +34,7 @@ from rankscope.live.recorder import CACHED, Recorder
 from rankscope.live.routing import routers
 from rankscope.live.spans import Spans, is_span, parts_of
 from rankscope.live.states import in_rows_and_columns, layout_of
+from rankscope.live.telling import told_to
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.profiles import DEFAULT_METRICS, Profile
 from rankscope.profiles.rows import Entry, Found, table
@@ -275,12 +276,16 @@ class Watch:
                 "the attention of this model is already being watched: leave the other watch first"
             )
         own = multiheads(self._blocks)
+        telling = told_to(self._blocks, self._seen.told)
         owner = owner_of(self.model, self._blocks)
         outside = owner is None or is_outside(owner)
-        if owner is not None and outside and not own and not calls_torch(owner):
+        if owner is not None and outside and not (own or telling) and not calls_torch(owner):
             raise WatchError(refusal(owner))
         _attended.update(self._blocks)
         stack.callback(_attended.difference_update, self._blocks)
+        if telling is not None:
+            stack.enter_context(telling)
+            return
         if own:
             stack.enter_context(through_hooks(own, self._seen.multihead))
             return

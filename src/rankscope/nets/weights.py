@@ -261,9 +261,23 @@ def _norm(name: str, arch: Architecture) -> dict[str, Shape]:
 def assemble(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
     """The structure of a flat mapping of tensors; names, shapes and dtypes are checked."""
     _check(shapes(arch), tensors)
+    return built(arch, tensors)
+
+
+def built(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
+    """The same, unchecked: of tensors that were checked once and are asked for at every step of a
+    training."""
     stored = 1 if arch.shared else arch.layers
-    layers = [_build(Layer, _nested(tensors, f"layers.{index}.")) for index in range(stored)]
-    return _around(tuple(layers) * (arch.layers if arch.shared else 1), tensors)
+    whole: dict[str, Tensor] = {}
+    by_layer: list[dict[str, Tensor]] = [{} for _ in range(stored)]
+    for name, tensor in tensors.items():
+        if _of_a_layer(name):
+            _, index, inner = name.split(".", 2)
+            by_layer[int(index)][inner] = tensor
+        else:
+            whole[name] = tensor
+    layers = [_build(Layer, _nested(each, "")) for each in by_layer]
+    return _around(tuple(layers) * (arch.layers if arch.shared else 1), whole)
 
 
 def assemble_layer(arch: Architecture, index: int, tensors: Mapping[str, Tensor]) -> Layer:

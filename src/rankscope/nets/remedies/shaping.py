@@ -37,7 +37,7 @@ class Shaping(Built):
         """`alpha I + beta P - gamma C`; rows of padding stay zero."""
         visible = rules.setting.visible[rules.arch.mask_of(block.index)]
         alpha, beta, gamma = (
-            each.to(P.dtype)[:, None, None] for each in self.numbers(block.weights.parts.get(self.name, {}))
+            each.to(P)[:, None, None] for each in self.numbers(block.weights.parts.get(self.name, {}))
         )
         own = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) * rules.setting.real[:, None, :, None]
         return alpha * own + beta * P - gamma * average(visible).to(P.dtype)

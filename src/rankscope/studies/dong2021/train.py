@@ -7,8 +7,9 @@ checkpoint gives what an unbroken one gives.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -16,8 +17,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from rankscope import lab
 from rankscope.files import atomic
-from rankscope.lab import pace
+from rankscope.lab.loop import looped
 from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout, training_states
 from rankscope.nets.initial import random_tensors
@@ -139,34 +141,53 @@ def train(
         each.requires_grad_(True)
     optimiser = torch.optim.AdamW(learnt, lr=recipe.rate, weight_decay=recipe.decay)
     done = _resume(checkpoint, recipe, tensors, optimiser, device)
+    last = recipe.epochs if stop is None else stop
     data = task.train.to(device)
     batches = math.ceil(len(data) / recipe.batch)
-    for epoch in range(done, recipe.epochs if stop is None else stop):
+    coming = _pieces(data, recipe, done, device)
+    heard: list[float] = []
+
+    def losses(step: int) -> Tensor:
+        piece, drop = next(coming)
+        real = ~piece.padding
+        loss = F.cross_entropy(logits(task, tensors, piece, drop)[real], piece.labels[real])
+        heard.append(float(loss.detach()))
+        return loss[None]
+
+    def keep(step: int) -> None:
+        finished = step // batches
+        state = {"recipe": asdict(recipe), "epoch": finished, "optimiser": optimiser.state_dict(),
+                 "tensors": {name: each.detach() for name, each in tensors.items()}}  # fmt: skip
+        with atomic(checkpoint) as temporary:
+            torch.save(state, temporary)
+        mean = sum(heard[-batches:]) / batches
+        say(f"{task.name}: epoch {finished} of {recipe.epochs}, loss {mean:.4f}")
+
+    by_step = lab.Recipe(
+        steps=recipe.epochs * batches, rate=recipe.rate, warmup=recipe.warmup,
+        keep_every=recipe.keep_every * batches,
+    )  # fmt: skip
+    steps = looped(
+        by_step, optimiser, losses, lambda: _clip(learnt, recipe.clip), start=done * batches, keep=keep
+    )
+    for step in islice(steps, max(0, last - done) * batches):
+        if step == last * batches and step % by_step.keep_every and step != by_step.steps:
+            keep(step)  # as an interruption at the end of an epoch would leave it
+    return {name: each.detach() for name, each in tensors.items()}
+
+
+def _pieces(data: Data, recipe: Recipe, first: int, device: str) -> Iterator[tuple[Data, Dropout | None]]:
+    """Samples step by step, each epoch in an order and with dropout of its own."""
+    for epoch in range(first, recipe.epochs):
         drawn = recipe.seed * 100003 + epoch
         order = torch.randperm(len(data), generator=torch.Generator().manual_seed(drawn))
         drop = Dropout.seeded(recipe.dropout, drawn, device) if recipe.dropout else None
-        losses = 0.0
-        for number, chosen in enumerate(torch.split(order, recipe.batch)):
-            for group in optimiser.param_groups:
-                group["lr"] = recipe.rate * pace(
-                    epoch * batches + number, recipe.epochs * batches, recipe.warmup
-                )
-            piece = data.part(chosen.to(device)).trimmed()
-            real = ~piece.padding
-            loss = F.cross_entropy(logits(task, tensors, piece, drop)[real], piece.labels[real])
-            optimiser.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(learnt, recipe.clip)
-            optimiser.step()
-            losses += float(loss.detach())
-        finished = epoch + 1
-        if finished % recipe.keep_every == 0 or finished in (recipe.epochs, stop):
-            state = {"recipe": asdict(recipe), "epoch": finished, "optimiser": optimiser.state_dict(),
-                     "tensors": {name: each.detach() for name, each in tensors.items()}}  # fmt: skip
-            with atomic(checkpoint) as temporary:
-                torch.save(state, temporary)
-            say(f"{task.name}: epoch {finished} of {recipe.epochs}, loss {losses / batches:.4f}")
-    return {name: each.detach() for name, each in tensors.items()}
+        for chosen in torch.split(order, recipe.batch):
+            yield data.part(chosen.to(device)).trimmed(), drop
+
+
+def _clip(learnt: list[Tensor], longest: float) -> None:
+    torch.nn.utils.clip_grad_norm_(learnt, longest)
 
 
 def _resume(

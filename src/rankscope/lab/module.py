@@ -1,0 +1,154 @@
+"""`Trainable`: the canonical network as a torch module.
+
+Its parameters are the tensors of `net.state()`, by the same names, and its forward pass is the plain rules
+with autograd: its numbers are those of `net.run`. What is learnt is a `Transformer` again, `network()`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from rankscope.live.telling import Told
+from rankscope.nets import Transformer
+from rankscope.nets.dropout import Dropout, Dropped
+from rankscope.nets.memory import Memory
+from rankscope.nets.plain import Plain, contributions
+from rankscope.nets.traversal import Block, traverse
+from rankscope.nets.weights import built
+
+Tokens = Float[Tensor, "batch token width"]
+
+
+class Tensors(nn.Module):
+    """Parameters by dotted names: each name but the last is a module."""
+
+    def hold(self, name: str, tensor: Tensor) -> None:
+        """A parameter of this name, a copy."""
+        first, dot, rest = name.partition(".")
+        if not dot:
+            self.register_parameter(first, nn.Parameter(tensor.detach().clone()))
+            return
+        if first not in self._modules:
+            self.add_module(first, Tensors())
+        inside = self._modules[first]
+        assert isinstance(inside, Tensors)
+        inside.hold(rest, tensor)
+
+
+class TrainedLayer(Tensors):
+    """The tensors of one layer, and its call: the traversal of its block. A watch is told of its attention
+    (`live/telling.py`), whatever parts change it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_listeners: list[Told] = []
+
+    def forward(self, X: Tokens, block: Block, rules: Plain, hidden: Tensor | None) -> Tokens:
+        """Tokens after the layer; those that are hidden, padding, stay zero."""
+        found = traverse(block, rules, X)
+        for listener in self.attention_listeners:
+            listener(found.weights, lambda: contributions(block.weights, found.heads))
+        state: Tokens = found.state
+        return state if hidden is None else state.masked_fill(hidden, 0.0)
+
+
+class Trainable(Tensors):
+    """A network to train.
+
+    >>> import torch
+    >>> from rankscope.nets import Architecture
+    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2)).remedied("attnscale")
+    >>> module, X = Trainable(net), torch.randn(1, 5, 8, dtype=torch.float64)
+    >>> bool((module(X) == net.run(X).output).all())
+    True
+    >>> module.layers[1].parts.attnscale.w.requires_grad
+    True
+    """
+
+    layers: nn.ModuleList
+
+    def __init__(self, net: Transformer) -> None:
+        super().__init__()
+        self.arch, self.origin, self.memory = net.arch, net.origin, net.memory
+        state = net.held().state()
+        self.layers = nn.ModuleList(TrainedLayer() for _ in range(1 if net.arch.shared else net.arch.layers))
+        for name, tensor in state.items():
+            if name.startswith("layers."):
+                _, index, inner = name.split(".", 2)
+                layer = self.layers[int(index)]
+                assert isinstance(layer, TrainedLayer)
+                layer.hold(inner, tensor)
+            else:
+                self.hold(name, tensor)
+        self._places = [
+            (name, self.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in state
+        ]
+        """Where each tensor is: looking it up by its name at every step would take as long as a layer."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Trainable":
+        """What `to`, `double` and `cuda` do: the memory that a decoder reads goes along."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.memory is not None:
+            self.memory = Memory(fn(self.memory.tokens), fn(self.memory.real))
+        return self
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By the names of `net.state()`, as they are in a forward pass: with what parametrises them."""
+        return {name: getattr(part, leaf) for name, part, leaf in self._places}
+
+    def _now(self) -> Transformer:
+        """The network on the parameters themselves."""
+        return Transformer(self.arch, built(self.arch, self.tensors()), self.origin, self.memory)
+
+    def states(
+        self, X: Tokens, padding: Bool[Tensor, "batch token"] | None = None, drop: Dropout | None = None
+    ) -> Iterator[Tokens]:
+        """Tokens at layer 0, 1, ..., real ones where they stood, as `net.steps` has them; `drop` is dropout
+        in training."""
+        return self._passed(self._now(), X, padding, drop)
+
+    def _passed(
+        self, net: Transformer, X: Tokens, padding: Tensor | None, drop: Dropout | None
+    ) -> Iterator[Tokens]:
+        X, real, order = net.prepared(X, padding)
+        setting = net.setting(X, real)
+        rules = Plain(self.arch, setting) if drop is None else Dropped(self.arch, setting, drop)
+        X = X if drop is None else drop(X)
+        hidden = None if padding is None or bool(real.all()) else ~real[..., None]
+        yield X if order is None else order.restored(X)
+        for block in net.blocks:
+            X = self.layers[0 if self.arch.shared else block.index](X, block, rules, hidden)
+            yield X if order is None else order.restored(X)
+
+    def forward(
+        self, X: Tokens, padding: Bool[Tensor, "batch token"] | None = None, drop: Dropout | None = None
+    ) -> Tokens:
+        """The last state, through the final norm where there is one."""
+        net = self._now()
+        (last,) = deque(self._passed(net, X, padding, drop), maxlen=1)
+        return net.finish(last)
+
+    def network(self) -> Transformer:
+        """What was learnt: a network of its own, which `save` writes and `load` reads. What parametrises its
+        tensors is in them, as it is in evaluation."""
+        with torch.no_grad(), evaluated(self):
+            learnt = {name: each.detach().clone() for name, each in self.tensors().items()}
+        found = Transformer.from_weights(self.arch, learnt)
+        return replace(found, origin=self.origin, memory=self.memory)
+
+
+@contextmanager
+def evaluated(module: nn.Module) -> Iterator[None]:
+    """Inside, in eval mode; after, every part is in the mode that it was in."""
+    before = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training

@@ -1,0 +1,47 @@
+"""Tasks for small networks, each drawn from a seed and the number of a step.
+
+| task             | a token is            | asked of it                                 |
+|------------------|-----------------------|---------------------------------------------|
+| `next-character` | a character           | the next one                                |
+| `copying`        | a symbol              | after a mark, the symbols before it         |
+| `induction`      | a symbol              | what followed it last time                  |
+| `digits`         | a patch of an image   | which digit the whole image shows           |
+| `sort`           | a symbol              | the one that is here when all are sorted    |
+| `hull`           | a point of the plane  | whether it is on the convex hull            |
+| `memorization`   | a word                | its label, drawn at random                  |
+
+The last three are those of figure 4 of Dong et al. 2021. One of your own is a `Task`.
+"""
+
+from typing import Any
+
+from rankscope.errors import LabError, one_of
+from rankscope.lab.tasks.copying import Copying
+from rankscope.lab.tasks.digits import Digits
+from rankscope.lab.tasks.hull import Hull
+from rankscope.lab.tasks.induction import Induction
+from rankscope.lab.tasks.memorization import Memorization
+from rankscope.lab.tasks.next_character import NextCharacter
+from rankscope.lab.tasks.sort import Sort
+from rankscope.lab.tasks.task import UNLABELLED, Batch, Task
+
+TASKS: dict[str, type[Task]] = {
+    each.name: each for each in (NextCharacter, Copying, Induction, Digits, Sort, Hull, Memorization)
+}
+
+
+def task(name: str, **sizes: Any) -> Task:
+    """The task of a name, with its sizes.
+
+    >>> task("copying", length=4)
+    Copying(symbols=16, length=4)
+    """
+    if name not in TASKS:
+        raise LabError(one_of("task", name, TASKS))
+    return TASKS[name](**sizes)
+
+
+__all__ = [
+    "TASKS", "UNLABELLED", "Batch", "Copying", "Digits", "Hull", "Induction", "Memorization", "NextCharacter",
+    "Sort", "Task", "task",
+]  # fmt: skip

@@ -1,0 +1,51 @@
+"""Copying: random symbols, a mark, and then the same symbols again, one after the other.
+
+a c b | a c        each of the second half must be foretold, from the mark on
+- - - a c b
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from rankscope.lab.model import Interface
+from rankscope.lab.tasks.task import HELD_OUT, UNLABELLED, Batch, Task, decoder, drawn_from
+from rankscope.nets import Architecture
+
+
+@dataclass(frozen=True)
+class Copying(Task):
+    """`length` symbols of so many; the last symbol is the mark."""
+
+    symbols: int = 16
+    length: int = 16
+    name: ClassVar[str] = "copying"
+    says: ClassVar[str] = "the symbols before a mark, once more"
+
+    @property
+    def interface(self) -> Interface:
+        """The mark is a symbol that is never foretold."""
+        return Interface(classes=self.symbols, symbols=self.symbols + 1)
+
+    def batch(self, number: int, seed: int, step: int) -> Batch:
+        """Drawn anew at every step."""
+        return self._drawn(number, drawn_from(seed, step))
+
+    def held_out(self, number: int) -> Batch:
+        """Drawn from a seed of their own."""
+        return self._drawn(number, drawn_from(0, HELD_OUT))
+
+    def _drawn(self, number: int, draw: torch.Generator) -> Batch:
+        said = torch.randint(self.symbols, (number, self.length), generator=draw)
+        mark, none = torch.full((number, 1), self.symbols), torch.full_like(said, UNLABELLED)
+        return Batch(torch.cat([said, mark, said[:, :-1]], 1), torch.cat([none, said], 1))
+
+    def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
+        """A decoder."""
+        return decoder(layers, width, heads, 2 * self.length, fields)
+
+    @property
+    def chance(self) -> float:
+        """Any symbol."""
+        return 1 / self.symbols

@@ -1,0 +1,66 @@
+"""Digits as images: which digit is written? Scikit-learn's 1,797 images of 8 x 8, in patches."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rankscope.errors import MissingExtraError
+from rankscope.lab.model import Interface
+from rankscope.lab.tasks.task import Batch, Task, drawn_from, encoder
+from rankscope.nets import Architecture
+
+INSTALL = "pip install 'rankscope[lab]'"
+SIDE = 8
+HELD = 360
+"""Images that are held out: the last ones, written by other hands than the first."""
+
+
+@dataclass(frozen=True)
+class Digits(Task):
+    """An image is `(8 / patch)^2` tokens of `patch^2` numbers."""
+
+    patch: int = 2
+    name: ClassVar[str] = "digits"
+    says: ClassVar[str] = "which digit an image shows"
+
+    @cached_property
+    def _images(self) -> tuple[Tensor, Tensor]:
+        """(tokens `[image, token, number]` of entries about -1 to 1, digits)"""
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError as error:
+            raise MissingExtraError(
+                f"the images of digits are scikit-learn's, which is not installed: {INSTALL}"
+            ) from error
+        found = load_digits()
+        images = torch.from_numpy(found.images).float() / 8 - 1  # [image, 8, 8] of 0..16
+        patches = images.unfold(1, self.patch, self.patch).unfold(2, self.patch, self.patch)
+        return patches.reshape(len(images), -1, self.patch**2), torch.from_numpy(found.target).long()
+
+    @property
+    def interface(self) -> Interface:
+        """One label of the whole image."""
+        return Interface(classes=10, patch=self.patch**2, per="sample")
+
+    def batch(self, number: int, seed: int, step: int) -> Batch:
+        """Of the images that are not held out, drawn with repetition."""
+        tokens, digits = self._images
+        chosen = torch.randint(len(tokens) - HELD, (number,), generator=drawn_from(seed, step))
+        return Batch(tokens[chosen], digits[chosen])
+
+    def held_out(self, number: int) -> Batch:
+        """At most 360."""
+        tokens, digits = self._images
+        return Batch(tokens[-HELD:][:number], digits[-HELD:][:number])
+
+    def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
+        """An encoder."""
+        return encoder(layers, width, heads, (SIDE // self.patch) ** 2, fields)
+
+    @property
+    def chance(self) -> float:
+        """Digits are about equally frequent."""
+        return 0.1

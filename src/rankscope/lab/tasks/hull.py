@@ -1,0 +1,71 @@
+"""Convex hull: points uniform in a square that is shifted as a whole; which of them are on their hull?"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from scipy.spatial import ConvexHull
+
+from rankscope.lab.model import Interface
+from rankscope.lab.tasks.fixed import Data, Fixed, agree
+from rankscope.lab.tasks.task import Batch
+
+POINTS, SIDE, SHIFT = 10, 10.0, 3.3
+
+
+@dataclass(frozen=True)
+class Hull(Fixed):
+    """Ten points, without positions: their order says nothing."""
+
+    train: int = 10000
+    test: int = 300
+    seed: int = 0
+    name: ClassVar[str] = "hull"
+    says: ClassVar[str] = "whether a point is on the convex hull of all"
+
+    @property
+    def interface(self) -> Interface:
+        """On it, or not."""
+        return Interface(classes=2, coordinates=2)
+
+    def drawn(self) -> tuple[Data, Data]:
+        """The shift is normal."""
+        draw = np.random.default_rng(self.seed)
+
+        def samples(number: int) -> Data:
+            points = draw.uniform(0, SIDE, (number, POINTS, 2))
+            points = points + draw.normal(scale=SHIFT, size=(number, 1, 2))
+            labels = np.stack([on_hull(each) for each in points])
+            return Data(
+                torch.from_numpy(points).float(),
+                torch.from_numpy(labels).long(),
+                torch.zeros(number, POINTS, dtype=torch.bool),
+            )
+
+        return samples(self.train), samples(self.test)
+
+    def batch(self, number: int, seed: int, step: int) -> Batch:
+        """Coordinates are counted from the middle of the square, in halves of its side."""
+        return scaled(super().batch(number, seed, step))
+
+    def held_out(self, number: int) -> Batch:
+        """The same."""
+        return scaled(super().held_out(number))
+
+    def guesses(self, train: Data, test: Data) -> dict[str, float]:
+        """Most points are on it."""
+        return {"chance": 0.5, "majority": agree(train.labels.flatten().mode().values, test.labels)}
+
+
+def scaled(batch: Batch) -> Batch:
+    """The square, before its shift, from -1 to 1."""
+    return Batch(2 * batch.inputs / SIDE - 1, batch.labels, batch.padding)
+
+
+def on_hull(points: Float[np.ndarray, "point 2"]) -> Bool[np.ndarray, " point"]:
+    """Which points are corners of their convex hull."""
+    found = np.zeros(len(points), dtype=bool)
+    found[ConvexHull(points).vertices] = True
+    return found

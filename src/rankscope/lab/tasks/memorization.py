@@ -1,0 +1,85 @@
+"""Memorization: texts of the bundled prose with a random binary label per token, no positions.
+
+Without positions, tokens that are equal in a text get equal outputs: there is a ceiling below one.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+
+from rankscope.errors import StudyError
+from rankscope.lab.model import Interface
+from rankscope.lab.tasks.fixed import Data, Fixed, ceiling
+from rankscope.sources.words import bundled_excerpts, split
+
+SHORTEST = 16
+"""Words of a text at least: a shorter one says little about context."""
+
+
+@dataclass(frozen=True)
+class Memorization(Fixed):
+    """Asked about is what it was trained on."""
+
+    texts: int = 500
+    longest: int = 128
+    seed: int = 0
+    name: ClassVar[str] = "memorization"
+    says: ClassVar[str] = "the random label of a word where it stands"
+
+    @cached_property
+    def words(self) -> list[list[str]]:
+        """Of every text."""
+        return prose(self.texts, self.longest)
+
+    @cached_property
+    def number(self) -> dict[str, int]:
+        """The symbol of each word."""
+        return {
+            word: at for at, word in enumerate(dict.fromkeys(word for text in self.words for word in text))
+        }
+
+    @property
+    def interface(self) -> Interface:
+        """A symbol for each word."""
+        return Interface(classes=2, symbols=len(self.number))
+
+    def drawn(self) -> tuple[Data, Data]:
+        """The same twice."""
+        inputs = torch.zeros(self.texts, self.longest, dtype=torch.long)
+        padding = torch.ones(self.texts, self.longest, dtype=torch.bool)
+        for row, text in enumerate(self.words):
+            inputs[row, : len(text)] = torch.tensor([self.number[word] for word in text])
+            padding[row, : len(text)] = False
+        labels = torch.randint(2, inputs.shape, generator=torch.Generator().manual_seed(self.seed))
+        data = Data(inputs, labels.masked_fill(padding, 0), padding)
+        return data, data
+
+    def guesses(self, train: Data, test: Data) -> dict[str, float]:
+        """Of one who knows the word, and of one who knows its text as well."""
+        real = ~test.padding
+        seen, told = test.inputs[real].tolist(), test.labels[real].tolist()
+        places = zip(real.nonzero()[:, 0].tolist(), seen, strict=True)
+        return {
+            "chance": 0.5,
+            "majority": ceiling([0] * len(told), told),
+            "context-free ceiling": ceiling(seen, told),
+            "ceiling": ceiling(places, told),
+        }
+
+
+def prose(texts: int, longest: int) -> list[list[str]]:
+    """Texts of at most so many words, from the bundled paragraphs in their order."""
+    found = []
+    for paragraph in bundled_excerpts(words=SHORTEST):
+        words = split(paragraph)
+        for start in range(0, len(words), longest):
+            piece = words[start : start + longest]
+            if len(piece) >= SHORTEST:
+                found.append(piece)
+    if len(found) < texts:
+        raise StudyError(
+            f"the bundled prose has {len(found)} texts of {longest} words; {texts} were asked for"
+        )
+    return found[:texts]

@@ -1,0 +1,63 @@
+"""Next character: a text is written on, letter by letter. The last tenth of it is held out."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+
+from rankscope.lab.model import Interface
+from rankscope.lab.tasks.task import HELD_OUT, STEPS, Batch, Task, decoder
+from rankscope.lab.text import Characters, characters
+from rankscope.nets import Architecture
+
+HELD_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class NextCharacter(Task):
+    """Of the bundled text (Moby Dick), or of one that is given."""
+
+    context: int = 64
+    text: str | None = field(default=None, repr=False)
+    name: ClassVar[str] = "next-character"
+    says: ClassVar[str] = "the next character of a text"
+
+    @cached_property
+    def characters(self) -> Characters:
+        """The whole text."""
+        return characters(self.text)
+
+    @cached_property
+    def _parts(self) -> tuple[Characters, Characters]:
+        ids, alphabet = self.characters.ids, self.characters.alphabet
+        first = len(ids) - round(HELD_SHARE * len(ids))
+        return Characters(ids[:first], alphabet), Characters(ids[first:], alphabet)
+
+    @property
+    def interface(self) -> Interface:
+        """A class for each character of the alphabet."""
+        number = len(self.characters.alphabet)
+        return Interface(classes=number, symbols=number)
+
+    def batch(self, number: int, seed: int, step: int) -> Batch:
+        """Excerpts of the first nine tenths."""
+        return _shifted(self._parts[0].excerpts(number, self.context + 1, seed * STEPS + step))
+
+    def held_out(self, number: int) -> Batch:
+        """Excerpts of the last tenth."""
+        return _shifted(self._parts[1].excerpts(number, self.context + 1, HELD_OUT))
+
+    def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
+        """A decoder."""
+        return decoder(layers, width, heads, self.context, fields)
+
+    @property
+    def chance(self) -> float:
+        """The share of the most frequent character."""
+        ids = self.characters.ids
+        return float(ids.bincount().max() / len(ids))
+
+
+def _shifted(ids: torch.Tensor) -> Batch:
+    return Batch(ids[:, :-1], ids[:, 1:])

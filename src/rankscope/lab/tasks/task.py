@@ -1,0 +1,99 @@
+"""What a task is: samples drawn from a seed and the number of a step, a loss, and an accuracy."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from rankscope.lab.model import Interface
+from rankscope.nets import Architecture
+
+UNLABELLED = -100
+"""The label of a token that has none."""
+STEPS = 100003
+"""Steps of a seed's own; those of two seeds do not meet before."""
+HELD_OUT = 2**61
+"""The seed of samples that no training sees."""
+
+
+def drawn_from(seed: int, step: int) -> torch.Generator:
+    """What a step of a training is drawn with; a run that goes on from a checkpoint draws the same."""
+    return torch.Generator().manual_seed(seed * STEPS + step)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Samples, and what should be said of them."""
+
+    inputs: Tensor
+    """Symbols `[sample, token]`, or numbers `[sample, token, number]`."""
+    labels: Int[Tensor, "sample token"] | Int[Tensor, " sample"]
+    """Of tokens, `UNLABELLED` where one has none, or of samples."""
+    padding: Bool[Tensor, "sample token"] | None = None
+    """True at padded tokens; None where there are none."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same on another device."""
+        padding = None if self.padding is None else self.padding.to(device)
+        return Batch(self.inputs.to(device), self.labels.to(device), padding)
+
+
+class Task(ABC):
+    """One task. Those here are frozen dataclasses of their sizes."""
+
+    name: ClassVar[str]
+    says: ClassVar[str]
+    """In one line, what is asked."""
+
+    @property
+    @abstractmethod
+    def interface(self) -> Interface:
+        """What a token is, and what is said of it."""
+
+    @abstractmethod
+    def batch(self, number: int, seed: int, step: int) -> Batch:
+        """Samples to learn from, the same for the same seed and step."""
+
+    @abstractmethod
+    def held_out(self, number: int) -> Batch:
+        """Samples to be asked about, always the same; of a task that is about memory, those learnt from."""
+
+    @abstractmethod
+    def architecture(self, layers: int, width: int, heads: int = 4, **fields: Any) -> Architecture:
+        """The network that it wants at a depth and width; `fields` are in place of its own."""
+
+    def loss(self, said: Tensor, batch: Batch) -> Tensor:
+        """Cross-entropy of the labels, in nats, on average."""
+        return F.cross_entropy(said.flatten(0, -2), batch.labels.flatten(), ignore_index=UNLABELLED)
+
+    def accuracy(self, said: Tensor, batch: Batch) -> Tensor:
+        """The share of labels that are said rightly."""
+        there = batch.labels != UNLABELLED
+        right = (said.argmax(-1) == batch.labels) & there
+        return right.sum() / there.sum()
+
+    @property
+    @abstractmethod
+    def chance(self) -> float:
+        """The accuracy of the best guess that does not look at the inputs, or what it tends to."""
+
+
+def decoder(layers: int, width: int, heads: int, length: int, fields: dict[str, Any]) -> Architecture:
+    """As GPT-2 is: pre-norm, causal, with a table of positions and a last norm."""
+    usual: dict[str, Any] = {
+        "mask": "causal", "norm_place": "pre", "norm_eps": 1e-5, "final_norm": True,
+        "positions": "absolute", "length": length,
+    }  # fmt: skip
+    return Architecture(layers=layers, width=width, heads=heads, **usual | fields)
+
+
+def encoder(layers: int, width: int, heads: int, length: int, fields: dict[str, Any]) -> Architecture:
+    """As ViT is: the same, where every token sees every other."""
+    return decoder(layers, width, heads, length, {"mask": "complete", **fields})
