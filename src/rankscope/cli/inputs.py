@@ -139,7 +139,16 @@ def fallbacks(profile: "Profile | Summary") -> list[str]:
     """A line for each network that ran in another arithmetic than was asked for."""
     return [
         f"{network.variant} ran in {network.arithmetic}: {network.checks['arithmetic_asked']} "
-        f"arithmetic has no rule for kernel {(network.architecture or {}).get('kernel')}."
+        f"arithmetic has no rule for {_without_rule(network.architecture or {})}."
         for network in profile.manifest.networks
         if network.checks["arithmetic_asked"] != network.arithmetic
     ]
+
+
+def _without_rule(arch: dict[str, Any]) -> str:
+    """What made it run in float64, as its manifest has it: its kernel, or its parts where that has a rule."""
+    from rankscope.deviation import KERNELS
+
+    parts = [str(part).partition(":")[2].partition(":")[0] for part in arch.get("parts") or ()]
+    alone = arch.get("kernel") in KERNELS and parts
+    return " and ".join(parts) if alone else f"kernel {arch.get('kernel')}"

@@ -30,6 +30,8 @@ from rankscope.nets.weights import converted
 
 SHARE = 1 / 8
 """The part of a GPU's memory that captured passes may hold."""
+MOST = 64
+"""Passes that are remembered, the latest."""
 PATIENCE = 8
 """How often answers may change before no shortcut is taken any more."""
 SETTLED = 2
@@ -160,6 +162,8 @@ class Replays:
                     found.append(Given(block.weights, setting, state).anew().through(block))
                     state = found[-1].state
             self.known[key] = Known(asked.answers)
+            if len(self.known) > MOST:
+                self.known.popitem(last=False)
             return found
         self.known.move_to_end(key)
         if known.run is None or (self.fuse is not None and known.since == SETTLED):

@@ -364,7 +364,7 @@ class Transformer:
                 f"name and applied(arch); got {remedy!r}{' and numbers' if numbers else ''}"
             )
         arch = found.applied(self.arch)
-        state, like = self.state(), self.weights.layers[0].attention.query.weight
+        state, like = self.state(), self.weights.like
         drawn = Generator().manual_seed(0)
         for index in range(1 if arch.shared else arch.layers):
             for name, tensor in part_tensors(arch, index, drawn).items():

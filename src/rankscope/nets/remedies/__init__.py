@@ -3,8 +3,8 @@
     net.remedied("attnscale", w=0.5)       by name (`catalogue.py`), with its numbers
     net.remedied(mine)                     an object of one's own (`remedy.py`)
 
-Here each has its plain rule. Its rule in deviation arithmetic is in `deviation/remedies/`, that of paths in
-`paths/`.
+Here each has its plain rule; its rule in deviation arithmetic, where it has one, is in
+`deviation/remedies.py`.
 """
 
 from rankscope.nets.remedies.catalogue import REMEDIES, remedy
