@@ -18,6 +18,7 @@ from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout, Dropped
 from rankscope.nets.memory import Memory
 from rankscope.nets.plain import Plain, contributions
+from rankscope.nets.setting import Seen, Setting, unpadded
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import built
 
@@ -89,6 +90,7 @@ class Trainable(Tensors):
             (name, self.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in state
         ]
         """Where each tensor is: looking it up by its name at every step would take as long as a layer."""
+        self._masks: dict[tuple[int, torch.device], Seen] = {}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Trainable":
         """What `to`, `double` and `cuda` do: the memory that a decoder reads goes along."""
@@ -105,6 +107,14 @@ class Trainable(Tensors):
         """The network on the parameters themselves."""
         return Transformer(self.arch, built(self.arch, self.tensors()), self.origin, self.memory)
 
+    def _seen_by(self, X: Tokens) -> Seen:
+        """Masks are made once for a length and a device: on a GPU each would be waited for at every step."""
+        where = X.shape[-2], X.device
+        if where not in self._masks:
+            with torch.inference_mode(False):  # also where the first pass is no training
+                self._masks[where] = unpadded(self.arch, *where)
+        return self._masks[where]
+
     def states(
         self, X: Tokens, padding: Bool[Tensor, "batch token"] | None = None, drop: Dropout | None = None
     ) -> Iterator[Tokens]:
@@ -116,7 +126,8 @@ class Trainable(Tensors):
         self, net: Transformer, X: Tokens, padding: Tensor | None, drop: Dropout | None
     ) -> Iterator[Tokens]:
         X, real, order = net.prepared(X, padding)
-        setting = net.setting(X, real)
+        seen = self._seen_by(X) if padding is None else None
+        setting = Setting.of(self.arch, net.weights, X, real, self.memory, seen=seen)
         rules = Plain(self.arch, setting) if drop is None else Dropped(self.arch, setting, drop)
         X = X if drop is None else drop(X)
         hidden = None if padding is None or bool(real.all()) else ~real[..., None]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -17,12 +18,20 @@ UNSEEN = (
     "which each token attends to itself"
 )
 
+Seen = dict[str | masks.Mask, Bool[Tensor, "#batch 1 token token"]]
+
+
+def unpadded(arch: Architecture, n: int, device: torch.device) -> Seen:
+    """Who sees whom among n real tokens, by mask."""
+    used = {arch.mask_of(layer) for layer in range(arch.layers)}
+    return {mask: masks.matrix(mask, n, device)[None, None] for mask in used}
+
 
 @dataclass(frozen=True)
 class Setting:
     """Of one batch of tokens, real ones first."""
 
-    visible: dict[str | masks.Mask, Bool[Tensor, "#batch 1 token token"]]
+    visible: Seen
     """By mask, padding taken out; empty where rows are asked for one block at a time."""
     rotary: tuple[tuple[Tensor, Tensor], ...]
     """Cosines and sines by layer, repeating; empty where nothing is rotated."""
@@ -41,17 +50,19 @@ class Setting:
         real: Bool[Tensor, "batch token"],
         memory: Memory | None = None,
         whole_masks: bool = True,
+        seen: Seen | None = None,
     ) -> "Setting":
         """For these tokens, of which some are real and the rest padding, and the memory that they read.
-        Without `whole_masks` no matrix of all tokens is made, what positions add to the scores included."""
+        Without `whole_masks` no matrix of all tokens is made, what positions add to the scores included.
+        Where all tokens are known to be real, `seen` may be what `unpadded` gave before."""
         n = X.shape[-2]
-        whole = bool(real.all())
-        visible = {}
-        for mask in {arch.mask_of(layer) for layer in range(arch.layers)} if whole_masks else ():
-            matrix = masks.matrix(mask, n, X.device)[None, None]  # [1, 1, token, token]
-            visible[mask] = matrix if whole else matrix & real[:, None, None, :] & real[:, None, :, None]
-            if not whole and bool((real & ~visible[mask][:, 0].any(-1)).any()):
-                raise MaskError(UNSEEN)
+        visible = {} if seen is None else seen
+        if whole_masks and seen is None:
+            visible, whole = unpadded(arch, n, X.device), bool(real.all())
+            for mask, matrix in () if whole else list(visible.items()):
+                visible[mask] = matrix & real[:, None, None, :] & real[:, None, :, None]
+                if bool((real & ~visible[mask][:, 0].any(-1)).any()):
+                    raise MaskError(UNSEEN)
         return cls(
             visible=visible,
             rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else (),

@@ -295,7 +295,7 @@ class Transformer:
         moved."""
         real = self._checked(X, padding)
         X = X.masked_fill(~real[..., None], 0.0)
-        order = TokenOrder.of(real)
+        order = None if padding is None else TokenOrder.of(real)  # asks nothing of a device in vain
         if order is not None:
             X, real = order.sorted(X), real.gather(1, order.forth)
         if positions and self.weights.positions is not None:

@@ -28,8 +28,7 @@ def shaped(remedy: Shaping, P: Attention, block: Any, rules: Any, inside: Any) -
 
     outside column j* the first of these three is alpha I. Where rows see alike, `E - 1 e^T` is Delta. Rows
     sum to `alpha + beta - gamma` where those of P sum to one."""
-    alpha, beta, gamma = remedy.numbers(block.weights.parts.get(remedy.name, {}))
-    alpha, beta, gamma = (each.to(P.p) for each in (alpha, beta, gamma))
+    alpha, beta, gamma = remedy.of_heads(block, P.p)
     real = inside.real.rows
     samples, last = torch.arange(len(real), device=real.device), _last(real)
     C = average(P.visible).to(P.p)  # [batch, 1, row, token]

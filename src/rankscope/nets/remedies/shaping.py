@@ -31,14 +31,16 @@ class Shaping(Built):
         """alpha, beta, gamma of every head."""
         raise NotImplementedError
 
+    def of_heads(self, block: Any, like: Tensor) -> tuple[Tensor, ...]:
+        """The three of a layer, `[head]` or one for all."""
+        return tuple(each.to(like) for each in self.numbers(block.weights.parts.get(self.name, {})))
+
     def plain(
         self, P: Float[Tensor, "batch head token token"], block: Any, rules: Any, inside: Any
     ) -> Float[Tensor, "batch head token token"]:
         """`alpha I + beta P - gamma C`; rows of padding stay zero."""
         visible = rules.setting.visible[rules.arch.mask_of(block.index)]
-        alpha, beta, gamma = (
-            each.to(P)[:, None, None] for each in self.numbers(block.weights.parts.get(self.name, {}))
-        )
+        alpha, beta, gamma = (each[:, None, None] for each in self.of_heads(block, P))
         own = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) * rules.setting.real[:, None, :, None]
         return alpha * own + beta * P - gamma * average(visible).to(P.dtype)
 
@@ -97,10 +99,9 @@ class Centred(Shaping):
     says: ClassVar[str] = "attention becomes P - C: rows sum to zero"
     source: ClassVar[str] = "Ali et al. 2023; Nait Saada et al. 2025"
 
-    def numbers(self, weights: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The same for every head."""
-        one = torch.ones(1, dtype=torch.float64)
-        return 0 * one, one, one
+    def of_heads(self, block: Any, like: Tensor) -> tuple[Tensor, ...]:
+        """The same for every head, made where they are used: a copy to a GPU would be waited for."""
+        return like.new_zeros(1), like.new_ones(1), like.new_ones(1)
 
 
 def _all(arch: Fields, number: float) -> Tensor:

@@ -114,7 +114,9 @@ class Drawn:
         if block.index == 0:
             return said
         drawn = self.weight * (V_1 - V)  # [batch, head, token, head_width]
-        return said + (drawn * speaks(block, rules).to(drawn)[:, None, None]).transpose(1, 2)
+        if len(rules.speaking(block)) < block.arch.heads:
+            drawn = drawn * speaks(block, rules).to(drawn)[:, None, None]
+        return said + drawn.transpose(1, 2)
 
 
 def speaks(block: Any, rules: Any) -> Tensor:
