@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rankscope.files import atomic
+from rankscope.lab.captured import stepped
 from rankscope.lab.recipe import Recipe, pace
 from rankscope.live.monitor import Monitor
 
@@ -23,20 +24,22 @@ def looped(
     start: int = 0,
     monitors: Sequence[Monitor] = (),
     keep: Callable[[int], None] = lambda _: None,
+    advance: Callable[[int], Tensor] | None = None,
 ) -> Generator[int, None, None]:
     """Steps from `start` on, each given when it is made.
 
     `losses` gives the loss of every network at a step, `prepare` clips gradients; each monitor hears of its
-    network's loss, and `keep` writes a checkpoint. It ends early where each monitor says that it should."""
+    network's loss, and `keep` writes a checkpoint. It ends early where each monitor says that it should.
+    `advance`, where it is given, makes a whole step in place of the usual one, and gives its losses."""
     for step in range(start, recipe.steps):
+        rate = recipe.rate * pace(step, recipe.steps, recipe.warmup)
         for group in optimizer.param_groups:
-            group["lr"] = recipe.rate * pace(step, recipe.steps, recipe.warmup)
-        found = losses(step)
-        optimizer.zero_grad()
-        found.sum().backward()  # type: ignore[no-untyped-call]
-        prepare()
-        optimizer.step()
-        for monitor, loss in zip(monitors, found.detach(), strict=False):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        found = stepped(losses(step), optimizer, prepare) if advance is None else advance(step)
+        for monitor, loss in zip(monitors, found, strict=False):
             monitor.step(loss=loss)
         over = bool(monitors) and all(each.should_stop for each in monitors)
         if (step + 1) % recipe.keep_every == 0 or step + 1 == recipe.steps or over:

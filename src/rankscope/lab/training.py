@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import LabError
+from rankscope.lab.captured import Captured
 from rankscope.lab.loop import goes_on, kept, looped, write_checkpoint
 from rankscope.lab.model import Model
 from rankscope.lab.module import evaluated
@@ -61,7 +62,8 @@ class Training:
     `net.remedied`. With `seeds` there is a network for each, and more than one learn at once (`stack.py`);
     the recipe's own is used where there are none. With `run` a monitor looks at each network (in `run`, or in
     `run/seed-K`), and the training goes on from the checkpoint there; `alarms` makes the rules of each
-    monitor, the usual ones where it is left out.
+    monitor, the usual ones where it is left out. With `capture` steps on a GPU that nobody looks at and that
+    have no dropout are recorded once and played again (`captured.py`).
 
     >>> from rankscope.lab.tasks import Copying
     >>> task = Copying(symbols=4, length=3)
@@ -84,6 +86,7 @@ class Training:
         dtype: torch.dtype = torch.float32,
         metrics: Sequence[str] = METRICS,
         alarms: Callable[[], Sequence[Hears]] | None = None,
+        capture: bool = False,
     ) -> None:
         self.task, self.recipe = task, recipe or Recipe()
         self.beginning = beginning or Beginning()
@@ -94,7 +97,9 @@ class Training:
         self.device, self.metrics, self.alarms = torch.device(device), tuple(metrics), alarms
         self.models = [self._model(arch, remedies, seed, dtype) for seed in self.seeds]
         self.learner = Stacked(self.models) if len(self.seeds) > 1 else Alone(self.models[0])
-        self.optimizer = self._optimizer()
+        fast = capture and self.device.type == "cuda" and run is None and not self.beginning.dropout
+        self.optimizer = self._optimizer(fast)
+        self.captured = Captured(self._of, self.optimizer, self._clip) if fast else None
         self.steps = 0
         """Made so far."""
         self.losses: list[Tensor] = []
@@ -120,7 +125,7 @@ class Training:
                 model.train()
 
             def prepare() -> None:
-                self.learner.clip(self.recipe.clip)
+                self._clip()
                 looked_at = bool(monitors) and (self.steps + 1) % self.recipe.every == 0
                 if looked_at and isinstance(self.learner, Stacked):
                     self.learner.show_gradients()
@@ -129,6 +134,7 @@ class Training:
                 for step in looped(
                     self.recipe, self.optimizer, self._losses, prepare, start=self.steps, monitors=monitors,
                     keep=lambda step: self._keep(step, monitors),
+                    advance=None if self.captured is None else self._advanced,
                 ):  # fmt: skip
                     self.steps = step
                     yield step
@@ -177,23 +183,39 @@ class Training:
             reparametrise(model, self.beginning.sigma)
         return model.to(self.device)
 
-    def _optimizer(self) -> torch.optim.Optimizer:
+    def _clip(self) -> None:
+        self.learner.clip(self.recipe.clip)
+
+    def _optimizer(self, fast: bool) -> torch.optim.Optimizer:
         named = {name: each for name, each in self.learner.parameters().items() if each.requires_grad}
         decayed = [name for name in named if name.rpartition(".")[2] in DECAYED]
         groups = [
             {"params": [named[name] for name in decayed], "weight_decay": self.recipe.decay},
             {"params": [each for name, each in named.items() if name not in decayed], "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW(groups, lr=self.recipe.rate)
+        if not fast:
+            return torch.optim.AdamW(groups, lr=self.recipe.rate)
+        rate = torch.tensor(self.recipe.rate, device=self.device)
+        return torch.optim.AdamW(groups, lr=rate, fused=True, capturable=True)
+
+    def _batches(self, step: int) -> list[Batch]:
+        return [self.task.batch(self.recipe.batch, seed, step).to(self.device) for seed in self.seeds]
 
     def _losses(self, step: int) -> Tensor:
-        batches = [self.task.batch(self.recipe.batch, seed, step).to(self.device) for seed in self.seeds]
         p = self.beginning.dropout
         drops = [Dropout.seeded(p, seed * STEPS + step, self.device) if p else None for seed in self.seeds]
-        said = self.learner.said(batches, drops)
-        found = torch.stack([self.task.loss(*each) for each in zip(said, batches, strict=True)])
+        found = self._of(self._batches(step), drops)
         self.losses.append(found.detach())
         return found
+
+    def _of(self, batches: Sequence[Batch], drops: Sequence[Dropout | None] | None = None) -> Tensor:
+        said = self.learner.said(batches, drops or [None] * len(batches))
+        return torch.stack([self.task.loss(*each) for each in zip(said, batches, strict=True)])
+
+    def _advanced(self, step: int) -> Tensor:
+        assert self.captured is not None
+        self.losses.append(self.captured(self._batches(step)))
+        return self.losses[-1]
 
     def _folder(self, place: int) -> Path:
         assert self.run is not None

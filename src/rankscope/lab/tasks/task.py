@@ -41,8 +41,15 @@ class Batch:
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same on another device."""
-        padding = None if self.padding is None else self.padding.to(device)
-        return Batch(self.inputs.to(device), self.labels.to(device), padding)
+        padding = None if self.padding is None else _moved(self.padding, device)
+        return Batch(_moved(self.inputs, device), _moved(self.labels, device), padding)
+
+
+def _moved(x: Tensor, device: torch.device | str) -> Tensor:
+    """To a GPU from memory that stays where it is, so that nobody waits for the copy."""
+    if x.device.type == "cpu" and torch.device(device).type == "cuda":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
 
 
 class Task(ABC):

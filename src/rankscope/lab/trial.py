@@ -1,0 +1,235 @@
+"""`Trial`: a network of some depth, with a remedy, in a setting, is trained from scratch with several seeds,
+and what became of it is measured.
+
+| setting    | the network                                                     |
+|------------|-----------------------------------------------------------------|
+| `pre`      | norms before branches, skips, a last norm: GPT-2's              |
+| `post`     | norms after skips: BERT's, under a causal mask                  |
+| `no skips` | as `pre`, with no skip around attention and none around the MLP |
+
+One row of its table is one number of one seed:
+
+| quantity                     | what it is                                                                   |
+|------------------------------|------------------------------------------------------------------------------|
+| `loss`, `accuracy`           | on held-out samples, at the end                                              |
+| `loss_start`                 | the same loss before the first step                                          |
+| `diverged`                   | 1 where some loss was not finite: then nothing is measured at the end        |
+| `gradient_first_start`, ...  | `log10` of the norm of the held-out loss's gradient at all that is trained of the first or `last` layer, at the `start` or the `end`, in float64 |
+| `relative_residual_at_K`     | `log10` after layer K, deviation arithmetic, average of samples              |
+| `relative_residual`          | the same after the last layer                                                |
+| `entropy`                    | of attention, average of samples, layers and heads                           |
+| `path_share_K`               | of the output, what paths through K heads make up; they sum to one           |
+| `parameters`, `parameters_added` | of one network with embedding and head; more than without the remedy     |
+
+What cannot be had is a row without a value, with the reason in `refused`; where the remedy does not go onto
+the setting at all, there is one row without a quantity and a seed.
+
+One recipe for all is a limit: the same rate, warm-up, length and initial weights for every remedy, depth and
+setting, tuned for none of them. A remedy that would shine at another rate is not seen to.
+"""
+
+import copy
+import math
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor
+
+from rankscope.errors import ArchitectureError, ClosureError, LabError, PathError, one_of
+from rankscope.lab.model import Model
+from rankscope.lab.recipe import Recipe
+from rankscope.lab.tasks import Batch, NextCharacter, Task
+from rankscope.lab.training import Beginning, Training
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.weights import shapes
+from rankscope.paths import decompose
+from rankscope.profiles import measure
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "pre": {},
+    "post": {"norm_place": "post", "final_norm": False},
+    "no skips": {"attention_skip": 0.0, "mlp_skip": 0.0},
+}
+"""Fields of the architecture."""
+NONE, SIGMA = "none", "sigmareparam"
+"""No remedy, and the one that is a parametrisation; `sigmareparam:one` has g start at one, not at sigma."""
+SCHEMA = {
+    "remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "seed": pl.Int64, "quantity": pl.String,
+    "value": pl.Float64, "refused": pl.String,
+}  # fmt: skip
+LOOK = 20
+"""Steps between looks at the losses: each is waited for on a GPU."""
+Row = tuple[int | None, str | None, float | None, str | None]
+"""Seed, quantity, value, and why there is none."""
+
+
+class LateError(LabError):
+    """The time was over before the trial was."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a network, of its training and of what is held out."""
+
+    width: int = 128
+    heads: int = 4
+    context: int = 64
+    batch: int = 32
+    steps: int = 600
+    rate: float = 1e-3
+    warmup: float = 0.1
+    init: str = "xavier"
+    asked: int = 256
+    """Held-out samples for loss and accuracy."""
+    probed: int = 4
+    """Held-out samples for residuals, entropy, gradients and paths."""
+
+    @property
+    def recipe(self) -> Recipe:
+        """AdamW, a warm-up and a cosine, gradients cut to length one."""
+        return Recipe(steps=self.steps, batch=self.batch, rate=self.rate, warmup=self.warmup, clip=1.0)
+
+    @property
+    def task(self) -> Task:
+        """The next character of the bundled text."""
+        return NextCharacter(self.context)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One remedy, in one setting, at one depth; seeds learn at once."""
+
+    remedy: str
+    """As `--remedy` has it; `none`, and `sigmareparam`."""
+    setting: str
+    depth: int
+    seeds: tuple[int, ...]
+    sizes: Sizes
+
+    @property
+    def name(self) -> str:
+        """As a file may be called."""
+        return re.sub(r"[^\w.=]+", "-", f"trained-{self.remedy}-{self.setting}-{self.depth}")
+
+    def training(self, device: str = "cpu", capture: bool = True) -> Training:
+        """Not begun yet; an error of the remedy's where it does not go onto this setting."""
+        sigma = {SIGMA: "sigma", f"{SIGMA}:one": "one", f"{SIGMA}:sigma": "sigma"}.get(self.remedy)
+        task, arch = self.sizes.task, self._bare()
+        names = [] if sigma is not None or self.remedy == NONE else [self.remedy]
+        for name in names:
+            _refuse_skips(self.setting, name, Transformer.random(arch).remedied(name).arch)
+        return Training(
+            task, arch, self.sizes.recipe, seeds=self.seeds, remedies=names, device=device,
+            beginning=Beginning(init=self.sizes.init, sigma=sigma), capture=capture,
+        )  # fmt: skip
+
+    def table(self, device: str = "cpu", until: float = math.inf) -> pl.DataFrame:
+        """Train, and measure; a `LateError` where that is not done `until` then (seconds since 1970)."""
+        try:
+            training = self.training(device)
+        except ArchitectureError as error:
+            return self._framed([(None, None, None, str(error))])
+        return self._framed([*self._rows(training, until)])
+
+    def _rows(self, training: Training, until: float) -> Iterator[Row]:
+        sizes, task = self.sizes, training.task
+        probe = task.held_out(sizes.probed).to(training.device)
+        number = sum(each.numel() for each in training.models[0].parameters())
+        started = training.tried(sizes.asked)
+        for place, seed in enumerate(self.seeds):
+            yield seed, "loss_start", started[place].loss, None
+            yield seed, "parameters", number, None
+            yield seed, "parameters_added", number - self._without(task), None
+            yield from gradients(seed, task, training.models[place], probe, "start")
+        alive = finished(training, until)
+        ended = training.tried(sizes.asked)
+        tokens, nets = training.tokens(sizes.probed)[0], training.networks()
+        for place, seed in enumerate(self.seeds):
+            well = alive[place] and math.isfinite(ended[place].loss)
+            yield seed, "diverged", float(not well), None
+            if well:
+                yield seed, "loss", ended[place].loss, None
+                yield seed, "accuracy", ended[place].accuracy, None
+                yield from gradients(seed, task, training.models[place], probe, "end")
+                yield from measured(seed, nets[place], tokens[place])
+
+    def _bare(self) -> Architecture:
+        if self.setting not in SETTINGS:
+            raise LabError(one_of("setting", self.setting, SETTINGS))
+        sizes = self.sizes
+        return sizes.task.architecture(self.depth, sizes.width, sizes.heads, **SETTINGS[self.setting])
+
+    def _without(self, task: Task) -> int:
+        """Parameters of the same network without the remedy."""
+        asked, width = task.interface, self.sizes.width
+        inside = sum(math.prod(shape) for shape in shapes(self._bare()).values())
+        return inside + asked.symbols * width + (width + 1) * asked.classes
+
+    def _framed(self, rows: list[Row]) -> pl.DataFrame:
+        about = self.remedy, self.setting, self.depth
+        return pl.DataFrame([(*about, *row) for row in rows], schema=SCHEMA, orient="row")
+
+
+def finished(training: Training, until: float = math.inf) -> list[bool]:
+    """Make all steps, unless every network diverges before; whether all losses of each were finite."""
+    alive = torch.ones(len(training.seeds), dtype=torch.bool)
+    looked = 0
+    for step in training:
+        if step % LOOK and step != training.recipe.steps:
+            continue
+        alive &= torch.stack(training.losses[looked:]).isfinite().all(0).cpu()
+        looked = len(training.losses)
+        if not alive.any():
+            break
+        if time.time() > until:
+            raise LateError(f"the time was over at step {step} of {training.recipe.steps}")
+    return [bool(each) for each in alive]
+
+
+def gradients(seed: int, task: Task, model: Model, batch: Batch, when: str) -> Iterator[Row]:
+    """At all that is trained of the first layer, and of the last."""
+    wide = copy.deepcopy(model).double().eval()
+    task.loss(wide(batch.inputs, batch.padding), batch).backward()  # type: ignore[no-untyped-call]
+    for name, layer in (("first", wide.net.layers[0]), ("last", wide.net.layers[-1])):
+        sizes = [torch.linalg.vector_norm(each.grad) for each in layer.parameters() if each.grad is not None]
+        norm = float(torch.linalg.vector_norm(torch.stack(sizes)))
+        yield seed, f"gradient_{name}_{when}", math.log10(norm) if norm else -math.inf, None
+
+
+def measured(seed: int, net: Transformer, X: Tensor) -> Iterator[Row]:
+    """Residuals and entropy on the CPU, paths where the network is; all in float64."""
+    found = measure(net.to(torch.float64, "cpu"), X.double().cpu(), metrics=["relative_residual", "entropy"])
+    logs = found.curve("relative_residual", "log10")
+    seen = found.curve("relative_residual", "below_floor") != 1
+    for layer in range(logs.shape[1]):
+        chosen = logs[seen[:, layer], layer]
+        value = float(chosen.mean()) if len(chosen) else None
+        why = None if len(chosen) else "no digit of it is sure"
+        yield seed, f"relative_residual_at_{layer}", value, why
+    yield seed, "relative_residual", value, why
+    entropy = found.curve("entropy")[:, 1:].mean()
+    if entropy.isnan():
+        why = "entropy is of weights of which none is negative; attention has some that are"
+        yield seed, "entropy", None, why
+    else:
+        yield seed, "entropy", float(entropy), None
+    try:
+        shares = decompose(net.to(torch.float64), X.double()).by_length().table.filter(start="all")
+    except (PathError, ClosureError) as error:
+        yield seed, "path_share", None, str(error)
+        return
+    for length, share in shares.group_by("length").agg(pl.col("share").mean()).sort("length").iter_rows():
+        yield seed, f"path_share_{length}", share, None
+
+
+def _refuse_skips(setting: str, remedy: str, arch: Architecture) -> None:
+    if setting == "no skips" and (arch.attention_skip or arch.mlp_skip):
+        raise ArchitectureError(
+            f"{remedy} is a weight of skips, and brings them in; this setting is about networks without: "
+            "take another setting"
+        )

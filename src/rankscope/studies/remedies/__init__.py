@@ -1,0 +1,1 @@
+"""Every remedy on one scale."""

@@ -1,0 +1,136 @@
+"""What remedies do to networks that are trained from scratch: a table over remedies, settings, depths and
+seeds (`lab/trial.py` says what is in it).
+
+    python -m rankscope.studies.remedies.trained --folder runs/remedies --device cuda --workers 10 --minutes 9
+
+goes on where the last such call left off. Each remedy in each setting at each depth is a piece of work by
+itself, kept in `FOLDER/parts` when it is done; a run that is killed loses those that it was at.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import polars as pl
+
+from rankscope.errors import StudyError
+from rankscope.lab.side_by_side import Made, side_by_side
+from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, SIGMA, Sizes, Trial
+from rankscope.nets.remedies import REMEDIES
+from rankscope.runs import tables
+from rankscope.studies.study import Setup
+
+EVERY = (NONE, *REMEDIES, SIGMA)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained, where nothing else is asked for."""
+
+    settings: tuple[str, ...]
+    depths: tuple[int, ...]
+    sizes: Sizes
+
+
+FULL = Plan(tuple(SETTINGS), (6, 12, 24, 48), Sizes())
+QUICK = Plan(("pre",), (2, 6), Sizes(width=64, context=32, batch=8, steps=60, asked=64))
+
+
+def trained(
+    setup: Setup,
+    remedies: Sequence[str] = EVERY,
+    seeds: Sequence[int] = (0, 1, 2),
+    *,
+    settings: Sequence[str] | None = None,
+    depths: Sequence[int] | None = None,
+    steps: int | None = None,
+    sizes: Sizes | None = None,
+    workers: int = 1,
+    minutes: float = math.inf,
+) -> pl.DataFrame:
+    """remedy · setting · depth · seed · quantity · value · refused; what is left out is as the setup's size
+    has it. What failed, or was not begun within so many minutes, has a row that says so, and is tried again
+    by the next call."""
+    plan = FULL if setup.full else QUICK
+    chosen = sizes or plan.sizes
+    chosen = chosen if steps is None else replace(chosen, steps=steps)
+    trials = [
+        Trial(remedy, setting, depth, tuple(seeds), chosen)
+        for remedy, setting, depth in product(remedies, settings or plan.settings, depths or plan.depths)
+    ]
+    if len(set(trials)) < len(trials):
+        raise StudyError(f"remedies, settings and depths must be different ones; got {', '.join(remedies)}")
+    until = time.time() + 60 * minutes
+    work = partial(_kept, setup.folder, setup.full, setup.device, until)
+    found: dict[Trial, pl.DataFrame] = {}
+    for made in side_by_side(work, trials, workers, size=lambda trial: trial.depth, until=until):
+        found[made.piece] = _table(made)
+        setup.say(_line(made, len(found), len(trials)))
+    late = "it was not begun in time: the next run does it"
+    return pl.concat([found[each] if each in found else _failed(each, late) for each in trials])
+
+
+def gathered(folder: str | Path) -> pl.DataFrame:
+    """All that was kept in a folder by trials, on whatever machine."""
+    parts = sorted(Path(folder).glob("parts/trained-*.parquet"))
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *(tables.whole(part)[0] for part in parts)])
+
+
+def _kept(folder: Path, full: bool, device: str, until: float, trial: Trial) -> pl.DataFrame:
+    """A trial's table, from the folder where it has been done."""
+    about = asdict(trial)
+    return Setup(folder, full, device).kept(trial.name, lambda: trial.table(device, until), **about)
+
+
+def _table(made: Made[Trial, pl.DataFrame]) -> pl.DataFrame:
+    return _failed(made.piece, made.failed or "") if made.found is None else made.found
+
+
+def _failed(trial: Trial, why: str) -> pl.DataFrame:
+    row = (trial.remedy, trial.setting, trial.depth, None, None, None, f"not run: {why}")
+    return pl.DataFrame([row], schema=SCHEMA, orient="row")
+
+
+def _line(made: Made[Trial, pl.DataFrame], done: int, of: int) -> str:
+    """What one says of a trial that has ended."""
+    trial, table = made.piece, _table(made)
+    said = {name: table.filter(quantity=name)["value"] for name in ("loss", "diverged")}
+    if table["quantity"].null_count():
+        came = table["refused"][0]
+    else:
+        losses = ", ".join(f"{each:.3f}" for each in said["loss"])
+        came = f"loss {losses or 'none'}, {int(said['diverged'].sum())} diverged"
+    return f"{done}/{of} {made.seconds:6.1f} s  {trial.remedy}, {trial.setting}, {trial.depth}: {came}"
+
+
+def main() -> None:
+    """For a machine of its own."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--remedies", nargs="+", default=EVERY)
+    parser.add_argument("--settings", nargs="+", choices=list(SETTINGS))
+    parser.add_argument("--depths", nargs="+", type=int)
+    parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
+    parser.add_argument("--quick", action="store_true", help="at small sizes")
+    given = parser.parse_args()
+    started = time.time()
+    table = trained(
+        Setup(given.folder, not given.quick, given.device, say=partial(print, flush=True)),
+        given.remedies, given.seeds, settings=given.settings, depths=given.depths, steps=given.steps,
+        workers=given.workers, minutes=given.minutes,
+    )  # fmt: skip
+    left = table.filter(pl.col("refused").str.starts_with("not run"))
+    print(f"{time.time() - started:.0f} s; {len(left)} left to do")
+
+
+if __name__ == "__main__":
+    main()
