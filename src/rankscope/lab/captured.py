@@ -27,7 +27,7 @@ class Captured:
         prepare: Callable[[], None],
     ) -> None:
         self.losses, self.optimizer, self.prepare = losses, optimizer, prepare
-        self.made = 0
+        self.made, self._stream = 0, torch.cuda.Stream()
         self.why: str | None = None
         """Why a step could not be recorded."""
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -74,7 +74,7 @@ class Captured:
 
     def _beside(self, batches: Sequence[Batch]) -> Tensor:
         """On a stream of its own, as what comes before a recording must be."""
-        here, stream = torch.cuda.current_stream(), torch.cuda.Stream()
+        here, stream = torch.cuda.current_stream(), self._stream
         stream.wait_stream(here)
         with torch.cuda.stream(stream):
             found = stepped(self.losses(batches), self.optimizer, self.prepare)

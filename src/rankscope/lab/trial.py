@@ -9,17 +9,21 @@ and what became of it is measured.
 
 One row of its table is one number of one seed:
 
-| quantity                     | what it is                                                                   |
-|------------------------------|------------------------------------------------------------------------------|
-| `loss`, `accuracy`           | on held-out samples, at the end                                              |
-| `loss_start`                 | the same loss before the first step                                          |
-| `diverged`                   | 1 where some loss was not finite: then nothing is measured at the end        |
-| `gradient_first_start`, ...  | `log10` of the norm of the held-out loss's gradient at all that is trained of the first or `last` layer, at the `start` or the `end`, in float64 |
-| `relative_residual_at_K`     | `log10` after layer K, deviation arithmetic, average of samples              |
-| `relative_residual`          | the same after the last layer                                                |
-| `entropy`                    | of attention, average of samples, layers and heads                           |
-| `path_share_K`               | of the output, what paths through K heads make up; they sum to one           |
-| `parameters`, `parameters_added` | of one network with embedding and head; more than without the remedy     |
+| quantity                        | what it is                                                        |
+|---------------------------------|-------------------------------------------------------------------|
+| `loss`, `accuracy`              | on held-out samples, at the end                                   |
+| `loss_start`                    | the same loss before the first step                               |
+| `diverged`                      | 1 where a loss was not finite: nothing is measured at the end     |
+| `gradient_first_start` and such | of the first or `last` layer, at the `start` or the `end`         |
+| `relative_residual_at_K`        | `log10` after layer K, deviation arithmetic, average of samples   |
+| `relative_residual`             | the same after the last layer                                     |
+| `entropy`                       | of attention, average of samples, layers and heads                |
+| `path_share_K`                  | of the output, what paths through K heads are; they sum to one    |
+| `parameters`                    | of one network, with embedding and head                           |
+| `parameters_added`              | how many more than without the remedy                             |
+
+Gradients are `log10` of the norm of the held-out loss's gradient at all that is trained of a layer, in
+float64.
 
 What cannot be had is a row without a value, with the reason in `refused`; where the remedy does not go onto
 the setting at all, there is one row without a quantity and a seed.
@@ -29,6 +33,7 @@ setting, tuned for none of them. A remedy that would shine at another rate is no
 """
 
 import copy
+import gc
 import math
 import re
 import time
@@ -84,6 +89,9 @@ class Sizes:
     rate: float = 1e-3
     warmup: float = 0.1
     init: str = "xavier"
+    """Without a factor for depth: some remedies are one."""
+    spread: float = 1.0
+    """Of embedding and positions at first: where a remedy takes norms out, tokens would else begin small."""
     asked: int = 256
     """Held-out samples for loss and accuracy."""
     probed: int = 4
@@ -116,7 +124,9 @@ class Trial:
         """As a file may be called."""
         return re.sub(r"[^\w.=]+", "-", f"trained-{self.remedy}-{self.setting}-{self.depth}")
 
-    def training(self, device: str = "cpu", capture: bool = True) -> Training:
+    def training(
+        self, device: str = "cpu", capture: bool = True, dtype: torch.dtype = torch.float32
+    ) -> Training:
         """Not begun yet; an error of the remedy's where it does not go onto this setting."""
         sigma = {SIGMA: "sigma", f"{SIGMA}:one": "one", f"{SIGMA}:sigma": "sigma"}.get(self.remedy)
         task, arch = self.sizes.task, self._bare()
@@ -125,7 +135,8 @@ class Trial:
             _refuse_skips(self.setting, name, Transformer.random(arch).remedied(name).arch)
         return Training(
             task, arch, self.sizes.recipe, seeds=self.seeds, remedies=names, device=device,
-            beginning=Beginning(init=self.sizes.init, sigma=sigma), capture=capture,
+            beginning=Beginning(self.sizes.init, self.sizes.spread, sigma=sigma), capture=capture,
+            dtype=dtype,
         )  # fmt: skip
 
     def table(self, device: str = "cpu", until: float = math.inf) -> pl.DataFrame:
@@ -134,7 +145,11 @@ class Trial:
             training = self.training(device)
         except ArchitectureError as error:
             return self._framed([(None, None, None, str(error))])
-        return self._framed([*self._rows(training, until)])
+        try:
+            return self._framed([*self._rows(training, until)])
+        finally:
+            del training
+            let_go(device)
 
     def _rows(self, training: Training, until: float) -> Iterator[Row]:
         sizes, task = self.sizes, training.task
@@ -173,6 +188,13 @@ class Trial:
     def _framed(self, rows: list[Row]) -> pl.DataFrame:
         about = self.remedy, self.setting, self.depth
         return pl.DataFrame([(*about, *row) for row in rows], schema=SCHEMA, orient="row")
+
+
+def let_go(device: str) -> None:
+    """Of a GPU's memory that nobody holds any more: others run beside."""
+    if torch.device(device).type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def finished(training: Training, until: float = math.inf) -> list[bool]:

@@ -9,6 +9,7 @@ itself, kept in `FOLDER/parts` when it is done; a run that is killed loses those
 
 import argparse
 import math
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -108,6 +109,11 @@ def _line(made: Made[Trial, pl.DataFrame], done: int, of: int) -> str:
     return f"{done}/{of} {made.seconds:6.1f} s  {trial.remedy}, {trial.setting}, {trial.depth}: {came}"
 
 
+def _say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """For a machine of its own."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -124,12 +130,12 @@ def main() -> None:
     given = parser.parse_args()
     started = time.time()
     table = trained(
-        Setup(given.folder, not given.quick, given.device, say=partial(print, flush=True)),
+        Setup(given.folder, not given.quick, given.device, say=_say),
         given.remedies, given.seeds, settings=given.settings, depths=given.depths, steps=given.steps,
         workers=given.workers, minutes=given.minutes,
     )  # fmt: skip
     left = table.filter(pl.col("refused").str.starts_with("not run"))
-    print(f"{time.time() - started:.0f} s; {len(left)} left to do")
+    _say(f"{time.time() - started:.0f} s; {len(left)} left to do")
 
 
 if __name__ == "__main__":
