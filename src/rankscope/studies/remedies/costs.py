@@ -1,7 +1,8 @@
 """What remedies cost: the time of a training step, as a ratio to that without a remedy, and parameters.
 
 Networks of all remedies are trained in turn, a few steps each, again and again, so that a busy machine slows
-them alike; of each the median of the rounds is taken, of times and of ratios within a round. Nothing else should run on the machine.
+them alike; of each the median of the rounds is taken, of times and of ratios within a round. Nothing else
+should run on the machine.
 """
 
 import time
@@ -16,24 +17,21 @@ import torch
 from rankscope.errors import ArchitectureError
 from rankscope.lab.side_by_side import one_thread
 from rankscope.lab.training import Training
-from rankscope.lab.trial import NONE, SETTINGS, Sizes, Trial
+from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, Sizes, Trial
 from rankscope.studies.remedies.trained import EVERY, FULL, QUICK
 from rankscope.studies.study import Setup
 
-ROUNDS, STEPS, WARM = 9, 3, 5
+ROUNDS, STEPS, WARM = 15, 3, 6
 """Rounds, steps of each network in a round, and steps before the first."""
-SCHEMA = {
-    "remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "seconds": pl.Float64, "ratio": pl.Float64,
-    "parameters": pl.Int64, "parameters_added": pl.Int64, "refused": pl.String,
-}  # fmt: skip
 
 
 def costs(
     setup: Setup, remedies: Sequence[str] = EVERY, depth: int = 12, *, sizes: Sizes | None = None
 ) -> pl.DataFrame:
-    """remedy · setting · depth · seconds · ratio · parameters · parameters_added · refused: of a step, that is
-    forward, backward and the optimiser's. The setting is the first that takes the remedy, `pre` if it does, and the
-    ratio is to no remedy in the same."""
+    """remedy · setting · depth · seed · quantity · value · refused, as trials have it (`lab/trial.py`), with
+    the quantities `seconds_per_step` (forward, backward and the optimiser's), `ratio`, `parameters` and
+    `parameters_added`. The setting is the first that takes the remedy, `pre` if it does; the ratio is to no
+    remedy in the same, which is in the table too."""
     sizes = sizes or (FULL if setup.full else QUICK).sizes
     steps = WARM + ROUNDS * STEPS
     chosen = [Trial(each, "", depth, (0,), replace(sizes, steps=steps)) for each in remedies]
@@ -46,21 +44,22 @@ def _timed(trials: Sequence[Trial], device: str) -> pl.DataFrame:
     with one_thread():
         fitting = [_fitted(trial, device) for trial in trials]
         running = {fit: training for fit, training, _ in fitting if training is not None}
-        plain = {fit: replace(fit, remedy=NONE) for fit in running}
-        for base in plain.values():
-            if base not in running:
-                running = running | {base: base.training(device)}
+        for base in {replace(fit, remedy=NONE) for fit in running} - {*running}:
+            running[base] = base.training(device)
         seconds = _rounds(running, device)
-    rows: list[tuple[object, ...]] = []
-    for fit, training, why in fitting:
-        if training is None:
-            rows.append((fit.remedy, None, fit.depth, None, None, None, None, why))
-            continue
-        base = plain[fit]
+    rows: list[tuple[object, ...]] = [
+        (fit.remedy, None, fit.depth, None, None, None, why) for fit, training, why in fitting if not training
+    ]
+    for fit, training in running.items():
+        base = replace(fit, remedy=NONE)
         ratio = median(mine / theirs for mine, theirs in zip(seconds[fit], seconds[base], strict=True))
         number, without = _number(training), _number(running[base])
-        about = fit.remedy, fit.setting, fit.depth
-        rows.append((*about, median(seconds[fit]), ratio, number, number - without, None))
+        found = {
+            "seconds_per_step": median(seconds[fit]), "ratio": ratio, "parameters": number,
+            "parameters_added": number - without,
+        }  # fmt: skip
+        about = fit.remedy, fit.setting, fit.depth, fit.seeds[0]
+        rows += [(*about, quantity, value, None) for quantity, value in found.items()]
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 

@@ -1,0 +1,57 @@
+"""The table of trained remedies: kept trial by trial, the same in several processes; and what steps cost."""
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from rankscope.errors import StudyError
+from rankscope.lab.trial import Sizes
+from rankscope.studies.remedies.costs import costs
+from rankscope.studies.remedies.trained import gathered, trained
+from rankscope.studies.study import Setup
+
+SIZES = Sizes(width=8, heads=2, context=6, batch=2, steps=3, asked=4, probed=2)
+REMEDIES = ["none", "shaped", "deepnorm"]
+
+
+def table(folder: Path, workers: int = 1, **more: float) -> pl.DataFrame:
+    return trained(
+        Setup(folder), REMEDIES, (0, 1), settings=["pre"], depths=[1, 2], sizes=SIZES, workers=workers, **more
+    )
+
+
+def test_a_table_goes_on_where_it_was_left_off_and_is_the_same_in_several_processes(tmp_path: Path) -> None:
+    late = table(tmp_path / "one", minutes=0.0)
+    assert len(late) == 6 and late["refused"].str.starts_with("not run").all()
+    whole = table(tmp_path / "one")
+    assert whole.group_by("remedy", "depth", maintain_order=True).len().height == 6
+    assert whole.filter(remedy="deepnorm")["refused"].str.contains("norm_place must be 'post'").all()
+    parts = sorted((tmp_path / "one" / "parts").iterdir())
+    times = [part.stat().st_mtime_ns for part in parts]
+    parts[1].unlink()
+    assert_frame_equal(table(tmp_path / "one"), whole)
+    again = [part.stat().st_mtime_ns for part in parts]
+    assert len(parts) == 6 and [a == b for a, b in zip(times, again, strict=True)].count(False) == 1
+    assert_frame_equal(table(tmp_path / "two", workers=2), whole)
+    order = ["remedy", "depth", "seed", "quantity"]
+    assert_frame_equal(gathered(tmp_path / "two").sort(order), whole.sort(order))
+    assert gathered(tmp_path / "none").is_empty()
+
+
+def test_one_remedy_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="must be different"):
+        trained(Setup(tmp_path), ["none", "none"], [0])
+
+
+def test_a_remedy_is_priced_against_none_where_it_goes(tmp_path: Path) -> None:
+    found = costs(Setup(tmp_path), ["attnscale", "deepnorm"], depth=2, sizes=SIZES)
+    ratio = found.filter(quantity="ratio")
+    assert {*ratio.select("remedy", "setting").iter_rows()} == {
+        ("attnscale", "pre"), ("none", "pre"), ("deepnorm", "post"), ("none", "post"),
+    }  # fmt: skip
+    assert ratio.filter(remedy="none")["value"].to_list() == [1.0, 1.0]
+    assert (found.filter(quantity="seconds_per_step")["value"] > 0).all()
+    added = dict(found.filter(quantity="parameters_added").select("remedy", "value").iter_rows())
+    assert added == {"attnscale": 4, "deepnorm": 0, "none": 0}
