@@ -12,7 +12,7 @@ from benchmarks import alarms, opening, peers, rates, recipes, timing
 
 from rankscope.live.monitor import default_rules
 
-ALONE = {"alarms", "device", "peers", "rates", "recipes", "timing"}
+ALONE = {"alarms", "device", "lab", "peers", "rates", "recipes", "timing"}
 """Modules that `make bench` does not run: each has a command of its own, or none."""
 
 
