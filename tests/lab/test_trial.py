@@ -151,12 +151,3 @@ def test_pieces_come_longest_first_and_one_that_fails_stops_no_other() -> None:
 def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
     made = list(side_by_side(dies_once, [str(tmp_path / "seen"), ""], 2, size=lambda path: 1 + len(path)))
     assert len(made) == 2 and all(each.failed is None and each.found != os.getpid() for each in made)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU")
-@pytest.mark.parametrize("seeds", [(0,), (0, 3)])
-def test_recorded_steps_are_those_that_are_made_one_by_one(seeds: tuple[int, ...]) -> None:
-    several = replace(trial("sinkhorn"), seeds=seeds, sizes=replace(SIZES, steps=9))
-    fast, slow = (several.training("cuda", capture).finish() for capture in (True, False))
-    assert fast.captured is not None and fast.captured.why is None
-    torch.testing.assert_close(torch.stack(fast.losses), torch.stack(slow.losses), rtol=1e-5, atol=1e-5)

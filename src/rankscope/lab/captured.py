@@ -27,7 +27,7 @@ class Captured:
         prepare: Callable[[], None],
     ) -> None:
         self.losses, self.optimizer, self.prepare = losses, optimizer, prepare
-        self.made, self._stream = 0, torch.cuda.Stream()
+        self.made, self._stream = 0, torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self.why: str | None = None
         """Why a step could not be recorded."""
         self._graph: torch.cuda.CUDAGraph | None = None
