@@ -74,6 +74,15 @@ def test_what_cannot_be_measured_says_why() -> None:
     assert entropy["value"] is None and "negative" in entropy["refused"]
 
 
+def test_a_network_that_says_nothing_has_no_numbers_but_reasons() -> None:
+    """ReZero without skips: every layer gives zero, and learns nothing."""
+    table = trial("rezero", "no skips").table().filter(seed=0)
+    assert not table["value"].is_infinite().any() and value(table, "loss", 0) > 0
+    reasons = dict(table.drop_nulls("refused").select("quantity", "refused").iter_rows())
+    assert reasons["gradient_first_end"] == "the gradient is zero"
+    assert reasons["path_share"] == "the output is zero" and "relative_residual" in reasons
+
+
 def test_one_that_diverges_is_marked_and_stops_early() -> None:
     wild = trial(sizes=replace(SIZES, rate=1e30, steps=60))
     table = wild.table()

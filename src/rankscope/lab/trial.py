@@ -220,7 +220,8 @@ def gradients(seed: int, task: Task, model: Model, batch: Batch, when: str) -> I
     for name, layer in (("first", wide.net.layers[0]), ("last", wide.net.layers[-1])):
         sizes = [torch.linalg.vector_norm(each.grad) for each in layer.parameters() if each.grad is not None]
         norm = float(torch.linalg.vector_norm(torch.stack(sizes)))
-        yield seed, f"gradient_{name}_{when}", math.log10(norm) if norm else -math.inf, None
+        size = (math.log10(norm), None) if norm else (None, "the gradient is zero")
+        yield seed, f"gradient_{name}_{when}", *size
 
 
 def measured(seed: int, net: Transformer, X: Tensor) -> Iterator[Row]:
@@ -231,7 +232,7 @@ def measured(seed: int, net: Transformer, X: Tensor) -> Iterator[Row]:
     for layer in range(logs.shape[1]):
         chosen = logs[seen[:, layer], layer]
         value = float(chosen.mean()) if len(chosen) else None
-        why = None if len(chosen) else "no digit of it is sure"
+        why = None if len(chosen) else "tokens are zero, or no digit of their residual is sure"
         yield seed, f"relative_residual_at_{layer}", value, why
     yield seed, "relative_residual", value, why
     entropy = found.curve("entropy")[:, 1:].mean()
@@ -241,10 +242,14 @@ def measured(seed: int, net: Transformer, X: Tensor) -> Iterator[Row]:
     else:
         yield seed, "entropy", float(entropy), None
     try:
-        shares = decompose(net.to(torch.float64), X.double()).by_length().table.filter(start="all")
+        lengths = decompose(net.to(torch.float64), X.double()).by_length()
     except (PathError, ClosureError) as error:
         yield seed, "path_share", None, str(error)
         return
+    if not lengths.output.any():
+        yield seed, "path_share", None, "the output is zero"
+        return
+    shares = lengths.table.filter(start="all")
     for length, share in shares.group_by("length").agg(pl.col("share").mean()).sort("length").iter_rows():
         yield seed, f"path_share_{length}", share, None
 
