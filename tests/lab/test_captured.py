@@ -53,7 +53,7 @@ def test_a_step_waits_for_nothing(remedy: str, seeds: tuple[int, ...]) -> None:
     training._of(batches)  # masks are made in the first
     with Asked() as asked:
         losses = training._of(batches)
-        losses.sum().backward()  # type: ignore[no-untyped-call]
+        losses.sum().backward()
         training._clip()
     assert asked.calls > 100 and asked.waited == []
     assert getattr(training.learner, "in_turn", None) is None

@@ -13,7 +13,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
@@ -23,7 +23,8 @@ DEATHS = 3
 """Times that processes may die before what is left is given up."""
 
 
-class Made(NamedTuple, Generic[Piece, Found]):
+@dataclass(frozen=True)
+class Made(Generic[Piece, Found]):
     """What came of a piece: what was found, or why there is nothing."""
 
     piece: Piece

@@ -158,8 +158,8 @@ class Trial:
         started = training.tried(sizes.asked)
         for place, seed in enumerate(self.seeds):
             yield seed, "loss_start", started[place].loss, None
-            yield seed, "parameters", number, None
-            yield seed, "parameters_added", number - self._without(task), None
+            yield seed, "parameters", float(number), None
+            yield seed, "parameters_added", float(number - self._without(task)), None
             yield from gradients(seed, task, training.models[place], probe, "start")
         alive = finished(training, until)
         ended = training.tried(sizes.asked)
