@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from rankscope.lab import Training
 from rankscope.lab.side_by_side import side_by_side
-from rankscope.lab.trial import LateError, Sizes, Trial, finished, gradients
+from rankscope.lab.trial import SETTINGS, LateError, Sizes, Trial, finished, gradients
 from rankscope.nets import Transformer
 
 SIZES = Sizes(width=8, heads=2, context=6, batch=2, steps=4, asked=4, probed=2)
@@ -27,7 +27,7 @@ def value(table: pl.DataFrame, quantity: str, seed: int = 3) -> float:
     return float(table.filter(quantity=quantity, seed=seed)["value"].item())
 
 
-@pytest.mark.parametrize("setting", ["pre", "post", "no skips"])
+@pytest.mark.parametrize("setting", list(SETTINGS))
 def test_it_says_all_that_it_should(setting: str) -> None:
     table = trial(setting=setting).table()
     assert table["refused"].null_count() == len(table)
@@ -36,7 +36,7 @@ def test_it_says_all_that_it_should(setting: str) -> None:
         assert sum(shares) == pytest.approx(1, abs=1e-9)
         assert setting != "no skips" or abs(shares[2]) > abs(shares[0] + shares[1])  # those begin at biases
         assert value(table, "relative_residual", seed) == value(table, "relative_residual_at_2", seed) < 0
-        assert 0 < value(table, "entropy", seed) < math.log(6)
+        assert 0 < value(table, "entropy", seed) < math.log(16 if setting == "images" else 6)
         assert value(table, "diverged", seed) == 0 == value(table, "parameters_added", seed)
         assert 0 <= value(table, "accuracy", seed) <= 1
     assert value(table, "loss") == pytest.approx(trial(setting=setting).training().finish().tried(4)[1].loss)
@@ -58,6 +58,7 @@ def test_parameters_are_counted() -> None:
         ("deepnorm", "pre", "norm_place must be 'post'"),
         ("lnscale", "post", "must be 'pre' or"),
         ("lambda", "no skips", "lambda is a weight of skips"),
+        ("sinkhorn", "pre", "no token may read later ones; with sinkhorn this network does"),
     ],
 )
 def test_what_does_not_go_there_is_refused_in_the_table(remedy: str, setting: str, says: str) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import LabError
+from rankscope.lab.ahead import refuse_reading_ahead
 from rankscope.lab.captured import Captured
 from rankscope.lab.loop import goes_on, kept, looped, write_checkpoint
 from rankscope.lab.model import Model
@@ -178,6 +179,8 @@ class Training:
         net = Transformer.random(arch, seed, self.beginning.init)
         for each in remedies:
             net = net.remedied(each)
+        if remedies and seed == self.seeds[0]:
+            refuse_reading_ahead(net, " and ".join(map(str, remedies)))
         model = Model(net.to(dtype), self.task.interface, self.beginning.spread, seed=seed + 1)
         if self.beginning.sigma is not None:
             reparametrise(model, self.beginning.sigma)

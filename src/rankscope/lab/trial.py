@@ -1,11 +1,12 @@
 """`Trial`: a network of some depth, with a remedy, in a setting, is trained from scratch with several seeds,
 and what became of it is measured.
 
-| setting    | the network                                                     |
-|------------|-----------------------------------------------------------------|
-| `pre`      | norms before branches, skips, a last norm: GPT-2's              |
-| `post`     | norms after skips: BERT's, under a causal mask                  |
-| `no skips` | as `pre`, with no skip around attention and none around the MLP |
+| setting    | the network                                                     | the task           |
+|------------|-----------------------------------------------------------------|--------------------|
+| `pre`      | norms before branches, skips, a last norm: GPT-2's              | the next character |
+| `post`     | norms after skips: BERT's, under a causal mask                  | the next character |
+| `no skips` | as `pre`, with no skip around attention and none around the MLP | the next character |
+| `images`   | as `pre`, with no mask: a vision transformer's                  | digits             |
 
 One row of its table is one number of one seed:
 
@@ -48,7 +49,7 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError, ClosureError, LabError, PathError, one_of
 from rankscope.lab.model import Model
 from rankscope.lab.recipe import Recipe
-from rankscope.lab.tasks import Batch, NextCharacter, Task
+from rankscope.lab.tasks import Batch, Digits, NextCharacter, Task
 from rankscope.lab.training import Beginning, Training
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.weights import shapes
@@ -59,6 +60,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "pre": {},
     "post": {"norm_place": "post", "final_norm": False},
     "no skips": {"attention_skip": 0.0, "mlp_skip": 0.0},
+    "images": {},
 }
 """Fields of the architecture."""
 NONE, SIGMA = "none", "sigmareparam"
@@ -102,11 +104,6 @@ class Sizes:
         """AdamW, a warm-up and a cosine, gradients cut to length one."""
         return Recipe(steps=self.steps, batch=self.batch, rate=self.rate, warmup=self.warmup, clip=1.0)
 
-    @property
-    def task(self) -> Task:
-        """The next character of the bundled text."""
-        return NextCharacter(self.context)
-
 
 @dataclass(frozen=True)
 class Trial:
@@ -120,6 +117,11 @@ class Trial:
     sizes: Sizes
 
     @property
+    def task(self) -> Task:
+        """Which digit an image shows, or the next character of the bundled text."""
+        return Digits() if self.setting == "images" else NextCharacter(self.sizes.context)
+
+    @property
     def name(self) -> str:
         """As a file may be called."""
         return re.sub(r"[^\w.=]+", "-", f"trained-{self.remedy}-{self.setting}-{self.depth}")
@@ -129,7 +131,7 @@ class Trial:
     ) -> Training:
         """Not begun yet; an error of the remedy's where it does not go onto this setting."""
         sigma = {SIGMA: "sigma", f"{SIGMA}:one": "one", f"{SIGMA}:sigma": "sigma"}.get(self.remedy)
-        task, arch = self.sizes.task, self._bare()
+        task, arch = self.task, self._bare()
         names = [] if sigma is not None or self.remedy == NONE else [self.remedy]
         for name in names:
             _refuse_skips(self.setting, name, Transformer.random(arch).remedied(name).arch)
@@ -177,13 +179,14 @@ class Trial:
         if self.setting not in SETTINGS:
             raise LabError(one_of("setting", self.setting, SETTINGS))
         sizes = self.sizes
-        return sizes.task.architecture(self.depth, sizes.width, sizes.heads, **SETTINGS[self.setting])
+        return self.task.architecture(self.depth, sizes.width, sizes.heads, **SETTINGS[self.setting])
 
     def _without(self, task: Task) -> int:
         """Parameters of the same network without the remedy."""
         asked, width = task.interface, self.sizes.width
         inside = sum(math.prod(shape) for shape in shapes(self._bare()).values())
-        return inside + asked.symbols * width + (width + 1) * asked.classes
+        embedded = (asked.patch + 1) * width if asked.patch else asked.symbols * width
+        return inside + embedded + (width + 1) * asked.classes
 
     def _framed(self, rows: list[Row]) -> pl.DataFrame:
         about = self.remedy, self.setting, self.depth
