@@ -209,6 +209,8 @@ class DeepNorm(Built):
                 f"norm_place {arch.norm_place!r}, norm {getattr(arch.norm, 'name', arch.norm)!r}"
             )
         weight = (2 * arch.layers) ** 0.25
+        if arch.attention_skip == weight:
+            raise ArchitectureError(f"{self.name} is put on once, for it divides weights; it is on already")
         skips = {"attention_skip": weight, "mlp_skip": 1.0 if arch.parallel else weight}
         found: Arch = arch.replace(**skips)  # type: ignore[attr-defined]
         return found
@@ -216,9 +218,9 @@ class DeepNorm(Built):
     def tensors(self, arch: Fields, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Values, outputs and the MLP, divided."""
         divisor = (8 * arch.layers) ** 0.25
-        divided = {"value", "output", "up", "down"}
+        branches, divided = {"value", "output", "up", "down"}, dict[int, Tensor]()
         return {
-            name: tensor / divisor if divided & {*name.split(".")} else tensor
+            name: _once(divided, tensor, divisor) if branches & {*name.split(".")} else tensor
             for name, tensor in state.items()
         }
 
@@ -238,6 +240,11 @@ class LambdaSkip(Built):
         """The field that the architecture has for it."""
         found: Arch = arch.replace(attention_skip=self.weight)  # type: ignore[attr-defined]
         return found
+
+
+def _once(divided: dict[int, Tensor], tensor: Tensor, divisor: float) -> Tensor:
+    """A tensor over the divisor; one that several layers share stays shared."""
+    return divided.setdefault(id(tensor), tensor / divisor) if id(tensor) not in divided else divided[id(tensor)]
 
 
 def _number(number: float) -> Tensor:
