@@ -218,6 +218,34 @@ class DifferentialNetwork(Network):
         ]
 
 
+class Differential2Network(Network):
+    """`P_1 - lambda_i P_2`, of the same keys."""
+
+    def matrices(self, index: int, here: int, X: Rows) -> list[Rows]:
+        """One attention less another, row by row."""
+        first, tensors = super().matrices(index, here, X), self.tensors
+        mine, theirs = f"layers.{here}.parts.differential2", f"layers.{here}.attention.query"
+        second = {"weight": tensors[f"{mine}.query"], "bias": tensors.get(f"{mine}.query_bias")}
+        self.tensors = tensors | {f"{theirs}.{name}": each for name, each in second.items()}
+        taken = super().matrices(index, here, X)
+        self.tensors = tensors
+        share = times(X, tensors[f"{mine}.share"])  # [token][head]
+        return [
+            [
+                [u - v / (1 + mp.exp(-share[i][h])) for u, v in zip(P[i], taken[h][i], strict=True)]
+                for i in range(len(X))
+            ]
+            for h, P in enumerate(first)
+        ]
+
+
+@pytest.mark.parametrize(("fields", "size"), [({}, 1.0), ({"biases": True}, 0.1), ({"key_heads": 1}, 30.0)])
+@pytest.mark.parametrize("mask", MASKS)
+def test_differential2_pure_attention(mask: str, fields: dict[str, Any], size: float) -> None:
+    arch = remedy("differential2").applied(Architecture(**PURE | fields, mask=mask))
+    compare(arch, Differential2Network, size=size)
+
+
 @pytest.mark.parametrize(("spec", "layers"), [("differential", 7), ("differential:norm=0", 4)])
 @pytest.mark.parametrize("mask", MASKS)
 def test_differential_pure_attention(spec: str, layers: int, mask: str) -> None:

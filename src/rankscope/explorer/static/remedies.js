@@ -26,8 +26,7 @@ export function listRemedies(shelf, onTurn, current) {
   for (const { name, says } of shelf.remedies) {
     const option = document.createElement("option");
     option.value = name;
-    option.textContent = name;
-    option.title = says;
+    option.textContent = `${name}: ${says}`;
     $("remedies").append(option);
   }
   $("remedies").addEventListener("change", () => {

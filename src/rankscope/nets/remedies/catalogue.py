@@ -14,7 +14,7 @@ from rankscope.nets.remedies.branches import (
     SqrtDepth,
 )
 from rankscope.nets.remedies.contranorm import ContraNorm
-from rankscope.nets.remedies.differential import Differential, HeadNorm
+from rankscope.nets.remedies.differential import Differential, Differential2, HeadNorm
 from rankscope.nets.remedies.featscale import FeatScale
 from rankscope.nets.remedies.gates import Gate, HeadGate
 from rankscope.nets.remedies.remedy import Built
@@ -24,7 +24,7 @@ from rankscope.nets.remedies.values import Neutreno, ValueResidual
 
 KINDS: tuple[type[Built], ...] = (
     *(Shaped, AttnScale, Centred),
-    *(Sinkhorn, LogN, Differential),
+    *(Sinkhorn, LogN, Differential, Differential2),
     *(ReZero, SkipInit, SqrtDepth, LayerNormScaling, DeepNorm, LambdaSkip),
     *(ValueResidual, Neutreno, FeatScale, ContraNorm, Gate, HeadGate),
 )
