@@ -86,6 +86,12 @@ def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: 
             assert torch.allclose(step.attention.matrix() * rows, plain.attention * rows, atol=1e-12)
 
 
+def test_none_goes_on_twice() -> None:
+    """The second would find the tensors of the first."""
+    with pytest.raises(ArchitectureError, match="'attnscale' is there twice"):
+        network().remedied("attnscale", w=0.5).remedied("attnscale", w=1.0)
+
+
 def test_saved_and_described() -> None:
     net = network().remedied("attnscale", w=0.5)
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
@@ -101,6 +107,9 @@ def test_saved_and_described() -> None:
         ("attnscale:w", {}, "NAME=NUMBER"),
         ("attnscale:v=1", {}, "no number 'v'"),
         ("attnscale", {"w": "much"}, "must be a number"),
+        ("attnscale:w=nan", {}, "must be a finite number"),
+        ("sinkhorn:rounds=2.5", {}, "must be a whole number"),
+        ("sinkhorn", {"rounds": float("inf")}, "must be a whole number"),
     ],
 )
 def test_bad_ones_get_a_sentence(spec: str, numbers: dict[str, object], says: str) -> None:
