@@ -20,7 +20,6 @@ from rankscope.metrics import (
 from tests.strategies import stochastic
 
 
-@given(stochastic())
 def test_rows_that_are_no_weights_have_no_entropy() -> None:
     P = torch.full((1, 1, 4, 4), 0.25)
     for rows in (2 * P, P - torch.eye(4), 0 * P + torch.eye(4) * 1.2):
@@ -29,6 +28,7 @@ def test_rows_that_are_no_weights_have_no_entropy() -> None:
     assert entropy(near).isfinite().all()
 
 
+@given(stochastic())
 def test_dobrushin_is_the_largest_total_variation_of_two_rows(P: Tensor) -> None:
     rows = P.numpy()
     slow = max((np.abs(a - b).sum() / 2 for a, b in itertools.combinations(rows, 2)), default=0.0)

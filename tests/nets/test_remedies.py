@@ -1,5 +1,6 @@
 """Remedies: at their zero they change nothing, and each is what its formula says."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,6 +8,7 @@ from rankscope.deviation import propagate
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.nets.remedies import REMEDIES, remedy
+from rankscope.profiles import measure
 from tests.builders import normal
 
 MASKS = ["complete", "causal", "window:1"]
@@ -84,6 +86,20 @@ def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: 
         if plain.attention is not None and step.attention is not None:
             rows = ~PADDING[:, None, :, None]
             assert torch.allclose(step.attention.matrix() * rows, plain.attention * rows, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", ["attnscale:w=0.5", "shaped:alpha=0.5,beta=0.5,gamma=0", "differential2"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_weights_below_zero_have_no_entropy_in_either_arithmetic(spec: str, mask: str) -> None:
+    net, X = network(mask).remedied(spec), normal(2, 6, 8, seed=3)
+    plain, mine = (
+        measure(net, X, PADDING, "entropy", arithmetic).table["value"].to_numpy()
+        for arithmetic in ("float64", "deviation")
+    )
+    weights = torch.stack(net.run(X, PADDING, attention=True).attention)
+    whole = ((weights.sum(-1) - 1).abs() < 1e-9) | PADDING[:, None]
+    assert np.isnan(plain).sum() == ((weights.amin((-2, -1)) < 0) | ~whole.all(-1)).sum()
+    np.testing.assert_allclose(mine, plain, rtol=1e-9)
 
 
 def test_none_goes_on_twice() -> None:
