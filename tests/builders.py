@@ -1,9 +1,24 @@
 """Tokens and networks that many tests build."""
 
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
 from rankscope.nets import Architecture, Transformer
+
+
+def thinned(*axes: Sequence[Any]) -> list[Any]:
+    """Every combination of the axes, for `parametrize`. A third of them, with every value of each axis, are
+    run always; the others are slow."""
+    return [
+        pytest.param(*(axis[k] for axis, k in zip(axes, places, strict=True)),
+                     marks=[pytest.mark.slow] if sum(places) % 3 else [])
+        for places in product(*(range(len(axis)) for axis in axes))
+    ]  # fmt: skip
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

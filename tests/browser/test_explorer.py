@@ -130,7 +130,9 @@ def test_remedies_go_on_with_their_numbers_and_come_off_again(page: "Page", expl
     bare = page.evaluate(curve)
     turned(page, lambda: page.select_option("#remedies", "attnscale"))
     assert page.evaluate(curve) == bare  # as published it starts at nothing
-    assert "C + (1 + w) (P - C)" in page.inner_text("#remedied") and page.input_value("#remedied input") == "0"
+    assert (
+        "C + (1 + w) (P - C)" in page.inner_text("#remedied") and page.input_value("#remedied input") == "0"
+    )
     said = turned(page, lambda: page.fill("#remedied input", "0.5"))
     assert page.evaluate(curve) != bare and "with attnscale:w=0.5 " in said
     said = turned(page, lambda: page.select_option("#remedies", "neutreno"), whole=True)

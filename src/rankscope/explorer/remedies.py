@@ -40,7 +40,8 @@ def chosen(setting: Setting) -> list[Remedy]:
             number = getattr(each, field.name)
             if abs(number) > LARGEST:
                 raise SettingError(
-                    f"{field.name} of {each.name} must be from {-LARGEST:g} to {LARGEST:g} here; got {number:g}"
+                    f"{field.name} of {each.name} must be from {-LARGEST:g} to {LARGEST:g} here; got "
+                    f"{number:g}"
                 )
     return [*found]
 

@@ -252,7 +252,9 @@ class LambdaSkip(Built):
 
 def _once(divided: dict[int, Tensor], tensor: Tensor, divisor: float) -> Tensor:
     """A tensor over the divisor; one that several layers share stays shared."""
-    return divided.setdefault(id(tensor), tensor / divisor) if id(tensor) not in divided else divided[id(tensor)]
+    return (
+        divided.setdefault(id(tensor), tensor / divisor) if id(tensor) not in divided else divided[id(tensor)]
+    )
 
 
 def _number(number: float) -> Tensor:

@@ -1,5 +1,5 @@
-"""Differential attention: `P_1 - lambda P_2`, P_2 of second queries and keys (Ye et al. 2024), and in a second
-version of second queries alone, with a lambda of each token. In the first
+"""Differential attention: `P_1 - lambda P_2`, P_2 of second queries and keys (Ye et al. 2024), and in a
+second version of second queries alone, with a lambda of each token. In the first
 
     lambda = e^{a_1 . b_1} - e^{a_2 . b_2} + lambda_0,    lambda_0 = peak - drop e^{-0.3 index},
 
@@ -112,10 +112,10 @@ class Differential(Built):
 
 @dataclass(frozen=True)
 class Differential2(Built):
-    """Differential attention, second version (Ye et al. 2026): `P_1 - lambda_i P_2`, both of the same keys and
-    values, lambda_i a sigmoid of the token that asks, head by head, without bias, norm or schedule. Every head
-    of a network that is there gets a second query beside its own, which is the published pair of query heads
-    in one group. What is taken is multiplied by `weight`, published as 1."""
+    """Differential attention, second version (Ye et al. 2026): `P_1 - lambda_i P_2`, both of the same keys
+    and values, lambda_i a sigmoid of the token that asks, head by head, without bias, norm or schedule. Every
+    head of a network that is there gets a second query beside its own, which is the published pair of query
+    heads in one group. What is taken is multiplied by `weight`, published as 1."""
 
     weight: float = 1.0
     name: ClassVar[str] = "differential2"
