@@ -97,7 +97,7 @@ def test_deepnorm_on_a_decoder_has_its_own_numbers_and_goes_on_once() -> None:
         assert torch.allclose(after, before / 36**0.25, rtol=1e-15, atol=0)
     with pytest.raises(ArchitectureError, match="on already"):
         net.remedied("deepnorm")
-    repeated = plain.variant(layers=[0, 0, 1]).remedied("deepnorm").weights.layers
+    repeated: Any = plain.variant(layers=[0, 0, 1]).remedied("deepnorm").weights.layers
     assert repeated[0].mlp.up.weight is repeated[1].mlp.up.weight  # what was shared stays shared
 
 
