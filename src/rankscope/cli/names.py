@@ -21,8 +21,8 @@ MASKS = (
     "longformer:1:1", "bigbird:1:1:2:0", "causal&window:4",
 )  # fmt: skip
 REMEDIES = (
-    "shaped", "attnscale", "centred", "sinkhorn", "logn", "differential", "rezero", "skipinit", "sqrtl",
-    "lnscale", "deepnorm", "lambda", "valueresidual", "neutreno", "featscale", "contranorm", "gate",
+    "shaped", "attnscale", "centred", "sinkhorn", "logn", "differential", "differential2", "rezero",
+    "skipinit", "sqrtl", "lnscale", "deepnorm", "lambda", "valueresidual", "neutreno", "featscale", "contranorm", "gate",
     "headgate",
 )  # fmt: skip
 METRICS = (
