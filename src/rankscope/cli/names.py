@@ -22,8 +22,8 @@ MASKS = (
 )  # fmt: skip
 REMEDIES = (
     "shaped", "attnscale", "centred", "sinkhorn", "logn", "differential", "differential2", "rezero",
-    "skipinit", "sqrtl", "lnscale", "deepnorm", "lambda", "valueresidual", "neutreno", "featscale", "contranorm", "gate",
-    "headgate",
+    "skipinit", "sqrtl", "lnscale", "deepnorm", "lambda", "valueresidual", "neutreno", "featscale",
+    "contranorm", "gate", "headgate",
 )  # fmt: skip
 METRICS = (
     "residual", "relative_residual", "mu", "relative_mu", "spectral_residual", "relative_spectral_residual",
