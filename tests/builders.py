@@ -1,9 +1,31 @@
 """Tokens and networks that many tests build."""
 
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
 from rankscope.nets import Architecture, Transformer
+
+
+def thinned(*axes: Sequence[Any]) -> list[Any]:
+    """Every combination of the axes, for `parametrize`. About a third of them, with every value of each axis,
+    are run always; the others are slow."""
+    combinations = list(product(*(range(len(axis)) for axis in axes)))
+    kept = [places for places in combinations if sum(places) % 3 == 0]
+    for places in combinations:
+        if any(all(each[axis] != k for each in kept) for axis, k in enumerate(places)):
+            kept.append(places)
+    return [
+        pytest.param(
+            *(axis[k] for axis, k in zip(axes, places, strict=True)),
+            marks=() if places in kept else pytest.mark.slow,
+        )
+        for places in combinations
+    ]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -124,6 +124,45 @@ def test_a_link_restores_the_setting_and_the_pins(page: "Page", explorer: Served
     assert page.locator("#pins li").count() == 1
 
 
+def test_remedies_go_on_with_their_numbers_and_come_off_again(page: "Page", explorer: Served) -> None:
+    curve = "document.getElementById('curve').data.at(-1).y"
+    opened(page, explorer, "#model=random&skip=0&mlp=false&norm=false")
+    bare = page.evaluate(curve)
+    turned(page, lambda: page.select_option("#remedies", "attnscale"))
+    assert page.evaluate(curve) == bare  # as published it starts at nothing
+    assert (
+        "C + (1 + w) (P - C)" in page.inner_text("#remedied") and page.input_value("#remedied input") == "0"
+    )
+    said = turned(page, lambda: page.fill("#remedied input", "0.5"))
+    assert page.evaluate(curve) != bare and "with attnscale:w=0.5 " in said
+    said = turned(page, lambda: page.select_option("#remedies", "neutreno"), whole=True)
+    assert "with attnscale:w=0.5, then neutreno " in said
+    assert "neutreno" in page.inner_text("#paths-said")  # which paths refuse
+    turned(page, lambda: page.click("#pinA"))
+    link = page.url
+    turned(page, lambda: page.click("#remedied button >> nth=1"))
+    said = turned(page, lambda: page.click("#remedied button"))
+    assert bare in page.evaluate("document.getElementById('curve').data.map(each => each.y)")
+    assert "with " not in said and page.is_hidden("#remedied")
+    page.goto("about:blank")
+    opened(page, explorer, link.removeprefix(f"{explorer.url}/"))
+    assert [each.input_value() for each in page.locator("#remedied input").all()] == ["0.5", "0.6"]
+    assert page.url == link and page.locator("#pins li").count() == 1
+
+
+def test_a_remedy_that_does_not_fit_says_so_and_can_be_taken_out(page: "Page", explorer: Served) -> None:
+    opened(page, explorer)  # a pre-norm network
+    turned(page, lambda: page.select_option("#remedies", "deepnorm"))
+    assert "Deepnorm weighs skips under a norm" in page.inner_text("#error")
+    turned(page, lambda: page.click("#remedied button"))
+    assert page.is_hidden("#error")
+    page.goto("about:blank")
+    opened(page, explorer, "#remedies=nothing:x=1")
+    assert "remedy must be one of" in page.inner_text("#error").lower()
+    turned(page, lambda: page.click("#remedied button"))
+    assert page.is_hidden("#error") and page.inner_text("#verdict").startswith("Tokens")
+
+
 def test_hostile_text_stays_text(page: "Page", explorer: Served) -> None:
     opened(page, explorer)
     turned(page, lambda: page.fill("#text", HOSTILE), whole=True)
@@ -211,7 +250,7 @@ def test_every_control_is_reached_by_keyboard_and_has_a_name(page: "Page", explo
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.id || document.activeElement.name || ''"))
     wanted = {"text", "tokens", "model", "skip", "mlp", "norm", "mask", "window", "temperature", "divisor",
-              "layers", "pinA", "pinB", "copy", "axis", "cloud", "paths", "bounds"}  # fmt: skip
+              "layers", "remedies", "pinA", "pinB", "copy", "axis", "cloud", "paths", "bounds"}  # fmt: skip
     assert wanted <= reached
     nameless = page.evaluate(
         "[...document.querySelectorAll('input, select, textarea, button')].filter(e => "

@@ -10,7 +10,7 @@ from rankscope.deviation import propagate
 from rankscope.nets import Architecture, Transformer, mask_matrix, named_variant
 from rankscope.nets.remedies import remedy
 from rankscope.profiles import measure
-from tests.builders import awake, normal
+from tests.builders import awake, normal, thinned
 from tests.deviation.reference import Network, Rows, dot, log10_residual, log10_size, times
 
 DIGITS = 400
@@ -31,10 +31,8 @@ def compare(
     with mp.workdps(DIGITS):
         states = reference(net).states(X[0])
         exact = [(float(log10_residual(state)), float(log10_size(state))) for state in states]
-    logs, marks = (
-        measure(net, X, metrics="residual").curve("residual", each)[0].tolist()
-        for each in ("log10", "below_floor")
-    )
+    profile = measure(net, X, metrics="residual")
+    logs, marks = (profile.curve("residual", each)[0].tolist() for each in ("log10", "below_floor"))
     assert not (sure and any(marks))
     for step, log10, (residual, largest) in zip(propagate(net, X), logs, exact, strict=True):
         assert abs(log10 - residual) < 1e-10 * max(1.0, abs(residual) / 100), (step.layer, log10, residual)
@@ -69,18 +67,18 @@ class ShapedNetwork(Network):
         return tuple(self.tensors[f"{prefix}.{each}"][h] for each in ("alpha", "beta", "gamma"))
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize(
-    ("spec", "collapses"),
-    [
-        ("centred", True),
-        ("attnscale:w=0.5", True),
-        ("shaped", False),
-        ("shaped:alpha=0.0,beta=0.7,gamma=0.7", True),
-        ("shaped:alpha=0.3,beta=1.2,gamma=0.7", False),
-    ],
-)
-def test_shaped_pure_attention(spec: str, collapses: bool, mask: str) -> None:
+SHAPED = [
+    ("centred", True),
+    ("shaped:alpha=0.3,beta=1.2,gamma=0.7", False),
+    ("attnscale:w=0.5", True),
+    ("shaped:alpha=0.0,beta=0.7,gamma=0.7", True),
+    ("shaped", False),
+]
+
+
+@pytest.mark.parametrize(("case", "mask"), thinned(SHAPED, MASKS))
+def test_shaped_pure_attention(case: tuple[str, bool], mask: str) -> None:
+    spec, collapses = case
     sure = mask != "causal" or not collapses  # a first token that becomes exactly zero is marked
     lowest = compare(remedy(spec).applied(Architecture(**PURE, mask=mask)), ShapedNetwork, sure=sure)
     assert lowest < -10 or not collapses or (mask != "complete" and "attnscale" in spec)
@@ -97,15 +95,15 @@ class LinearNetwork(Network):
         return mp.log(mp.fsum(a * b for a, b in zip(*phi, strict=True)))
 
 
-@pytest.mark.parametrize("fields", [{}, {"biases": True, "query_norm": True}, {"head_width": 4}])
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    ("mask", "fields"), thinned(MASKS, [{}, {"biases": True, "query_norm": True}, {"head_width": 4}])
+)
 def test_linear_pure_attention(mask: str, fields: dict[str, Any]) -> None:
     lowest = compare(Architecture(**PURE | fields, kernel="linear", mask=mask), LinearNetwork)
     assert lowest < -40 or mask != "complete"
 
 
-@pytest.mark.parametrize("positions", ["absolute", "rotary"])
-@pytest.mark.parametrize("size", [1e-3, 1e6])
+@pytest.mark.parametrize(("positions", "size"), [("absolute", 1e6), ("rotary", 1e-3)])
 def test_linear_blocks(positions: Any, size: float) -> None:
     """With a norm, an MLP and a skip, of small tokens and of large ones."""
     arch = Architecture(
@@ -137,9 +135,9 @@ class SinkhornNetwork(Network):
         return P
 
 
-@pytest.mark.parametrize("fields", [{}, {"biases": True, "positions": "alibi"}])
-@pytest.mark.parametrize("rounds", [1, 3])
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    ("mask", "rounds", "fields"), thinned(MASKS, [3, 1], [{}, {"biases": True, "positions": "alibi"}])
+)
 def test_sinkhorn_pure_attention(mask: str, rounds: int, fields: dict[str, Any]) -> None:
     arch = Architecture(**PURE | fields, kernel=f"sinkhorn:{rounds}", mask=mask)
     lowest = compare(arch, SinkhornNetwork, size=0.3)
@@ -150,8 +148,8 @@ def test_sinkhorn_attention_collapses_doubly_exponentially_and_no_slower_than_so
     """Three seeds of pure attention: each layer triples what the layer before took off the log, as under a
     softmax, and by the last layer the residual is no larger than a softmax's, a tenth of its log to spare."""
     for seed in range(3):
-        net = Transformer.random(Architecture(layers=7, width=32, heads=4), seed=seed, init="xavier")
-        san, X, last = named_variant(net, "san"), normal(1, 12, 32, seed=seed + 100), []
+        net = Transformer.random(Architecture(layers=7, width=16, heads=4), seed=seed, init="xavier")
+        san, X, last = named_variant(net, "san"), normal(1, 8, 16, seed=seed + 100), []
         for kernel in ("softmax", "sinkhorn:3", "sinkhorn:10"):
             log10 = measure(san.variant(kernel=kernel), X, metrics="residual").curve("residual", "log10")[0]
             dropped = log10.diff()
@@ -168,8 +166,10 @@ class TemperedNetwork(Network):
         return super().capped(score) * mp.mpf(self.arch.log_gain) * mp.log(5)
 
 
-@pytest.mark.parametrize("fields", [{}, {"kernel": "gaussian"}, {"positions": "alibi", "score_cap": 2.0}])
-@pytest.mark.parametrize("mask", ["complete", "causal"])
+@pytest.mark.parametrize(
+    ("fields", "mask"),
+    thinned([{}, {"positions": "alibi", "score_cap": 2.0}, {"kernel": "gaussian"}], ["complete", "causal"]),
+)
 def test_tempered_pure_attention(mask: str, fields: dict[str, Any]) -> None:
     lowest = compare(Architecture(**PURE | fields, log_gain=0.7, mask=mask), TemperedNetwork, size=0.3)
     assert lowest < -20 or mask != "complete" or "positions" in fields
@@ -218,9 +218,40 @@ class DifferentialNetwork(Network):
         ]
 
 
-@pytest.mark.parametrize(("spec", "layers"), [("differential", 7), ("differential:norm=0", 4)])
-@pytest.mark.parametrize("mask", MASKS)
-def test_differential_pure_attention(spec: str, layers: int, mask: str) -> None:
-    fields = PURE | {"layers": layers, "biases": ("query", "key")}
+class Differential2Network(Network):
+    """`P_1 - lambda_i P_2`, of the same keys."""
+
+    def matrices(self, index: int, here: int, X: Rows) -> list[Rows]:
+        """One attention less another, row by row."""
+        first, tensors = super().matrices(index, here, X), self.tensors
+        mine, theirs = f"layers.{here}.parts.differential2", f"layers.{here}.attention.query"
+        second = {"weight": tensors[f"{mine}.query"], "bias": tensors.get(f"{mine}.query_bias")}
+        self.tensors = tensors | {f"{theirs}.{name}": each for name, each in second.items()}
+        taken = super().matrices(index, here, X)
+        self.tensors = tensors
+        share = times(X, tensors[f"{mine}.share"])  # [token][head]
+        return [
+            [
+                [u - v / (1 + mp.exp(-share[i][h])) for u, v in zip(P[i], taken[h][i], strict=True)]
+                for i in range(len(X))
+            ]
+            for h, P in enumerate(first)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("case", "mask"), thinned([({}, 1e-3), ({"biases": True}, 0.1), ({"key_heads": 1}, 30.0)], MASKS)
+)
+def test_differential2_pure_attention(case: tuple[dict[str, Any], float], mask: str) -> None:
+    """Tokens take shares that differ, so what they have in common reaches what they differ by."""
+    fields, size = case
+    arch = remedy("differential2").applied(Architecture(**PURE | fields, mask=mask))
+    lowest = compare(arch, Differential2Network, size=size)
+    assert lowest < -20 or fields or mask != "complete"
+
+
+@pytest.mark.parametrize(("spec", "mask"), thinned(["differential", "differential:norm=0"], MASKS))
+def test_differential_pure_attention(spec: str, mask: str) -> None:
+    fields = PURE | {"layers": 4 if "norm=0" in spec else 7, "biases": ("query", "key")}
     lowest = compare(remedy(spec).applied(Architecture(**fields, mask=mask)), DifferentialNetwork)
     assert lowest < -18 or mask != "complete"

@@ -22,6 +22,7 @@ TURNS: list[dict[str, Any]] = [
     {},
     {"skip": 0.0, "mlp": False, "norm": False},
     {"skip": 0.5, "norm": False, "layers": 5},
+    {"remedies": "attnscale:w=0.5;sqrtl", "layers": 5, "norm": False},
     {"mask": "causal", "window": 2, "divisor": 2.0, "temperature": 3.0, "mlp": False},
 ]
 
@@ -40,6 +41,8 @@ def test_the_numbers_are_those_of_the_library(served: Served, turns: dict[str, A
     parts = served.parts({"setting": {"model": "tiny", "text": TEXT, **turns}})
     assert list(parts) == ["curve", "cloud", "paths", "bounds", "end"]
     net = tiny()
+    if "remedies" in turns:
+        net = net.variant(layers=turns["layers"]).remedied("attnscale", w=0.5).remedied("sqrtl")
     changes = {key: value for key, value in turns.items() if key in ("skip", "mlp", "norm", "mask", "layers")}
     divisor = turns.get("divisor", net.arch.divisor) * turns.get("temperature", 1.0)
     if "window" in turns:
@@ -61,6 +64,33 @@ def test_a_window_narrows_every_mask_of_a_network_that_has_several() -> None:
     assert turned(tiny(), Setting(window=3)).arch.mask == "causal&window:3;complete&window:3"
     deeper = turned(tiny(), Setting(window=3, layers=4)).arch
     assert deeper.mask_of(1) == "complete&window:3" and deeper.mask_of(3) == "causal&window:3"
+
+
+@pytest.mark.parametrize(
+    ("turns", "said"),
+    [
+        ({"remedies": "deepnorm"}, "norm_place must be 'post'"),
+        ({"remedies": "lambda", "skip": 0.5}, "sets the weight of the skip"),
+        ({"remedies": "sinkhorn:rounds=1000000"}, "of sinkhorn must be from -100 to 100 here"),
+        ({"remedies": "attnscale;attnscale:w=1"}, "'attnscale' is there twice"),
+        ({"remedies": "sqrtl;" * 5}, "emedies must be 4 at most"),
+    ],
+    ids=str,
+)
+def test_a_remedy_that_cannot_go_on_is_a_sentence(served: Served, turns: dict[str, Any], said: str) -> None:
+    answer = served.ask({"setting": {"model": "tiny", "text": TEXT, **turns}, "parts": ["curve"]})
+    assert answer.status_code == 422 and said in answer.json()["error"]
+
+
+def test_remedied_networks_are_kept_as_long_as_what_they_were_put_on() -> None:
+    shelf = small_shelf()
+    setting = drawn(1).model_copy(update={"remedies": "attnscale:w=0.5"})
+    found = weakref.ref(shelf.network(setting))
+    assert shelf.network(setting.model_copy(update={"skip": 0.5})) is found()
+    for seed in (2, 3, 4):
+        shelf.network(drawn(seed))
+    gc.collect()
+    assert found() is None
 
 
 def test_what_is_not_turned_is_the_network_itself() -> None:

@@ -10,7 +10,7 @@ STATIC = files("rankscope.explorer").joinpath("static")
 PAGE = STATIC.joinpath("index.html").read_text(encoding="utf-8")
 SCRIPTS = {
     name: STATIC.joinpath(name).read_text(encoding="utf-8")
-    for name in ("explorer.js", "link.js", "ask.js", "theory.js")
+    for name in ("explorer.js", "link.js", "ask.js", "remedies.js", "theory.js")
 }
 
 

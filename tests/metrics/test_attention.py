@@ -20,6 +20,14 @@ from rankscope.metrics import (
 from tests.strategies import stochastic
 
 
+def test_rows_that_are_no_weights_have_no_entropy() -> None:
+    P = torch.full((1, 1, 4, 4), 0.25)
+    for rows in (2 * P, P - torch.eye(4), 0 * P + torch.eye(4) * 1.2):
+        assert entropy(rows).isnan().all()
+    near = P.to(torch.bfloat16) * 1.004  # a sum as bfloat16 rounds it
+    assert entropy(near).isfinite().all()
+
+
 @given(stochastic())
 def test_dobrushin_is_the_largest_total_variation_of_two_rows(P: Tensor) -> None:
     rows = P.numpy()

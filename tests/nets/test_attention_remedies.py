@@ -1,5 +1,6 @@
 """Remedies that act on how scores become weights: their formulas, written out again."""
 
+import itertools
 import math
 from typing import Any
 
@@ -16,12 +17,15 @@ from rankscope.nets.traversal import traverse
 from rankscope.paths import decompose
 from rankscope.sources.saved import read_saved
 from rankscope.theory import certify
-from tests.builders import normal
+from tests.builders import normal, thinned
+from tests.deviation.remedied import check_paths, small
 
 MASKS = ["complete", "causal", "window:1"]
-SPECS = ["sinkhorn:rounds=3", "logn:gamma=0.8", "differential", "differential:norm=0"]
+SPECS = ["sinkhorn:rounds=3", "logn:gamma=0.8", "differential", "differential:norm=0", "differential2"]
 PADDING = torch.tensor([[False] * 6, [True, True] + [False] * 4])
 X = normal(2, 6, 8, seed=3)
+ALIKE = ["sinkhorn:rounds=3", "logn:gamma=0.8", "differential", "linear"]
+"""Of which doubled precision is asked when there is time."""
 
 
 def network(mask: str = "complete", variant: str = "transformer", **fields: Any) -> Transformer:
@@ -112,24 +116,49 @@ def test_differential_attention(mask: str, norm: int) -> None:
     assert step.heads is not None and torch.allclose(step.heads, said.transpose(1, 2), atol=1e-13)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("variant", ["transformer", "san", "san+norm"])
+@pytest.mark.parametrize("key_heads", [2, 1])
 @pytest.mark.parametrize("mask", MASKS)
+def test_the_second_differential_attention(mask: str, key_heads: int) -> None:
+    """Each token takes its own share of a second attention to the same keys and values."""
+    net = network(mask, key_heads=key_heads).remedied("differential2")
+    state, found = net.state(), first(net)
+    mine = {name: state[f"layers.0.parts.differential2.{name}"] for name in ("query", "share")}
+    k = torch.einsum("btd,dhc->bhtc", X, state["layers.0.attention.key.weight"])
+    k = k.repeat_interleave(2 // key_heads, 1)
+    both = [
+        softmax(torch.einsum("btd,dhc->bhtc", X, query) @ k.mT / math.sqrt(net.arch.head_width), mask)
+        for query in (state["layers.0.attention.query.weight"], mine["query"])
+    ]
+    for sample, head, i in itertools.product(range(2), range(2), range(6)):
+        share = 1 / (1 + math.exp(-float(X[sample, i] @ mine["share"][:, head])))
+        expected = both[0][sample, head, i] - share * both[1][sample, head, i]
+        assert torch.allclose(found[sample, head, i], expected, rtol=0, atol=1e-14)
+    assert mine["share"].abs().max() <= 1 / math.sqrt(8)  # as torch starts a linear layer of 8 inputs
+
+
+def test_paths_take_the_second_differential_attention_as_it_came_out() -> None:
+    check_paths(small(norm_place="pre", mask="causal").remedied("differential2"))
+
+
+@pytest.mark.parametrize(
+    ("spec", "variant", "mask"), thinned(SPECS, ["transformer", "san", "san+norm"], MASKS)
+)
 def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: str) -> None:
     net = network(mask, variant).remedied(spec)
     equal(net)
 
 
-@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(
-    "specs",
-    [
+    ("specs", "mask"),
+    thinned([
         ("differential:norm=0", "shaped:alpha=0.3,beta=1.2,gamma=0.7"),
         ("centred", "differential:norm=0"),
         ("sinkhorn:rounds=1", "attnscale:w=0.5"),
+        ("differential2", "shaped:alpha=0.3,beta=1.2,gamma=0.7"),
+        ("centred", "differential2", "differential"),
         ("logn", "sinkhorn", "centred", "attnscale:w=0.5"),
-    ],
-)
+    ], MASKS),
+)  # fmt: skip
 def test_remedies_go_together(specs: tuple[str, ...], mask: str) -> None:
     net = network(mask, "san+norm")
     for spec in specs:
@@ -147,7 +176,9 @@ def equal(net: Transformer) -> None:
             assert torch.allclose(step.attention.matrix() * rows, plain.attention * rows, atol=1e-12)
 
 
-@pytest.mark.parametrize("spec", ["centred", *SPECS, "linear"])
+@pytest.mark.parametrize(
+    "spec", ["centred", "differential2", *(pytest.param(each, marks=pytest.mark.slow) for each in ALIKE)]
+)
 def test_in_doubled_precision(spec: str) -> None:
     """One layer by the same rules with 32 digits."""
     net = network("causal", kernel="linear") if spec == "linear" else network("causal").remedied(spec)
@@ -156,8 +187,9 @@ def test_in_doubled_precision(spec: str) -> None:
     assert torch.allclose(rounded(fine).state.tokens(), plain.state.tokens(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("fields", [{}, {"query_norm": True}, {"positions": "rotary"}, {"key_heads": 1}])
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(
+    ("fields", "mask"), thinned([{}, {"query_norm": True}, {"positions": "rotary"}, {"key_heads": 1}], MASKS)
+)
 def test_the_linear_kernel_in_both_arithmetics(mask: str, fields: dict[str, Any]) -> None:
     equal(network(mask, kernel="linear", **fields))
 
@@ -211,8 +243,7 @@ def test_what_does_not_go_together_gets_a_sentence(fields: dict[str, Any], spec:
         remedy(spec).applied(Architecture(layers=1, width=8, heads=2, **fields))
 
 
-@pytest.mark.parametrize("key_heads", [4, 2])
-@pytest.mark.parametrize(("spread", "within"), [(0.0, 1e-12), (0.1, 1e-6)])
+@pytest.mark.parametrize(("key_heads", "spread", "within"), [(4, 0.1, 1e-6), (2, 0.0, 1e-12)])
 def test_differential_attention_is_that_of_diffllama(key_heads: int, spread: float, within: float) -> None:
     """Heads i and i + H/2 of transformers' are the pair of one head here, and so are halves of its values.
     It takes lambda in float32, which is exact where the four vectors are zero."""

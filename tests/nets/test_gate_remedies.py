@@ -36,8 +36,7 @@ def woken(net: Transformer) -> Transformer:
     return Transformer.from_weights(net.arch, state)
 
 
-@pytest.mark.parametrize("biases", [True, False])
-@pytest.mark.parametrize("mask", ["complete", "causal"])
+@pytest.mark.parametrize(("mask", "biases"), [("complete", False), ("causal", True)])
 @pytest.mark.parametrize(("name", "exact"), [("gate", Network), ("headgate", Gated)])
 def test_they_are_their_formulas(name: str, exact: type[Network], mask: str, biases: bool) -> None:
     net = woken(stirred(small(norm_place="pre", mask=mask, biases=biases).remedied(name)))

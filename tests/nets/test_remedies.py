@@ -1,5 +1,6 @@
 """Remedies: at their zero they change nothing, and each is what its formula says."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -7,7 +8,8 @@ from rankscope.deviation import propagate
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.nets.remedies import REMEDIES, remedy
-from tests.builders import normal
+from rankscope.profiles import measure
+from tests.builders import normal, thinned
 
 MASKS = ["complete", "causal", "window:1"]
 
@@ -73,10 +75,13 @@ def test_shaping_is_its_formula(spec: str, mask: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["shaped", "shaped:alpha=0.3,beta=1.2,gamma=0.7", "attnscale:w=0.5", "centred"]
+    ("spec", "variant", "mask"),
+    thinned(
+        ["shaped", "shaped:alpha=0.3,beta=1.2,gamma=0.7", "attnscale:w=0.5", "centred"],
+        ["transformer", "san", "san+norm"],
+        MASKS,
+    ),
 )
-@pytest.mark.parametrize("variant", ["transformer", "san", "san+norm"])
-@pytest.mark.parametrize("mask", MASKS)
 def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: str) -> None:
     net, X = network(mask, variant).remedied(spec), normal(2, 6, 8, seed=3)
     for plain, step in zip(net.steps(X, PADDING), propagate(net, X, PADDING), strict=True):
@@ -84,6 +89,28 @@ def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: 
         if plain.attention is not None and step.attention is not None:
             rows = ~PADDING[:, None, :, None]
             assert torch.allclose(step.attention.matrix() * rows, plain.attention * rows, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("spec", "mask"),
+    thinned(["attnscale:w=0.5", "shaped:alpha=0.5,beta=0.5,gamma=0", "differential2"], MASKS[1:]),
+)
+def test_weights_below_zero_have_no_entropy_in_either_arithmetic(spec: str, mask: str) -> None:
+    net, X = network(mask).remedied(spec), normal(2, 6, 8, seed=3)
+    plain, mine = (
+        measure(net, X, PADDING, "entropy", arithmetic).table["value"].to_numpy()
+        for arithmetic in ("float64", "deviation")
+    )
+    weights = torch.stack(net.run(X, PADDING, attention=True).attention)
+    whole = ((weights.sum(-1) - 1).abs() < 1e-9) | PADDING[:, None]
+    assert np.isnan(plain).sum() == ((weights.amin((-2, -1)) < 0) | ~whole.all(-1)).sum()
+    np.testing.assert_allclose(mine, plain, rtol=1e-9)
+
+
+def test_none_goes_on_twice() -> None:
+    """The second would find the tensors of the first."""
+    with pytest.raises(ArchitectureError, match="'attnscale' is there twice"):
+        network().remedied("attnscale", w=0.5).remedied("attnscale", w=1.0)
 
 
 def test_saved_and_described() -> None:
@@ -101,6 +128,9 @@ def test_saved_and_described() -> None:
         ("attnscale:w", {}, "NAME=NUMBER"),
         ("attnscale:v=1", {}, "no number 'v'"),
         ("attnscale", {"w": "much"}, "must be a number"),
+        ("attnscale:w=nan", {}, "must be a finite number"),
+        ("sinkhorn:rounds=2.5", {}, "must be a whole number"),
+        ("sinkhorn", {"rounds": float("inf")}, "must be a whole number"),
     ],
 )
 def test_bad_ones_get_a_sentence(spec: str, numbers: dict[str, object], says: str) -> None:

@@ -9,7 +9,7 @@ import torch
 from rankscope.deviation import propagate, rounded
 from rankscope.nets import Architecture, Transformer, mask_matrix
 from rankscope.nets.streaming import streams
-from tests.builders import normal
+from tests.builders import normal, thinned
 from tests.deviation.reference import Rows, dot
 from tests.deviation.remedied import (
     PADDING,
@@ -71,9 +71,7 @@ REFERENCES = {"featscale": Scaled, "contranorm": Contrasted}
 PURE: dict[str, Any] = {"layers": 4, "mlp": "none", "norm": "none", "attention_skip": 0.0}
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("place", ["pre", "post"])
-@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize(("name", "place", "mask"), thinned([*REFERENCES], ["pre", "post"], MASKS))
 def test_they_are_their_formulas(name: str, place: Any, mask: str) -> None:
     net = stirred(small(norm_place=place, mask=mask).remedied(name))
     check(net, REFERENCES[name](net))

@@ -99,7 +99,7 @@ def test_the_first_layer_is_untouched_and_silent_heads_stay_silent() -> None:
             assert torch.allclose(fine.state.tokens(), step.state, atol=1e-12)
 
 
-@pytest.mark.parametrize("spec", ["valueresidual", "neutreno"])
+@pytest.mark.parametrize("spec", ["neutreno", pytest.param("valueresidual", marks=pytest.mark.slow)])
 def test_the_second_pass_and_doubled_precision_know_the_first_values(spec: str) -> None:
     net, X = small(norm_place="pre", mlp="none").remedied(spec), normal(1, 4, 4)
     assert not measure(net, X, metrics="residual").curve("residual", "below_floor").any()

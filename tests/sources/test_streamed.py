@@ -279,3 +279,10 @@ def test_what_does_not_fit_is_streamed_by_itself_or_refused(
             dtype=torch.float32, stream=False)  # fmt: skip
     monkeypatch.setattr(streamed, "available", needs.available)
     assert not load(llama).streamed
+
+
+def test_a_remedy_goes_onto_a_network_in_memory(llama: Path) -> None:
+    with pytest.raises(
+        ArchitectureError, match="attnscale goes onto a network that is in memory.*stream=False"
+    ):
+        load(llama, stream=True).remedied("attnscale")

@@ -21,9 +21,9 @@ MASKS = (
     "longformer:1:1", "bigbird:1:1:2:0", "causal&window:4",
 )  # fmt: skip
 REMEDIES = (
-    "shaped", "attnscale", "centred", "sinkhorn", "logn", "differential", "rezero", "skipinit", "sqrtl",
-    "lnscale", "deepnorm", "lambda", "valueresidual", "neutreno", "featscale", "contranorm", "gate",
-    "headgate",
+    "shaped", "attnscale", "centred", "sinkhorn", "logn", "differential", "differential2", "rezero",
+    "skipinit", "sqrtl", "lnscale", "deepnorm", "lambda", "valueresidual", "neutreno", "featscale",
+    "contranorm", "gate", "headgate",
 )  # fmt: skip
 METRICS = (
     "residual", "relative_residual", "mu", "relative_mu", "spectral_residual", "relative_spectral_residual",

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.deviation.decisions import needed
-from rankscope.deviation.mlp import affine
+from rankscope.deviation.mlp import affine, product
 from rankscope.deviation.scaled import Scaled, chosen
 from rankscope.deviation.state import Real, State
 from rankscope.nets.architecture import Architecture
@@ -81,20 +81,22 @@ class Attention:
     """The scores that P is the softmax of; None where it was not made of scores."""
     signed: bool = False
     """Whether weights may be below zero, as those that a part of one's own has changed."""
-    total: Float[Tensor, " #head"] | None = None
-    """What rows sum to, which p then does too; None: one."""
+    total: Float[Tensor, "*batch #head"] | None = None
+    """What p sums to, and rows but for `apart`; None: one."""
+    apart: Scaled | None = None  # [batch, head, row]
+    """What each row sums to beyond that; None: nothing, rows sum alike."""
     scaled_p: Scaled | None = None  # [batch, head, token]
     """p at a scale of its own, where it may be smaller than floating point reaches; None: p itself."""
 
     @cached_property
     def Delta(self) -> Scaled:
-        """`P - 1 p^T`: its rows sum to zero, which gives column j*."""
+        """`P - 1 p^T`: its rows sum to zero, or `apart`, which gives column j*."""
         return self.by_head.together()
 
     @property
     def by_head(self) -> Scaled:
         """The same, each head at a scale of its own."""
-        return completed(self.others, self.top)
+        return completed(self.others, self.top, self.apart)
 
     def differenced(self, V: Float[Tensor, "batch head token width"]) -> Scaled:
         """`Delta V` of what has zeros in row j*."""
@@ -116,10 +118,14 @@ class Attention:
         return P * self.visible.any(-1, keepdim=True)  # rows of padding stay zero
 
 
-def completed(others: Scaled, top: Int[Tensor, "batch head 1"]) -> Scaled:
-    """Rows that sum to zero, of which column j* was left out."""
+def completed(others: Scaled, top: Int[Tensor, "batch head 1"], sums: Scaled | None = None) -> Scaled:
+    """Rows that sum to zero, or to `sums`, of which column j* was left out."""
     value = others.value
     column = top[:, :, None].expand(-1, -1, value.shape[2], 1)
+    if sums is not None:
+        last = others.mapped(lambda t: -t.sum(-1, keepdim=True)) + sums.mapped(lambda t: t[..., None])
+        rest = others.mapped(lambda t: t.scatter(-1, column, 0.0))
+        return rest + last.mapped(lambda t: torch.zeros_like(value).scatter(-1, column, t))
     return Scaled(value.scatter(-1, column, -value.sum(-1, keepdim=True)), others.log)
 
 
@@ -178,7 +184,8 @@ class Mixing(Protocol):
 
 def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixing, v: Values) -> Spoken:
     """Rows of P sum to one: the common value passes, the deviation is averaged and differenced, both about
-    the token that most attend to.
+    the token that most attend to. Where they sum to something else, so much of the common value passes, and
+    where some rows sum to more than others, tokens differ by as much of it.
 
     Where a token says far less than the mean of all (it looks at short tokens, the others at long ones), what
     is left of it beside the mean is rounding: there `P V` is taken as it stands."""
@@ -189,7 +196,8 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixi
     about = dv.value - most
     total: Tensor | None = getattr(P, "total", None)
     shared: Scaled | None = getattr(P, "scaled_p", None)
-    kept = most if total is None else most * total[:, None, None]
+    sums: Scaled | None = getattr(P, "apart", None)
+    kept = most if total is None else most * total[..., None, None]
     if shared is None:
         mean = Scaled((kept + P.p[:, :, None] @ about)[:, :, 0], dv.log)  # [batch, head, head_width]
     else:
@@ -197,6 +205,9 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixi
         mean = mean + Scaled(kept[:, :, 0], dv.log).normalised()
     R = P.differenced(about)  # [batch, head, token, head_width]
     R = Scaled(R.value, R.log + dv.log)
+    if sums is not None:
+        heard = Scaled(most, dv.log).normalised() + v.x.mapped(lambda t: t[:, :, None])
+        R = R + product(sums.mapped(lambda t: t[..., None]), heard)
     x = (v.x if total is None else _times(v.x, total)) + mean
     if not P.signed and needed((short := _short(P, dv, mean, v.real)).any()):
         straight = Scaled(P.averaged(dv.value), dv.log)
@@ -210,7 +221,7 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixi
 
 def _times(x: Scaled, total: Tensor) -> Scaled:
     """Each head's common value as often as its rows say."""
-    return x.mapped(lambda t: t * total[:, None]).normalised()  # zeros do not set the scale
+    return x.mapped(lambda t: t * total[..., None]).normalised()  # zeros do not set the scale
 
 
 def _short(P: Mixing, dv: Scaled, mean: Scaled, real: Real) -> Bool[Tensor, "batch head"]:

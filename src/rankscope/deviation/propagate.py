@@ -209,6 +209,7 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
             top=order.forth.gather(1, P.top.flatten(1)).view_as(P.top),
             visible=order.restored_square(P.visible),
             logits=P.logits and P.logits.restored(order),
+            apart=P.apart and P.apart.mapped(order.restored_columns),
             scaled_p=P.scaled_p and P.scaled_p.mapped(order.restored_columns),
         ),
         step.heads

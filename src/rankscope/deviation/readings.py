@@ -196,7 +196,9 @@ def _entropy(P: Attention, padding: Tensor) -> Reading:
     """Mean over rows of `-sum_j P_ij log P_ij`, in logs. The largest weight of a row is `1 - s`, s the sum of
     the others: `-(1 - s) log(1 - s)`."""
     if P.logits is None or P.signed or not padding.shape[1]:
-        return METRICS["entropy"].read(P.matrix(), padding, unit=UNIT)
+        weights = P.matrix()  # a sum of two parts: one of zero may be rounding, to either side
+        weights = weights.masked_fill(weights.abs() < ROUNDING * UNIT, 0.0)
+        return METRICS["entropy"].read(weights, padding, unit=UNIT)
     return _mean_entropy(_entropy_of_rows(P.logits.log_softmax(P.visible)), padding)
 
 

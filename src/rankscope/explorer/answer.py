@@ -137,6 +137,7 @@ def curve_part(found: Mapping[str, Measured]) -> dict[str, Any]:
     arch = now.net.arch
     own = {"mlp": arch.mlp != "none", "norm": arch.norm != "none"}  # which there are to take out
     about = {"tokens": len(now.words), **sizes(arch), "arithmetic": now.arithmetic, "own": own}
+    about["remedies"] = now.setting.remedies
     figures = {log: charts.curves(curves, log) for log in (True, False)}
     if len(found) == 1:
         for figure in figures.values():

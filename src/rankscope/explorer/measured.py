@@ -6,9 +6,12 @@ from dataclasses import dataclass
 import polars as pl
 from torch import Tensor
 
+from rankscope.errors import SettingError
+from rankscope.explorer.remedies import chosen
 from rankscope.explorer.settings import Setting
 from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
+from rankscope.nets.remedies.branches import DeepNorm, LambdaSkip
 from rankscope.profiles import Profile, one_pass
 from rankscope.profiles.readers import MetricReader, ShapeReader
 from rankscope.profiles.rows import table
@@ -49,7 +52,14 @@ class Measured:
 
 
 def turned(net: Transformer, setting: Setting) -> Transformer:
-    """The network with its parts as the setting has them; weights are shared."""
+    """The network with its parts as the setting has them; weights are shared. Remedies are on it already
+    (`shelf.py`)."""
+    for each in chosen(setting):
+        if isinstance(each, DeepNorm | LambdaSkip) and setting.skip is not None:
+            raise SettingError(
+                f"{each.name} sets the weight of the skip, and so does skip {setting.skip:g}: leave the skip "
+                "weight as the model has it, or take the remedy out"
+            )
     if setting.layers is not None:
         net = net.variant(layers=setting.layers)
     mask = setting.mask

@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from rankscope.errors import BusyError, LateError, RankscopeError
-from rankscope.explorer import pages, settings
+from rankscope.explorer import pages, remedies, settings
 from rankscope.explorer.answer import Answers, why
 from rankscope.explorer.guard import Guard
 from rankscope.explorer.jobs import Job, Jobs
@@ -54,7 +54,8 @@ def app(shelf: Shelf, port: int, jobs: Jobs | None = None, patience: float = BOD
     async def described() -> dict[str, Any]:
         return {
             "models": shelf.described(),
-            "limits": LIMITS,
+            "limits": LIMITS | {"remedies": remedies.MOST},
+            "remedies": remedies.described(),
             "theorems": [
                 {"name": each.name, "source": each.source, "says": each.says} for each in THEOREMS.values()
             ],

@@ -91,6 +91,8 @@ class Setting(_Strict):
     """Multiplies the divisor."""
     layers: Annotated[int | None, Field(ge=1, le=MOST_DEPTH)] = None
     """Layers are repeated, or cut, to this depth; None: as many as the model has."""
+    remedies: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    """As the command line spells each, joined by `;`: `attnscale:w=0.5;sqrtl`."""
 
 
 class Request(_Strict):

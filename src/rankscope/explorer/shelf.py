@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankscope.errors import SettingError, one_of
+from rankscope.explorer.remedies import remedied
 from rankscope.explorer.settings import RANDOM, Setting
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources import named_network
@@ -16,7 +17,8 @@ from rankscope.sources.named import is_drawn
 from rankscope.theory.weight_norms import WeightNorms
 
 DRAWN = 3
-"""Random networks that are kept: that of the page, and of two settings pinned beside it."""
+"""Random networks that are kept, and networks with remedies: that of the page, and of two settings pinned
+beside it."""
 
 
 class Shelf:
@@ -26,6 +28,7 @@ class Shelf:
         self._nets = dict(nets)
         self._later = [name for name in later if name not in self._nets]
         self._drawn: OrderedDict[str, Transformer] = OrderedDict()
+        self._remedied: OrderedDict[Setting, Transformer] = OrderedDict()
         self._norms: dict[int, WeightNorms] = {}
 
     @property
@@ -34,7 +37,22 @@ class Shelf:
         return [*self._nets, *self._later, RANDOM]
 
     def network(self, setting: Setting) -> Transformer:
-        """The network of a setting, with nothing turned yet."""
+        """The network of a setting, with nothing turned yet but its remedies put on, and for them its depth:
+        some draw weights or divide them, which takes too long to be done at every move of a slider."""
+        net = self._own(setting)
+        if setting.remedies is None:
+            return net
+        key = Setting(
+            model=setting.model, shape=setting.shape, layers=setting.layers, remedies=setting.remedies
+        )
+        if key not in self._remedied:
+            self._remedied[key] = remedied(net, setting)
+            while len(self._remedied) > DRAWN:
+                self._let_go(self._remedied.popitem(last=False)[1])
+        self._remedied.move_to_end(key)
+        return self._remedied[key]
+
+    def _own(self, setting: Setting) -> Transformer:
         if setting.model == RANDOM:
             return self._draw(setting)
         if setting.model not in self.names:
@@ -64,10 +82,14 @@ class Shelf:
             arch = shape.architecture()
             self._drawn[key] = untrained(arch, RANDOM, shape.seed, shape.init)
             while len(self._drawn) > DRAWN:
-                _, gone = self._drawn.popitem(last=False)
-                self._norms.pop(id(gone), None)
+                self._let_go(self._drawn.popitem(last=False)[1])
+            for old in [old for old in self._remedied if not self.holds(old)]:
+                self._let_go(self._remedied.pop(old))
         self._drawn.move_to_end(key)
         return self._drawn[key]
+
+    def _let_go(self, net: Transformer) -> None:
+        self._norms.pop(id(net), None)
 
 
 def _about(net: Transformer | None) -> dict[str, Any]:

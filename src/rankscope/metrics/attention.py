@@ -17,6 +17,8 @@ HeadValues = Float[Tensor, "*batch head"]
 RowValues = Float[Tensor, "*batch head row"]
 FEW = 256
 """Up to so many tokens all pairs of rows are looked at together."""
+NARROW = 0.05
+"""By how much the weights of a row may miss one in all: bfloat16 has two to three digits."""
 RowsOf = Float[Tensor, "*batch head row token"]
 """Some rows of P, zero at padding, in the arithmetic that made them."""
 
@@ -63,16 +65,19 @@ def dobrushin(P: Tensor, padding: Tensor | None = None) -> HeadValues:
 def entropy(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     """Mean over rows of `-sum_j P_ij log P_ij`, in nats; at most log n, 0 when each row picks one token.
 
-    A matrix with a negative entry (linformer's) has no entropy: NaN.
+    A matrix with a negative entry (linformer's, a remedy's), or with rows that sum to anything but one, has
+    no entropy: NaN.
     """
     P, real = _ready(P, padding)
     return _over_rows(entropy_of_rows(P, real), real)
 
 
 def entropy_of_rows(P: RowsOf, real: Bool[Tensor, "*batch 1 token"]) -> RowValues:
-    """`-sum_j P_ij log P_ij`; NaN of a row with a negative entry."""
+    """`-sum_j P_ij log P_ij`; NaN of a row with a negative entry or of another sum than one."""
     logs = P.clamp(min=torch.finfo(P.dtype).tiny).log()  # a weight of zero adds nothing, whatever its log
-    return -torch.linalg.vecdot(P, logs).masked_fill(P.amin(-1) < 0, torch.nan)
+    found = -torch.linalg.vecdot(P, logs)
+    none = (P.amin(-1) < 0) | (P.any(-1) & ((P.sum(-1) - 1).abs() > NARROW))
+    return found.masked_fill(none, torch.nan)
 
 
 def _two_largest(P: Tensor, padding: Tensor | None) -> tuple[HeadValues, HeadValues]:

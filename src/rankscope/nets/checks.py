@@ -215,6 +215,11 @@ def _experts(arch: Fields) -> None:
 
 
 def _parts(arch: Fields) -> None:
+    names = [getattr(part, "name", None) for part in arch.parts]
+    if twice := [name for name in names if name and names.count(name) > 1]:
+        raise ArchitectureError(
+            f"parts must have names of their own, under which their tensors lie; {twice[0]!r} is there twice"
+        )
     for part in pieces(arch.parts):
         if not isinstance(part, Part):
             raise ArchitectureError(

@@ -363,6 +363,11 @@ class Transformer:
                 "a remedy must be a name and numbers, as remedied('attnscale', w=0.5), or an object with a "
                 f"name and applied(arch); got {remedy!r}{' and numbers' if numbers else ''}"
             )
+        if self.streamed:
+            raise ArchitectureError(
+                f"{found.name} goes onto a network that is in memory; the layers of this one are read from "
+                "its files one at a time: load it with stream=False"
+            )
         arch = found.applied(self.arch)
         state, like = self.state(), self.weights.like
         drawn = Generator().manual_seed(0)

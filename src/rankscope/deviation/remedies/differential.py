@@ -6,10 +6,13 @@ from typing import Any
 import torch
 
 from rankscope.deviation.attention import Attention, Logits, Spoken
+from rankscope.deviation.gates import sigmoid
+from rankscope.deviation.mlp import product
 from rankscope.deviation.scaled import Scaled, chosen
 from rankscope.deviation.scores import normed_heads
+from rankscope.deviation.state import State
 from rankscope.nets.norms import NormWeights
-from rankscope.nets.remedies.differential import Differential, HeadNorm
+from rankscope.nets.remedies.differential import Differential, Differential2, HeadNorm
 
 
 def differential(remedy: Differential, P: Attention, block: Any, rules: Any, inside: Any) -> Attention:
@@ -25,6 +28,40 @@ def differential(remedy: Differential, P: Attention, block: Any, rules: Any, ins
     logits = P.logits and second.logits and _steeper(P.logits, second.logits)
     others = P.others + taken
     return replace(P, p=p, others=others, signed=True, total=total, scaled_p=shared, logits=logits)
+
+
+def differential2(remedy: Differential2, P: Attention, block: Any, rules: Any, inside: State) -> Attention:
+    """`P - lambda_i P_2`. With lambda_i = l + d_i, l that of the common token (`gates.py`),
+
+        p_1 - l p_2    is shared, and
+        Delta_1 - l Delta_2 - d_i (p_2 + Delta_2)    is not:
+
+    rows sum to `total - l`, and each to `-d_i` beside."""
+    second: Attention = rules.weights(remedy.second(block), inside)
+    W = block.weights.parts[remedy.name]["share"]
+    z = rules.touch(inside.x.mapped(lambda v: v @ W))  # [batch, head]
+    d = rules.touch(inside.R.mapped(lambda v: v @ W))  # [batch, token, head]
+    common, own = sigmoid(z.mapped(lambda v: v[..., None]), d.mapped(lambda v: v.mT[..., None]))
+    own = own.mapped(lambda t: t * -remedy.weight).normalised()  # [batch, head, token, 1]
+    share = remedy.weight * common.explicit()  # [batch, head, 1]
+    column = P.top[:, :, None].expand(-1, -1, P.others.value.shape[2], 1)
+    Delta = second.by_head
+    whole = Scaled.plain(second.p[:, :, None]).by_head() + Delta
+    taken = Delta.mapped(lambda t: t * -share[..., None]).normalised() + product(own, whole)
+    others = P.others + taken.mapped(lambda t: t.scatter(-1, column, 0.0)).normalised()
+    shared = P.scaled_p and P.scaled_p + Scaled.plain(-share * second.p).by_head()
+    total = (torch.ones_like(share[..., 0]) if P.total is None else P.total) - share[..., 0]
+    sums = own.mapped(lambda t: t[..., 0])
+    return replace(
+        P,
+        p=P.p - share * second.p,
+        others=others,
+        signed=True,
+        total=total,
+        apart=sums if P.apart is None else P.apart + sums,
+        scaled_p=shared,
+        logits=P.logits and second.logits and _steeper(P.logits, second.logits),
+    )
 
 
 def _steeper(a: Logits, b: Logits) -> Logits:

@@ -44,7 +44,10 @@ def shaped(remedy: Shaping, P: Attention, block: Any, rules: Any, inside: Any) -
     hidden = column[:, :, None] | ~real[:, None, :, None]
     others = others.mapped(lambda t: t.masked_fill(hidden, 0.0))
     total = alpha + (beta if P.total is None else beta * P.total) - gamma
-    return replace(P, p=shared.explicit(), others=others, signed=True, total=total, scaled_p=shared)
+    sums = P.apart and P.apart.mapped(lambda t: t * beta[:, None]).normalised()
+    return replace(
+        P, p=shared.explicit(), others=others, signed=True, total=total, apart=sums, scaled_p=shared
+    )
 
 
 def _from_average(P: Attention, real: Tensor, samples: Tensor, last: Tensor) -> tuple[Scaled, Scaled]:

@@ -1,6 +1,7 @@
 // The page: controls to a setting, a setting to the server, and what comes back to the figures.
 import { ask } from "/static/ask.js";
 import { SHAPE, USUAL, fromFragment, known, sent, toFragment } from "/static/link.js";
+import { listRemedies, showRemedies } from "/static/remedies.js";
 import { THEORY } from "/static/theory.js";
 
 const $ = (id) => document.getElementById(id);
@@ -29,7 +30,7 @@ const model = () => shelf.models.find((each) => each.name === state.setting.mode
 function own(name) {
   const about = latest.own || {};
   if (name === "layers") return state.setting.model === "random" ? state.setting.shape.layers : model().layers || about.layers || 6;
-  if (name === "skip") return model().skip ?? 1;
+  if (name === "skip") return about.skip ?? model().skip ?? 1;
   return model()[name] ?? about[name];
 }
 
@@ -60,6 +61,7 @@ function show() {
   const layers = setting.layers ?? own("layers");
   $("layers").max = String(Math.min(shelf.limits.depth, Math.max(24, 4 * own("layers"), Number(layers) || 0)));
   number("layers", layers, setting.layers === null ? `${layers} · own` : `${layers} of ${own("layers")}`);
+  showRemedies(setting.remedies, shelf);
   for (const button of $("presets").children) {
     button.setAttribute("aria-pressed", String(matches(PRESETS[button.textContent])));
   }
@@ -179,7 +181,7 @@ const PARTS = ["curve", "cloud", "paths", "bounds"];
 const card = (part) => $(part + "-card");
 const busy = (part) => card(part).getAttribute("aria-busy") === "true";
 
-// What never came leaves an older setting's in its place, which is marked as such.
+// What never came leaves an older setting's in its place, marked as such.
 function arrived(part, came = true) {
   card(part).setAttribute("aria-busy", "false");
   card(part).classList.toggle("stale", !came);
@@ -196,8 +198,8 @@ function request() {
       latest[part.part] = part;
       $("error").hidden = true;
       if (part.part === "curve") {
-        if (setting.divisor === null) latest.own = { divisor: part.about.divisor / setting.temperature, layers: latest.own?.layers };
-        if (setting.layers === null) latest.own = { ...latest.own, layers: part.about.layers };
+        const seen = { divisor: part.about.divisor / setting.temperature, skip: part.about.skip, layers: part.about.layers };
+        for (const name of Object.keys(seen)) if (setting[name] === null) latest.own = { ...latest.own, [name]: seen[name] };
         show();
         latest.milliseconds = milliseconds;
       }
@@ -314,6 +316,7 @@ function verdicts(part) {
   $("about").textContent =
     `${several(about.tokens, "token")} · ${several(about.layers, "layer")} of width ${about.width}, ${several(about.heads, "head")} · ` +
     `skip ${plain(about.skip)} · mask ${about.mask} · scores / ${plain(about.divisor)} · ` +
+    (about.remedies ? `with ${about.remedies.replaceAll(";", ", then ")} · ` : "") +
     `${about.arithmetic} arithmetic · ${Math.round(latest.milliseconds)} ms`;
 }
 
@@ -375,10 +378,7 @@ async function begin() {
   presets();
   try {
     shelf = await (await fetch("/api/shelf")).json();
-  } catch {
-    $("verdict").textContent = "The explorer does not answer: is rankscope explore still running?";
-    return;
-  }
+  } catch { $("verdict").textContent = "The explorer does not answer: is rankscope explore still running?"; return; }
   for (const each of shelf.models) {
     const option = document.createElement("option");
     option.value = each.name;
@@ -387,6 +387,7 @@ async function begin() {
     option.textContent = each.name === "random" ? "random, of any shape" : each.name + size + weights;
     $("model").append(option);
   }
+  listRemedies(shelf, (remedies) => { latest.own = null; turn({ remedies }); }, () => state.setting.remedies);
   $("text").maxLength = shelf.limits.text;
   $("tokens").max = String(shelf.limits.tokens);
   usual = { ...USUAL, model: shelf.models[0].name, text: TEXT };

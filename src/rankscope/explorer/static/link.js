@@ -2,13 +2,13 @@
 
 export const USUAL = Object.freeze({
   model: "random", text: "", tokens: 32, skip: null, mlp: true, norm: true, mask: null, window: null,
-  divisor: null, temperature: 1, layers: null,
+  divisor: null, temperature: 1, layers: null, remedies: null,
 });
 export const SHAPE = Object.freeze({
   layers: 6, width: 64, heads: 4, seed: 0, init: "bert", mlp: "plain", norm: "layer", place: "post",
   positions: "none", parallel: false,
 });
-const WORDS = new Set(["model", "text", "mask", "init", "place", "positions"]);
+const WORDS = new Set(["model", "text", "mask", "remedies", "init", "place", "positions"]);
 const SHAPE_WORDS = new Set(["init", "mlp", "norm", "place", "positions"]);
 
 // What does not read as it should goes to the server as it is, which says in a sentence what it expected.

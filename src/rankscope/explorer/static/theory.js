@@ -90,6 +90,14 @@ export const THEORY = {
     ],
     source: `${DONG}, figure 2; docs/deviation.md`,
   },
+  remedies: {
+    title: "Remedies against collapse",
+    text: [
+      "Since 2021 a dozen changes of the transformer were published that are to keep tokens apart. Here each goes onto the weights at hand as they are, with its numbers as published; what a remedy trains stays at its start. Some do nothing at their start, some undo what the weights have learnt.",
+      "Several go on in turn, each on what the one before has left. Depth is turned first and all else after, so a remedy can be seen without skips, MLP or norm. A remedy that does not fit the network, and a view that cannot take one apart, say so.",
+    ],
+    source: "docs/remedies.md",
+  },
   paths: {
     title: "Path shares",
     text: [

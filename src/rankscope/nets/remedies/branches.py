@@ -194,8 +194,11 @@ class LayerNormScaling(Built):
 @dataclass(frozen=True)
 class DeepNorm(Built):
     """DeepNorm (Wang et al. 2022): `X <- norm(a X + branch(X))` with `a = (2L)^(1/4)`, and weights and biases
-    of values, outputs and the MLP divided by `(8L)^(1/4)`, once, when it is put on; gates of an MLP are not,
-    as in the published code. Nothing of it is trained: it is its skip weight."""
+    of values, outputs and the MLP divided by `(8L)^(1/4)`, once, when it is put on. Of a gated MLP the matrix
+    that goes through the activation is divided and the one beside it is not, as in the published code. A
+    decoder that reads an encoder has `(3L)^(1/4)` and `(12L)^(1/4)`; the encoder that it reads, which is
+    published with numbers of both depths, knows its own alone and is taken as one without decoder. Nothing of
+    it is trained: it is its skip weight."""
 
     name: ClassVar[str] = "deepnorm"
     says: ClassVar[str] = "skips of weight (2L)^(1/4), branches divided by (8L)^(1/4) at the start; post-norm"
@@ -208,17 +211,24 @@ class DeepNorm(Built):
                 f"{self.name} weighs skips under a norm: norm_place must be 'post', with a norm; got "
                 f"norm_place {arch.norm_place!r}, norm {getattr(arch.norm, 'name', arch.norm)!r}"
             )
-        weight = (2 * arch.layers) ** 0.25
+        weight = ((3 if arch.cross_attention else 2) * arch.layers) ** 0.25
+        if arch.attention_skip == weight:
+            raise ArchitectureError(f"{self.name} is put on once, for it divides weights; it is on already")
         skips = {"attention_skip": weight, "mlp_skip": 1.0 if arch.parallel else weight}
         found: Arch = arch.replace(**skips)  # type: ignore[attr-defined]
         return found
 
     def tensors(self, arch: Fields, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Values, outputs and the MLP, divided."""
-        divisor = (8 * arch.layers) ** 0.25
-        divided = {"value", "output", "up", "down"}
+        divisor, divided = ((12 if arch.cross_attention else 8) * arch.layers) ** 0.25, dict[int, Tensor]()
+
+        def concerns(name: str) -> bool:
+            first = "gate" if f"{name.rsplit('.', 2)[0]}.gate.weight" in state else "up"
+            part = name.rsplit(".", 2)[-2]
+            return part in ("value", "output", "down") or (part == first and ".attention." not in name)
+
         return {
-            name: tensor / divisor if divided & {*name.split(".")} else tensor
+            name: _once(divided, tensor, divisor) if "." in name and concerns(name) else tensor
             for name, tensor in state.items()
         }
 
@@ -238,6 +248,13 @@ class LambdaSkip(Built):
         """The field that the architecture has for it."""
         found: Arch = arch.replace(attention_skip=self.weight)  # type: ignore[attr-defined]
         return found
+
+
+def _once(divided: dict[int, Tensor], tensor: Tensor, divisor: float) -> Tensor:
+    """A tensor over the divisor; one that several layers share stays shared."""
+    return (
+        divided.setdefault(id(tensor), tensor / divisor) if id(tensor) not in divided else divided[id(tensor)]
+    )
 
 
 def _number(number: float) -> Tensor:

@@ -1,5 +1,6 @@
 """The remedies by name."""
 
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -13,7 +14,7 @@ from rankscope.nets.remedies.branches import (
     SqrtDepth,
 )
 from rankscope.nets.remedies.contranorm import ContraNorm
-from rankscope.nets.remedies.differential import Differential, HeadNorm
+from rankscope.nets.remedies.differential import Differential, Differential2, HeadNorm
 from rankscope.nets.remedies.featscale import FeatScale
 from rankscope.nets.remedies.gates import Gate, HeadGate
 from rankscope.nets.remedies.remedy import Built
@@ -23,7 +24,7 @@ from rankscope.nets.remedies.values import Neutreno, ValueResidual
 
 KINDS: tuple[type[Built], ...] = (
     *(Shaped, AttnScale, Centred),
-    *(Sinkhorn, LogN, Differential),
+    *(Sinkhorn, LogN, Differential, Differential2),
     *(ReZero, SkipInit, SqrtDepth, LayerNormScaling, DeepNorm, LambdaSkip),
     *(ValueResidual, Neutreno, FeatScale, ContraNorm, Gate, HeadGate),
 )
@@ -57,7 +58,11 @@ def remedy(spec: str, **numbers: Any) -> Built:
             raise ArchitectureError(f"{name} has no number {key!r}; it has {said}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ArchitectureError(f"{key} of {name} must be a number; got {value!r}")
-        given[key] = type(known[key].default)(value)  # a whole number where it is one
+        kind_of = type(known[key].default)
+        if not math.isfinite(value) or (kind_of is int and value != int(value)):
+            wanted = "a whole number" if kind_of is int else "a finite number"
+            raise ArchitectureError(f"{key} of {name} must be {wanted}; got {value!r}")
+        given[key] = kind_of(value)
     return kind(**given)
 
 

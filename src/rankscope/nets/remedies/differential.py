@@ -1,4 +1,5 @@
-"""Differential attention: `P_1 - lambda P_2`, P_2 of second queries and keys (Ye et al. 2024, first version).
+"""Differential attention: `P_1 - lambda P_2`, P_2 of second queries and keys (Ye et al. 2024), and in a
+second version of second queries alone, with a lambda of each token. In the first
 
     lambda = e^{a_1 . b_1} - e^{a_2 . b_2} + lambda_0,    lambda_0 = peak - drop e^{-0.3 index},
 
@@ -77,8 +78,7 @@ class Differential(Built):
             ("query", arch.query_latent or arch.width, arch.heads, arch.query_latent),
             ("key", arch.latent_width if arch.key_latent else arch.width, arch.key_heads, arch.key_latent),
         ):
-            drawn = torch.rand(inputs, heads, arch.head_width, generator=generator, dtype=torch.float64)
-            found[name] = (2 * drawn - 1) / math.sqrt(inputs)
+            found[name] = _linear(inputs, generator, heads, arch.head_width)
             if arch.has_bias(name) and not latent:
                 found[f"{name}_bias"] = torch.zeros(heads, arch.head_width, dtype=torch.float64)
         for name in VECTORS:
@@ -108,6 +108,52 @@ class Differential(Built):
         """`P - lambda P_2`."""
         second: Tensor = rules.weights(self.second(block), inside)
         return P - self.weight(block) * second
+
+
+@dataclass(frozen=True)
+class Differential2(Built):
+    """Differential attention, second version (Ye et al. 2026): `P_1 - lambda_i P_2`, both of the same keys
+    and values, lambda_i a sigmoid of the token that asks, head by head, without bias, norm or schedule. Every
+    head of a network that is there gets a second query beside its own, which is the published pair of query
+    heads in one group. What is taken is multiplied by `weight`, published as 1."""
+
+    weight: float = 1.0
+    name: ClassVar[str] = "differential2"
+    place: ClassVar[str] = "weights"
+    says: ClassVar[str] = "attention becomes P_1 - lambda P_2, lambda a sigmoid of the token that asks"
+    source: ClassVar[str] = "Ye et al. 2026"
+    zero: ClassVar[dict[str, float]] = {"weight": 0.0}
+
+    def initial(self, arch: Fields, layer: int, generator: Generator) -> dict[str, Tensor]:
+        """Queries and the sigmoid's matrix as torch starts a linear layer; biases of queries zero."""
+        inputs = arch.query_latent or arch.width
+        found = {
+            "query": _linear(inputs, generator, arch.heads, arch.head_width),
+            "share": _linear(arch.width, generator, arch.heads),
+        }
+        if arch.has_bias("query") and not arch.query_latent:
+            found["query_bias"] = torch.zeros(arch.heads, arch.head_width, dtype=torch.float64)
+        return found
+
+    def second(self, block: Any) -> Any:
+        """The same layer with the second queries in the place of its own."""
+        w, there = block.weights.parts[self.name], block.weights.attention
+        query = replace(there.query, weight=w["query"], bias=w.get("query_bias"))
+        return block.with_weights(replace(block.weights, attention=replace(there, query=query)))
+
+    def plain(
+        self, P: Float[Tensor, "batch head token token"], block: Any, rules: Any, inside: Any
+    ) -> Float[Tensor, "batch head token token"]:
+        """`P - lambda_i P_2`."""
+        second: Tensor = rules.weights(self.second(block), inside)
+        share = (inside @ block.weights.parts[self.name]["share"]).sigmoid()  # [batch, token, head]
+        return P - self.weight * share.mT[..., None] * second
+
+
+def _linear(inputs: int, generator: Generator, *outputs: int) -> Tensor:
+    """Uniform within `1 / sqrt(inputs)`."""
+    drawn = torch.rand(inputs, *outputs, generator=generator, dtype=torch.float64)
+    return (2 * drawn - 1) / math.sqrt(inputs)
 
 
 def start(peak: float, drop: float, index: int) -> float:

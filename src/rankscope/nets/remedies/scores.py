@@ -14,8 +14,10 @@ Arch = TypeVar("Arch", bound=Fields)
 class Sinkhorn(Built):
     """Sinkhorn attention (Sander et al. 2022): so many rounds in which columns, then rows, are divided by
     their sums. The published code counts half-steps, `2 rounds + 1`, and lets padded rows take part in the
-    sums of columns; here only real tokens do. Under a causal mask the rounds drive P to the identity,
-    slowly."""
+    sums of columns; here only real tokens do. Published networks have the complete mask. Under another
+    one weights stay within it, but sums of columns are over later tokens too: under a causal mask what a
+    token says depends on tokens that it does not see, so such a network cannot be trained to predict the
+    next one. There the rounds drive P to the identity, slowly."""
 
     rounds: int = 1
     name: ClassVar[str] = "sinkhorn"
