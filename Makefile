@@ -67,12 +67,12 @@ versions: $(TESTS)  ## the oldest and newest transformers and torch that we decl
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e '.[demo,explore]'
+	$(INSTALL) -e '.[full]'
 	touch $(READY)
 
 # What only tests and tools need: `make demo` does without.
 $(TESTS): $(READY)
-	$(INSTALL) -e '.[dev,demo,lab,explore,ray,trainer,lightning,tensorboard,wandb,mlflow]'
+	$(INSTALL) -e '.[dev,full,ray,trainer,lightning,tensorboard,wandb,mlflow]'
 	touch $(TESTS)
 
 # Their pins (scipy 1.4, transformers 4) are of no concern: only the files are used, nothing is imported.
