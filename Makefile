@@ -13,10 +13,14 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
 ROOMS := tests/nets tests/metrics tests/doubled tests/paths
 
-.PHONY: demo test slow nightly weights lint types browser format bench notebook families versions clean
+.PHONY: demo quick test slow nightly wheel weights lint types browser format bench notebook families versions clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
+
+quick: $(TESTS)  ## what one runs at every edit: style, and the tests of formulas, networks and the house
+	$(BIN)/ruff check .
+	$(PYTEST) $(QUICK)
 
 test: lint types browser  ## lint, types, all tests but the slow ones
 	$(PYTEST) $(CHECKED) $(ROOMS)
@@ -80,6 +84,10 @@ $(WEIGHTS): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .weights \
 		rxnfp==0.1.0 rxnmapper==0.4.3 antiberty==0.1.3
 	touch $(WEIGHTS)
+
+wheel: $(TESTS)  ## a wheel and an sdist, in dist
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
 
 clean:
 	rm -rf $(VENV) .weights .versions runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
