@@ -13,10 +13,14 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
 ROOMS := tests/nets tests/metrics tests/doubled tests/paths
 
-.PHONY: demo test slow nightly weights lint types browser format bench notebook families versions clean
+.PHONY: demo quick test slow nightly wheel weights lint types browser format bench notebook families versions clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
+
+quick: $(TESTS)  ## what one runs at every edit: style, and the tests of formulas, networks and the house
+	$(BIN)/ruff check .
+	$(PYTEST) $(QUICK)
 
 test: lint types browser  ## lint, types, all tests but the slow ones
 	$(PYTEST) $(CHECKED) $(ROOMS)
@@ -67,12 +71,12 @@ versions: $(TESTS)  ## the oldest and newest transformers and torch that we decl
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) -e '.[demo,explore]'
+	$(INSTALL) -e '.[full]'
 	touch $(READY)
 
 # What only tests and tools need: `make demo` does without.
 $(TESTS): $(READY)
-	$(INSTALL) -e '.[dev,demo,lab,explore,ray,trainer,lightning,tensorboard,wandb,mlflow]'
+	$(INSTALL) -e '.[dev,full,ray,trainer,lightning,tensorboard,wandb,mlflow]'
 	touch $(TESTS)
 
 # Their pins (scipy 1.4, transformers 4) are of no concern: only the files are used, nothing is imported.
@@ -80,6 +84,10 @@ $(WEIGHTS): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .weights \
 		rxnfp==0.1.0 rxnmapper==0.4.3 antiberty==0.1.3
 	touch $(WEIGHTS)
+
+wheel: $(TESTS)  ## a wheel and an sdist, in dist
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
 
 clean:
 	rm -rf $(VENV) .weights .versions runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

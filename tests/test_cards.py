@@ -11,7 +11,8 @@ from PIL import Image
 
 from rankscope import Profile, certify, decompose, fresh, load, measure
 from rankscope.cards import ROWS, _columns, card, lines
-from rankscope.figures import panels, power, rendered
+from rankscope.figures import panels, rendered
+from rankscope.looks import power
 from rankscope.nets import named_variant
 from rankscope.paths import path_counts
 from rankscope.profiles import Summary, measure_corpus
@@ -167,7 +168,7 @@ def test_a_collapse_depth_shows_what_is_measured_and_proved() -> None:
 
 def test_a_card_escapes_everything() -> None:
     figure, _ = panels()
-    page = Page(card(EVIL, figure, [EVIL, "b"], [[EVIL, "1"]], [EVIL]))
+    page = Page(card(EVIL, lambda: figure, [EVIL, "b"], [[EVIL, "1"]], [EVIL]))
     assert page.rows == [[EVIL, "b"], [EVIL, "1"]] and page.text.count(EVIL) == 4
     assert not page.tags & {"script"}
 
@@ -181,7 +182,7 @@ def test_panels_are_images_of_their_own_that_leave_out_nothing_but_white() -> No
             each.legend()
         image = rendered(figure)
         columns = _columns(figure, image.width)
-        assert len(columns) == number == len(Page(card("", figure, (), ())).images)
+        assert len(columns) == number == len(Page(card("", lambda shown=figure: shown, (), ())).images)
         left_out = np.asarray(image).min(axis=(0, 2)) == 255
         for left, right in columns:
             left_out[left:right] = True
@@ -190,7 +191,7 @@ def test_panels_are_images_of_their_own_that_leave_out_nothing_but_white() -> No
 
 def test_panels_above_each_other_stay_together() -> None:
     figure, _ = panels(2, rows=2)
-    assert len(Page(card("", figure, (), ())).images) == 1
+    assert len(Page(card("", lambda: figure, (), ())).images) == 1
 
 
 def test_a_figure_shows_itself() -> None:

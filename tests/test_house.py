@@ -9,7 +9,10 @@ import rankscope
 SOURCE = Path(rankscope.__file__).parent
 FLOORS = [
     "errors",
+    "extras",
+    "shapes",
     "files",
+    "looks",
     "figures",
     "cards",
     "doubled",

@@ -11,13 +11,16 @@ that came from a run is escaped: a variant named `<script>` stays a name.
 """
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from matplotlib.figure import Figure
+from rankscope.extras import there
+from rankscope.looks import FAINT, INK
 
-from rankscope.figures import FAINT, INK, SHARPNESS, png, rendered
+if TYPE_CHECKING:
+    from rankscope.figures import Figure
 
 ROWS = 12
 """Lines of a table at most; the rest is counted."""
@@ -39,17 +42,17 @@ _CELL = f"padding:2px 12px 2px 0;border:0;background:#fff;color:{INK};white-spac
 
 def card(
     title: str,
-    figure: Figure | None,
+    draw: "Callable[[], Figure] | None",
     headings: Sequence[str],
     rows: Sequence[Sequence[str]],
     notes: Sequence[str] = (),
 ) -> str:
-    """The HTML: a title, the figure as an image of its own, a table, and sentences. The first column is
-    words, the others are numbers."""
+    """The HTML: a title, the figure that `draw` gives as images of its own (none without matplotlib), a
+    table, and sentences. The first column is words, the others are numbers."""
     parts = [f'<div style="{_CARD}">', f'<div style="font-weight:600">{escape(title)}</div>']
     parts.append('<div style="margin-top:6px">')
-    if figure is not None:
-        parts += _images(figure, title)
+    if draw is not None and there("matplotlib", "PIL"):
+        parts += _images(draw(), title)
     if rows:
         parts.append(_table(headings, rows))
     parts.append("</div>")
@@ -107,8 +110,10 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div style="{_PIECE};overflow-x:auto">{table}</div>'
 
 
-def _images(figure: Figure, title: str) -> list[str]:
+def _images(figure: "Figure", title: str) -> list[str]:
     """The figure, an image for each panel."""
+    from rankscope.figures import SHARPNESS, png, rendered
+
     image, style = rendered(figure), f"{_PIECE};height:auto"
     found: list[str] = []
     for left, right in _columns(figure, image.width):
@@ -120,7 +125,7 @@ def _images(figure: Figure, title: str) -> list[str]:
     return found
 
 
-def _columns(figure: Figure, width: int) -> list[tuple[int, int]]:
+def _columns(figure: "Figure", width: int) -> list[tuple[int, int]]:
     """From where to where, in pixels, each panel reaches; all of it where they do not stand in one row."""
     boxes = [each.get_tightbbox() for each in figure.axes if each.get_subplotspec() is not None]
     scale = width / figure.bbox.width

@@ -9,10 +9,9 @@ import polars as pl
 from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
 from rankscope.charts.style import FAINT, colour, dash, figure, symbol, trace
-from rankscope.figures import power
+from rankscope.looks import power
 from rankscope.metrics import symbol_of
-from rankscope.profiles.plot import looks
-from rankscope.profiles.views import Band, CurveView, Layers, span
+from rankscope.profiles.views import Band, CurveView, Layers, looks, span
 from rankscope.theory import Certificates
 from rankscope.theory.views import EXACT
 

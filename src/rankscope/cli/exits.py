@@ -21,6 +21,7 @@ from typer.core import TyperGroup
 
 from rankscope.cli.output import ending
 from rankscope.errors import RankscopeError
+from rankscope.extras import EXTRAS, install
 
 BAD, INTERRUPTED, PIPE_CLOSED = 2, 130, 141
 Misused: Any = typer.BadParameter.__mro__[2]
@@ -65,6 +66,11 @@ class Commands(TyperGroup):
             _leave(PIPE_CLOSED)
         except OSError as error:
             _leave(BAD, _said(error))
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
+                raise
+            _leave(BAD, f"this needs {package}, which is not installed: {install([package])}")
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not re.search("allocate|out of memory", str(error)):
                 raise

@@ -9,8 +9,6 @@ from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.complete import one
 
-INSTALL = "pip install 'rankscope[explore]'"
-
 
 def explore(
     models: Annotated[
@@ -58,10 +56,6 @@ def explore(
 
 def require_server(what: str) -> None:
     """A sentence with the line that installs what serves a page, where it is not there."""
-    from importlib.util import find_spec
+    from rankscope.extras import need
 
-    from rankscope.errors import MissingExtraError
-
-    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(f"{what} needs {' and '.join(missing)}, which is not installed: {INSTALL}")
+    need(what, "fastapi", "uvicorn", "plotly")

@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.deviation.decisions import needed
@@ -24,6 +23,7 @@ from rankscope.deviation.state import Real, State
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.weights import Linear
+from rankscope.shapes import Bool, Float, Int
 
 Visible = Bool[Tensor, "batch 1 row token"]
 SHORT = 0.01

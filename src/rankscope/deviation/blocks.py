@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.deviation.attention import Logits, Visible, completed
@@ -21,6 +20,7 @@ from rankscope.deviation.scores import Prepared
 from rankscope.deviation.softmax import Shared
 from rankscope.deviation.state import Real
 from rankscope.metrics.rows import Rows
+from rankscope.shapes import Bool, Float, Int
 
 AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
 """Bytes of a block of rows of all heads."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from rankscope.deviation.noise import Noise, ShakenDeviation
@@ -20,6 +19,7 @@ from rankscope.deviation.state import State
 from rankscope.deviation.witness import distance, lost
 from rankscope.nets import Transformer
 from rankscope.nets.traversal import traverse
+from rankscope.shapes import Bool
 
 MARGIN = 100.0
 EPS = torch.finfo(torch.float64).eps

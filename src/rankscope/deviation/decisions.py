@@ -14,8 +14,9 @@ from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
+
+from rankscope.shapes import Bool
 
 Question = tuple[int, ...]
 """Where it is asked: the layer, the lines of those who call, and how often before."""

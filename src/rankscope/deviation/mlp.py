@@ -12,7 +12,6 @@ outside floating point's range can be drawn out of it.
 from collections.abc import Callable
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from rankscope.deviation.decisions import needed, saves_a_pass, spared, terms
@@ -23,6 +22,7 @@ from rankscope.deviation.tails import FADING, TAIL, faded, tanh_change
 from rankscope.doubled import near_log, nearest, precision
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Linear, MLPWeights
+from rankscope.shapes import Bool
 
 LARGE = 0.02
 LINEAR = 1e3

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.deviation.decisions import saves_a_pass
 from rankscope.doubled import near_log
+from rankscope.shapes import Bool, Float
 
 LOWEST = -1e300
 """Logs end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well."""

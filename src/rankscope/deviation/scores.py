@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from rankscope.deviation.attention import deviations, heads
@@ -30,6 +29,7 @@ from rankscope.nets.norms import NormWeights
 from rankscope.nets.positions import by_offset, rotate
 from rankscope.nets.setting import Setting
 from rankscope.nets.weights import Attention as AttentionWeights
+from rankscope.shapes import Float, Int
 
 EVERY = slice(None)
 

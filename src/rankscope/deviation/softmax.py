@@ -14,7 +14,6 @@ so does log p where p underflows.
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.deviation.attention import Attention, Logits, Visible
@@ -22,6 +21,7 @@ from rankscope.deviation.decisions import needed, saves_a_pass, spared
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, spread
 from rankscope.deviation.scores import Scores, separated
 from rankscope.deviation.state import Real
+from rankscope.shapes import Bool, Float, Int
 
 FAR = 30.0
 """Scores above the reference row's by more than this are formed as sums of logs."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.deviation.decisions import needed, saves_a_pass, spared
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, chosen
+from rankscope.shapes import Bool, Float
 
 APART = 0.5
 """Largest deviation, in lengths of the mean, up to which a mean is kept apart."""

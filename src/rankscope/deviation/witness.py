@@ -13,7 +13,6 @@ from functools import cached_property
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.deviation.attention import Attention
@@ -25,6 +24,7 @@ from rankscope.deviation.state import State
 from rankscope.nets import Step, Transformer
 from rankscope.nets.streaming import Asked, Numbers
 from rankscope.nets.traversal import Block, traverse
+from rankscope.shapes import Bool, Float
 
 RESOLVED = 1e-4
 """The share of the tokens' size by which they must differ for float64 to be asked."""

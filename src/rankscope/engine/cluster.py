@@ -22,7 +22,8 @@ from rankscope.engine.pool import Task, environment
 from rankscope.engine.shared import Shared
 from rankscope.engine.spec import Asked
 from rankscope.engine.work import Opener, Outcome, Ready, Worker, failed
-from rankscope.errors import MissingExtraError, RankscopeError, SweepError
+from rankscope.errors import RankscopeError, SweepError
+from rankscope.extras import need
 from rankscope.runs.key import difference
 from rankscope.runs.manifest import versions
 
@@ -36,7 +37,6 @@ SLOW = 120.0
 """Seconds in which a node must have started a worker."""
 PREFACE, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), b"\x04"
 """How HTTP/2, on which gRPC is built, is begun; and the kind of frame with which any server answers."""
-INSTALL = "pip install 'rankscope[ray]'"
 
 
 class Cluster:
@@ -286,10 +286,9 @@ def refuse_other(theirs: dict[str, str], where: str, mine: dict[str, str] | None
 
 
 def _imported() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingExtraError(f"a cluster needs Ray, which is not installed: {INSTALL}") from error
+    need("a cluster", "ray")
+    import ray
+
     return ray
 
 

@@ -4,14 +4,10 @@ import math
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from rankscope.engine.views import Levels, SweepView
-from rankscope.figures import INK, PALETTE, label, panels, tick
+from rankscope.figures import Axes, Figure, FuncFormatter, Line2D, MaxNLocator, NullLocator, colormaps, panels
+from rankscope.looks import INK, PALETTE, label, tick
 from rankscope.metrics import symbol_of
 
 PANELS = 4

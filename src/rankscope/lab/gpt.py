@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
+
+from rankscope.shapes import Float, Int
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankscope.lab.module import Trainable
 from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout
+from rankscope.shapes import Bool, Float
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from rankscope.live.telling import Told
@@ -21,6 +20,7 @@ from rankscope.nets.plain import Plain, contributions
 from rankscope.nets.setting import Seen, Setting, unpadded
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import built
+from rankscope.shapes import Bool, Float
 
 Tokens = Float[Tensor, "batch token width"]
 

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
+
+from rankscope.shapes import Int
 
 
 @dataclass(frozen=True)

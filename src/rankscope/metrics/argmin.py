@@ -18,11 +18,11 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import ConvergenceError
 from rankscope.metrics.tokens import Tokens
+from rankscope.shapes import Float
 
 TOLERANCE = 1e-5
 """Relative gap between the value returned and the proved lower bound: what HiGHS, at 1e-7, can promise."""

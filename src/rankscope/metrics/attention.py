@@ -5,13 +5,13 @@ P is `[*batch, head, token, token]`, row i the weights with which token i averag
 """
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import TokensError
 from rankscope.metrics import contraction
 from rankscope.metrics.rows import Rows
 from rankscope.metrics.tokens import real_tokens
+from rankscope.shapes import Bool, Float
 
 HeadValues = Float[Tensor, "*batch head"]
 RowValues = Float[Tensor, "*batch head row"]

@@ -13,7 +13,6 @@ from functools import cache, partial
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
@@ -21,6 +20,7 @@ from rankscope.metrics import attention, contraction, cosine, residuals, routing
 from rankscope.metrics.centre import Centre, Norm
 from rankscope.metrics.rows import Rows
 from rankscope.metrics.tokens import Tokens, TokensLike, tokens, unit_of
+from rankscope.shapes import Bool, Float
 
 ROUNDING = 8.0
 """Rounding errors of one block, in units of eps: `tests/profiles/test_floor.py` holds it against networks."""

@@ -10,12 +10,11 @@
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
-from rankscope.metrics.argmin import composite_argmin
 from rankscope.metrics.tokens import Tokens
+from rankscope.shapes import Float
 
 Centre = Literal["mean", "midrange", "argmin"]
 Norm = Literal["composite", "frobenius", "spectral", "max"]
@@ -52,4 +51,8 @@ def centre_of(tokens: Tokens, centre: Centre) -> Float[Tensor, "*batch width"]:
         top = X.masked_fill(hidden, -torch.inf).amax(-2)
         bottom = X.masked_fill(hidden, torch.inf).amin(-2)
         return ((top + bottom) / 2).masked_fill((number == 0)[..., None], 0.0)
-    return composite_argmin(tokens) if X.shape[-2] else X.new_zeros((*X.shape[:-2], X.shape[-1]))
+    if not X.shape[-2]:
+        return X.new_zeros((*X.shape[:-2], X.shape[-1]))
+    from rankscope.metrics.argmin import composite_argmin
+
+    return composite_argmin(tokens)

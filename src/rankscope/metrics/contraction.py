@@ -15,10 +15,10 @@ goes with the third power of the tokens.
 """
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.metrics.rows import HeadRows, Rows
+from rankscope.shapes import Bool, Float
 
 COLUMNS = 64
 """How many columns S has."""

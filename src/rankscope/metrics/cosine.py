@@ -8,10 +8,10 @@ resolved down to the square of the arithmetic's floor.
 from collections.abc import Iterator
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, tokens
+from rankscope.shapes import Bool, Float
 
 AT_ONCE = 2**26
 """Bytes of cosines that are held at once."""

@@ -13,7 +13,6 @@ One token: 0. The zero matrix: 0, also relative. No token: NaN.
 """
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.metrics.centre import Centre, Norm, centred
@@ -26,6 +25,7 @@ from rankscope.metrics.tokens import (
     ratio,
     tokens,
 )
+from rankscope.shapes import Float
 
 Matrix = Float[Tensor, "*batch token width"]
 

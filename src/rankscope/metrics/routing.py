@@ -6,11 +6,11 @@ it: with k experts chosen for each token, loads sum to k. A sample without token
 """
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import TokensError
 from rankscope.metrics.tokens import real_tokens
+from rankscope.shapes import Float
 
 Values = Float[Tensor, "*batch"]
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
+
+from rankscope.shapes import Bool, Float
 
 AT_ONCE = 2**25
 """Bytes of a block of rows."""

@@ -8,10 +8,10 @@ residuals are below `RESIDUAL` of them (and of rounding); else NaN.
 """
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.metrics.rows import HeadRows, Rows
+from rankscope.shapes import Float
 
 RESIDUAL = 1e-8
 TOGETHER = 16

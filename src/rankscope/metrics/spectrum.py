@@ -21,11 +21,11 @@ arithmetic that made X: its dtype's own unless `unit` says otherwise.
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.metrics.centre import centred
 from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, ratio, tokens
+from rankscope.shapes import Float
 
 
 def singular_values(X: TokensLike, padding: Tensor | None = None) -> Float[Tensor, "*batch value"]:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.errors import TokensError
+from rankscope.shapes import Bool, Float, Int
 
 Values = Float[Tensor, "*batch"]
 

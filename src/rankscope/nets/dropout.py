@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.nets.architecture import Architecture
@@ -17,6 +16,7 @@ from rankscope.nets.plain import Plain, Spoken, Square
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
+from rankscope.shapes import Bool, Float
 
 Tokens = Float[Tensor, "batch token width"]
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
+from rankscope.shapes import Float
 
 
 @dataclass(frozen=True, kw_only=True)

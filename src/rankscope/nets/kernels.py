@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
 from torch import Tensor
+
+from rankscope.shapes import Bool, Float
 
 Queries = Float[Tensor, "batch head row head_width"]
 Keys = Float[Tensor, "batch head token head_width"]

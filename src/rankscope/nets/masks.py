@@ -25,10 +25,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
 from rankscope.errors import MaskError, one_of
+from rankscope.shapes import Bool, Int
 
 Matrix = Bool[Tensor, "token token"]
 Rows = Bool[Tensor, "row token"]

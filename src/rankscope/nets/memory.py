@@ -8,11 +8,11 @@ tokens, keys and values from M. No token of M has a position here and none is hi
 
 from dataclasses import dataclass
 
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import TokensError
 from rankscope.metrics.tokens import real_tokens
+from rankscope.shapes import Bool, Float
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Float
 from torch import Tensor
+
+from rankscope.shapes import Float
 
 Tokens = Float[Tensor, "*batch width"]
 Length = Float[Tensor, "*batch 1"]

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import TokensError
+from rankscope.shapes import Bool, Float
 
 Inputs = str | Sequence[str] | Tensor
 """Texts; or token ids `[batch, token]`; or, for a network that sees, images `[batch, channel, y, x]`."""

@@ -7,8 +7,9 @@ real tokens are moved to the front for the run, and what comes out is put back i
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+
+from rankscope.shapes import Bool, Float, Int, Shaped
 
 
 @dataclass(frozen=True)

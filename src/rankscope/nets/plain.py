@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.nets.activations import ACTIVATIONS
@@ -16,6 +15,7 @@ from rankscope.nets.positions import by_offset, rotate
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Arithmetic, Block
 from rankscope.nets.weights import LATENT_EPS, ExpertWeights, Latent, Layer, Linear, MLPWeights
+from rankscope.shapes import Float
 
 Tokens = Float[Tensor, "batch token width"]
 Heads = Float[Tensor, "batch head token head_width"]

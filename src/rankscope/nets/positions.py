@@ -12,11 +12,11 @@
 import math
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Attention, Weights
+from rankscope.shapes import Float, Int
 
 Heads = Float[Tensor, "batch head token head_width"]
 Scores = Float[Tensor, "head row token"]

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.kernels import KernelContext, Visible, kernel_of
+from rankscope.shapes import Float
 
 Block = Float[Tensor, "batch head row token"]
 OfRows = Float[Tensor, "batch head row"]

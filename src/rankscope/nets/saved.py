@@ -10,8 +10,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError, FileError
@@ -29,6 +27,8 @@ def is_saved(folder: str | Path) -> bool:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
     """Every tensor once, atomically; which names are of a tensor that another name has."""
+    from safetensors.torch import save_file
+
     first: dict[Any, str] = {}
     same: dict[str, str] = {}
     for name, tensor in tensors.items():
@@ -45,6 +45,9 @@ def write_tensors(path: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
 
 def read_tensors(path: Path, same: dict[str, str]) -> dict[str, Tensor]:
     """What `write_tensors` wrote; a tensor of several names comes once."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     try:
         found = load_file(path)
         return {**found, **{name: found[other] for name, other in same.items()}}

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import MaskError
@@ -12,6 +11,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.memory import Memory
 from rankscope.nets.positions import rotary_tables, score_bias, sinusoids
 from rankscope.nets.weights import Weights
+from rankscope.shapes import Bool, Float
 
 UNSEEN = (
     "every token must attend to at least one real token; padding takes away all that one sees: use a mask in "

@@ -10,7 +10,6 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.metrics.attention import defect_of_rows, entropy_of_rows, first_token_of_rows
@@ -25,6 +24,7 @@ from rankscope.nets.rows import BY_ROW, AttentionRows, Softmaxed
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Step, Transformer
 from rankscope.nets.traversal import Block
+from rankscope.shapes import Float
 
 AT_ONCE = {"cpu": 2**23, "cuda": 2**28}
 """Bytes of a block of rows: of one head what a processor's cache holds; of all heads elsewhere."""

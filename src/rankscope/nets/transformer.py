@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from rankscope.errors import ArchitectureError, TokensError
@@ -32,6 +31,7 @@ from rankscope.nets.setting import Setting
 from rankscope.nets.stored import Stored, let_go, picked
 from rankscope.nets.traversal import Block, Rules, blocks, traverse
 from rankscope.nets.weights import Weights, assemble, converted, named, part_tensors, shapes
+from rankscope.shapes import Bool, Float
 
 LENGTH = 128
 """Tokens that a text is cut to, unless told."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, cast
 
 import torch
-from jaxtyping import Float
 from torch import Generator, Tensor
 
 from rankscope.errors import WeightsError
@@ -17,6 +16,7 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import UNWEIGHTED, NormWeights, norm_of
 from rankscope.nets.order import norms
 from rankscope.nets.stored import Stored
+from rankscope.shapes import Float
 
 Shape = tuple[int, ...]
 LATENT_EPS = 1e-6

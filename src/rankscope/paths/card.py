@@ -1,12 +1,15 @@
 """What a decomposition shows of itself: a card in a notebook, a few lines in a terminal."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from rankscope.cards import card, counted, lines
-from rankscope.paths.plot import plot_lengths
 from rankscope.paths.views import LengthView, counted_paths, length_views
+
+if TYPE_CHECKING:
+    from rankscope.figures import Figure
 
 HEADINGS = ("length", "paths", "share", "from biases", "res / norm")
 
@@ -34,4 +37,10 @@ def lengths_card(table: pl.DataFrame, closure: float, title: str | None = None) 
     rows = [[each.cells[heading] for heading in HEADINGS] for each in found]
     title = title or lengths_title(found, table["sample"].n_unique(), closure)
     said = f"Mean over samples. The parts add up to the output within {closure:.0e} of it."
-    return card(title, plot_lengths(table), HEADINGS, rows, [said])
+
+    def draw() -> "Figure":
+        from rankscope.paths.plot import plot_lengths
+
+        return plot_lengths(table)
+
+    return card(title, draw, HEADINGS, rows, [said])

@@ -6,7 +6,6 @@ from functools import cached_property
 
 import polars as pl
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
@@ -29,6 +28,7 @@ from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
 from rankscope.paths.terms import Along, Stream, Terms
 from rankscope.paths.walk import OwnAttention, Step, own_step, shared_step, total
+from rankscope.shapes import Float
 
 MOST = 10**6
 """Paths that are enumerated one by one at most."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import PathError
@@ -30,6 +29,7 @@ from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
 from rankscope.nets.weights import ExpertWeights, named, shapes
 from rankscope.paths.counts import Ways
+from rankscope.shapes import Bool, Float
 
 Parts = Float[Tensor, "part batch token width"]
 

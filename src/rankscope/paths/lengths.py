@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 import torch
-from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -22,6 +21,7 @@ from rankscope.paths.frozen import Frozen
 from rankscope.paths.network_counts import length_counts
 from rankscope.paths.polynomials import Coefficients, length_terms
 from rankscope.paths.shares import cosine, share
+from rankscope.shapes import Float
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -5,10 +5,9 @@ from decimal import Decimal
 
 import numpy as np
 import polars as pl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from rankscope.figures import FAINT, INK, PALETTE, panels
+from rankscope.figures import Axes, Figure, panels
+from rankscope.looks import FAINT, INK, PALETTE
 from rankscope.paths.views import LengthView, head_means, length_views
 
 SHOWN = {"embedding": PALETTE[0], "bias": PALETTE[4]}

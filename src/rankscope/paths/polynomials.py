@@ -15,13 +15,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.nets.order import Half
 from rankscope.nets.traversal import Block
 from rankscope.paths.frozen import Frozen, with_bias
 from rankscope.paths.terms import FrozenRules, Terms
+from rankscope.shapes import Float
 
 Coefficients = Float[Tensor, "length batch token width"]
 PIECE = 2**20

@@ -1,11 +1,11 @@
 """What a term is of the whole: its share and its direction."""
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.metrics.residuals import frobenius_norm
 from rankscope.metrics.tokens import Values
+from rankscope.shapes import Float
 
 Tokens = Float[Tensor, "batch token width"]
 

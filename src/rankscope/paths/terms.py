@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.nets.order import Branch, Half
@@ -19,6 +18,7 @@ from rankscope.nets.plain import Square, Tokens
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.paths.frozen import Frozen, FrozenLayer, Parts, with_bias
+from rankscope.shapes import Float
 
 Spoken = Float[Tensor, "part batch head token head_width"]
 

@@ -9,7 +9,6 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep, State
@@ -19,6 +18,7 @@ from rankscope.deviation.readings import SMALLEST, read
 from rankscope.deviation.witness import Seen, apart, distance, score_sizes, turned
 from rankscope.metrics import Metric, Reading, cosine, dobrushin
 from rankscope.profiles.rows import Found
+from rankscope.shapes import Float
 
 AGREED = 1e-9
 """Relative difference up to which two passes agree."""

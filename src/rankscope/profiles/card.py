@@ -1,11 +1,14 @@
 """What a profile and a summary show of themselves: a card in a notebook, a few lines in a terminal."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rankscope.cards import card, counted, lines
-from rankscope.figures import power
-from rankscope.profiles.plot import plot_curves
+from rankscope.looks import power
 from rankscope.profiles.views import CurveView, zeros_said
+
+if TYPE_CHECKING:
+    from rankscope.figures import Figure
 
 DRAWN = 8
 """Lines of a figure at most: there are as many colours."""
@@ -26,7 +29,13 @@ def curves_card(kind: str, many: tuple[int, str], curves: Sequence[CurveView], m
     said = [f"{curves[0].metric}. {curves[0].statistic.capitalize()}.{also}", zeros_said(curves)]
     if len(curves) > DRAWN:
         said.append(f"Drawn: the first {DRAWN} of {len(curves)} lines.")
-    return card(title, plot_curves(curves[:DRAWN]), *_table(curves), [note for note in said if note])
+
+    def draw() -> "Figure":
+        from rankscope.profiles.plot import plot_curves
+
+        return plot_curves(curves[:DRAWN])
+
+    return card(title, draw, *_table(curves), [note for note in said if note])
 
 
 def _size(many: tuple[int, str], curves: Sequence[CurveView]) -> str:

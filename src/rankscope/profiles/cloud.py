@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 
 import polars as pl
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from rankscope.metrics.tokens import real_tokens
@@ -24,6 +23,7 @@ from rankscope.nets import Transformer
 from rankscope.profiles.propagation import one_pass
 from rankscope.profiles.readers import ShapeReader
 from rankscope.profiles.shapes import Shape
+from rankscope.shapes import Bool
 
 TOKENS = 128
 """Tokens of a sample that are kept at most, from the first on; the plane is fitted to all."""

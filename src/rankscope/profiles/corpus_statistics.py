@@ -5,7 +5,8 @@ head) at a time, so that memory does not grow with a corpus, and quantiles are e
 """
 
 import numpy as np
-from jaxtyping import Bool, Float
+
+from rankscope.shapes import Bool, Float
 
 QUANTILES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 

@@ -7,24 +7,14 @@ decades it is logarithmic in them, and a doubly exponential fall is a straight l
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from rankscope.figures import FAINT, INK, MARKERS, PALETTE, label, numbered, panels, tick
+from rankscope.figures import Axes, Figure, FuncFormatter, MaxNLocator, panels
+from rankscope.looks import FAINT, INK, MARKERS, PALETTE, label, tick
 from rankscope.metrics import symbol_of
-from rankscope.profiles.views import Band, CurveView, Layers, digits_lost, span
+from rankscope.profiles.views import Band, CurveView, Layers, digits_lost, looks, span
 
 DEEP = 40
 """Decades over which the axis of powers of ten becomes logarithmic itself."""
-
-
-def looks(curves: Sequence[CurveView]) -> list[int]:
-    """The number of the look of each: by its variant, or in order where an arithmetic tells them apart."""
-    if len({curve.arithmetic for curve in curves}) > 1:
-        return list(range(len(curves)))
-    of = numbered(curve.variant for curve in curves)
-    return [of[curve.variant] for curve in curves]
 
 
 def plot_curves(curves: Sequence[CurveView], log: bool | None = None) -> Figure:

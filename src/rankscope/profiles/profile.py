@@ -12,13 +12,13 @@ import math
 
 import polars as pl
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
 from rankscope.profiles.curves import Curves
 from rankscope.profiles.views import CurveView, of_samples
 from rankscope.runs import joined
+from rankscope.shapes import Bool, Float
 
 SCHEMA: dict[str, type[pl.DataType]] = {
     "variant": pl.String,

@@ -5,10 +5,10 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.deviation.scaled import LOWEST
+from rankscope.shapes import Float
 
 
 class Shape(NamedTuple):

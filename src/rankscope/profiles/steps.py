@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep
@@ -26,6 +25,7 @@ from rankscope.nets.streaming import Numbers
 from rankscope.profiles.agreement import checked, confirmed
 from rankscope.profiles.rows import Found, read_tokens, readings, row_sum_defect, with_holes
 from rankscope.profiles.shapes import Shape, shape_of
+from rankscope.shapes import Bool, Float
 
 DEFECT = "row_sum_defect"
 

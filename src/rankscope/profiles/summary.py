@@ -14,7 +14,6 @@ values that are rounding noise, `floor` the mean floor beneath them.
 
 import polars as pl
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
@@ -23,6 +22,7 @@ from rankscope.profiles.curves import Curves
 from rankscope.profiles.profile import KEYS
 from rankscope.profiles.profile import SCHEMA as RAW
 from rankscope.profiles.views import CurveView, of_quantiles
+from rankscope.shapes import Bool, Float
 
 ROW = [name for name in KEYS if name != "sample"]
 STATISTICS = ["count", "mean", "sd", "least", *QUANTILES, "most"]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rankscope.looks import numbered
+
 Layers = np.ndarray
 """A number for each layer, layer 0 the input."""
 Band = tuple[Layers, Layers]
@@ -183,3 +185,11 @@ def zeros_said(curves: Sequence[CurveView]) -> str:
         return ""
     said = ", ".join(f"{number} values of {name}" for name, number in most.items())
     return f"Exactly zero, and so left out of the geometric mean: {said}."
+
+
+def looks(curves: Sequence[CurveView]) -> list[int]:
+    """The number of the look of each: by its variant, or in order where an arithmetic tells them apart."""
+    if len({curve.arithmetic for curve in curves}) > 1:
+        return list(range(len(curves)))
+    of = numbered(curve.variant for curve in curves)
+    return [of[curve.variant] for curve in curves]

@@ -16,6 +16,7 @@ from typing import Any
 from rankscope import charts
 from rankscope.charts.escaping import TURNS
 from rankscope.errors import FileError
+from rankscope.extras import need
 from rankscope.files import write_text
 from rankscope.report.budget import BUDGET, fit
 from rankscope.report.chapter import chapter, views
@@ -37,6 +38,7 @@ def write_report(folders: Sequence[str | Path], path: str | Path) -> Path:
 def render(runs: Sequence[Run], budget: int = BUDGET) -> str:
     """The page. Everything that came from a run is escaped, whatever it reads. Beyond `budget` characters,
     later chapters leave parts out, and say so."""
+    need("a page", "jinja2", "plotly")
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 

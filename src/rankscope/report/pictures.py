@@ -3,9 +3,7 @@
 import base64
 from pathlib import Path
 
-from PIL import Image
-
-from rankscope.figures import png
+from rankscope.figures import Image, png
 
 WIDTH, COLOURS = 1100, 96
 """Pixels across, and colours kept: line drawings need few."""

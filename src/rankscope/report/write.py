@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
-from matplotlib.figure import Figure
 
-from rankscope.figures import panels, save
+from rankscope.figures import Figure, panels, save
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.plot import draw_arithmetics, draw_curves
 from rankscope.report.page import write_report

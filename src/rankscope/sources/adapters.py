@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.errors import FileError, MissingExtraError, SourceError
+from rankscope.errors import FileError, SourceError
+from rankscope.extras import need
 from rankscope.sources.checkpoint import Checkpoint, Place, clear_errors, first_line, place, quiet
 from rankscope.sources.families import Family
 from rankscope.sources.quantised import read_dequantised
@@ -55,15 +56,10 @@ def base_of(found: Place) -> Place:
 
 def read_adapter(found: Place, family: str | Family | None) -> Checkpoint:
     """The model that an adapter was made for, with the adapter."""
-    try:
-        with quiet():
-            from peft import PeftConfig, PeftModel, get_peft_model_state_dict
-            from peft.utils import load_peft_weights
-    except ImportError:
-        raise MissingExtraError(
-            f"{found.name} is an adapter, which takes peft to read, and that is not installed: pip install "
-            "peft"
-        ) from None
+    need(f"the adapter {found.name}", "peft")
+    with quiet():
+        from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+        from peft.utils import load_peft_weights
     base = base_of(found)
     with clear_errors(found):
         config = PeftConfig.from_pretrained(found.where)

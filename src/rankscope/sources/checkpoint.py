@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from rankscope.errors import FileError, MissingExtraError, SourceError
+from rankscope.errors import FileError, SourceError
+from rankscope.extras import need
 from rankscope.nets.room import FLOAT64, OBJECTS, machine_memory, size
 from rankscope.sources.families import Family
 from rankscope.sources.model_types import family_of
@@ -73,12 +74,9 @@ class Checkpoint:
 def place(source: str, options: dict[str, Any]) -> Place:
     """The embedded model, a directory, or an id on the hub."""
     if source == "minilm":
+        need("the embedded default model 'minilm'", MINILM)
         spec = find_spec(MINILM)
-        if spec is None or not spec.submodule_search_locations:
-            raise MissingExtraError(
-                "the embedded default model 'minilm' comes with the demo extra, which is not installed: "
-                "pip install 'rankscope[demo]'"
-            )
+        assert spec is not None and spec.submodule_search_locations
         return Place(str(Path(spec.submodule_search_locations[0]) / "model"), "minilm", options)
     if not source:
         raise FileError("a model is 'minilm', a directory or an id on the hub; got an empty name")

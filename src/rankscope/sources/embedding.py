@@ -13,7 +13,6 @@ from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import TokensError
@@ -21,6 +20,7 @@ from rankscope.nets.norms import NormWeights, normalise
 from rankscope.nets.origin import Encoded
 from rankscope.nets.plain import affine
 from rankscope.nets.weights import Linear
+from rankscope.shapes import Bool, Float
 
 
 @runtime_checkable

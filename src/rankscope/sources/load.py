@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rankscope.errors import RankscopeError, SourceError
+from rankscope.extras import need
 from rankscope.nets import Transformer
 from rankscope.nets.saved import is_saved
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
@@ -73,6 +74,7 @@ def load(
     if isinstance(source, str | Path) and is_saved(source):
         refuse_stream(stream, str(source), "was written by net.save")
         return read_saved(source, tokenizer).to(dtype, device)
+    need("loading a model", "transformers")
     shelf = None
     if isinstance(source, nn.Module):
         refuse_stream(stream, type(source).__name__, "is in memory already")

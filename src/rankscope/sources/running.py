@@ -9,11 +9,11 @@ from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from rankscope.errors import ParityError, TokensError
 from rankscope.nets import Transformer
+from rankscope.shapes import Bool, Float
 from rankscope.sources.canonical import canonical
 from rankscope.sources.load import built_as, in_memory
 from rankscope.sources.parity import TOLERANCE, check, distance, lifted, original

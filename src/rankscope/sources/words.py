@@ -15,10 +15,10 @@ from importlib.resources import files
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import TokensError
+from rankscope.shapes import Bool, Float
 
 STREAM = 0x5EED_0F_70
 """Added to the seed, so that the embedding is not drawn from the numbers that a network of that seed is.

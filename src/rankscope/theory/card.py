@@ -1,12 +1,15 @@
 """What certificates show of themselves: a card in a notebook, a few lines in a terminal."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from rankscope.cards import card, counted, lines
-from rankscope.theory.plot import plot_certificates, plot_depth
 from rankscope.theory.views import RANK, BoundView, DepthView, quantity
+
+if TYPE_CHECKING:
+    from rankscope.figures import Figure
 
 HEADINGS = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "slack")
 
@@ -31,14 +34,25 @@ def certificates_card(bounds: Sequence[BoundView], table: pl.DataFrame, broken: 
         if each.met_to
     ]  # fmt: skip
     drawable = table.filter(pl.col("met") & (pl.col("quantity") != RANK))
-    figure = None if drawable.is_empty() else plot_certificates(table, int(drawable["sample"][0]))
+
+    def draw() -> "Figure":
+        from rankscope.theory.plot import plot_certificates
+
+        return plot_certificates(table, int(drawable["sample"][0]))
+
     notes = ["Slack in decades. Figure: the first sample; table: the loosest."] if rows else []
     unmet = [each.theorem for each in bounds if not each.met_to]
     if unmet:
         notes.append(f"Hypotheses not met: {', '.join(unmet)}. summary() says which and why.")
     if broken:
         notes.append("A measurement contradicts a theorem: please report this network.")
-    return card(_title(bounds, table["sample"].n_unique()), figure, HEADINGS, rows, notes)
+    return card(
+        _title(bounds, table["sample"].n_unique()),
+        None if drawable.is_empty() else draw,
+        HEADINGS,
+        rows,
+        notes,
+    )
 
 
 def _title(bounds: Sequence[BoundView], samples: int) -> str:
@@ -60,7 +74,13 @@ def depth_card(depth: DepthView) -> str:
     rows = _proved(depth)
     notes = [] if rows else ["No theorem proves or excludes it for every sample."]
     title, headings = depth_repr(depth).splitlines()[0], ("theorem", "proves tokens", "for every sample")
-    return card(title, plot_depth(depth) if rows else None, headings, rows, notes)
+
+    def draw() -> "Figure":
+        from rankscope.theory.plot import plot_depth
+
+        return plot_depth(depth)
+
+    return card(title, draw if rows else None, headings, rows, notes)
 
 
 def _proved(depth: DepthView) -> list[list[str]]:

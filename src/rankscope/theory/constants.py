@@ -12,12 +12,12 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.nets import Architecture
 from rankscope.nets.order import speaking
 from rankscope.nets.weights import Layer
+from rankscope.shapes import Float
 
 LIPSCHITZ = {
     "gelu": 1.12891,

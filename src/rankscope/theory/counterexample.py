@@ -20,10 +20,10 @@ the bound fails from d about 4000 on (n about 8000). In column sums alone it fai
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.nets import Architecture, Transformer
+from rankscope.shapes import Float
 
 TOP = 0.8
 """p_0."""

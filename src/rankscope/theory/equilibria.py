@@ -16,11 +16,11 @@ last entry left to make its length one, in either sign. N - m of them on top of 
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
+from rankscope.shapes import Float
 
 Tokens = Float[Tensor, "token width"]
 

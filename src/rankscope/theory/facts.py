@@ -13,12 +13,12 @@ from functools import cached_property
 from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.deviation import Scaled, State
 from rankscope.deviation.attention import Attention
 from rankscope.nets import Architecture, MaskGraph, Transformer, graph, mask_matrix
+from rankscope.shapes import Float
 from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.logs import log
 from rankscope.theory.weight_norms import WeightNorms

@@ -3,7 +3,6 @@
 import math
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.deviation import HalfTaken, Scaled, State
@@ -12,6 +11,7 @@ from rankscope.deviation.series import VALUES
 from rankscope.nets import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
 from rankscope.nets.weights import Layer, Linear
+from rankscope.shapes import Float
 from rankscope.theory.constants import EPS, LIPSCHITZ, TINY, MLPNorms, lost
 from rankscope.theory.facts import HalfFacts
 from rankscope.theory.logs import log, log_of, plus, sized, times

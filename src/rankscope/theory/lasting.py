@@ -11,11 +11,11 @@ networks.
 """
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
+from rankscope.shapes import Float
 
 
 def lasting(width: int, heads: int, layers: int, scale: float, seed: int = 0) -> Transformer:

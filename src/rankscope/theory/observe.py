@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.deviation import BlockTaken, Scaled, State, applies, dissect
@@ -22,6 +21,7 @@ from rankscope.nets.plain import Plain
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, changed
 from rankscope.nets.weights import Layer
+from rankscope.shapes import Float
 from rankscope.theory.constants import HeadNorms, MLPNorms
 from rankscope.theory.facts import Centre, Facts, LayerFacts, Sizes
 from rankscope.theory.float64 import Float64, plainly

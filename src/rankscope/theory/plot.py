@@ -4,12 +4,10 @@ import math
 
 import numpy as np
 import polars as pl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from rankscope.errors import TheoremError
-from rankscope.figures import FAINT, INK, MARKERS, PALETTE, label, panels, tick
+from rankscope.figures import Axes, Figure, FixedLocator, FuncFormatter, MaxNLocator, NullLocator, panels
+from rankscope.looks import FAINT, INK, MARKERS, PALETTE, label, tick
 from rankscope.theory.views import DepthView, drawn_quantities, quantity
 
 DEEP = 40

@@ -30,7 +30,6 @@ import math
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.deviation.norms import normalise
@@ -38,6 +37,7 @@ from rankscope.deviation.scaled import LOWEST
 from rankscope.nets import mask_matrix
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.order import speaking
+from rankscope.shapes import Bool, Float
 from rankscope.theory.constants import lost, value_parts
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import (

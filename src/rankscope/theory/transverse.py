@@ -30,7 +30,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Complex, Float
 from torch import Tensor
 
 from rankscope.deviation import Deviation
@@ -42,6 +41,7 @@ from rankscope.nets.masks import Mask, matrix
 from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import Layer
+from rankscope.shapes import Bool, Complex, Float
 from rankscope.theory.hypotheses import outside
 
 Modes = Complex[Tensor, " mode"]

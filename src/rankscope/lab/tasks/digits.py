@@ -7,12 +7,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rankscope.errors import MissingExtraError
+from rankscope.extras import need
 from rankscope.lab.model import Interface
 from rankscope.lab.tasks.task import Batch, Task, drawn_from, encoder
 from rankscope.nets import Architecture
 
-INSTALL = "pip install 'rankscope[lab]'"
 SIDE = 8
 HELD = 360
 """Images that are held out: the last ones, written by other hands than the first."""
@@ -29,12 +28,9 @@ class Digits(Task):
     @cached_property
     def _images(self) -> tuple[Tensor, Tensor]:
         """(tokens `[image, token, number]` of entries about -1 to 1, digits)"""
-        try:
-            from sklearn.datasets import load_digits
-        except ImportError as error:
-            raise MissingExtraError(
-                f"the images of digits are scikit-learn's, which is not installed: {INSTALL}"
-            ) from error
+        need("the task of digits", "sklearn")
+        from sklearn.datasets import load_digits
+
         found = load_digits()
         images = torch.from_numpy(found.images).float() / 8 - 1  # [image, 8, 8] of 0..16
         patches = images.unfold(1, self.patch, self.patch).unfold(2, self.patch, self.patch)

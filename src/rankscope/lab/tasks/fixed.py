@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.lab.tasks.task import UNLABELLED, Batch, Task, drawn_from
 from rankscope.nets import Architecture
+from rankscope.shapes import Bool, Float, Int
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,12 +5,11 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
-from scipy.spatial import ConvexHull
 
 from rankscope.lab.model import Interface
 from rankscope.lab.tasks.fixed import Data, Fixed, agree
 from rankscope.lab.tasks.task import Batch
+from rankscope.shapes import Bool, Float
 
 POINTS, SIDE, SHIFT = 10, 10.0, 3.3
 
@@ -66,6 +65,8 @@ def scaled(batch: Batch) -> Batch:
 
 def on_hull(points: Float[np.ndarray, "point 2"]) -> Bool[np.ndarray, " point"]:
     """Which points are corners of their convex hull."""
+    from scipy.spatial import ConvexHull
+
     found = np.zeros(len(points), dtype=bool)
     found[ConvexHull(points).vertices] = True
     return found

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from rankscope.lab.model import Interface
 from rankscope.nets import Architecture
+from rankscope.shapes import Bool, Int
 
 UNLABELLED = -100
 """The label of a token that has none."""

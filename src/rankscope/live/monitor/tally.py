@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.profiles.rows import Found
+from rankscope.shapes import Float
 
 WIDTH = 7
 """Numbers of one tally: how many, mean, M, least, most, mean of the floors, how many were no numbers."""

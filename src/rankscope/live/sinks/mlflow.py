@@ -29,13 +29,13 @@ class MLflow:
         self._client: Any = None
         self._id = ""
         self._own = False
-        imported("mlflow", "mlflow")
+        imported("mlflow")
 
     def __call__(self, look: Look) -> None:
         """The numbers of one look."""
         if self._client is None:
             self._begin()
-        metric = imported("mlflow.entities", "mlflow").Metric
+        metric = imported("mlflow.entities").Metric
         now = int(time.time() * 1000)
         numbers = [metric(name, value, now, look.step) for name, value in scalars(look).items()]
         for start in range(0, len(numbers), BATCH):
@@ -53,7 +53,7 @@ class MLflow:
         self._client, self._own = None, False
 
     def _begin(self) -> None:
-        mlflow = imported("mlflow", "mlflow")
+        mlflow = imported("mlflow")
         self._client = mlflow.MlflowClient(self.uri)
         if self.given is not None:
             self._id = self.given

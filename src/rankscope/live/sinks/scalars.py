@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from rankscope.errors import MissingExtraError
+from rankscope.extras import need
 from rankscope.live.monitor.looks import Look
 from rankscope.runs.training import PATHS
 
@@ -38,11 +38,7 @@ def name(metric: str, layer: int | None, head: int | None) -> str:
     return f"{metric}/layer_{layer:02}" + ("" if head is None else f"/head_{head:02}")
 
 
-def imported(package: str, extra: str) -> Any:
+def imported(package: str) -> Any:
     """An optional package; a sentence where it is not installed."""
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise MissingExtraError(
-            f"this sink needs {package}, which is not installed: pip install 'rankscope[{extra}]'"
-        ) from error
+    need("this sink", package.partition(".")[0])
+    return import_module(package)

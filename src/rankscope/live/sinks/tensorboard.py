@@ -16,12 +16,12 @@ class TensorBoard:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self._writer: Any = None
-        imported("tensorboard", "tensorboard")
+        imported("tensorboard")
 
     def __call__(self, look: Look) -> None:
         """The numbers of one look."""
         if self._writer is None:
-            tensorboard = imported("torch.utils.tensorboard", "tensorboard")
+            tensorboard = imported("torch.utils.tensorboard")
             self._writer = tensorboard.SummaryWriter(str(self.folder), purge_step=look.step)
         for name, value in scalars(look).items():
             self._writer.add_scalar(name, value, look.step)

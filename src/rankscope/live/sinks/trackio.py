@@ -16,13 +16,13 @@ class Trackio:
         self.project, self.init = project, init
         self._run: Any = None
         self._own = False
-        imported("trackio", "trackio")
+        imported("trackio")
 
     def __call__(self, look: Look) -> None:
         """The numbers of one look."""
         if self._run is None:
-            trackio = imported("trackio", "trackio")
-            found = imported("trackio.context_vars", "trackio").current_run.get()
+            trackio = imported("trackio")
+            found = imported("trackio.context_vars").current_run.get()
             self._own = found is None
             self._run = trackio.init(self.project, **self.init) if found is None else found
         self._run.log(scalars(look), step=look.step)
@@ -32,5 +32,5 @@ class Trackio:
     def close(self) -> None:
         """Finish the run, if it is ours."""
         if self._own and self._run is not None:
-            imported("trackio", "trackio").finish()
+            imported("trackio").finish()
         self._run, self._own = None, False

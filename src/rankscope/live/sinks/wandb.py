@@ -20,11 +20,11 @@ class WandB:
         self._run: Any = None
         self._own = False
         self._drawn: set[str] = set()
-        imported("wandb", "wandb")
+        imported("wandb")
 
     def __call__(self, look: Look) -> None:
         """The numbers of one look."""
-        wandb = imported("wandb", "wandb")
+        wandb = imported("wandb")
         if self._run is None:
             found = wandb.run if self.given is None else self.given
             self._own = found is None

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.nets.norms import UNWEIGHTED, normalise
 from rankscope.nets.parts import Place
 from rankscope.nets.remedies.remedy import Built
+from rankscope.shapes import Float
 
 Tokens = Float[Tensor, "batch token width"]
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeVar
 
 import torch
-from jaxtyping import Float
 from torch import Generator, Tensor
 
 from rankscope.nets.fields import Fields
 from rankscope.nets.remedies.remedy import Built
+from rankscope.shapes import Float
 
 Arch = TypeVar("Arch", bound=Fields)
 VECTORS = ("query_1", "key_1", "query_2", "key_2")

@@ -4,13 +4,13 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Generator, Tensor
 
 from rankscope.nets.fields import Fields
 from rankscope.nets.parts import Place
 from rankscope.nets.remedies.remedy import Built
 from rankscope.nets.remedies.shaping import average
+from rankscope.shapes import Float
 
 Tokens = Float[Tensor, "*part batch token width"]
 

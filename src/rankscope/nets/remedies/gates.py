@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Generator, Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets.fields import Fields
 from rankscope.nets.parts import Place
 from rankscope.nets.remedies.remedy import Arch, Built
+from rankscope.shapes import Float
 
 SPREAD = 0.02
 

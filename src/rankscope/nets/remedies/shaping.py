@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Generator, Tensor
 
 from rankscope.nets.fields import Fields
 from rankscope.nets.remedies.remedy import Built
+from rankscope.shapes import Bool, Float
 
 
 class Shaping(Built):

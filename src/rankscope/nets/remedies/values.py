@@ -14,13 +14,13 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Generator, Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets.fields import Fields
 from rankscope.nets.parts import Place
 from rankscope.nets.remedies.remedy import Built
+from rankscope.shapes import Float
 
 Heads = Float[Tensor, "batch head token head_width"]
 Spoken = Float[Tensor, "batch token head head_width"]

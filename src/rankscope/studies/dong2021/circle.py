@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
 from rankscope.nets import Architecture, Transformer
+from rankscope.shapes import Float
 
 RADIUS, ANGLES, HEADS = 0.3, 1000, 2
 OWN = ("into.weight", "into.bias", "out.weight", "out.bias")

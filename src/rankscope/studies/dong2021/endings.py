@@ -9,9 +9,9 @@
 
 import polars as pl
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
+from rankscope.shapes import Float
 from rankscope.studies.dong2021.circle import RADIUS, circle
 
 TOGETHER = 0.05

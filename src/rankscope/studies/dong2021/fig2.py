@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import polars as pl
-from matplotlib.figure import Figure
 
-from rankscope.figures import FAINT, MARKERS, PALETTE, panels, tick
+from rankscope.figures import Figure, panels
+from rankscope.looks import FAINT, MARKERS, PALETTE, tick
 from rankscope.nets import DEFINED, Transformer, named_variant
 from rankscope.profiles import measure
 from rankscope.studies.dong2021.networks import (

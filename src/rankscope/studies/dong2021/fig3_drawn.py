@@ -4,10 +4,9 @@ import math
 from itertools import product
 
 import polars as pl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from rankscope.figures import FAINT, INK, PALETTE, panels
+from rankscope.figures import Axes, Figure, panels
+from rankscope.looks import FAINT, INK, PALETTE
 from rankscope.studies.dong2021.circle import NETWORKS, RADIUS
 from rankscope.studies.dong2021.endings import ENDS, distance, path_of
 

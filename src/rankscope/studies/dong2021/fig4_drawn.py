@@ -3,11 +3,9 @@
 from typing import Any
 
 import polars as pl
-from matplotlib.artist import Artist
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from rankscope.figures import FAINT, INK, MARKERS, PALETTE, panels
+from rankscope.figures import Artist, Axes, Figure, panels
+from rankscope.looks import FAINT, INK, MARKERS, PALETTE
 from rankscope.studies.dong2021.tasks import Task
 
 LENGTHS = range(7)

@@ -6,9 +6,9 @@ shows, carry next to nothing.
 """
 
 import polars as pl
-from matplotlib.figure import Figure
 
-from rankscope.figures import MARKERS, PALETTE, panels
+from rankscope.figures import Figure, panels
+from rankscope.looks import MARKERS, PALETTE
 from rankscope.paths import path_counts, path_shares
 from rankscope.studies.dong2021.published import published
 from rankscope.studies.study import Comparison, Outcome, Setup, Study

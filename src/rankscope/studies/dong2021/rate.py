@@ -16,9 +16,9 @@ from pathlib import Path
 
 import polars as pl
 import torch
-from matplotlib.figure import Figure
 
-from rankscope.figures import FAINT, MARKERS, PALETTE, panels
+from rankscope.figures import Figure, panels
+from rankscope.looks import FAINT, MARKERS, PALETTE
 from rankscope.nets import Transformer, named_variant
 from rankscope.paths import decompose
 from rankscope.sources import bundled_excerpts, fresh, load

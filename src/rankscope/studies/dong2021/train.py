@@ -13,7 +13,6 @@ from itertools import islice
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -23,6 +22,7 @@ from rankscope.lab.loop import looped
 from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout, training_states
 from rankscope.nets.initial import random_tensors
+from rankscope.shapes import Float
 from rankscope.studies.dong2021.tasks import Data, Task
 
 Tensors = dict[str, Tensor]

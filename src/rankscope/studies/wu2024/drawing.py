@@ -5,14 +5,21 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 
-from rankscope.figures import INK, MARKERS, PALETTE, panels
+from rankscope.figures import (
+    Axes,
+    Figure,
+    FixedLocator,
+    FuncFormatter,
+    Line2D,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    panels,
+)
+from rankscope.looks import INK, MARKERS, PALETTE
 from rankscope.profiles.plot import DEEP
+from rankscope.shapes import Float
 
 Dash = Literal["-", "--"]
 TEX = {"mu": r"$\mu(X)$", "relative_mu": r"$\mu(X)\,/\,\|X\|_F$"}

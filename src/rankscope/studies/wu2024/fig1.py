@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import torch
-from jaxtyping import Float
-from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from rankscope.figures import FAINT, INK, PALETTE, panels
+from rankscope.figures import Axes, Figure, ListedColormap, panels
+from rankscope.looks import FAINT, INK, PALETTE
 from rankscope.profiles import measure
+from rankscope.shapes import Float
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 from rankscope.studies.wu2024.drawing import TEX, by_layer, powers_of_ten, title
 from rankscope.theory.equilibria import equilibrium, network, step

@@ -12,10 +12,9 @@ from itertools import product
 from typing import Any
 
 import polars as pl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from rankscope.figures import power
+from rankscope.figures import Axes, Figure
+from rankscope.looks import power
 from rankscope.nets import Transformer
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Outcome, Setup, Study

@@ -9,9 +9,9 @@ as the divisor itself).
 from itertools import pairwise
 
 import polars as pl
-from matplotlib.figure import Figure
 
-from rankscope.figures import power
+from rankscope.figures import Figure
+from rankscope.looks import power
 from rankscope.nets import Transformer
 from rankscope.nets.variants import named_variant
 from rankscope.sources import fresh

@@ -7,10 +7,10 @@ figure shows.
 
 import numpy as np
 import polars as pl
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from rankscope.figures import INK, PALETTE
+from rankscope.figures import Figure
+from rankscope.looks import INK, PALETTE
 from rankscope.metrics.cosine import cosines
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Outcome, Setup, Study

@@ -17,12 +17,12 @@ from typing import Any
 
 import polars as pl
 import torch
-from jaxtyping import Float
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from rankscope.figures import INK, PALETTE, panels
+from rankscope.figures import Figure, panels
+from rankscope.looks import INK, PALETTE
 from rankscope.metrics import numerical_rank, stable_rank
+from rankscope.shapes import Float
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 from rankscope.studies.wu2024.drawing import looks, title
 from rankscope.theory.equilibria import anisotropy_bound, equilibrium, step

