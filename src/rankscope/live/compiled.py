@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rankscope.errors import WatchError
-from rankscope.live.modules import parts
+from rankscope.live.modules import holds, parts
 
 
 def original(model: Any) -> Any:
@@ -33,7 +33,10 @@ def eagerly() -> Iterator[None]:
 
 def refuse(model: nn.Module) -> None:
     """What hooks do not see into."""
-    for part in parts(model):
+    inside = parts(model)
+    if not holds(inside, (torch.jit.ScriptModule,)):
+        return
+    for part in inside:
         if isinstance(part, torch.jit.ScriptModule):
             name = next(name for name, each in model.named_modules() if each is part)
             what = f"its part {name!r}" if name else "this model"
@@ -43,9 +46,10 @@ def refuse(model: nn.Module) -> None:
 
 
 def _is_wrapper(part: Any) -> bool:
-    return isinstance(part, nn.Module) and isinstance(part._modules.get("_orig_mod"), nn.Module)
+    return isinstance(part, nn.Module) and "_orig_mod" in part._modules
 
 
 def _is_compiled_in_place(part: nn.Module) -> bool:
-    compiled = getattr(part, "_compiled_call_impl", None) is not None
-    return compiled or hasattr(vars(part).get("forward"), "_torchdynamo_orig_callable")
+    own = vars(part)
+    compiled = own.get("_compiled_call_impl") is not None
+    return compiled or ("forward" in own and hasattr(own["forward"], "_torchdynamo_orig_callable"))

@@ -243,7 +243,7 @@ class Recorder(Attending, Routing):
         self.masks.add(call.mask)
         self._found += [(layer, self.samples, found) for layer, found in call.found]
         if call.sizes is not None:
-            call.sizes.room = []
+            call.sizes.room = None
             self._sizes.append((self.samples, call.sizes))
         self.broken += call.broken
         self.defects += call.defects

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError, one_of
-from rankscope.live.modules import parts
+from rankscope.live.modules import holds, parts
 
 Layout = Literal["batch first", "token first"]
 TOKEN_FIRST = ("XLNetLayer",)
@@ -32,7 +32,7 @@ def layout_of(blocks: Sequence[nn.Module], asked: str | None) -> Layout:
         return asked  # type: ignore[return-value]
     if any(type(block).__name__ in TOKEN_FIRST for block in blocks):
         return "token first"
-    said = [getattr(part, "batch_first", None) for part in parts(*blocks)]
+    said = (vars(part).get("batch_first", getattr(type(part), "batch_first", None)) for part in parts(*blocks))
     return "token first" if False in said else "batch first"
 
 
@@ -41,9 +41,7 @@ def in_rows_and_columns(blocks: Sequence[nn.Module]) -> bool:
     maps and norms of the last dim, where those of convolutional networks have channels second."""
     inside = parts(*blocks)
     channels = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm2d, nn.GroupNorm)
-    return any(isinstance(part, nn.Linear) for part in inside) and not any(
-        isinstance(part, channels) for part in inside
-    )
+    return holds(inside, (nn.Linear,)) and not holds(inside, channels)
 
 
 def fitting_in(found: object, grid: bool = False) -> list[Tensor]:

@@ -313,7 +313,7 @@ def around(model: nn.Module, block: nn.Module) -> list[nn.Module]:
 def _is_offloaded(part: nn.Module) -> bool:
     """Whether accelerate brings the weights of this part while it runs, and takes them away again."""
     hook = vars(part).get("_hf_hook")
-    return any(getattr(each, "offload", False) for each in (hook, *getattr(hook, "hooks", ())))
+    return hook is not None and any(getattr(each, "offload", False) for each in (hook, *getattr(hook, "hooks", ())))
 
 
 def _failed(output: Any) -> bool:
