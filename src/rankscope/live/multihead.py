@@ -62,10 +62,11 @@ def _beside(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[Tens
 
 
 @contextmanager
-def unfused(model: nn.Module) -> Iterator[bool]:
+def unfused(inside: Sequence[nn.Module]) -> Iterator[bool]:
     """torch's encoders without nested tensors, which its layers take only on the fused path that hooks switch
-    off; afterwards all is as it was. Gives whether there are any such encoders."""
-    encoders = _of_kind(parts(model), nn.TransformerEncoder)
+    off; afterwards all is as it was. `inside` is what the model is made of. Gives whether there are any such
+    encoders."""
+    encoders = _of_kind(inside, nn.TransformerEncoder)
     before = [encoder.use_nested_tensor for encoder in encoders]
     try:
         for encoder in encoders:

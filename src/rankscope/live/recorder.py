@@ -252,6 +252,7 @@ class Recorder(Attending, Routing):
         self.others += call.others
         self.elsewhere += len(call.elsewhere)
         self.samples += call.shape[0]
-        self.padded.append((~next(iter(call.real.values()))).sum())
+        if not call.whole:
+            self.padded.append((~next(iter(call.real.values()))).sum())
         for what, layer, x in call.kept:
             self.kept[what][layer].append(x)

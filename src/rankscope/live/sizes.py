@@ -62,16 +62,16 @@ class Sizes:
         numbers."""
         shape, dtype = states[0].shape, states[0].dtype
         if several := PIECE // shape.numel():
-            found = [
-                self._taken(states[k : k + several], self.real) for k in range(0, len(states), several)
-            ]
+            found = [self._taken(states[k : k + several], self.real) for k in range(0, len(states), several)]
         else:
             samples = max(1, PIECE // shape[1:].numel())
             pieces = zip(*(each.split(samples) for each in (self.real, *states)), strict=True)
             found = [self._taken(parts, real) for real, *parts in pieces]
-        sizes = found[0] if len(found) == 1 else [
-            torch.cat(each, 1 if several else 2) for each in zip(*found, strict=True)
-        ]
+        sizes = (
+            found[0]
+            if len(found) == 1
+            else [torch.cat(each, 1 if several else 2) for each in zip(*found, strict=True)]
+        )
         length, deviation = sizes[0].flatten(1).tolist()
         if dtype != torch.float64:  # squares of such numbers stay in range
             within = all(map(math.isfinite, length))
@@ -109,7 +109,9 @@ class Sizes:
             composite = columns.sqrt() * rows.sqrt()
             known = norms[0], composite[0], norms[1], composite[1]
             remembered = {name: size for names, size in zip(NAMES, known, strict=True) for name in names}
-            nothing = norms.new_full((), torch.nan).expand(norms.shape[1], *shape[1:])  # no metric looks at it
+            nothing = norms.new_full((), torch.nan).expand(
+                norms.shape[1], *shape[1:]
+            )  # no metric looks at it
             real = self.real.repeat(len(layers), 1)
             ready = Tokens(nothing, real, real.sum(-1), unit_of(dtype), self.whole, remembered)
             found = [each.read(ready, unit=self.unit) for each in asked]
