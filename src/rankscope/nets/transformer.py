@@ -37,6 +37,17 @@ LENGTH = 128
 """Tokens that a text is cut to, unless told."""
 
 
+class Move(NamedTuple):
+    """Of a tensor, to another dtype or device. Two that are equal make one source of layers that are read."""
+
+    dtype: torch.dtype | None
+    device: torch.device | str | None
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """The tensor there."""
+        return tensor.to(device=self.device, dtype=self.dtype)
+
+
 class Step(NamedTuple):
     """What one layer gives: its number (0 is the input, which has no attention and no heads), its tokens,
     its attention, and the values that each head mixed, before the output projection."""
@@ -158,7 +169,7 @@ class Transformer:
             refuse_absent(device)
         if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
             return self
-        moved = converted(self.weights, lambda tensor: tensor.to(device=device, dtype=dtype))
+        moved = converted(self.weights, Move(dtype, device))
         memory = self.memory
         if memory is not None:
             memory = Memory(memory.tokens.to(device=device, dtype=dtype), memory.real.to(device=device))

@@ -394,7 +394,7 @@ def _moved(value: Any, move: Callable[[Tensor], Tensor], seen: dict[int, Any]) -
         if isinstance(value, Tensor):
             seen[id(value)] = move(value)
         elif isinstance(value, Stored):
-            seen[id(value)] = value.moved(lambda layer: converted(layer, move), move(value.source.like))
+            seen[id(value)] = value.moved(lambda layer: converted(layer, move), move(value.source.like), move)
         elif isinstance(value, tuple):
             make = getattr(type(value), "_make", tuple)
             seen[id(value)] = make(_moved(item, move, seen) for item in value)
