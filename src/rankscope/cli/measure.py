@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.profiles import Profile
 
+LONG = 10.0
+"""Seconds that are worth a word before they begin."""
+
 
 def measure(
     model: opt.Model = "minilm",
@@ -157,20 +160,21 @@ def together(
     checks: dict[str, Any] | None = None,
 ) -> "Profile":
     """Networks by name on their tokens, and profiles that are there already, as one profile."""
+    from rankscope.cli.exits import complain
     from rankscope.cli.show import steps
     from rankscope.profiles import Profile, measure_together
+    from rankscope.profiles.duration import in_words
     from rankscope.runs import Stopped
 
     profiles = list(beside or [])
     asked = [(some, arithmetic) for some in _sharing(jobs) for arithmetic in arithmetics]
     finished: list[str] = []
 
-    def weight(name: str) -> float:
-        net, X, _ = jobs[name]
-        return float(X.numel() * net.arch.width * net.arch.layers)
-
+    expected = [sum(_seconds(*jobs[name][:2], each, checks or {}) for name in some) for some, each in asked]
+    if sum(expected) > LONG and not quiet:
+        complain(f"this will take {in_words(sum(expected))} by estimate")
     try:
-        with steps(quiet, [sum(map(weight, some)) for some, _ in asked]) as step:
+        with steps(quiet, expected) as step:
             for some, arithmetic in asked:
                 tell = step(f"{' and '.join(some)}, {arithmetic}")
                 drawing = drawn is not None and arithmetic == "deviation"
@@ -209,6 +213,19 @@ def end_if_stopped(profile: "Profile", output: Path | None) -> None:
 def kept(output: Path | None) -> str:
     """Where the part that was done lies."""
     return "nothing is written without -o" if output is None else f"these are written to {output}"
+
+
+def _seconds(net: "Transformer", X: "Tensor", arithmetic: str, checks: dict[str, Any]) -> float:
+    """What a pass will take, by estimate."""
+    from rankscope.profiles import ARITHMETICS
+    from rankscope.profiles.duration import seconds
+
+    kind = "float"
+    if arithmetic == "deviation":
+        kind = (
+            "confirm" if checks.get("confirm") else "estimate" if checks.get("estimate", True) else arithmetic
+        )
+    return seconds(net.arch, X.shape[0], X.shape[1], kind, ARITHMETICS[arithmetic], net.device)
 
 
 def _sharing(jobs: "dict[str, tuple[Transformer, Tensor, Tensor]]") -> list[list[str]]:
