@@ -65,7 +65,7 @@ class Sizes:
             found = [self._taken(states[k : k + several], self.real) for k in range(0, len(states), several)]
         else:
             samples = max(1, PIECE // shape[1:].numel())
-            pieces = zip(*(each.split(samples) for each in (self.real, *states)), strict=True)
+            pieces = zip(*(torch.split(each, samples) for each in (self.real, *states)), strict=True)
             found = [self._taken(parts, real) for real, *parts in pieces]
         sizes = (
             found[0]

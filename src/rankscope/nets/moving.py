@@ -1,6 +1,6 @@
 """Networks in another dtype or on another device: which there are, and how a tensor gets there."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,7 +8,8 @@ from torch import Tensor
 from rankscope.errors import ArchitectureError
 
 
-class Move(NamedTuple):
+@dataclass(frozen=True)
+class Move:
     """Of a tensor, to another dtype or device. Two that are equal make one source of layers that are read."""
 
     dtype: torch.dtype | None
