@@ -50,7 +50,7 @@ def reproduce(
     from rankscope.cli.exits import Stopped
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
-    from rankscope.nets.transformer import refuse_absent
+    from rankscope.nets.moving import refuse_absent
     from rankscope.report import write_report
     from rankscope.studies import Setup, chosen, write_page
 
