@@ -1,6 +1,7 @@
 """Put cold on a trained model: what each remedy, at its published numbers, does to weights that were never
 trained with it. Residual and attention's entropy by layer, and how far the last layer's tokens moved."""
 
+import math
 from functools import lru_cache
 from typing import Any
 
@@ -79,10 +80,10 @@ def subject(model: str, device: str = "cpu") -> tuple[Transformer, Tensor, Tenso
 
 
 def mean(table: pl.DataFrame, remedy: str, quantity: str, layer: int | None = None) -> float | None:
-    """Over samples at a layer, the last where none is named; None where it was refused."""
+    """Over samples at a layer, the last where none is named; None where it was refused, or is no number."""
     rows = table.filter(remedy=remedy, quantity=quantity)
     if rows.is_empty():
         return None
     at = rows.filter(layer=int(rows["layer"].max()) if layer is None else layer)  # type: ignore[arg-type]
     found = at["value"].mean()
-    return float(found) if isinstance(found, float) else None
+    return found if isinstance(found, float) and not math.isnan(found) else None

@@ -40,7 +40,13 @@ def part(setup: Setup, remedy: str, place: str, depth: int, seed: int) -> pl.Dat
     `marked`: two passes that round otherwise differ on it in some sample. `refused` says why a remedy does
     not go onto this network, `note` what else a reader should know."""
     name = f"initial-{remedy.replace(':', '-').replace(',', '-')}-{place}-{depth}-{seed}"
-    settings = {"remedy": remedy, "place": place, "depth": depth, "seed": seed, "size": (WIDTH, HEADS, TOKENS)}
+    settings = {
+        "remedy": remedy,
+        "place": place,
+        "depth": depth,
+        "seed": seed,
+        "size": (WIDTH, HEADS, TOKENS),
+    }
     return setup.kept(name, lambda: measured(remedy, place, depth, seed, setup.device), **settings)
 
 

@@ -85,9 +85,9 @@ def taken_out(table: pl.DataFrame, remedy: str) -> tuple[list[str], str]:
     mine = table.filter(remedy=remedy)
     still = set(mine.filter("held")["theorem"])
     lost = [name for name in before["theorem"].unique(maintain_order=True) if name not in still]
-    whys = mine.filter(
-        ~pl.col("held"), pl.col("theorem").is_in([*lost, "all"]), pl.col("why").is_not_null()
-    )["why"]
+    whys = mine.filter(~pl.col("held"), pl.col("theorem").is_in([*lost, "all"]), pl.col("why").is_not_null())[
+        "why"
+    ]
     usual = {each for why in table.filter(remedy=NONE)["why"].drop_nulls() for each in why.split("; ")}
     reasons = [each for why in whys for each in _reasons(why) if each not in usual]
     return lost, statistics.mode(reasons) if reasons and lost else ""
@@ -101,6 +101,7 @@ def _reasons(why: str) -> list[str]:
 
 def variances(setup: Setup, remedy: str, depth: int, seed: int) -> pl.DataFrame:
     """The mean square of the tokens' entries after each layer, of a pre-norm network."""
+
     def compute() -> pl.DataFrame:
         net: Transformer = network("pre", depth, seed)
         net = net if remedy == NONE else net.remedied(remedy)
