@@ -228,7 +228,9 @@ def _studies(run: Run) -> list[Section]:
             for figure in outcome.get("figures", [])
         }
         pictures = [
-            {"title": f"{name}: {title}, {figure}".removeprefix(": "), "uri": uri} for figure, uri in drawn.items() if uri
+            {"title": f"{name}: {title}, {figure}".removeprefix(": "), "uri": uri}
+            for figure, uri in drawn.items()
+            if uri
         ]
         lost = [figure for figure, uri in drawn.items() if uri is None]
         notes = [f"Missing, or no picture: {', '.join(f'{figure}.png' for figure in lost)}."] if lost else []

@@ -122,8 +122,9 @@ def slower(remedy: str) -> Judge:
             return Judged("not measured", UNTOLD)
         ends = [[each[-1] for each in some] for some in (mine, plain)]
         pairs = [a - b for a, b in zip(*ends, strict=False)]
+        left, plainly = map(statistics.median, ends)
         return Judged(
-            f"after 12 layers 1e{statistics.median(ends[0]):.4g}, without 1e{statistics.median(ends[1]):.4g}; "
+            f"after 12 layers 1e{left:.4g}, softmax 1e{plainly:.4g}; "
             f"exponents apart by {min(pairs):.3g} to {max(pairs):.3g}",
             _word({_way(pairs, 1)}),
         )

@@ -177,7 +177,7 @@ def notes(setup: Setup, asked: Asked, tables: Tables) -> list[str]:
         found.append(f"Not trained: {', '.join(missing)}.")
     if not len(tables.costs):
         found.append(
-            "Time per step was not taken, so there is no figure of depth against price: it comes with --train."
+            "Time per step was not taken, so there is no figure of depth against price: --train takes it."
         )
     return found
 

@@ -28,8 +28,8 @@ SAID: dict[str, Said] = {
         "at most, as the branch adds what tokens have in common.", CUBE,
     ),
     "shaped": Said(
-        1, "alpha I passes deviations on as they are. With W_Q = 0 attention is C, and at 1, 1, 1 the layer's "
-        "map of tokens is the identity: no collapse at any depth, with or without skips.",
+        1, "alpha I passes deviations on as they are. With W_Q = 0 attention is C, and at 1, 1, 1 its map "
+        "of tokens is the identity: no collapse at any depth, with or without skips.",
         "Noci et al. 2023; He & Hofmann 2023",
     ),
     "attnscale": Said(
@@ -46,12 +46,12 @@ SAID: dict[str, Said] = {
         "is softmax's, doubly exponential.", "Lapenna et al. 2026 (abstract); derived here",
     ),
     "logn": Said(
-        3, "A factor on scores sharpens attention while tokens differ, and is a constant in front of r^3 once "
-        "they do not. In their model tokens contract where gamma < 1 / (1 - rho), rho the tokens' cosine.",
+        3, "A factor on scores sharpens attention while tokens differ, and is a constant in front of r^3 "
+        "once they do not. In their model tokens contract where gamma < 1 / (1 - rho), rho their cosine.",
         "Chen et al. 2026 (abstract); order derived here",
     ),
     "differential": Said(
-        3, "Both attentions have rows that sum to one number and differ by r^2, and so does their difference; "
+        3, "Both attentions have rows that sum to one number and differ by r^2: so does what is left; "
         "the norm of heads gives attention's branch a fixed size.", "Ye et al. 2024; derived here",
     ),
     "rezero": Said(

@@ -32,6 +32,7 @@ def chosen_by(tables: Tables) -> Shown:
         for setting in PLACED:
             each, when = tables.reached(remedy, setting)
             cells.append(spread(each) + ("*" if when == "trained" else "") if each else NOTHING)
+        cells.append(_order(tables, remedy))
         cells.append(_number(cold.mean(tables.cold, remedy, "moved"), ".2f"))
         for setting in learnt.SETTINGS:
             if depth := learnt.depths(tables.trained, setting):
@@ -42,18 +43,20 @@ def chosen_by(tables: Tables) -> Shown:
             cells.append(NOTHING if price is None else f"{price.median:.2f}")
         if len(tables.trained):
             added = tables.trained.filter(remedy=remedy, quantity="parameters_added")["value"].drop_nulls()
-            cells.append(NOTHING if added.is_empty() else f"{added.max():,.0f}")
+            cells.append(NOTHING if added.is_empty() else f"{max(added):,.0f}")
         rows.append(cells)
     losses = [f"loss, {each}" for each in learnt.SETTINGS if learnt.depths(tables.trained, each)]
-    headings = ["remedy", *PLACED, "moved, cold", *losses]
+    headings = ["remedy", *PLACED, "log times", "moved, cold", *losses]
     headings += ["time"] if len(tables.costs) else []
     headings += ["parameters added"] if len(tables.trained) else []
     note = (
         f"post, pre, no skips: depth reached, the layers until the relative residual falls below "
         f"{THRESHOLD:g}, of networks of {tables.deepest} layers at initialisation, median and range over "
-        "seeds; “all” where it never does. no skips is of pre-norm networks. moved, cold: how far the last "
-        f"layer's tokens of the trained model move, as a share of their length. {NOTHING} where a remedy does "
-        "not go there, or leaves no token that is not zero; the reasons are below."
+        "seeds; “all” where it never does. no skips is of pre-norm networks. log times: by how much the log "
+        "of a small residual is multiplied in each layer without skips, as measured; 3 is the doubly "
+        "exponential law, 1 an exponential fall. moved, cold: how far the last "
+        f"layer's tokens of the trained model move, as a share of their length. {NOTHING} where a remedy "
+        "does not go there, or leaves no token that is not zero; the reasons are below."
     )
     if len(tables.trained):
         note += (
@@ -80,8 +83,8 @@ def initial(tables: Tables) -> Shown:
         rows.append(cells)
     headings = ["remedy", *(f"{place}, {variant}, {depth}" for place, variant, depth in columns)]
     note = (
-        "Relative residual after the last layer: geometric mean over samples, median over seeds, in deviation "
-        "arithmetic, on the same random weights."
+        "Relative residual after the last layer: geometric mean over samples, median over seeds, in "
+        "deviation arithmetic, on the same random weights."
     )
     if marks:
         note += " ° two passes that round otherwise differ on it: not all digits are sure."
@@ -101,9 +104,9 @@ def put_cold(tables: Tables) -> Shown:
             why,
         ])  # fmt: skip
     note = (
-        "After the last layer: relative residual, entropy of attention in nats (mean over heads; none where a "
-        "remedy makes weights negative), how far tokens moved from where they are without it, as a share of "
-        "their length, and their cosine with those. Weights were not trained with the remedy: what is far "
+        "After the last layer: relative residual, entropy of attention in nats (mean over heads; none where "
+        "a remedy makes weights negative), how far tokens moved from where they are without it, as a share "
+        "of their length, and their cosine with those. Weights were not trained with the remedy: what is far "
         "from 0 has to be trained in."
     )
     headings = ["remedy", "residual", "entropy", "moved", "cosine", "refused"]
@@ -118,7 +121,7 @@ def trainings(tables: Tables) -> list[Shown]:
         if not depths:
             continue
         rows = []
-        for remedy in [each for each in tables.trained["remedy"].unique(maintain_order=True)]:
+        for remedy in tables.trained["remedy"].unique(maintain_order=True):
             cells = [remedy]
             for depth in depths:
                 of = learnt.spread(learnt.values(tables.trained, remedy, setting, depth, "loss"))
@@ -136,8 +139,8 @@ def trainings(tables: Tables) -> list[Shown]:
             cells.append(f"{statistics.median(lengths):.2f}" if lengths else NOTHING)
             cells.append(learnt.refusal(tables.trained, remedy, setting) or "")
             rows.append(cells)
-        headings = ["remedy", *(f"loss, {depth}" for depth in depths), "residual", "entropy", "gradient, layer 1",
-                    "path length", "refused"]  # fmt: skip
+        headings = ["remedy", *(f"loss, {depth}" for depth in depths)]
+        headings += ["residual", "entropy", "gradient, layer 1", "path length", "refused"]
         note = (
             f"Median and range over seeds, by depth; the other numbers are of {depths[-1]} layers. Path "
             "length: heads on a path, weighed by its share of the output. One recipe for all, tuned for none."
@@ -206,6 +209,11 @@ def refusals(tables: Tables) -> Shown:
         why = next(iter(tables.cold.filter(remedy=remedy)["refused"].drop_nulls()), None)
         rows += [[remedy, "the trained model", why]] if why else []
     return Shown("Where a remedy does not go", ["remedy", "network", "why"], rows, wordy=True)
+
+
+def _order(tables: Tables, remedy: str) -> str:
+    found = tables.laws.filter(remedy=remedy, law="order")["measured"].drop_nulls()
+    return NOTHING if found.is_empty() else f"{found[0]:.2f}"
 
 
 def _ends(ends: list[float]) -> str:

@@ -9,8 +9,8 @@
 
 Of the fall: a post-norm layer divides by the length of `X + w B`; where tokens are nearly the same and what
 the branch B adds is common and of b times their length, deviations shrink by `sqrt(1 + b^2 w^2)`. b is taken
-from the network without a remedy, w is the branch's weight beside its skip. Of the variance: v_l is what layer
-l adds without a remedy. Both leave out that a remedy changes B itself, so they are right to a factor.
+from the network without a remedy, w is the branch's weight beside its skip. Of the variance: v_l is what
+layer l adds without a remedy. Both leave out that a remedy changes B itself: they are right to a factor.
 """
 
 import math
