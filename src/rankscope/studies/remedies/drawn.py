@@ -3,13 +3,12 @@
 import math
 from collections.abc import Iterable
 
-import polars as pl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rankscope.figures import FAINT, MARKERS, PALETTE, label, panels, tick
+from rankscope.figures import FAINT, MARKERS, PALETTE, label, panels, power, tick
 from rankscope.studies.remedies import learnt
-from rankscope.studies.remedies.initial import BARE, NONE, WHOLE, curves
+from rankscope.studies.remedies.initial import BARE, NONE, WHOLE, Curves
 from rankscope.studies.remedies.reached import THRESHOLD, over_seeds
 from rankscope.studies.remedies.table import Tables
 
@@ -31,7 +30,7 @@ def figures(tables: Tables) -> dict[str, Figure]:
     """All that there is something for."""
     found = {"price": price(tables)} if _priced(tables) else {}
     for family, names in families(tables.remedies).items():
-        found[f"residual_{family}"] = residuals(tables.initial, names, tables.deepest)
+        found[f"residual_{family}"] = residuals(tables.known, names, tables.deepest)
     return found
 
 
@@ -46,13 +45,13 @@ def families(remedies: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def residuals(initial: pl.DataFrame, remedies: list[str], depth: int) -> Figure:
+def residuals(known: Curves, remedies: list[str], depth: int) -> Figure:
     """Post-norm, pre-norm, and without skips: the median of seeds, and their range."""
     figure, axes = panels(len(PANELS), width=4.3, height=3.7)
     for place, (title, which) in zip(axes, PANELS.items(), strict=True):
         lowest = -1.2
         for number, remedy in enumerate([*remedies, NONE]):
-            lowest = min(lowest, _curve(place, initial, remedy, which, depth, number))
+            lowest = min(lowest, _curve(place, known, remedy, which, depth, number))
         place.axhline(math.log10(THRESHOLD), color=FAINT, linewidth=0.8, linestyle=":")
         place.set_title(title, loc="left", fontsize=10)
         place.set_xlabel("layer")
@@ -62,11 +61,16 @@ def residuals(initial: pl.DataFrame, remedies: list[str], depth: int) -> Figure:
             place.set_yticks(_ticks(lowest))
         else:
             place.set_ylim(lowest * 1.08, 0.12)
-        place.yaxis.set_major_formatter(tick)
+        if lowest > -2:
+            place.set_yticks(
+                [math.log10(each) for each in (1, 0.5, 0.2, 0.1, 0.05, 0.02) if each > 10**lowest]
+            )
+        place.yaxis.set_major_formatter(tick if lowest <= -2 else lambda log10, _: power(log10))
     axes[0].set_ylabel("relative residual")
     handles = {
         name: each for place in axes for each, name in zip(*place.get_legend_handles_labels(), strict=True)
     }
+    handles = dict(sorted(handles.items(), key=lambda each: each[0] != NONE))
     figure.legend(
         handles.values(), handles.keys(), loc="outside lower center", ncols=min(7, len(handles)),
         frameon=False, fontsize=9,
@@ -74,11 +78,9 @@ def residuals(initial: pl.DataFrame, remedies: list[str], depth: int) -> Figure:
     return figure
 
 
-def _curve(
-    axes: Axes, initial: pl.DataFrame, remedy: str, which: tuple[str, str], depth: int, number: int
-) -> float:
+def _curve(axes: Axes, known: Curves, remedy: str, which: tuple[str, str], depth: int, number: int) -> float:
     """Draw one; its lowest point."""
-    given = curves(initial, remedy, *which, depth)
+    given = known.get((remedy, *which, depth), [])
     if not given:
         return 0.0
     by_layer = [sorted(values) for values in zip(*given, strict=True)]
@@ -92,7 +94,7 @@ def _curve(
     axes.plot(
         layers, middle, color=color, label=label(remedy), linewidth=1.6, linestyle="--" if plain else "-",
         marker=None if plain else MARKERS[number % len(MARKERS)], markersize=4.5,
-        markevery=(number * max(1, depth // 40), max(1, depth // 6)), zorder=1 if plain else 2,
+        markevery=(number * max(1, depth // 40), max(1, depth // 6)), zorder=3 if plain else 2,
     )  # fmt: skip
     return min((value for value in middle if math.isfinite(value)), default=0.0)
 

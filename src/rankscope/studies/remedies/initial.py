@@ -25,6 +25,7 @@ SCHEMA = {
     "layer": pl.Int64, "log10": pl.Float64, "marked": pl.Boolean, "arithmetic": pl.String,
     "refused": pl.String, "note": pl.String,
 }  # fmt: skip
+NETWORK = ("remedy", "norm_place", "variant", "depth")
 SECONDS = 0.02
 """A layer of one variant takes, on one core: what is said before, not what is promised."""
 ZERO = "every token is zero: nothing is left that could differ"
@@ -80,11 +81,17 @@ def measured(remedy: str, place: str, depth: int, seed: int, device: str = "cpu"
     return pl.DataFrame(rows, schema=SCHEMA)
 
 
-def curves(table: pl.DataFrame, remedy: str, place: str, variant: str, depth: int) -> list[list[float]]:
-    """By seed, layer after layer; none where the remedy does not go there, or all tokens are zero."""
-    rows = table.filter(
-        pl.col("refused").is_null(), remedy=remedy, norm_place=place, variant=variant, depth=depth
-    )
-    if rows["note"].is_not_null().any():
-        return []
-    return [each.sort("layer")["log10"].to_list() for _, each in rows.group_by("seed", maintain_order=True)]
+Curves = dict[tuple[str, str, str, int], list[list[float]]]
+"""By remedy, norm_place, variant and depth: of each seed log10 of the residual, layer after layer. Not there
+where the remedy does not go, or all tokens are zero."""
+
+
+def curves(table: pl.DataFrame) -> Curves:
+    """The curves in a table of parts."""
+    rows = table.filter(pl.col("refused").is_null() & pl.col("note").is_null().all().over(NETWORK))
+    found: Curves = {}
+    by_seed = rows.sort("seed", "layer").group_by(*NETWORK, "seed", maintain_order=True)
+    for (remedy, place, variant, depth, _), each in by_seed:
+        key = (str(remedy), str(place), str(variant), int(depth))  # type: ignore[call-overload]
+        found.setdefault(key, []).append(each["log10"].to_list())
+    return found

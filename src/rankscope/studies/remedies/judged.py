@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rankscope.studies.remedies import learnt
-from rankscope.studies.remedies.initial import NONE, curves
+from rankscope.studies.remedies.initial import BARE, NONE
 from rankscope.studies.remedies.reached import THRESHOLD, depth_reached, spread
-from rankscope.studies.remedies.table import PLACED, Tables
+from rankscope.studies.remedies.table import Tables
 
 AGREES, NOT, NOTHING, UNTOLD = "agrees", "does not", "does nothing here", "cannot be told"
 NOT_RUN = "not run: rankscope remedies --train"
@@ -71,10 +71,7 @@ def deeper(remedy: str, *settings: str) -> Judge:
     def judge(tables: Tables) -> Judged:
         said, ways = [], set[str]()
         for setting in settings:
-            place, variant = PLACED[setting]
-            mine, plain = (
-                curves(tables.initial, each, place, variant, tables.deepest) for each in (remedy, NONE)
-            )
+            mine, plain = (tables.curves(each, setting) for each in (remedy, NONE))
             if not mine:
                 continue
             depths = [[depth_reached(each) for each in some] for some in (mine, plain)]
@@ -115,9 +112,7 @@ def slower(remedy: str) -> Judge:
     """Without skips it collapses too, more slowly than softmax attention: after 12 layers more is left."""
 
     def judge(tables: Tables) -> Judged:
-        mine, plain = (
-            curves(tables.initial, each, "post", PLACED["no skips"][1], 12) for each in (remedy, NONE)
-        )
+        mine, plain = (tables.known.get((each, "post", BARE, 12), []) for each in (remedy, NONE))
         if not mine or not plain:
             return Judged("not measured", UNTOLD)
         ends = [[each[-1] for each in some] for some in (mine, plain)]

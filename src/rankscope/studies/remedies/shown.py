@@ -8,7 +8,7 @@ import polars as pl
 from rankscope.figures import power
 from rankscope.nets.remedies import REMEDIES
 from rankscope.studies.remedies import cold, learnt
-from rankscope.studies.remedies.initial import BARE, PLACES, WHOLE, curves
+from rankscope.studies.remedies.initial import BARE, PLACES, WHOLE
 from rankscope.studies.remedies.reached import THRESHOLD, spread
 from rankscope.studies.remedies.said import said_of
 from rankscope.studies.remedies.table import PLACED, Tables
@@ -52,8 +52,8 @@ def chosen_by(tables: Tables) -> Shown:
     note = (
         f"post, pre, no skips: depth reached, the layers until the relative residual falls below "
         f"{THRESHOLD:g}, of networks of {tables.deepest} layers at initialisation, median and range over "
-        "seeds; “all” where it never does. no skips is of pre-norm networks. log times: by how much the log "
-        "of a small residual is multiplied in each layer without skips, as measured; 3 is the doubly "
+        "seeds; “all” where it never does. no skips: of pre-norm networks, or post-norm where a remedy goes "
+        "there alone. log times: by how much the log of a small residual is multiplied in each layer without skips, as measured; 3 is the doubly "
         "exponential law, 1 an exponential fall. moved, cold: how far the last "
         f"layer's tokens of the trained model move, as a share of their length. {NOTHING} where a remedy "
         "does not go there, or leaves no token that is not zero; the reasons are below."
@@ -73,7 +73,7 @@ def initial(tables: Tables) -> Shown:
     for remedy in tables.remedies:
         cells = [remedy]
         for place, variant, depth in columns:
-            ends = [each[-1] for each in curves(tables.initial, remedy, place, variant, depth)]
+            ends = [each[-1] for each in tables.known.get((remedy, place, variant, depth), [])]
             at = tables.initial.filter(
                 remedy=remedy, norm_place=place, variant=variant, depth=depth, layer=depth
             )

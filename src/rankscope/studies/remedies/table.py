@@ -1,13 +1,14 @@
 """One row a remedy: everything that is known of it, joined."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import polars as pl
 
 from rankscope.nets.remedies import REMEDIES
 from rankscope.studies.remedies import cold, learnt
-from rankscope.studies.remedies.initial import BARE, PLACES, WHOLE, curves
+from rankscope.studies.remedies.initial import BARE, PLACES, WHOLE, Curves, curves
 from rankscope.studies.remedies.reached import Reached, depth_reached, over_seeds, spread
 from rankscope.studies.remedies.said import said_of
 from rankscope.studies.remedies.theory import laws, taken_out
@@ -37,15 +38,27 @@ class Tables:
         """Layers of the deepest networks at initialisation."""
         return int(self.initial["depth"].max())  # type: ignore[arg-type]
 
-    @property
+    @cached_property
+    def known(self) -> Curves:
+        """All curves at initialisation."""
+        return curves(self.initial)
+
+    @cached_property
     def laws(self) -> pl.DataFrame:
         """Predicted beside measured."""
         return laws(self.initial, self.variances)
 
     def at_start(self, remedy: str, setting: str) -> list[Reached]:
         """Depth reached at initialisation by the deepest networks, by seed; none where it does not go."""
+        return [depth_reached(each) for each in self.curves(remedy, setting)]
+
+    def curves(self, remedy: str, setting: str) -> list[list[float]]:
+        """log10 of the residual by layer, of every seed. Without skips: of pre-norm networks, or of post-norm
+        ones where a remedy goes onto these alone."""
         place, variant = PLACED[setting]
-        return [depth_reached(each) for each in curves(self.initial, remedy, place, variant, self.deepest)]
+        if setting == "no skips" and self.refused(remedy, place) is not None:
+            place = "post"
+        return self.known.get((remedy, place, variant, self.deepest), [])
 
     def reached(self, remedy: str, setting: str) -> tuple[list[Reached], str]:
         """Depth reached after training where there was one, else at initialisation, and which it is."""

@@ -23,7 +23,7 @@ import polars as pl
 from rankscope.errors import ArchitectureError, TheoremError
 from rankscope.nets import Transformer, named_variant
 from rankscope.sources.words import bundled_excerpts, word_tokens
-from rankscope.studies.remedies.initial import BARE, NONE, TOKENS, WHOLE, WIDTH, curves, network
+from rankscope.studies.remedies.initial import BARE, NONE, TOKENS, WHOLE, WIDTH, Curves, curves, network
 from rankscope.studies.remedies.said import said_of
 from rankscope.studies.study import Setup
 from rankscope.theory import certify
@@ -115,12 +115,13 @@ def variances(setup: Setup, remedy: str, depth: int, seed: int) -> pl.DataFrame:
     return setup.kept(f"variance-{remedy}-{depth}-{seed}", compute, remedy=remedy, depth=depth, seed=seed)
 
 
-def laws(initial: pl.DataFrame, sizes: pl.DataFrame | None = None) -> pl.DataFrame:
+def laws(table: pl.DataFrame, sizes: pl.DataFrame | None = None) -> pl.DataFrame:
     """Every law that says something of a remedy, its number beside what was measured, by the deepest
     networks; `low` and `high` are the range over seeds."""
-    depth = int(initial["depth"].max())  # type: ignore[arg-type]
+    depth = int(table["depth"].max())  # type: ignore[arg-type]
+    initial = curves(table)
     rows: list[dict[str, Any]] = []
-    for remedy in initial["remedy"].unique(maintain_order=True):
+    for remedy in table["remedy"].unique(maintain_order=True):
         said = said_of(remedy)
         if said is None or ":" in remedy:  # predictions are for the published numbers
             continue
@@ -146,8 +147,8 @@ def order_of(curve: list[float]) -> float | None:
     return statistics.median(found) if len(found) > 1 else None
 
 
-def _order(initial: pl.DataFrame, remedy: str, order: int | None, depth: int) -> dict[str, Any]:
-    given = [each for place in ("post", "pre") for each in curves(initial, remedy, place, BARE, depth)]
+def _order(initial: Curves, remedy: str, order: int | None, depth: int) -> dict[str, Any]:
+    given = [each for place in ("post", "pre") for each in initial.get((remedy, place, BARE, depth), [])]
     found = [m for each in given if (m := order_of(each)) is not None]
     about = {"remedy": remedy, "law": "order", "predicted": None if order is None else float(order)}
     if not given:
@@ -157,15 +158,15 @@ def _order(initial: pl.DataFrame, remedy: str, order: int | None, depth: int) ->
     return about | _spread(found)
 
 
-def _identity(initial: pl.DataFrame, remedy: str, depth: int) -> Iterator[dict[str, Any]]:
-    given = [each for place in ("post", "pre") for each in curves(initial, remedy, place, WHOLE, depth)]
+def _identity(initial: Curves, remedy: str, depth: int) -> Iterator[dict[str, Any]]:
+    given = [each for place in ("post", "pre") for each in initial.get((remedy, place, WHOLE, depth), [])]
     if given:
         yield {"remedy": remedy, "law": "identity", "predicted": 0.0,
                **_spread([each[-1] - each[0] for each in given])}  # fmt: skip
 
 
-def _fall(initial: pl.DataFrame, remedy: str, branch: str, depth: int) -> Iterator[dict[str, Any]]:
-    plain, mine = (curves(initial, each, "post", WHOLE, depth) for each in (NONE, remedy))
+def _fall(initial: Curves, remedy: str, branch: str, depth: int) -> Iterator[dict[str, Any]]:
+    plain, mine = (initial.get((each, "post", WHOLE, depth), []) for each in (NONE, remedy))
     base = statistics.median(slopes) if (slopes := [_slope(each, near=True) for each in plain]) else math.nan
     if mine and base > 0:
         b2 = 10 ** (2 * base) - 1
