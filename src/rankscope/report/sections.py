@@ -1,6 +1,7 @@
 """The sections of a chapter: which figures and tables a run gives, each with a sentence on how to read it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -234,11 +235,19 @@ def _studies(run: Run) -> list[Section]:
         ]
         lost = [figure for figure, uri in drawn.items() if uri is None]
         notes = [f"Missing, or no picture: {', '.join(f'{figure}.png' for figure in lost)}."] if lost else []
-        found.append(
-            Section(
-                f"study-{number}", f"{name}: {title}".removeprefix(": "),
-                tables=[*shown_tables(outcome), *(each for each in [comparison_table(outcome)] if each.rows)],
-                notes=[*map(str, outcome.get("notes", [])), *notes], pictures=pictures,
-            )
-        )  # fmt: skip
+        notes = [*map(str, outcome.get("notes", [])), *notes]
+        heading = f"{name}: {title}".removeprefix(": ")
+        compared = [table for table in [comparison_table(outcome)] if table.rows]
+        key = f"study-{number}"
+        first, *others = shown_tables(outcome) or [None]
+        if first is None:
+            found.append(Section(key, heading, tables=compared, notes=notes, pictures=pictures))
+            continue
+        found.append(Section(key, heading, tables=[first], notes=notes))
+        found += [Section(f"{key}-figures", "Figures", pictures=pictures)] if pictures else []
+        found += [
+            Section(f"{key}-{place}", each.title, tables=[replace(each, title="")])
+            for place, each in enumerate(others)
+        ]
+        found += [Section(f"{key}-compared", "What was published", tables=compared)] if compared else []
     return found

@@ -61,7 +61,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "centred",
-        "no collapse at the start, without skips",
+        "tokens stay apart for more layers, without skips",
         "Nait Saada et al. 2025; Ali et al. 2023: the outlying eigenvalue is gone",
         deeper("centred", "no skips"),
     ),

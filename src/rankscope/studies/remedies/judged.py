@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from rankscope.figures import power
 from rankscope.studies.remedies import learnt
 from rankscope.studies.remedies.initial import BARE, NONE
 from rankscope.studies.remedies.reached import THRESHOLD, depth_reached, spread
@@ -76,6 +77,9 @@ def deeper(remedy: str, *settings: str) -> Judge:
                 continue
             depths = [[depth_reached(each) for each in some] for some in (mine, plain)]
             said.append(f"{setting}: {spread(depths[0])} layers, {spread(depths[1])} without")
+            if all(one.whole for some in depths for one in some):
+                ends = (power(statistics.median(each[-1] for each in some)) for some in (mine, plain))
+                said[-1] += f" (at the end {' and '.join(ends)})"
             pairs = [
                 (a.layers - b.layers) or (x[-1] - y[-1] if a.whole and b.whole else 0)
                 for a, b, x, y in zip(*depths, mine, plain, strict=False)

@@ -8,7 +8,7 @@ import polars as pl
 from rankscope.figures import power
 from rankscope.nets.remedies import REMEDIES
 from rankscope.studies.remedies import cold, learnt
-from rankscope.studies.remedies.initial import BARE, PLACES, WHOLE
+from rankscope.studies.remedies.initial import BARE, NONE, PLACES, WHOLE
 from rankscope.studies.remedies.reached import THRESHOLD, spread
 from rankscope.studies.remedies.said import said_of
 from rankscope.studies.remedies.table import PLACED, Tables
@@ -20,7 +20,14 @@ NOTHING = "–"
 
 def shown(tables: Tables) -> list[Shown]:
     """In the order of reading."""
-    found = [chosen_by(tables), initial(tables), put_cold(tables), *trainings(tables), laws(tables)]
+    found = [
+        chosen_by(tables),
+        initial(tables, WHOLE),
+        initial(tables, BARE),
+        put_cold(tables),
+        *trainings(tables),
+        laws(tables),
+    ]
     return [*found, theory(tables), refusals(tables)]
 
 
@@ -53,8 +60,9 @@ def chosen_by(tables: Tables) -> Shown:
         f"post, pre, no skips: depth reached, the layers until the relative residual falls below "
         f"{THRESHOLD:g}, of networks of {tables.deepest} layers at initialisation, median and range over "
         "seeds; “all” where it never does. no skips: of pre-norm networks, or post-norm where a remedy goes "
-        "there alone. log times: by how much the log of a small residual is multiplied in each layer without skips, as measured; 3 is the doubly "
-        "exponential law, 1 an exponential fall. moved, cold: how far the last "
+        "there alone. log times: by how much the log of a small residual is "
+        "multiplied in each layer without skips, as measured; 3 is the doubly exponential law, 1 an "
+        "exponential fall. moved, cold: how far the last "
         f"layer's tokens of the trained model move, as a share of their length. {NOTHING} where a remedy "
         "does not go there, or leaves no token that is not zero; the reasons are below."
     )
@@ -65,14 +73,13 @@ def chosen_by(tables: Tables) -> Shown:
     return Shown("To choose by", headings, rows, note)
 
 
-def initial(tables: Tables) -> Shown:
+def initial(tables: Tables, variant: str) -> Shown:
     """Residuals after the last layer, depth by depth."""
-    depths = sorted(tables.initial["depth"].unique())
-    columns = [(place, variant, depth) for variant in (WHOLE, BARE) for place in PLACES for depth in depths]
+    columns = [(place, depth) for place in PLACES for depth in sorted(tables.initial["depth"].unique())]
     rows, marks = [], 0
     for remedy in tables.remedies:
         cells = [remedy]
-        for place, variant, depth in columns:
+        for place, depth in columns:
             ends = [each[-1] for each in tables.known.get((remedy, place, variant, depth), [])]
             at = tables.initial.filter(
                 remedy=remedy, norm_place=place, variant=variant, depth=depth, layer=depth
@@ -81,36 +88,33 @@ def initial(tables: Tables) -> Shown:
             marks += noisy
             cells.append(_ends(ends) + ("°" if noisy else "") if ends else NOTHING)
         rows.append(cells)
-    headings = ["remedy", *(f"{place}, {variant}, {depth}" for place, variant, depth in columns)]
+    headings = ["remedy", *(f"{place}-norm, {depth} layers" for place, depth in columns)]
     note = (
         "Relative residual after the last layer: geometric mean over samples, median over seeds, in "
         "deviation arithmetic, on the same random weights."
     )
     if marks:
         note += " ° two passes that round otherwise differ on it: not all digits are sure."
-    return Shown("At initialisation", headings, rows, note)
+    return Shown(f"At initialisation, {variant}", headings, rows, note)
 
 
 def put_cold(tables: Tables) -> Shown:
     """Before and after, and why not."""
-    rows = []
+    rows, reasons = [], []
     for remedy in tables.remedies:
         found = {name: cold.mean(tables.cold, remedy, name) for name in cold.QUANTITIES}
-        why = next(iter(tables.cold.filter(remedy=remedy)["refused"].drop_nulls()), "")
         residual = found["log10"]
-        rows.append([
-            remedy, NOTHING if residual is None else power(residual),
-            *(_number(found[name], ".3f") for name in ("entropy", "moved", "cosine")),
-            why,
-        ])  # fmt: skip
+        numbers = [_number(found[name], ".3f") for name in ("entropy", "moved", "cosine")]
+        rows.append([remedy, NOTHING if residual is None else power(residual), *numbers])
+        reasons += [f" {NOTHING} {why}." for why in tables.cold.filter(remedy=remedy)["refused"].drop_nulls()]
     note = (
         "After the last layer: relative residual, entropy of attention in nats (mean over heads; none where "
         "a remedy makes weights negative), how far tokens moved from where they are without it, as a share "
         "of their length, and their cosine with those. Weights were not trained with the remedy: what is far "
         "from 0 has to be trained in."
     )
-    headings = ["remedy", "residual", "entropy", "moved", "cosine", "refused"]
-    return Shown("Put cold on the trained model", headings, rows, note)
+    headings = ["remedy", "residual", "entropy", "moved", "cosine"]
+    return Shown("Put cold on the trained model", headings, rows, note + "".join(reasons))
 
 
 def trainings(tables: Tables) -> list[Shown]:
@@ -120,7 +124,7 @@ def trainings(tables: Tables) -> list[Shown]:
         depths = learnt.depths(tables.trained, setting)
         if not depths:
             continue
-        rows = []
+        rows, reasons = [], list[str]()
         for remedy in tables.trained["remedy"].unique(maintain_order=True):
             cells = [remedy]
             for depth in depths:
@@ -137,15 +141,16 @@ def trainings(tables: Tables) -> list[Shown]:
                 is not None
             ]
             cells.append(f"{statistics.median(lengths):.2f}" if lengths else NOTHING)
-            cells.append(learnt.refusal(tables.trained, remedy, setting) or "")
+            why = learnt.refusal(tables.trained, remedy, setting)
+            reasons += [] if why is None else [f" {NOTHING} {remedy}: {why}."]
             rows.append(cells)
         headings = ["remedy", *(f"loss, {depth}" for depth in depths)]
-        headings += ["residual", "entropy", "gradient, layer 1", "path length", "refused"]
+        headings += ["residual", "entropy", "gradient, layer 1", "path length"]
         note = (
             f"Median and range over seeds, by depth; the other numbers are of {depths[-1]} layers. Path "
             "length: heads on a path, weighed by its share of the output. One recipe for all, tuned for none."
         )
-        found.append(Shown(f"Trained from scratch, {setting}", headings, rows, note))
+        found.append(Shown(f"Trained from scratch, {setting}", headings, rows, note + "".join(reasons)))
     return found
 
 
@@ -170,22 +175,28 @@ def laws(tables: Tables) -> Shown:
         "triples in every layer; 2: it doubles; 1: an exponential fall, or none. The fall and the variance "
         "leave out that a remedy changes what branches say, and are right to a factor."
     )
-    return Shown("Laws, predicted and measured", ["remedy", "law", "predicted", "measured"], rows, note)
+    headings = ["remedy", "law", "predicted", "measured"]
+    return Shown("Laws, predicted and measured", headings, rows, note, wordy=True)
 
 
 def theory(tables: Tables) -> Shown:
     """Sentences, and the theorems that a remedy takes out."""
     rows = []
+    held = set(tables.theorems.filter(pl.col("held"), remedy=NONE)["theorem"])
     for remedy in tables.remedies:
         said, kind = said_of(remedy), REMEDIES.get(remedy.partition(":")[0])
         lost, reason = taken_out(tables.theorems, remedy)
-        gone = f"{', '.join(lost)}: {reason}" if lost else "none"
+        every = len(lost) == len(held)
+        gone = f"{f'all {len(held)}' if every else ', '.join(lost)}: {reason}" if lost else "none"
         rows.append([
             remedy, "the network as it is" if kind is None else kind.says,
             NOTHING if said is None else f"{said.theory} ({said.source})", gone,
         ])  # fmt: skip
     headings = ["remedy", "what it does", "what theory says", "theorems that it takes out"]
-    note = "Theorems that hold on small random networks without the remedy, and refuse them with it."
+    note = (
+        f"Theorems that hold on small random networks without the remedy, {len(held)} of them "
+        f"({', '.join(sorted(held))}), and refuse them with it, with their own reason."
+    )
     return Shown("Theory", headings, rows, note, wordy=True)
 
 

@@ -152,9 +152,9 @@ def _order(initial: Curves, remedy: str, order: int | None, depth: int) -> dict[
     found = [m for each in given if (m := order_of(each)) is not None]
     about = {"remedy": remedy, "law": "order", "predicted": None if order is None else float(order)}
     if not given:
-        return about | {"said": "without skips every token is zero"}
+        return about | {"said": "every token is zero"}
     if len(found) < len(given):
-        return about | {"said": "it does not collapse: there is no fall to take the order of"}
+        return about | {"said": "no fall to take it from"}
     return about | _spread(found)
 
 
