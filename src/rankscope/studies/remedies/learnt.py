@@ -35,7 +35,8 @@ class Spread(NamedTuple):
     def said(self, form: str = ".3f") -> str:
         """The median, with the range where seeds differ."""
         middle, low, high = (f"{each:{form}}" for each in self[:3])
-        return middle if low == high else f"{middle} ({low}–{high})"
+        between = " to " if self.low < 0 else "–"
+        return middle if low == high else f"{middle} ({low}{between}{high})"
 
 
 def whole(table: pl.DataFrame | None) -> pl.DataFrame:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -91,7 +92,10 @@ def each(setup: Setup, asked: Sequence[Part], workers: int = 1) -> Iterator[tupl
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for one in team:
-            one.end()
+            one.process.kill()
+        pool.shutdown()  # nobody waits for an answer any more
+        for one in team:
+            one.close()
 
 
 class _Process:
@@ -128,9 +132,12 @@ class _Process:
         if error := json.loads(answer):
             raise StudyError(error)
 
-    def end(self) -> None:
-        """At once."""
-        self.process.kill()
+    def close(self) -> None:
+        """After its end."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with suppress(OSError):  # what was not sent yet
+            self.process.stdin.close()
+        self.process.stdout.close()
         self.process.wait()
 
 

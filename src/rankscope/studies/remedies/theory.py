@@ -24,6 +24,7 @@ from rankscope.errors import ArchitectureError, TheoremError
 from rankscope.nets import Transformer, named_variant
 from rankscope.sources.words import bundled_excerpts, word_tokens
 from rankscope.studies.remedies.initial import BARE, NONE, TOKENS, WHOLE, WIDTH, Curves, curves, network
+from rankscope.studies.remedies.reached import THRESHOLD
 from rankscope.studies.remedies.said import said_of
 from rankscope.studies.study import Setup
 from rankscope.theory import certify
@@ -167,19 +168,20 @@ def _identity(initial: Curves, remedy: str, depth: int) -> Iterator[dict[str, An
 
 def _fall(initial: Curves, remedy: str, branch: str, depth: int) -> Iterator[dict[str, Any]]:
     plain, mine = (initial.get((each, "post", WHOLE, depth), []) for each in (NONE, remedy))
-    base = statistics.median(slopes) if (slopes := [_slope(each, near=True) for each in plain]) else math.nan
+    base = statistics.median(map(_slope, plain)) if plain else math.nan
     if mine and base > 0:
         b2 = 10 ** (2 * base) - 1
         predicted = math.log10(1 + b2 * WEIGHTS[branch](depth) ** 2) / 2
-        yield {"remedy": remedy, "law": "fall", "predicted": predicted,
-               **_spread([_slope(each, near=True) for each in mine])}  # fmt: skip
+        found = _spread([*map(_slope, mine)])
+        apart = f"{found['measured']:.2g}; tokens stay apart, the law is for tokens nearly the same"
+        near = all(each[-1] < math.log10(THRESHOLD) for each in mine)
+        yield {"remedy": remedy, "law": "fall", "predicted": predicted, **found,
+               "said": None if near else apart}  # fmt: skip
 
 
-def _slope(curve: list[float], near: bool) -> float:
-    """Decades a layer by which the residual falls: where tokens are nearly the same, if they get there with
-    layers to spare, else over the second half."""
-    start = next((layer for layer, value in enumerate(curve) if value < NEAR), len(curve))
-    start = start if near and start < len(curve) * 2 // 3 else len(curve) // 2
+def _slope(curve: list[float]) -> float:
+    """Decades a layer by which the residual falls, over the second half."""
+    start = len(curve) // 2
     return (curve[start] - curve[-1]) / (len(curve) - 1 - start)
 
 
