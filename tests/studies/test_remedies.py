@@ -80,9 +80,8 @@ def test_what_does_not_go_is_said_and_what_leaves_nothing_too(tables: Tables) ->
     assert initial.ZERO in tables.initial.filter(remedy="rezero", variant="no skips")["note"].to_list()
     for curve in tables.curves("rezero", "post"):
         assert max(curve) - min(curve) < 1e-12  # the identity
-    assert tables.known["attnscale", "post", "whole", LAYERS] == pytest.approx(
-        tables.known["none", "post", "whole", LAYERS]
-    )
+    for mine, plain in zip(tables.curves("attnscale", "post"), tables.curves("none", "post"), strict=True):
+        assert mine == pytest.approx(plain)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -100,7 +99,8 @@ def test_the_order_of_a_law_is_found_whatever_its_factor(order: int) -> None:
 def test_derived_orders_are_measured(remedy: str, order: int) -> None:
     assert SAID[remedy].order == order
     table = initial.measured(remedy, "post", 9, 0)
-    found = theory.order_of(initial.curves(table)[remedy, "post", initial.BARE, 9])
+    (curve,) = initial.curves(table)[remedy, "post", initial.BARE, 9]
+    found = theory.order_of(curve)
     assert found == pytest.approx(order, abs=0.15)
 
 

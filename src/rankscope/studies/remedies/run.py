@@ -195,4 +195,4 @@ def write(setup: Setup, found: Outcome, command: str = "") -> Path:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
