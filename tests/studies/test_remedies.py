@@ -205,10 +205,14 @@ def test_the_page_has_every_part_and_a_damaged_one_is_refused(tables: Tables, tm
         read_run(tmp_path)
 
 
-def test_parts_are_all_there_and_processes_give_the_same(tmp_path: Path) -> None:
+def test_parts_are_all_there() -> None:
     asked = parts(["gate", "lnscale"], 2, "bert-tiny", 2, full=True)
     kinds = [part.kind for part in asked]
     assert kinds.count("initial") == 3 * 2 * 2 * 3 and kinds.count("cold") == kinds.count("theorems") == 3
+
+
+@pytest.mark.slow  # each process imports torch
+def test_processes_compute_the_same_and_their_mistakes_are_sentences(tmp_path: Path) -> None:
     small = [Part("variance", {"remedy": name, "depth": 2, "seed": 0}, 0.1) for name in ("none", "lnscale")]
     alone, beside = Setup(tmp_path / "alone"), Setup(tmp_path / "beside")
     found = {str(part): table for part, table in each(beside, small, 2)}

@@ -111,9 +111,9 @@ def _priced(tables: Tables) -> bool:
 
 
 def price(tables: Tables) -> Figure:
-    """Depth reached against time per step, a panel a setting. Arrows: the residual never fell below the
+    """Depth reached against time per step, a panel a setting. Triangles: the residual never fell below the
     threshold, so that the depth is a lower limit. Hollow: at initialisation, as it was not trained."""
-    figure, axes = panels(len(learnt.SETTINGS), width=4.6, height=4.4)
+    figure, axes = panels(len(learnt.SETTINGS), width=5.0, height=4.8)
     for place, setting in zip(axes, learnt.SETTINGS, strict=True):
         points: list[tuple[float, float, str]] = []
         for remedy in tables.remedies:
@@ -132,6 +132,10 @@ def price(tables: Tables) -> Figure:
         place.set_title(setting if setting == "no skips" else f"{setting}-norm", loc="left", fontsize=10)
         place.set_xlabel("time per step, as a ratio to no remedy")
     axes[0].set_ylabel(f"depth reached: layers with a residual above {THRESHOLD:g}")
+    figure.supxlabel(
+        "Triangles: it never fell within the network, a lower limit. Hollow: not trained, at initialisation.",
+        fontsize=9,
+    )
     return figure
 
 
@@ -141,20 +145,15 @@ def _family(remedy: str) -> int:
 
 
 def _named(axes: Axes, points: list[tuple[float, float, str]]) -> None:
-    """Names beside the points; those at one height are set in a column, so that none lies on another."""
-    top = max((height for _, height, _ in points), default=1.0) or 1.0
-    axes.set_ylim(-0.08 * top, 1.5 * top)
-    taken: list[tuple[float, float]] = []
-    right = max((x for x, _, _ in points), default=1.0)
-    left = min((x for x, _, _ in points), default=1.0)
-    wide, tall = max(right - left, 0.2) * 0.42, top * 0.055
-    for x, y, name in sorted(points, key=lambda each: (-each[1], each[0])):
-        at = y
-        while any(abs(x - u) < wide and abs(at - v) < tall for u, v in taken):
-            at += tall
-        taken.append((x, at))
+    """Names in a column at the right, deepest first, each tied to its point: many points lie on one."""
+    top = max((y for _, y, _ in points), default=1.0) or 1.0
+    ordered = sorted(points, key=lambda each: (-each[1], -each[0] if each[1] > top / 2 else each[0]))
+    for place, (x, y, name) in enumerate(ordered):
+        color = "black" if name == NONE else PALETTE[_family(name)]
         axes.annotate(
-            label(name), (x, y), xytext=(x, at + 0.02 * top), fontsize=8, va="bottom", ha="left",
-            arrowprops={"arrowstyle": "-", "color": FAINT, "linewidth": 0.4} if at > y else None,
+            label(name), (x, y), xytext=(1.06, 1 - (place + 0.5) / len(ordered)), textcoords="axes fraction",
+            fontsize=8, va="center", ha="left", color=color, annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5, "alpha": 0.5, "shrinkB": 3, "relpos": (0, 0.5)},
         )  # fmt: skip
-    axes.set_xlim(left - 0.1 * max(right - left, 0.2), right + 0.6 * max(right - left, 0.2))
+    axes.set_ylim(-0.06 * top, 1.1 * top)
+    axes.margins(x=0.1)
