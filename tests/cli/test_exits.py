@@ -91,6 +91,7 @@ def test_an_option_means_the_same_everywhere() -> None:
                 key = (parameter.help, str(parameter.rich_help_panel), parameter.is_flag)
                 said.setdefault(parameter.opts[-1], set()).add(key)
     own = {"--tokens", "--output"}  # of masks: tokens that they join; of report: one page
+    own |= {"--remedy", "--train"}  # of remedies: each alone, not all on one network; of demo: its own GPT
     assert {name for name, meanings in said.items() if len(meanings) > 1} <= own
 
 

@@ -29,12 +29,7 @@ def remedies(
         ),
     ] = None,
     seeds: Annotated[int, opt.option(opt.NETWORK, "N", "Random networks of each kind.", min=1)] = 3,
-    full: Annotated[
-        bool,
-        opt.option(
-            opt.NETWORK, " ", "Networks of 128 layers as well, and longer trainings.", (), "--full/--quick"
-        ),
-    ] = False,
+    full: opt.Full = False,
     train: Annotated[
         bool,
         opt.option(
@@ -51,11 +46,9 @@ def remedies(
             show_default="by size",
         ),
     ] = None,
-    steps: Annotated[
-        int | None, opt.option(opt.NETWORK, "N", "Of each training.", min=1, show_default="by size")
-    ] = None,
+    steps: Annotated[int | None, opt.option(opt.NETWORK, "N", "steps", min=1, show_default="by size")] = None,
     device: opt.Device = "cpu",
-    workers: Annotated[int, opt.option(opt.NETWORK, "N", "Processes at a time.", min=1)] = 1,
+    workers: Annotated[int, opt.option(opt.NETWORK, "N", "workers", min=1)] = 1,
     output: opt.Folder = Path("runs/remedies"),
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,

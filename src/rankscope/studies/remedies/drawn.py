@@ -150,10 +150,11 @@ def _named(axes: Axes, points: list[tuple[float, float, str]]) -> None:
     ordered = sorted(points, key=lambda each: (-each[1], -each[0] if each[1] > top / 2 else each[0]))
     for place, (x, y, name) in enumerate(ordered):
         color = "black" if name == NONE else PALETTE[_family(name)]
+        leader = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "alpha": 0.5, "shrinkB": 3}
         axes.annotate(
             label(name), (x, y), xytext=(1.06, 1 - (place + 0.5) / len(ordered)), textcoords="axes fraction",
             fontsize=8, va="center", ha="left", color=color, annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5, "alpha": 0.5, "shrinkB": 3, "relpos": (0, 0.5)},
+            arrowprops=leader | {"relpos": (0, 0.5)},
         )  # fmt: skip
     axes.set_ylim(-0.06 * top, 1.1 * top)
     axes.margins(x=0.1)
