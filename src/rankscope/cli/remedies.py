@@ -11,9 +11,6 @@ if TYPE_CHECKING:
 
     from rankscope.studies.remedies.table import Tables
 
-WIDE = 100
-"""Columns of the table at most."""
-
 
 def remedies(
     model: opt.Model = "minilm",
@@ -144,12 +141,16 @@ def claims_said(claims: "list[Any]") -> str:
     words: dict[str, int] = {}
     for each in claims:
         words[each.verdict] = words.get(each.verdict, 0) + 1
-    counts = ", ".join(f"{number} {word}" for word, number in sorted(words.items(), key=lambda one: -one[1]))
+    many = {"agrees": "agree", "does not": "do not", "does nothing here": "do nothing here"}
+    counts = ", ".join(
+        f"{number} {word if number == 1 else many.get(word, word)}"
+        for word, number in sorted(words.items(), key=lambda one: -one[1])
+    )
     return f"Of {len(claims)} published claims: {counts}. Each with its numbers is in the report."
 
 
 def shown(tables: "Tables") -> "Table":
-    """A row a remedy, in no more than a hundred columns."""
+    """A row a remedy, in no more than a hundred columns: of losses the medians alone."""
     from rankscope.cli.show import titled
     from rankscope.studies.remedies import learnt
     from rankscope.studies.remedies.reached import THRESHOLD
@@ -167,5 +168,6 @@ def shown(tables: "Tables") -> "Table":
     for number, heading in enumerate(whole.headings):
         table.add_column(short.get(heading, heading), justify="right" if number else "left", overflow="fold")
     for row in whole.rows:
-        table.add_row(*row)
+        cells = zip(whole.headings, row, strict=True)
+        table.add_row(*(cell.partition(" ")[0] if name.startswith("loss") else cell for name, cell in cells))
     return table
