@@ -150,7 +150,7 @@ def claims_said(claims: "list[Any]") -> str:
 
 
 def shown(tables: "Tables") -> "Table":
-    """A row a remedy, in no more than a hundred columns: of losses the medians alone."""
+    """A row a remedy, in no more than a hundred columns."""
     from rankscope.cli.show import titled
     from rankscope.studies.remedies import learnt
     from rankscope.studies.remedies.reached import THRESHOLD
@@ -163,11 +163,10 @@ def shown(tables: "Tables") -> "Table":
         f"Of {depth}{tables.deepest} layers at initialisation, over seeds. moved: the trained model's tokens."
         + (" * trained." if len(tables.trained) else ""),
     )  # fmt: skip
-    short = {"moved, cold": "moved", "parameters added": "params"}
+    short = {"moved, cold": "moved", "added": "params"}
     short |= {f"loss, {each}": f"loss {each}" for each in learnt.SETTINGS}
     for number, heading in enumerate(whole.headings):
         table.add_column(short.get(heading, heading), justify="right" if number else "left", overflow="fold")
     for row in whole.rows:
-        cells = zip(whole.headings, row, strict=True)
-        table.add_row(*(cell.partition(" ")[0] if name.startswith("loss") else cell for name, cell in cells))
+        table.add_row(*row)
     return table

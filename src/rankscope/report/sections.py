@@ -239,15 +239,15 @@ def _studies(run: Run) -> list[Section]:
         heading = f"{name}: {title}".removeprefix(": ")
         compared = [table for table in [comparison_table(outcome)] if table.rows]
         key = f"study-{number}"
-        first, *others = shown_tables(outcome) or [None]
-        if first is None:
+        shown = shown_tables(outcome)
+        if not shown:
             found.append(Section(key, heading, tables=compared, notes=notes, pictures=pictures))
             continue
-        found.append(Section(key, heading, tables=[first], notes=notes))
+        found.append(Section(key, heading, tables=shown[:1], notes=notes))
         found += [Section(f"{key}-figures", "Figures", pictures=pictures)] if pictures else []
         found += [
             Section(f"{key}-{place}", each.title, tables=[replace(each, title="")])
-            for place, each in enumerate(others)
+            for place, each in enumerate(shown[1:])
         ]
         found += [Section(f"{key}-compared", "What was published", tables=compared)] if compared else []
     return found

@@ -92,6 +92,6 @@ def curves(table: pl.DataFrame) -> Curves:
     found: Curves = {}
     by_seed = rows.sort("seed", "layer").group_by(*NETWORK, "seed", maintain_order=True)
     for (remedy, place, variant, depth, _), each in by_seed:
-        key = (str(remedy), str(place), str(variant), int(depth))  # type: ignore[call-overload]
+        key = (str(remedy), str(place), str(variant), int(depth))
         found.setdefault(key, []).append(each["log10"].to_list())
     return found

@@ -144,9 +144,8 @@ def said(tables: Tables) -> str:
             if (found := tables.at_start(name, setting)) and all(one.whole for one in found)
         ]  # fmt: skip
         held = f"tokens stay apart for all {tables.deepest} layers with {_listed(kept)}"
-        lines.append(
-            f"{words}, at initialisation, {held if kept else 'tokens stay apart with none of them'}."
-        )
+        none = f"none of them keeps tokens apart for all {tables.deepest} layers"
+        lines.append(f"{words}, at initialisation, {held if kept else none}.")
     idle = [
         name for name in tables.remedies[1:]
         if all(tables.at_start(name, each) == tables.at_start(NONE, each) for each in PLACED)

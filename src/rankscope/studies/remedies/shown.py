@@ -44,7 +44,7 @@ def chosen_by(tables: Tables) -> Shown:
         for setting in learnt.SETTINGS:
             if depth := learnt.depths(tables.trained, setting):
                 of = learnt.spread(learnt.values(tables.trained, remedy, setting, depth[-1], "loss"))
-                cells.append(NOTHING if of is None else of.said())
+                cells.append(NOTHING if of is None else f"{of.median:.3f}")
         if len(tables.costs):
             price = learnt.price(tables.costs, remedy)
             cells.append(NOTHING if price is None else f"{price.median:.2f}")
@@ -55,7 +55,7 @@ def chosen_by(tables: Tables) -> Shown:
     losses = [f"loss, {each}" for each in learnt.SETTINGS if learnt.depths(tables.trained, each)]
     headings = ["remedy", *PLACED, "log times", "moved, cold", *losses]
     headings += ["time"] if len(tables.costs) else []
-    headings += ["parameters added"] if len(tables.trained) else []
+    headings += ["added"] if len(tables.trained) else []
     note = (
         f"post, pre, no skips: depth reached, the layers until the relative residual falls below "
         f"{THRESHOLD:g}, of networks of {tables.deepest} layers at initialisation, median and range over "
@@ -68,7 +68,8 @@ def chosen_by(tables: Tables) -> Shown:
     )
     if len(tables.trained):
         note += (
-            " * after training. loss: on held-out text, of the deepest networks. time: per step, without = 1."
+            " * after training. loss: on held-out text, of the deepest "
+        note += "networks, the median over seeds. time: per step, without = 1. added: parameters."
         )
     return Shown("To choose by", headings, rows, note)
 
