@@ -69,7 +69,7 @@ def chosen_by(tables: Tables) -> Shown:
     if len(tables.trained):
         note += (
             " * after training. loss: on held-out text, of the deepest "
-        note += "networks, the median over seeds. time: per step, without = 1. added: parameters."
+            "networks, the median over seeds. time: per step, without = 1. added: parameters."
         )
     return Shown("To choose by", headings, rows, note)
 
