@@ -76,7 +76,7 @@ def remedies(
     refuse_absent(device)
     writable_folder(output)
     silent = quiet or as_json
-    done = 0
+    done, planned = 0, list[Any]()
     try:
         with progress(silent) as start:
             bar = start("")
@@ -98,7 +98,8 @@ def remedies(
 
             tables = gather(setup, asked, planned, tell)
     except KeyboardInterrupt as stop:
-        where = f"after {done} of {len(planned)} parts" if done < len(planned) else "in training"
+        trains = bool(planned) and done == len(planned)
+        where = "in training" if trains else f"after {done} of {len(planned)} parts"
         raise Stopped(f"{where}; the same command goes on from here") from stop
     found = outcome(setup, asked, tables)
     report = write_report([write(setup, found, command())], output / "report.html")
