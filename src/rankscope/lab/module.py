@@ -20,6 +20,7 @@ from rankscope.nets.memory import Memory
 from rankscope.nets.plain import Plain, contributions
 from rankscope.nets.setting import Seen, Setting, unpadded
 from rankscope.nets.traversal import Block, traverse
+from rankscope.shapes import Bool, Float
 
 Tokens = Float[Tensor, "batch token width"]
 
