@@ -159,7 +159,8 @@ def test_trainings_join_where_they_are_there(
     losses = trained[0].filter(remedy="attnscale", quantity="loss")["value"]
     by_name = {row["remedy"]: row for row in found.iter_rows(named=True)}
     assert by_name["attnscale"]["trained_pre_loss"] == pytest.approx(losses.median())
-    assert by_name["attnscale"]["trained_pre_reached"] == 1.0 and by_name["gate"]["trained_pre_loss"] is None
+    assert losses.max() < 2.5 and by_name["attnscale"]["learns_pre"] == 2.0
+    assert by_name["gate"]["trained_pre_loss"] is None
     assert by_name["none"]["time_ratio"] == 1.0 and by_name["attnscale"]["time_ratio"] > 0
     assert learnt.path_length(both.trained, "none", "pre", 2, 0) == pytest.approx(1.5)
     came = outcome(Setup(Path("unused")), Asked(("attnscale", "gate")), both)
@@ -170,6 +171,26 @@ def test_trainings_join_where_they_are_there(
     verdicts = {one.what: one.verdict for one in comparisons(tables)}
     assert verdicts["gate: a lower loss"] == UNTOLD
     assert verdicts["none: without skips collapse is doubly exponential"] == AGREES
+
+
+def test_networks_learn_that_are_better_than_frequencies_with_every_seed_at_every_lesser_depth() -> None:
+    assert learnt.blind("images") == pytest.approx(math.log(10), abs=0.01)  # digits are as frequent
+    assert 2.8 < learnt.blind("pre") < 3.2  # the entropy of English letters, spaces and signs, in nats
+    good, bad = learnt.blind("pre") - 0.6, learnt.blind("pre") - 0.4
+
+    def learns(losses: dict[int, tuple[float, ...]]) -> Reached | None:
+        rows = [
+            {"remedy": "gate", "setting": "pre", "quantity": "loss", "depth": depth, "seed": seed,
+             "value": loss}
+            for depth, each in losses.items()
+            for seed, loss in enumerate(each)
+        ]  # fmt: skip
+        return learnt.learns(learnt.whole(pl.DataFrame(rows)), "gate", "pre")
+
+    assert learns({6: (good, good), 12: (good, good)}) == Reached(12, True)
+    assert learns({6: (good, good), 12: (good, bad), 24: (good, good)}) == Reached(6, False)
+    assert learns({6: (bad, bad)}) == Reached(0, False)
+    assert learnt.learns(learnt.whole(None), "gate", "pre") is None
 
 
 def test_words_for_what_seeds_say() -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from rankscope.figures import Axes, Figure, panels
 from rankscope.looks import FAINT, MARKERS, PALETTE, label, power, tick
 from rankscope.studies.remedies import learnt
-from rankscope.studies.remedies.initial import BARE, NONE, WHOLE, Curves
+from rankscope.studies.remedies.initial import BARE, NONE, PLACES, WHOLE, Curves
 from rankscope.studies.remedies.reached import THRESHOLD, over_seeds
-from rankscope.studies.remedies.table import Tables
+from rankscope.studies.remedies.table import PLACED, Tables
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "attention": ("shaped", "attnscale", "centred"),
-    "scores": ("sinkhorn", "logn", "differential"),
+    "scores": ("sinkhorn", "logn", "differential", "differential2"),
     "branches": ("rezero", "skipinit", "sqrtl", "lnscale", "deepnorm", "lambda"),
     "values": ("valueresidual", "neutreno", "featscale", "contranorm", "gate", "headgate"),
 }
@@ -109,31 +109,35 @@ def _priced(tables: Tables) -> bool:
 
 
 def price(tables: Tables) -> Figure:
-    """Depth reached against time per step, a panel a setting. Triangles: the residual never fell below the
-    threshold, so that the depth is a lower limit. Hollow: at initialisation, as it was not trained."""
-    figure, axes = panels(len(learnt.SETTINGS), width=5.0, height=4.8)
-    for place, setting in zip(axes, learnt.SETTINGS, strict=True):
+    """Depth reached against time per step, a panel a setting: the deepest networks that learn, or where none
+    were trained how deep tokens stay apart at initialisation. Triangles: a lower limit."""
+    trained = [each for each in learnt.SETTINGS if learnt.depths(tables.trained, each)]
+    settings = trained or list(PLACED)
+    figure, axes = panels(len(settings), width=5.0, height=4.8)
+    for place, setting in zip(axes, settings, strict=True):
         points: list[tuple[float, float, str]] = []
         for remedy in tables.remedies:
-            cost, (each, when) = learnt.price(tables.costs, remedy), tables.reached(remedy, setting)
-            if cost is None or not each:
+            cost = learnt.price(tables.costs, remedy)
+            if trained:
+                found = learnt.learns(tables.trained, remedy, setting)
+            else:
+                found = over_seeds(each) if (each := tables.at_start(remedy, setting)) else None
+            if cost is None or found is None:
                 continue
-            found = over_seeds(each)
             color = "black" if remedy == NONE else PALETTE[_family(remedy)]
             place.plot(
                 [cost.median], [found.layers], marker="^" if found.whole else "o", color=color, markersize=7,
-                markerfacecolor=color if when == "trained" else "none", linestyle="none", zorder=3,
+                linestyle="none", zorder=3,
             )  # fmt: skip
             place.plot([cost.low, cost.high], [found.layers] * 2, color=color, linewidth=0.8, alpha=0.6)
             points.append((cost.median, float(found.layers), remedy))
         _named(place, points)
-        place.set_title(setting if setting == "no skips" else f"{setting}-norm", loc="left", fontsize=10)
+        place.set_title(f"{setting}-norm" if setting in PLACES else setting, loc="left", fontsize=10)
         place.set_xlabel("time per step, as a ratio to no remedy")
-    axes[0].set_ylabel(f"depth reached: layers with a residual above {THRESHOLD:g}")
-    figure.supxlabel(
-        "Triangles: it never fell within the network, a lower limit. Hollow: not trained, at initialisation.",
-        fontsize=9,
+    axes[0].set_ylabel(
+        "the deepest networks that learn" if trained else f"layers with a residual above {THRESHOLD:g}"
     )
+    figure.supxlabel("Triangles: all depths that were tried, a lower limit.", fontsize=9)
     return figure
 
 

@@ -5,21 +5,23 @@ row of the table of remedies is left out for it. Residuals and gradients in it a
 """
 
 import math
-import re
 import statistics
+from functools import cache
 from typing import NamedTuple
 
 import polars as pl
 
+from rankscope.lab.trial import Sizes, Trial
 from rankscope.studies.remedies.initial import NONE
-from rankscope.studies.remedies.reached import Reached, depth_reached
+from rankscope.studies.remedies.reached import Reached
 
-SETTINGS = ("post", "pre", "no skips")
+SETTINGS = ("post", "pre", "no skips", "images")
+MARGIN = 0.5
+"""Nats that a network which learns is below one that knows how frequent labels are and nothing else."""
 SCHEMA = {
     "remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "seed": pl.Int64, "quantity": pl.String,
     "value": pl.Float64, "refused": pl.String,
 }  # fmt: skip
-LAYER = re.compile(r"relative_residual_at_(\d+)")
 PRICE = "seconds_per_step"
 COSTS = {"remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "ratio": pl.Float64}
 
@@ -72,16 +74,25 @@ def depths(table: pl.DataFrame, setting: str, remedy: str | None = None) -> list
     return sorted(rows["depth"].unique().to_list())
 
 
-def reached(table: pl.DataFrame, remedy: str, setting: str) -> list[Reached]:
-    """Depth reached of the deepest networks after training, by seed."""
+def learns(table: pl.DataFrame, remedy: str, setting: str) -> Reached | None:
+    """The deepest networks that learn: from the shallowest on, up to the first depth at which a seed does not
+    get `MARGIN` below the loss of who does not look. None where it was not trained."""
     if not (known := depths(table, setting, remedy)):
-        return []
-    rows = table.filter(pl.col("quantity").str.contains(LAYER.pattern), remedy=remedy, setting=setting)
-    found = []
-    for _, each in rows.filter(depth=known[-1]).group_by("seed", maintain_order=True):
-        curve = dict(zip(each["quantity"].str.extract(LAYER.pattern).cast(int), each["value"], strict=True))
-        found.append(depth_reached([_number(curve[layer]) for layer in sorted(curve)]))
-    return found
+        return None
+    below = blind(setting) - MARGIN
+    deepest = 0
+    for depth in known:
+        losses = values(table, remedy, setting, depth, "loss")
+        if diverged(table, remedy, setting, depth) or not losses or max(losses.values()) > below:
+            return Reached(deepest, False)
+        deepest = depth
+    return Reached(deepest, True)
+
+
+@cache
+def blind(setting: str) -> float:
+    """The loss of who knows how frequent labels are, and does not look at the inputs."""
+    return Trial(NONE, setting, 1, (0,), Sizes()).task.blind
 
 
 def refusal(table: pl.DataFrame, remedy: str, setting: str) -> str | None:
@@ -124,7 +135,3 @@ def path_length(table: pl.DataFrame, remedy: str, setting: str, depth: int, seed
     if rows.is_empty():
         return None
     return float((rows["quantity"].str.extract(r"(\d+)$").cast(pl.Float64) * rows["value"]).sum())
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value

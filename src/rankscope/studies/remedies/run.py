@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import polars as pl
@@ -17,15 +15,16 @@ from rankscope.runs.manifest import begun
 from rankscope.studies.remedies import learnt
 from rankscope.studies.remedies.cold import SAMPLES, TOKENS, subject
 from rankscope.studies.remedies.comparisons import comparisons
+from rankscope.studies.remedies.costs import costs
 from rankscope.studies.remedies.drawn import figures
 from rankscope.studies.remedies.initial import HEADS, INIT, NONE, WIDTH, depths
 from rankscope.studies.remedies.parts import Part, each, parts
 from rankscope.studies.remedies.shown import shown
 from rankscope.studies.remedies.table import PLACED, Tables, rows
+from rankscope.studies.remedies.trained import gathered, trained
 from rankscope.studies.reproduce import described
 from rankscope.studies.study import Outcome, Setup
 
-TRAINED, COSTS = (f"rankscope.studies.remedies.{name}" for name in ("trained", "costs"))
 TRAINED_ONLY = ("sigmareparam",)
 """A parametrisation: nothing of it is seen before training."""
 
@@ -81,40 +80,29 @@ def gather(
         kind: pl.concat([tables[str(part)] for part in planned if part.kind == kind])
         for kind, tables in found.items()
     }
-    trained, costs = trainings(setup, asked)
+    learned, timed = trainings(setup, asked)
     return Tables(
         joined["initial"],
         joined["theorems"],
         joined["cold"],
         joined.get("variance"),
-        learnt.whole(trained),
-        learnt.priced(costs),
+        learnt.whole(learned),
+        learnt.priced(timed),
     )
 
 
 def trainings(setup: Setup, asked: Asked) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
     """What trainings gave, and what steps cost: run where that is asked for, else what the folder has kept of
     an earlier run, on whatever machine; None where there is nothing."""
-    if not can_train():
-        if asked.train:
-            raise StudyError("this installation has no trainings of remedies: leave --train out")
-        return None, None
-    module = import_module(TRAINED)
     if not asked.train:
-        kept = module.gathered(setup.folder)
+        kept = gathered(setup.folder)
         kept = kept.filter(pl.col("remedy").is_in(asked.trained))
         return (kept if len(kept) else None), _kept_costs(setup.folder)
-    table = module.trained(
+    table = trained(
         setup, asked.trained, range(asked.seeds), depths=asked.depths, steps=asked.steps,
         workers=asked.workers,
     )  # fmt: skip
-    costs = import_module(COSTS).costs(setup, asked.trained) if find_spec(COSTS) is not None else None
-    return table, costs
-
-
-def can_train() -> bool:
-    """Whether there is what trains them."""
-    return find_spec(TRAINED) is not None
+    return table, costs(setup, asked.trained)
 
 
 def _kept_costs(folder: Path) -> pl.DataFrame | None:

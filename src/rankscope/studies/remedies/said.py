@@ -54,6 +54,11 @@ SAID: dict[str, Said] = {
         3, "Both attentions have rows that sum to one number and differ by r^2: so does what is left; "
         "the norm of heads gives attention's branch a fixed size.", "Ye et al. 2024; derived here",
     ),
+    "differential2": Said(
+        1, "lambda is of the token itself, so rows sum to numbers that differ by r: as with gates the fall "
+        "without skips is exponential, not doubly so. About a half at the start, it halves attention's "
+        "branch.", "derived here", "1/2",
+    ),
     "rezero": Said(
         None, "At its start every layer is the identity: no collapse and no signal through branches, until "
         "the weights leave zero. Without skips nothing at all passes.", "Bachlechner et al. 2020",

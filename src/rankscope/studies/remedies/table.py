@@ -60,12 +60,6 @@ class Tables:
             place = "post"
         return self.known.get((remedy, place, variant, self.deepest), [])
 
-    def reached(self, remedy: str, setting: str) -> tuple[list[Reached], str]:
-        """Depth reached after training where there was one, else at initialisation, and which it is."""
-        if found := learnt.reached(self.trained, remedy, setting):
-            return found, "trained"
-        return self.at_start(remedy, setting), "initialised"
-
     def refused(self, remedy: str, place: str) -> str | None:
         """Why it does not go onto a random network."""
         found = self.initial.filter(remedy=remedy, norm_place=place)["refused"].drop_nulls()
@@ -90,7 +84,6 @@ def rows(tables: Tables) -> pl.DataFrame:
         for setting in PLACED:
             found = tables.at_start(remedy, setting)
             row |= _reached(f"start_{setting}", found)
-            row |= _reached(f"trained_{setting}", learnt.reached(tables.trained, remedy, setting))
         for place in PLACES:
             row[f"refused_{place}"] = tables.refused(remedy, place)
         order = (
@@ -126,6 +119,9 @@ def _trained(tables: Tables, remedy: str) -> dict[str, Any]:
         found[f"trained_{setting}_loss_low"] = None if loss is None else loss.low
         found[f"trained_{setting}_loss_high"] = None if loss is None else loss.high
         found[f"trained_{setting}_depth"] = depth or None
+        learns = learnt.learns(tables.trained, remedy, setting)
+        found[f"learns_{setting}"] = None if learns is None else float(learns.layers)
+        found[f"learns_{setting}_all"] = None if learns is None else learns.whole
     added = tables.trained.filter(remedy=remedy, quantity="parameters_added")["value"].drop_nulls()
     price = learnt.price(tables.costs, remedy)
     return found | {
