@@ -65,7 +65,7 @@ def remedies(
     from rankscope.cli.measure import command
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
-    from rankscope.nets.transformer import refuse_absent
+    from rankscope.nets.moving import refuse_absent
     from rankscope.report import write_report
     from rankscope.studies import Setup
     from rankscope.studies.remedies.run import Asked, gather, outcome, plan, write
