@@ -1,0 +1,203 @@
+"""Formulas as docstrings and pages write them, `||A||_F <= sqrt(n) sum_j |P_ij|`, as TeX.
+
+Only what is a formula through and through is taken for one: numbers, letters, the functions below, operators
+with spaces around them. What holds any other word (`measure(net, X)`, `relative_mu`) is code, and stays so.
+"""
+
+import re
+
+GREEK = (
+    "alpha beta gamma delta kappa lambda mu nu rho sigma tau phi theta omega eta pi psi chi xi zeta".split()
+)
+FUNCTIONS = {
+    **{name: rf"\{name}" for name in ("log", "exp", "max", "min", "cos", "sin", "tanh", "sinh", "cosh", "dim")},
+    **{name: rf"\{name}" for name in ("arccos",)},
+    **{
+        name: rf"\mathrm{{{name}}}\,"
+        for name in (
+            "res rank mean softmax osc range diag sd var act norm close past expm1 log1p Attn Norm MLP SA Lip "
+            "sigmoid argmin load erf erfc std median tr row LN"
+        ).split()
+    },
+}
+NAMED = {
+    **{name: rf"\{name}" for name in GREEK},
+    "eps": r"\varepsilon",
+    "inf": r"\infty",
+    "sum": r"\sum",
+    "prod": r"\prod",
+    "product": r"\prod",
+    "gain": r"\mathrm{gain}",
+    **FUNCTIONS,
+}
+SYMBOLS = {
+    "<=": r"\le ", ">=": r"\ge ", "!=": r"\ne ", "->": r"\to ", "<-": r"\leftarrow ", "||": r"\|", "...": r"\ldots ",
+    "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "→": r"\to ", "←": r"\leftarrow ", "‖": r"\|", "…": r"\ldots ",
+    "·": r"\cdot ", "×": r"\times ", "−": "-", "∞": r"\infty ", "Σ": r"\sum ", "Π": r"\prod ", "∂": r"\partial ",
+    "√": r"\sqrt ", "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "½": r"\tfrac12 ",
+    "*": r"\cdot ", "≈": r"\approx ", "∈": r"\in ", "ℓ": r"\ell ", "⊥": r"\perp ", "|": "|", "+": "+", "-": "-",
+    "/": "/", "=": "=", "<": "<", ">": ">", ",": ", ", ":": ":", ";": ";", "(": "(", ")": ")", "[": "[", "]": "]",
+    "'": "'",
+}  # fmt: skip
+LETTERS = {
+    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\varepsilon ", "κ": r"\kappa ",
+    "λ": r"\lambda ", "μ": r"\mu ", "µ": r"\mu ", "ν": r"\nu ", "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau ",
+    "φ": r"\varphi ", "Φ": r"\Phi ", "Δ": r"\Delta ", "π": r"\pi ",
+}  # fmt: skip
+RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ᵀˢᴸᵏⁱⁿʳᵗˡ", "0123456789+-()TsLkinrtl", strict=True))
+LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ᵢⱼₖₙₕₗₜ", "0123456789+-ijknhlt", strict=True))
+TOKEN = re.compile(
+    r"(?P<space>\s+)|(?P<number>\d+(\.\d+)?)|(?P<symbol><=|>=|!=|->|<-|\|\||\.\.\.)|(?P<word>[A-Za-z]+\d?)|(?P<mark>.)",
+    re.DOTALL,
+)
+TELLING = re.compile(r" (<=|>=|!=|[=<>≤≥≠+\-−/·×→←]) |\|\||‖|\^|\bsqrt\b|\bsum[ _]|√|Σ|Π|[⁰-⁹²³ᵀˢ]")
+"""What makes a line of letters a formula: an operator between spaces, a norm, a power, a root or a sum."""
+ENGLISH = "or of is at by to if no in on as an it we so be do up us".split()
+PYTHON = re.compile(r"""["'`]\w|\w=\S|\w\.[A-Za-z]|\w\[["\w]+\]|__|^--?\w|\bfor\b|\bin\b|\bif\b""")
+
+
+def tex(text: str, words: bool = False) -> str | None:
+    """The formula in TeX; None where the text is no formula. With `words`, other words are set as text.
+
+    >>> tex("||X||_F^2 <= n max_ij |X_ij|")
+    '\\\\|X\\\\|_{F}^{2} \\\\le  n \\\\max_{ij} |X_{ij}|'
+    >>> tex("measure(net, X)") is None
+    True
+    """
+    if not words and (not TELLING.search(text) or PYTHON.search(text)):
+        return None
+    found = _Reader(text, words).all()
+    return None if found is None else re.sub(r" {2,}", "  ", found).strip()
+
+
+class _Reader:
+    """Reads a formula from left to right."""
+
+    def __init__(self, text: str, words: bool) -> None:
+        self.tokens = [(str(match.lastgroup), match.group()) for match in TOKEN.finditer(text)]
+        self.tokens = [(kind if kind != "2" else "number", each) for kind, each in self.tokens]
+        self.at, self.words = 0, words
+
+    def all(self) -> str | None:
+        """All of it; None where something is no part of a formula."""
+        parts = []
+        while self.at < len(self.tokens):
+            part = self.one()
+            if part is None:
+                return None
+            parts.append(part)
+        return "".join(parts)
+
+    def one(self) -> str | None:
+        kind, text = self.tokens[self.at]
+        self.at += 1
+        if kind == "space":
+            return r"\ " if self.words else " "
+        if kind == "word" and text == "sqrt" or text == "√":
+            return self.root()
+        if text in "_^" and kind == "mark":
+            return self.script(text)
+        if text in RAISED or text in LOWERED:
+            return self.small(text)
+        if kind == "number":
+            return text
+        if kind == "word":
+            return self.word(text)
+        if text in "{}":
+            return "\\" + text
+        return SYMBOLS.get(text) or LETTERS.get(text) or (r"\%" if text == "%" and self.words else None)
+
+    def word(self, text: str) -> str | None:
+        if text in NAMED:
+            scripted = self.next() in {"_", "^", *RAISED, *LOWERED}
+            return NAMED[text].removesuffix(r"\,") if scripted else NAMED[text] + " "
+        if text == "floor":
+            inside = self.group()
+            return None if inside is None else rf"\lfloor {inside}\rfloor "
+        if len(text) == 1:
+            return text
+        letter, digit = text[:-1], text[-1]
+        if len(text) == 2 and digit.isdigit():
+            return f"{letter}_{digit}"
+        if len(text) == 2 and not self.words and text.lower() not in ENGLISH:
+            return " ".join(text)
+        return rf"\text{{{text}}}" if self.words else None
+
+    def next(self) -> str:
+        return self.tokens[self.at][1] if self.at < len(self.tokens) else ""
+
+    def root(self) -> str | None:
+        """sqrt(...), sqrt d."""
+        while self.next().isspace():
+            self.at += 1
+        bracketed, inside = self.next() in ("(", "{"), self.group()
+        while inside is not None and not bracketed and self.next() in ("_", "^"):
+            mark = self.next()
+            self.at += 1
+            inside += self.script(mark) or ""
+        return None if inside is None else rf"\sqrt{{{inside}}}"
+
+    def script(self, mark: str) -> str | None:
+        """What stands above or below; T above is the transpose."""
+        inside = self.group()
+        if inside is None:
+            return None
+        inside = inside.strip() + self.further() if mark == "_" else inside.strip()
+        return mark + "{" + (r"\mathsf{T}" if inside == "T" and mark == "^" else inside) + "}"
+
+    def small(self, first: str) -> str:
+        """A run of raised or lowered letters."""
+        table, mark = (RAISED, "^") if first in RAISED else (LOWERED, "_")
+        found = table[first]
+        while self.next() in table and self.next():
+            found += table[self.next()]
+            self.at += 1
+        found += self.further() if mark == "_" else ""
+        return mark + "{" + (r"\mathsf{T}" if found == "T" and mark == "^" else found) + "}"
+
+    def further(self) -> str:
+        """More of what stands below: `W_QK,h`, `A_1,inf`, `E_ij'`."""
+        found = ""
+        while self.next() in (",", "'"):
+            if self.next() == "'":
+                self.at, found = self.at + 1, found + "'"
+                continue
+            after = self.tokens[self.at + 1] if self.at + 1 < len(self.tokens) else ("space", " ")
+            if not (after[0] == "word" and len(after[1]) <= 3 or after[1] == "∞"):
+                break
+            self.at += 1
+            found += "," + str(self.group())
+        return found
+
+    def group(self) -> str | None:
+        """What is in brackets, without them, or one thing."""
+        if self.at >= len(self.tokens):
+            return None
+        kind, text = self.tokens[self.at]
+        closing = {"(": ")", "{": "}", "⌊": "⌋"}.get(text)
+        if closing is None:
+            self.at += 1
+            if text == "floor":
+                return self.word(text)
+            if kind == "word" and text not in NAMED:
+                return text if len(text) <= 3 else rf"\mathrm{{{text}}}"
+            if kind == "word":
+                return NAMED[text].strip()
+            if text == "-" and self.at < len(self.tokens):
+                after = self.group()
+                return None if after is None else f"-{after}"
+            return text if kind == "number" else LETTERS.get(text, SYMBOLS.get(text))
+        self.at += 1
+        parts, depth = [], 1
+        while self.at < len(self.tokens):
+            here = self.next()
+            depth += (here == text) - (here == closing)
+            if depth == 0:
+                self.at += 1
+                inside = "".join(parts)
+                return rf"\lfloor {inside}\rfloor " if text == "⌊" else inside
+            part = self.one()
+            if part is None:
+                return None
+            parts.append(part)
+        return None
