@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 FENCE = re.compile(r"^```\{generated\} (\S+) ?(\S*)\n```$", re.MULTILINE)
-FORMULAS = ("idea", "deviation", "paths", "theory", "monitor", "extending")
+FORMULAS = ("idea", "deviation", "paths", "theory", "monitor", "extending", "errors", "reference/theorems")
 """Pages whose formulas, plain text between backticks, are set as formulas."""
 
 
@@ -45,7 +45,7 @@ def _read(app: Any, name: str, source: list[str]) -> None:
         from sitegen.markdown import page_formulas
 
         source[0] = page_formulas(source[0])
-    source[0] = filled(source[0])
+    source[0] = filled(source[0]).replace("](../benchmarks/RESULTS.md", "](/benchmarks.md")
 
 
 def setup(app: Any) -> dict[str, Any]:

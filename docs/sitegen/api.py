@@ -4,7 +4,7 @@ import ast
 import inspect
 import pkgutil
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from itertools import pairwise
 from types import ModuleType
@@ -44,6 +44,16 @@ def public(name: str) -> list[str]:
     return list(named)
 
 
+@cache
+def homes() -> dict[int, str]:
+    """Where each class is described, by its id."""
+    found = {}
+    for name in [*rooms(), *DEEPER, ""]:  # the top comes last, and counts
+        here = module(name)
+        found |= {id(getattr(here, each)): f"{here.__name__}.{each}" for each in public(name)}
+    return found
+
+
 def page(name: str = "") -> str:
     """All public names of a room; those that the top has are described there."""
     here = module(name)
@@ -65,12 +75,12 @@ def summary(thing: Any) -> str:
 def entry(home: str, name: str, thing: Any) -> str:
     """One name."""
     if isinstance(thing, type):
-        return "\n".join(_class(f"{home}.{name}", thing))
+        return "\n".join(_class(name, thing))
     if callable(thing) and inspect.isroutine(thing) or hasattr(thing, "cache_info"):
         inner = inspect.unwrap(thing)
-        return directive("function", f"{home}.{name}{signature(inner)}", markdown(of(inner)))
+        return directive("function", name + signature(inner), markdown(of(inner)))
     said = markdown(_constant(home, name)) or f"A `{type(thing).__name__}`."
-    return directive("data", f"{home}.{name}", said)
+    return directive("data", name, said)
 
 
 def _constant(home: str, name: str) -> str:
@@ -141,7 +151,8 @@ def signature(thing: Any, method: bool = False) -> str:
         return "()"
     node = source_of(thing)
     written = node.args if isinstance(node, ast.FunctionDef) else _constructor(node)
-    types, defaults = (_types(written), _defaults(written)) if written else ({}, {})
+    known = vars(import_module(thing.__module__))
+    types, defaults = (_types(written, known), _defaults(written)) if written else ({}, {})
     parts, star = [], False
     for at, each in enumerate(found.parameters.values()):
         if at == 0 and each.name in ("self", "cls") and method:
@@ -156,7 +167,7 @@ def signature(thing: Any, method: bool = False) -> str:
             text += (" = " if kind else "=") + defaults.get(each.name, _shown(each.default))
         parts.append(text)
     returns = node.returns if isinstance(node, ast.FunctionDef) else None
-    return "(" + ", ".join(parts) + ")" + (f" -> {_plain(returns)}" if returns else "")
+    return "(" + ", ".join(parts) + ")" + (f" -> {_plain(returns, known)}" if returns else "")
 
 
 def _constructor(node: ast.AST | None) -> ast.arguments | None:
@@ -165,15 +176,33 @@ def _constructor(node: ast.AST | None) -> ast.arguments | None:
     return next(own, None)
 
 
-def _types(written: ast.arguments) -> dict[str, str]:
+def _types(written: ast.arguments, known: dict[str, Any]) -> dict[str, str]:
     named = [*written.posonlyargs, *written.args, *written.kwonlyargs, written.vararg, written.kwarg]
-    return {each.arg: _plain(each.annotation) for each in named if each and each.annotation}
+    return {each.arg: _plain(each.annotation, known) for each in named if each and each.annotation}
 
 
-def _plain(annotation: ast.expr) -> str:
-    """A type as it is written, names in quotes without them."""
-    quoted = isinstance(annotation, ast.Constant) and isinstance(annotation.value, str)
-    return str(annotation.value) if quoted else ast.unparse(annotation)  # type: ignore[attr-defined]
+def _plain(annotation: ast.expr, known: dict[str, Any]) -> str:
+    """A type as it is written, names in quotes without them, those that are described here by their full name."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        annotation = ast.parse(annotation.value, mode="eval").body
+    named = _Named(known)
+    return ast.unparse(named.visit(annotation))
+
+
+class _Named(ast.NodeTransformer):
+    """Puts full names in the place of names."""
+
+    def __init__(self, known: dict[str, Any]) -> None:
+        self.known = known
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """One name; of a class that is imported for its type alone, the one that there is."""
+        thing = self.known.get(node.id)
+        full = homes().get(id(thing)) if isinstance(thing, type) else None
+        if thing is None:
+            named = [each for each in homes().values() if each.endswith(f".{node.id}")]
+            full = named[0] if len(named) == 1 else None
+        return ast.parse(full, mode="eval").body if full else node
 
 
 def _defaults(written: ast.arguments) -> dict[str, str]:

@@ -1,20 +1,27 @@
 """Formulas as MathML, which browsers draw themselves: no script, no fonts, no network."""
 
+import re
 from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
 
+def drawn(formula: str, as_block: bool = False) -> str:
+    """As MathML. Bars are letters, not operators: browsers would stretch those, and drop what stands below."""
+    found = tex2mathml(formula, as_block=as_block)
+    return re.sub(r"<mo[^>]*>([‖|∣∥])</mo>", r'<mi mathvariant="normal">\1</mi>', found)
+
+
 def inline(translator: Any, node: nodes.math) -> None:
     """A formula in a line of text."""
-    translator.body.append(tex2mathml(node.astext()))
+    translator.body.append(drawn(node.astext()))
     raise nodes.SkipNode
 
 
 def block(translator: Any, node: nodes.math_block) -> None:
     """A formula on a line of its own, which scrolls where it is wider than the page."""
-    found = tex2mathml(node.astext(), as_block=True)
+    found = drawn(node.astext(), as_block=True)
     translator.body.append(f'<div class="formula" tabindex="0">{found}</div>\n')
     raise nodes.SkipNode
 

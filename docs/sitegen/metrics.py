@@ -4,7 +4,7 @@ from functools import partial
 
 from rankscope.metrics import METRICS, Metric
 from sitegen.docstrings import markdown, of
-from sitegen.markdown import math
+from sitegen.markdown import math, table
 
 RANGES: dict[str, tuple[str, str]] = {
     "residual": ("0 and up", "0"),
@@ -63,27 +63,20 @@ def entry(metric: Metric) -> str:
     """What it is, between which numbers it lies, where it ends, and what its floor is."""
     compute = metric.compute.func if isinstance(metric.compute, partial) else metric.compute
     said, end = RANGES[metric.name]
-    lines = [
-        f"### {metric.name}",
-        markdown(of(compute)),
-        f"Written\n: {math(metric.tex)}, in a terminal {metric.symbol}",
-        f"Range\n: {said}.",
-        f"When all tokens are equal\n: {end}.",
-        f"When tokens are scaled by c\n: {_scaled(metric)}",
-        f"Floor\n: {_floor(metric)}",
-    ]
-    return "\n\n".join(lines)
+    written = f"Written {math(metric.tex)}; in a terminal {metric.symbol}."
+    row = [said, end, _scaled(metric), _floor(metric)]
+    head = ["range", "where all tokens are equal", "where tokens are c times as large", "floor"]
+    return "\n\n".join([f"### {metric.name}", markdown(of(compute)), written, table(head, [row])])
 
 
 def _scaled(metric: Metric) -> str:
     if metric.of in ("attention", "routing"):
-        return "it is not of their size."
-    return {0: "the same.", 1: "c times as large.", 2: "c² times as large."}[int(metric.degree)]
+        return "not of their size"
+    return {0: "the same", 1: "c times", 2: "c² times"}[int(metric.degree)]
 
 
 def _floor(metric: Metric) -> str:
     if metric.count:
-        return "none: a count, whose tolerance follows the arithmetic."
-    power = f", to the power {metric.power}" if metric.power != 1 else ""
-    relative = "" if metric.scale is None else ", times the size of what it is read off"
-    return f"8 eps of the arithmetic{power}{relative}; none in deviation arithmetic where it has a rule."
+        return "none: a count"
+    power = f"({{}})^{metric.power}" if metric.power != 1 else "{}"
+    return power.format("8 eps") + ("" if metric.scale is None else " times the size of what it is read off")

@@ -36,7 +36,7 @@ def entry(theorem: Theorem) -> str:
     """One theorem."""
     bound = "An upper bound of" if theorem.kind == "upper" else "A lower bound of"
     quantity = QUANTITIES.get(theorem.quantity, theorem.quantity)
-    rows = [[says, limit] for says, limit in hypotheses()[theorem.name]]
+    rows = [[says, limit.removeprefix("= ").replace("<=", "≤").replace(">=", "≥")] for says, limit in hypotheses()[theorem.name]]
     lines = [
         f"## {theorem.name}",
         f"*{theorem.source[0].upper()}{theorem.source[1:]}.* {bound} {formulas(quantity)}:",
