@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
 ROOMS := tests/nets tests/metrics tests/doubled tests/paths
 
-.PHONY: demo test slow nightly weights lint types browser format bench notebook families versions clean
+.PHONY: demo test docs slow nightly weights lint types browser format bench notebook families versions clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
@@ -21,6 +21,10 @@ demo: $(READY)  ## measure the embedded default model and write a report
 test: lint types browser  ## lint, types, all tests but the slow ones
 	$(PYTEST) $(CHECKED) $(ROOMS)
 	$(PYTEST) $(ROOMS:%=--ignore=%)
+
+docs: $(TESTS)  ## the site, from docs/ and from the code, without a network; a warning is an error
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 slow: $(TESTS) $(WEIGHTS)  ## the studies that take minutes, and trained checkpoints
 	$(PYTEST) -m slow
@@ -72,7 +76,7 @@ $(READY): pyproject.toml constraints.txt
 
 # What only tests and tools need: `make demo` does without.
 $(TESTS): $(READY)
-	$(INSTALL) -e '.[dev,demo,lab,explore,ray,trainer,lightning,tensorboard,wandb,mlflow]'
+	$(INSTALL) -e '.[dev,docs,demo,lab,explore,ray,trainer,lightning,tensorboard,wandb,mlflow]'
 	touch $(TESTS)
 
 # Their pins (scipy 1.4, transformers 4) are of no concern: only the files are used, nothing is imported.
@@ -82,4 +86,4 @@ $(WEIGHTS): $(READY)
 	touch $(WEIGHTS)
 
 clean:
-	rm -rf $(VENV) .weights .versions runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .weights .versions runs dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

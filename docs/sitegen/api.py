@@ -16,7 +16,9 @@ from sitegen.markdown import formulas, table
 
 INSIDE = ("__main__", "cards", "cli", "data", "explorer", "files")
 """Rooms that nobody calls from Python: the commands, the explorer, and what others are made with."""
-DEEPER = ("nets.remedies", "live.monitor.rules", "live.sinks", "live.loops.transformers", "live.loops.lightning")
+LOOPS = ("live.loops.transformers", "live.loops.lightning")
+"""Callbacks of other packages' loops, which bring these packages along when they are imported."""
+DEEPER = ("nets.remedies", "live.monitor.rules", "live.sinks", *LOOPS)
 """Public modules inside rooms."""
 
 
@@ -48,7 +50,11 @@ def public(name: str) -> list[str]:
 def homes() -> dict[int, str]:
     """Where each class is described, by its id."""
     found = {}
-    for name in [*rooms(), *DEEPER, ""]:  # the top comes last, and counts
+    for name in [
+        *rooms(),
+        *(each for each in DEEPER if each not in LOOPS),
+        "",
+    ]:  # the top comes last, and counts
         here = module(name)
         found |= {id(getattr(here, each)): f"{here.__name__}.{each}" for each in public(name)}
     return found
@@ -105,7 +111,7 @@ def _inside(home: str) -> Iterator[str]:
 
 def _class(name: str, thing: type) -> Iterator[str]:
     kind = "exception" if issubclass(thing, BaseException) else "class"
-    title = name if kind == "exception" else name + signature(thing)
+    title = name if kind == "exception" else name + (made(thing) if fields(thing) else signature(thing))
     yield f"::::::{{py:{kind}}} {title}\n\n{markdown(of(thing))}\n"
     rows = [
         [f"`{field}`", f"`{annotation}`", f"`{default}`" if default else "", " ".join(markdown(said).split())]
@@ -119,8 +125,17 @@ def _class(name: str, thing: type) -> Iterator[str]:
         else:
             inner: Any = getattr(member, "__func__", member)
             option = f":{type(member).__name__}:\n" if isinstance(member, classmethod | staticmethod) else ""
-            yield directive("method", method + signature(inspect.unwrap(inner), method=True), markdown(of(inner)), option)
+            yield directive(
+                "method", method + signature(inspect.unwrap(inner), method=True), markdown(of(inner)), option
+            )
     yield "::::::\n"
+
+
+def made(thing: type) -> str:
+    """How a class with fields is made: those that must be given, the others being in the table beneath."""
+    given = fields(thing)
+    must = [name for name, _, default, _ in given if not default]
+    return f"({', '.join([*must, '...'] if len(must) < len(given) else must)})"
 
 
 def members(thing: type) -> list[tuple[str, Any]]:
@@ -208,7 +223,10 @@ class _Named(ast.NodeTransformer):
 def _defaults(written: ast.arguments) -> dict[str, str]:
     plain = [*written.posonlyargs, *written.args]
     last = plain[len(plain) - len(written.defaults) :]
-    pairs = [*zip(last, written.defaults, strict=True), *zip(written.kwonlyargs, written.kw_defaults, strict=True)]
+    pairs = [
+        *zip(last, written.defaults, strict=True),
+        *zip(written.kwonlyargs, written.kw_defaults, strict=True),
+    ]
     return {name.arg: ast.unparse(value) for name, value in pairs if value is not None}
 
 

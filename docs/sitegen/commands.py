@@ -58,7 +58,9 @@ def _spelt(each: Any) -> str:
     if not names[0].startswith("-"):
         return f"`{each.metavar or names[0].upper()}`"
     value = (each.metavar or "").strip()
-    return ", ".join(f"`{name}`" for name in sorted(names, key=len, reverse=True)) + (f" `{value}`" if value else "")
+    return ", ".join(f"`{name}`" for name in sorted(names, key=len, reverse=True)) + (
+        f" `{value}`" if value else ""
+    )
 
 
 def _default(each: Any) -> str:

@@ -30,7 +30,9 @@ def _example(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    text = re.sub(r"(?<=\n)\n((?: {4,}.*[─│├└].*\n?)+)", lambda tree: f"\n```text\n{tree[1]}```\n", "\n" + text)
+    text = re.sub(
+        r"(?<=\n)\n((?: {4,}.*[─│├└].*\n?)+)", lambda tree: f"\n```text\n{tree[1]}```\n", "\n" + text
+    )
     kept = re.split(r"(^```.*?^```$)", blocks(text + "\n"), flags=re.DOTALL | re.MULTILINE)
     return "".join(each if each.startswith("```") else formulas(escaped(each)) for each in kept).strip()
 

@@ -10,7 +10,10 @@ GREEK = (
     "alpha beta gamma delta kappa lambda mu nu rho sigma tau phi theta omega eta pi psi chi xi zeta".split()
 )
 FUNCTIONS = {
-    **{name: rf"\{name}" for name in ("log", "exp", "max", "min", "cos", "sin", "tanh", "sinh", "cosh", "dim")},
+    **{
+        name: rf"\{name}"
+        for name in ("log", "exp", "max", "min", "cos", "sin", "tanh", "sinh", "cosh", "dim")
+    },
     **{name: rf"\{name}" for name in ("arccos",)},
     **{
         name: rf"\mathrm{{{name}}}\,"
@@ -53,7 +56,7 @@ TOKEN = re.compile(
 TELLING = re.compile(r" (<=|>=|!=|[=<>≤≥≠+\-−/·×→←]) |\|\||‖|\^|\bsqrt\b|\bsum[ _]|√|Σ|Π|[⁰-⁹²³ᵀˢ]")
 """What makes a line of letters a formula: an operator between spaces, a norm, a power, a root or a sum."""
 ENGLISH = "or of is at by to if no in on as an it we so be do up us".split()
-PYTHON = re.compile(r"""["'`]\w|\w=\S|\w\.[A-Za-z]|\w\[["\w]+\]|__|^--?\w|\bfor\b|\bin\b|\bif\b""")
+PYTHON = re.compile(r""""|'\w+'|`|\w=\S|\w\.[A-Za-z]|\w\[["\w]+\]|__|^--?\w|\bfor\b|\bin\b|\bif\b""")
 
 
 def tex(text: str, words: bool = False) -> str | None:
@@ -143,6 +146,9 @@ class _Reader:
         if inside is None:
             return None
         inside = inside.strip() + self.further() if mark == "_" else inside.strip()
+        if mark == "^" and self.next() in LOWERED and self.next():  # e^Dᵢⱼ
+            self.at += 1
+            inside += self.small(self.tokens[self.at - 1][1])
         return mark + "{" + (r"\mathsf{T}" if inside == "T" and mark == "^" else inside) + "}"
 
     def small(self, first: str) -> str:
@@ -161,6 +167,8 @@ class _Reader:
         while self.next() in (",", "'"):
             if self.next() == "'":
                 self.at, found = self.at + 1, found + "'"
+                if re.fullmatch(r"[a-z]{1,2}", self.next()):
+                    self.at, found = self.at + 1, found + self.next()
                 continue
             after = self.tokens[self.at + 1] if self.at + 1 < len(self.tokens) else ("space", " ")
             if not (after[0] == "word" and len(after[1]) <= 3 or after[1] == "∞"):

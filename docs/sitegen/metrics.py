@@ -32,7 +32,10 @@ RANGES: dict[str, tuple[str, str]] = {
     "min_cosine": ("-1 to 1", "1"),
     "dobrushin": ("0 to 1 where rows sum to one", "0 without mask and positions"),
     "entropy": ("0 to log n", "log n without mask and positions"),
-    "second_singular_value": ("0 to the square root of n/2 where rows sum to one", "0 without mask and positions"),
+    "second_singular_value": (
+        "0 to the square root of n/2 where rows sum to one",
+        "0 without mask and positions",
+    ),
     "spectral_gap": ("0 to the square root of n where rows sum to one", "1 without mask and positions"),
     "first_token_mass": ("0 to 1", "1/n without mask and positions"),
     "row_sum_defect": ("0 and up", "as before: it says whether attention averages at all"),

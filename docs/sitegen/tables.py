@@ -141,7 +141,12 @@ def page() -> str:
     """A section for each table."""
     parts = []
     for name, columns in schemas().items():
-        shown = [each for each in columns if not each.startswith(("log10_q", "log10_m", "log10_l", "log10_s", "log10_c")) or name != "summary"]
+        shown = [
+            each
+            for each in columns
+            if not each.startswith(("log10_q", "log10_m", "log10_l", "log10_s", "log10_c"))
+            or name != "summary"
+        ]
         rows = [[f"`{each}`", kind(columns[each]), meaning(each)] for each in shown]
         if name == "summary":
             rows.append(["`log10_count` to `log10_most`", "as those above", "the same statistics of log10"])

@@ -36,7 +36,10 @@ def entry(theorem: Theorem) -> str:
     """One theorem."""
     bound = "An upper bound of" if theorem.kind == "upper" else "A lower bound of"
     quantity = QUANTITIES.get(theorem.quantity, theorem.quantity)
-    rows = [[says, limit.removeprefix("= ").replace("<=", "≤").replace(">=", "≥")] for says, limit in hypotheses()[theorem.name]]
+    rows = [
+        [says, limit.removeprefix("= ").replace("<=", "≤").replace(">=", "≥")]
+        for says, limit in hypotheses()[theorem.name]
+    ]
     lines = [
         f"## {theorem.name}",
         f"*{theorem.source[0].upper()}{theorem.source[1:]}.* {bound} {formulas(quantity)}:",
@@ -56,7 +59,9 @@ def statement(says: str) -> str:
     if words:
         head, said = head[: words.start()], [words[1], *said]
     formula = tex(head.replace("product of", "prod"), words=True)
-    after = ", ".join(re.sub(r"\b[a-z]+\b", lambda word: LETTERS.get(word[0], word[0]), each) for each in said)
+    after = ", ".join(
+        re.sub(r"\b[a-z]+\b", lambda word: LETTERS.get(word[0], word[0]), each) for each in said
+    )
     return f"```{{math}}\n{formula}\n```" + (f"\n\nwith: {after}." if after else "")
 
 
