@@ -11,16 +11,16 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import torch
-from sitegen import FENCE, api, commands, filled, gallery, metrics, parts, remedies, tables, theorems
-from sitegen.formulas import tex
-from sitegen.markdown import formulas, page_formulas
-from sitegen.markdown import table as markdown_table
 
 import rankscope
 from rankscope import errors
 from rankscope.metrics import METRICS, metric
 from rankscope.nets.remedies import REMEDIES
 from rankscope.theory import THEOREMS
+from sitegen import FENCE, api, commands, filled, gallery, metrics, parts, remedies, tables, theorems
+from sitegen.formulas import tex
+from sitegen.markdown import formulas, page_formulas
+from sitegen.markdown import table as markdown_table
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -127,8 +127,8 @@ def test_formulas_are_read(plain: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["measure(net, X)", "relative_mu", "sigma_min", "X", "mu", "k=3", "[batch, token, width]", "x.X", "-o", "'a' / 'b'",
-     "runs/demo", "padding == 0", "a for a in b", "attention_mask == 0", "net.variant(skip=0.5)"],
+    ["measure(net, X)", "relative_mu", "sigma_min", "X", "mu", "k=3", "[batch, token, width]", "x.X", "-o",
+     "'a' / 'b'", "runs/demo", "padding == 0", "a for a in b", "attention_mask == 0", "net.variant(skip=0.5)"],
 )  # fmt: skip
 def test_code_stays_code(code: str) -> None:
     assert tex(code) is None and formulas(f"`{code}`") == f"`{code}`"

@@ -82,7 +82,7 @@ def entry(home: str, name: str, thing: Any) -> str:
     """One name."""
     if isinstance(thing, type):
         return "\n".join(_class(name, thing))
-    if callable(thing) and inspect.isroutine(thing) or hasattr(thing, "cache_info"):
+    if inspect.isroutine(thing) or hasattr(thing, "cache_info"):
         inner = inspect.unwrap(thing)
         return directive("function", name + signature(inner), markdown(of(inner)))
     said = markdown(_constant(home, name)) or f"A `{type(thing).__name__}`."
@@ -197,7 +197,7 @@ def _types(written: ast.arguments, known: dict[str, Any]) -> dict[str, str]:
 
 
 def _plain(annotation: ast.expr, known: dict[str, Any]) -> str:
-    """A type as it is written, names in quotes without them, those that are described here by their full name."""
+    """A type as it is written, without quotes, names that are described here in full."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         annotation = ast.parse(annotation.value, mode="eval").body
     named = _Named(known)

@@ -38,7 +38,7 @@ def _prose(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Text outside of backticks and indented blocks, with what Markdown would take for its own kept as it is."""
+    """The same text, with what Markdown would take for a sign of its own, outside of code, kept as it is."""
     lines = []
     for line in text.splitlines(keepends=True):
         if line.startswith(("    ", "|")):

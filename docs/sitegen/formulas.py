@@ -6,47 +6,39 @@ with spaces around them. What holds any other word (`measure(net, X)`, `relative
 
 import re
 
-GREEK = (
-    "alpha beta gamma delta kappa lambda mu nu rho sigma tau phi theta omega eta pi psi chi xi zeta".split()
-)
-FUNCTIONS = {
-    **{
-        name: rf"\{name}"
-        for name in ("log", "exp", "max", "min", "cos", "sin", "tanh", "sinh", "cosh", "dim")
-    },
-    **{name: rf"\{name}" for name in ("arccos",)},
-    **{
-        name: rf"\mathrm{{{name}}}\,"
-        for name in (
-            "res rank mean softmax osc range diag sd var act norm close past expm1 log1p Attn Norm MLP SA Lip "
-            "sigmoid argmin load erf erfc std median tr row LN"
-        ).split()
-    },
-}
+GREEK = {
+    "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "kappa": "κ", "lambda": "λ", "mu": "μ", "nu": "ν",
+    "rho": "ρ", "sigma": "σ", "tau": "τ", "theta": "θ", "omega": "ω", "eta": "η", "pi": "π", "psi": "ψ",
+    "chi": "χ", "xi": "ξ", "zeta": "ζ",
+}  # fmt: skip
+FUNCTIONS = ("log", "exp", "max", "min", "cos", "sin", "tanh", "sinh", "cosh", "dim", "arccos")
+"""TeX knows these by their names; those below are set upright."""
+UPRIGHT = (
+    "res", "rank", "mean", "softmax", "osc", "range", "diag", "sd", "var", "act", "norm", "close", "past", "expm1",
+    "log1p", "Attn", "Norm", "MLP", "SA", "Lip", "sigmoid", "argmin", "load", "erf", "erfc", "std", "median",
+    "row", "LN",
+)  # fmt: skip
 NAMED = {
-    **{name: rf"\{name}" for name in GREEK},
+    **{name: rf"\{name}" for name in (*GREEK, *FUNCTIONS)},
+    **{name: rf"\mathrm{{{name}}}\," for name in UPRIGHT},
     "eps": r"\varepsilon",
     "inf": r"\infty",
     "sum": r"\sum",
     "prod": r"\prod",
-    "product": r"\prod",
     "gain": r"\mathrm{gain}",
-    **FUNCTIONS,
 }
 SYMBOLS = {
-    "<=": r"\le ", ">=": r"\ge ", "!=": r"\ne ", "->": r"\to ", "<-": r"\leftarrow ", "||": r"\|", "...": r"\ldots ",
-    "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "→": r"\to ", "←": r"\leftarrow ", "‖": r"\|", "…": r"\ldots ",
-    "·": r"\cdot ", "×": r"\times ", "−": "-", "∞": r"\infty ", "Σ": r"\sum ", "Π": r"\prod ", "∂": r"\partial ",
-    "√": r"\sqrt ", "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "½": r"\tfrac12 ",
-    "*": r"\cdot ", "≈": r"\approx ", "∈": r"\in ", "ℓ": r"\ell ", "⊥": r"\perp ", "|": "|", "+": "+", "-": "-",
-    "/": "/", "=": "=", "<": "<", ">": ">", ",": ", ", ":": ":", ";": ";", "(": "(", ")": ")", "[": "[", "]": "]",
-    "'": "'",
+    **{each: each for each in "|+-/=<>:;()[]'"},
+    ",": ", ", "<=": r"\le ", ">=": r"\ge ", "!=": r"\ne ", "->": r"\to ", "<-": r"\leftarrow ", "||": r"\|",
+    "...": r"\ldots ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "→": r"\to ", "←": r"\leftarrow ", "‖": r"\|",
+    "…": r"\ldots ", "·": r"\cdot ", "*": r"\cdot ", "×": r"\times ", "−": "-", "∞": r"\infty ", "Σ": r"\sum ",
+    "Π": r"\prod ", "∂": r"\partial ", "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
+    "½": r"\tfrac12 ", "≈": r"\approx ", "∈": r"\in ", "⊥": r"\perp ",
 }  # fmt: skip
 LETTERS = {
-    "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "ε": r"\varepsilon ", "κ": r"\kappa ",
-    "λ": r"\lambda ", "μ": r"\mu ", "µ": r"\mu ", "ν": r"\nu ", "ρ": r"\rho ", "σ": r"\sigma ", "τ": r"\tau ",
-    "φ": r"\varphi ", "Φ": r"\Phi ", "Δ": r"\Delta ", "π": r"\pi ",
-}  # fmt: skip
+    **{letter: rf"\{name} " for name, letter in GREEK.items()},
+    **{"ε": r"\varepsilon ", "µ": r"\mu ", "φ": r"\varphi ", "Φ": r"\Phi ", "Δ": r"\Delta ", "ℓ": r"\ell "},
+}
 RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ᵀˢᴸᵏⁱⁿʳᵗˡ", "0123456789+-()TsLkinrtl", strict=True))
 LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ᵢⱼₖₙₕₗₜ", "0123456789+-ijknhlt", strict=True))
 TOKEN = re.compile(
@@ -55,7 +47,25 @@ TOKEN = re.compile(
 )
 TELLING = re.compile(r" (<=|>=|!=|[=<>≤≥≠+\-−/·×→←]) |\|\||‖|\^|\bsqrt\b|\bsum[ _]|√|Σ|Π|[⁰-⁹²³ᵀˢ]")
 """What makes a line of letters a formula: an operator between spaces, a norm, a power, a root or a sum."""
-ENGLISH = "or of is at by to if no in on as an it we so be do up us".split()
+ENGLISH = (
+    "or",
+    "of",
+    "is",
+    "at",
+    "by",
+    "to",
+    "if",
+    "no",
+    "in",
+    "on",
+    "as",
+    "an",
+    "it",
+    "we",
+    "so",
+    "be",
+    "do",
+)
 PYTHON = re.compile(r""""|'\w+'|`|\w=\S|\w\.[A-Za-z]|\w\[["\w]+\]|__|^--?\w|\bfor\b|\bin\b|\bif\b""")
 
 
@@ -96,7 +106,7 @@ class _Reader:
         self.at += 1
         if kind == "space":
             return r"\ " if self.words else " "
-        if kind == "word" and text == "sqrt" or text == "√":
+        if text in ("sqrt", "√"):
             return self.root()
         if text in "_^" and kind == "mark":
             return self.script(text)
@@ -171,7 +181,7 @@ class _Reader:
                     self.at, found = self.at + 1, found + self.next()
                 continue
             after = self.tokens[self.at + 1] if self.at + 1 < len(self.tokens) else ("space", " ")
-            if not (after[0] == "word" and len(after[1]) <= 3 or after[1] == "∞"):
+            if after[1] != "∞" and (after[0] != "word" or len(after[1]) > 3):
                 break
             self.at += 1
             found += "," + str(self.group())

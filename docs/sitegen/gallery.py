@@ -53,7 +53,7 @@ def _of(paper: str) -> list[Picture]:
 
 def _cards(own: list[Picture]) -> str:
     cards = [
-        f":::{{grid-item-card}} {each.title}\n:link: /{each.page.removesuffix('.md').removesuffix('.ipynb')}\n"
+        f":::{{grid-item-card}} {each.title}\n:link: /{each.page.removesuffix('.md')}\n"
         f":link-type: doc\n:img-top: /{each.path}\n:img-alt: {each.title}\n\n`{each.command}`\n:::"
         for each in own
     ]

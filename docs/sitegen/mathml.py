@@ -8,7 +8,7 @@ from docutils.utils.math.latex2mathml import tex2mathml
 
 
 def drawn(formula: str, as_block: bool = False) -> str:
-    """As MathML. Bars are letters, not operators: browsers would stretch those, and drop what stands below."""
+    """As MathML. Bars are letters here: as operators they would be stretched, and their scripts drop."""
     found = tex2mathml(formula, as_block=as_block)
     return re.sub(r"<mo[^>]*>([‖|∣∥])</mo>", r'<mi mathvariant="normal">\1</mi>', found)
 

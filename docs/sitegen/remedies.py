@@ -1,4 +1,4 @@
-"""The remedies by name: what each changes, where it was published, and at which numbers it changes nothing."""
+"""The remedies by name: what each changes, who published it, and at which numbers it changes nothing."""
 
 from dataclasses import fields
 from typing import Any

@@ -11,7 +11,6 @@ from sitegen.docstrings import markdown, of
 from sitegen.formulas import GREEK, tex
 from sitegen.markdown import formulas, table
 
-LETTERS = dict(zip(GREEK, "α β γ δ κ λ μ ν ρ σ τ φ θ ω η π ψ χ ξ ζ".split(), strict=True))
 QUANTITIES = {
     "residual": "the residual `||res X||_{1,inf}`",
     "mu": "the residual's Frobenius norm `mu(X) = ||res X||_F`",
@@ -59,9 +58,7 @@ def statement(says: str) -> str:
     if words:
         head, said = head[: words.start()], [words[1], *said]
     formula = tex(head.replace("product of", "prod"), words=True)
-    after = ", ".join(
-        re.sub(r"\b[a-z]+\b", lambda word: LETTERS.get(word[0], word[0]), each) for each in said
-    )
+    after = ", ".join(re.sub(r"\b[a-z]+\b", lambda word: GREEK.get(word[0], word[0]), each) for each in said)
     return f"```{{math}}\n{formula}\n```" + (f"\n\nwith: {after}." if after else "")
 
 
