@@ -174,7 +174,7 @@ def signature(thing: Any, method: bool = False) -> str:
             continue
         if each.kind is each.KEYWORD_ONLY and not star:
             parts.append("*")
-        mark = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        mark = "*" if each.kind is each.VAR_POSITIONAL else "**" if each.kind is each.VAR_KEYWORD else ""
         star = star or mark == "*" or each.kind is each.KEYWORD_ONLY
         kind = types.get(each.name, "")
         text = mark + each.name + (f": {kind}" if kind else "")

@@ -14,9 +14,9 @@ GREEK = {
 FUNCTIONS = ("log", "exp", "max", "min", "cos", "sin", "tanh", "sinh", "cosh", "dim", "arccos")
 """TeX knows these by their names; those below are set upright."""
 UPRIGHT = (
-    "res", "rank", "mean", "softmax", "osc", "range", "diag", "sd", "var", "act", "norm", "close", "past", "expm1",
-    "log1p", "Attn", "Norm", "MLP", "SA", "Lip", "sigmoid", "argmin", "load", "erf", "erfc", "std", "median",
-    "row", "LN",
+    "res", "rank", "mean", "softmax", "osc", "range", "diag", "sd", "var", "act", "norm", "close", "past",
+    "expm1", "log1p", "Attn", "Norm", "MLP", "SA", "Lip", "sigmoid", "argmin", "load", "erf", "erfc",
+    "std", "median", "row", "LN",
 )  # fmt: skip
 NAMED = {
     **{name: rf"\{name}" for name in (*GREEK, *FUNCTIONS)},
@@ -30,10 +30,10 @@ NAMED = {
 SYMBOLS = {
     **{each: each for each in "|+-/=<>:;()[]'"},
     ",": ", ", "<=": r"\le ", ">=": r"\ge ", "!=": r"\ne ", "->": r"\to ", "<-": r"\leftarrow ", "||": r"\|",
-    "...": r"\ldots ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "→": r"\to ", "←": r"\leftarrow ", "‖": r"\|",
-    "…": r"\ldots ", "·": r"\cdot ", "*": r"\cdot ", "×": r"\times ", "−": "-", "∞": r"\infty ", "Σ": r"\sum ",
-    "Π": r"\prod ", "∂": r"\partial ", "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ", "⌋": r"\rfloor ",
-    "½": r"\tfrac12 ", "≈": r"\approx ", "∈": r"\in ", "⊥": r"\perp ",
+    "...": r"\ldots ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "→": r"\to ", "←": r"\leftarrow ",
+    "‖": r"\|", "…": r"\ldots ", "·": r"\cdot ", "*": r"\cdot ", "×": r"\times ", "−": "-", "∞": r"\infty ",
+    "Σ": r"\sum ", "Π": r"\prod ", "∂": r"\partial ", "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ",
+    "⌋": r"\rfloor ", "½": r"\tfrac12 ", "≈": r"\approx ", "∈": r"\in ", "⊥": r"\perp ",
 }  # fmt: skip
 LETTERS = {
     **{letter: rf"\{name} " for name, letter in GREEK.items()},
@@ -206,7 +206,8 @@ class _Reader:
                 return None if after is None else f"-{after}"
             return text if kind == "number" else LETTERS.get(text, SYMBOLS.get(text))
         self.at += 1
-        parts, depth = [], 1
+        parts: list[str] = []
+        depth = 1
         while self.at < len(self.tokens):
             here = self.next()
             depth += (here == text) - (here == closing)
