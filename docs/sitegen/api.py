@@ -86,6 +86,8 @@ def entry(home: str, name: str, thing: Any) -> str:
         inner = inspect.unwrap(thing)
         return directive("function", name + signature(inner), markdown(of(inner)))
     said = markdown(_constant(home, name)) or f"A `{type(thing).__name__}`."
+    if isinstance(thing, dict) and all(isinstance(each, str) for each in thing):
+        said += " By name: " + ", ".join(f"`{each}`" for each in thing) + "."
     return directive("data", name, said)
 
 
@@ -166,8 +168,8 @@ def signature(thing: Any, method: bool = False) -> str:
         return "()"
     node = source_of(thing)
     written = node.args if isinstance(node, ast.FunctionDef) else _constructor(node)
-    known = vars(import_module(thing.__module__))
-    types, defaults = (_types(written, known), _defaults(written)) if written else ({}, {})
+    home = thing.__module__
+    types, defaults = (_types(written, home), _defaults(written)) if written else ({}, {})
     parts, star = [], False
     for at, each in enumerate(found.parameters.values()):
         if at == 0 and each.name in ("self", "cls") and method:
@@ -182,7 +184,7 @@ def signature(thing: Any, method: bool = False) -> str:
             text += (" = " if kind else "=") + defaults.get(each.name, _shown(each.default))
         parts.append(text)
     returns = node.returns if isinstance(node, ast.FunctionDef) else None
-    return "(" + ", ".join(parts) + ")" + (f" -> {_plain(returns, known)}" if returns else "")
+    return "(" + ", ".join(parts) + ")" + (f" -> {_plain(returns, home)}" if returns else "")
 
 
 def _constructor(node: ast.AST | None) -> ast.arguments | None:
@@ -191,33 +193,43 @@ def _constructor(node: ast.AST | None) -> ast.arguments | None:
     return next(own, None)
 
 
-def _types(written: ast.arguments, known: dict[str, Any]) -> dict[str, str]:
+def _types(written: ast.arguments, home: str) -> dict[str, str]:
     named = [*written.posonlyargs, *written.args, *written.kwonlyargs, written.vararg, written.kwarg]
-    return {each.arg: _plain(each.annotation, known) for each in named if each and each.annotation}
+    return {each.arg: _plain(each.annotation, home) for each in named if each and each.annotation}
 
 
-def _plain(annotation: ast.expr, known: dict[str, Any]) -> str:
+def _plain(annotation: ast.expr, home: str) -> str:
     """A type as it is written, without quotes, names that are described here in full."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         annotation = ast.parse(annotation.value, mode="eval").body
-    named = _Named(known)
-    return ast.unparse(named.visit(annotation))
+    return ast.unparse(_Named(home).visit(annotation))
 
 
 class _Named(ast.NodeTransformer):
-    """Puts full names in the place of names."""
+    """Puts full names in the place of names, so that none leads to another's class of the same name."""
 
-    def __init__(self, known: dict[str, Any]) -> None:
-        self.known = known
+    def __init__(self, home: str) -> None:
+        self.home = home
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """One name; of a class that is imported for its type alone, the one that there is."""
-        thing = self.known.get(node.id)
+        """One name: where it is described, or else where it comes from, if that is another package."""
+        here = import_module(self.home)
+        thing = getattr(here, node.id, None)
+        where = imported(self.home).get(node.id, "")
+        if thing is None and where.startswith("rankscope"):  # imported for its type alone
+            thing = getattr(import_module(where), node.id, None)
         full = homes().get(id(thing)) if isinstance(thing, type) else None
-        if thing is None:
-            named = [each for each in homes().values() if each.endswith(f".{node.id}")]
-            full = named[0] if len(named) == 1 else None
+        if full is None and where and not where.startswith("rankscope"):
+            full = f"{where}.{node.id}"
         return ast.parse(full, mode="eval").body if full else node
+
+
+@cache
+def imported(home: str) -> dict[str, str]:
+    """{name: the module that it is imported from}, of a module."""
+    tree = ast.parse(inspect.getsource(import_module(home)))
+    found = [each for each in ast.walk(tree) if isinstance(each, ast.ImportFrom) and each.module]
+    return {(name.asname or name.name): str(each.module) for each in found for name in each.names}
 
 
 def _defaults(written: ast.arguments) -> dict[str, str]:

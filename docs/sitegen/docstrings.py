@@ -80,7 +80,7 @@ def fields(thing: type) -> list[tuple[str, str, str, str]]:
             if not isinstance(here, ast.AnnAssign) or not isinstance(here.target, ast.Name):
                 continue
             name, kind = here.target.id, ast.unparse(here.annotation)
-            if name.startswith("_"):
+            if name.startswith("_") or kind.startswith("ClassVar"):
                 continue
             said = ""
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):

@@ -4,7 +4,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from sitegen.reproduction import DOCS, named, sections
+from sitegen.reproduction import DOCS, sections
 
 OWN = "images/pictures.toml"
 
@@ -28,8 +28,7 @@ def pictures() -> list[Picture]:
     for each in sections():
         for path in each.pictures:
             name = Path(path).stem.replace("_", " ")
-            title = f"{named(each.figure)}: {each.title}"
-            title += f" ({name})" if len(each.pictures) > 1 else ""
+            title = each.heading + (f" ({name})" if len(each.pictures) > 1 else "")
             found.append(Picture(path, title, each.command, f"papers/{each.paper}.md"))
     return found
 

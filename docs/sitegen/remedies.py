@@ -10,15 +10,14 @@ from sitegen.markdown import table
 def page() -> str:
     """A row for each remedy."""
     return table(
-        ["`--remedy`", "what it does", "published by", "changes nothing at"],
-        [[spelt(each), each.says, each.source, none(each)] for each in REMEDIES.values()],
+        ["name", "what it does", "its numbers, if left out", "changes nothing at", "published by"],
+        [[f"`{each.name}`", each.says, numbers(each), none(each), each.source] for each in REMEDIES.values()],
     )
 
 
-def spelt(remedy: Any) -> str:
-    """Its name, and the numbers it takes."""
-    numbers = ",".join(f"{each.name}={each.default:g}" for each in fields(remedy))
-    return f"`{remedy.name}:{numbers}`" if numbers else f"`{remedy.name}`"
+def numbers(remedy: Any) -> str:
+    """What it takes."""
+    return ", ".join(f"{each.name} = {each.default:g}" for each in fields(remedy))
 
 
 def none(remedy: Any) -> str:

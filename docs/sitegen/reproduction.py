@@ -30,6 +30,12 @@ class Section:
         return f"rankscope reproduce {self.paper} {self.figure}{self.option}"
 
     @property
+    def heading(self) -> str:
+        """Which figure it is, said once, and what it is of."""
+        title = re.sub(rf"( \({named(self.figure)}\)$)|(^{named(self.figure)}: )", "", self.title)
+        return f"{named(self.figure)}: {title}"
+
+    @property
     def pictures(self) -> list[str]:
         """Their files, from docs/."""
         return re.findall(r"!\[[^]]*\]\(([^)]+)\)", self.body)
@@ -57,7 +63,7 @@ def page(paper: str) -> str:
     full = {each.figure: each for each in own if each.option}
     parts = []
     for each in quick:
-        parts += [f"## {named(each.figure)}: {each.title}", f"`{each.command}`", placed(each.body)]
+        parts += [f"## {each.heading}", f"`{each.command}`", placed(each.body)]
         if each.figure in full:
             larger = full[each.figure]
             parts.append(
