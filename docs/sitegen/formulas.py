@@ -28,7 +28,7 @@ NAMED = {
     "gain": r"\mathrm{gain}",
 }
 SYMBOLS = {
-    **{each: each for each in "|+-/=<>:;()[]'"},
+    **{each: each for each in "|+-/=<>:;()[]'!"},
     ",": ", ", "<=": r"\le ", ">=": r"\ge ", "!=": r"\ne ", "->": r"\to ", "<-": r"\leftarrow ", "||": r"\|",
     "...": r"\ldots ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "→": r"\to ", "←": r"\leftarrow ",
     "‖": r"\|", "…": r"\ldots ", "·": r"\cdot ", "*": r"\cdot ", "×": r"\times ", "−": "-", "∞": r"\infty ",
@@ -42,7 +42,8 @@ LETTERS = {
 RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ᵀˢᴸᵏⁱⁿʳᵗˡ", "0123456789+-()TsLkinrtl", strict=True))
 LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋ᵢⱼₖₙₕₗₜ", "0123456789+-ijknhlt", strict=True))
 TOKEN = re.compile(
-    r"(?P<space>\s+)|(?P<number>\d+(\.\d+)?)|(?P<symbol><=|>=|!=|->|<-|\|\||\.\.\.)|(?P<word>[A-Za-z]+\d?)|(?P<mark>.)",
+    r"(?P<space>\s+)|(?P<number>\d+(?:\.\d+)?)|(?P<symbol><=|>=|!=|->|<-|\|\||\.\.\.)"
+    r"|(?P<word>log1p|expm1|[A-Za-z]+\d?)|(?P<mark>.)",
     re.DOTALL,
 )
 TELLING = re.compile(r" (<=|>=|!=|[=<>≤≥≠+\-−/·×→←]) |\|\||‖|\^|\bsqrt\b|\bsum[ _]|√|Σ|Π|[⁰-⁹²³ᵀˢ]")
@@ -88,7 +89,6 @@ class _Reader:
 
     def __init__(self, text: str, words: bool) -> None:
         self.tokens = [(str(match.lastgroup), match.group()) for match in TOKEN.finditer(text)]
-        self.tokens = [(kind if kind != "2" else "number", each) for kind, each in self.tokens]
         self.at, self.words = 0, words
 
     def all(self) -> str | None:
@@ -118,6 +118,8 @@ class _Reader:
             return self.word(text)
         if text in "{}":
             return "\\" + text
+        if text == "*" and self.at > 1 and self.tokens[self.at - 2][0] == "word":  # j*
+            return "^{*}"
         return SYMBOLS.get(text) or LETTERS.get(text) or (r"\%" if text == "%" and self.words else None)
 
     def word(self, text: str) -> str | None:
@@ -169,7 +171,14 @@ class _Reader:
             found += table[self.next()]
             self.at += 1
         found += self.further() if mark == "_" else ""
+        if mark == "_" and self.starred():
+            self.at, found = self.at + 1, found + "*"
         return mark + "{" + (r"\mathsf{T}" if found == "T" and mark == "^" else found) + "}"
+
+    def starred(self) -> bool:
+        """Whether a star follows that multiplies nothing: pⱼ*."""
+        after = self.tokens[self.at + 1][0] if self.at + 1 < len(self.tokens) else "space"
+        return self.next() == "*" and after not in ("word", "number")
 
     def further(self) -> str:
         """More of what stands below: `W_QK,h`, `A_1,inf`, `E_ij'`."""

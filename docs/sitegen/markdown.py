@@ -45,12 +45,22 @@ def blocks(text: str) -> str:
 
     def one(match: re.Match[str]) -> str:
         lines = [line.strip() for line in match[1].strip("\n").splitlines()]
-        found = [tex(re.sub(r"[.,]$", "", line)) for line in _joined(lines)]
+        found = [_aligned(re.sub(r"[.,]$", "", line)) for line in _joined(lines)]
         if not lines or any(each is None for each in found):
             return match[0]
         return "\n" + "\n\n".join(f"```{{math}}\n{each}\n```" for each in found) + "\n\n"
 
-    return re.sub(r"(?<=\n)\n((?: {4}\S.*\n|\n(?= {4}))+)(?=\n|\Z)", one, text)
+    return re.sub(r"(?<=\n)\n((?: {4}.*\S.*\n|\n(?= {4}))+)(?=\n|\Z)", one, text)
+
+
+def _aligned(text: str) -> str | None:
+    """A formula; one that goes on in further lines, which begin with =, one beneath the other."""
+    parts = [tex(f" {line}") for line in text.split("\n")]
+    if None in parts or len(parts) == 1 or " = " not in str(parts[0]):
+        return tex(" ".join(text.split("\n")))
+    first, *others = map(str, parts)
+    rows = [first.replace(" = ", " &= ", 1), *(f"&{each}" for each in others)]
+    return "\\begin{aligned} " + " \\\\ ".join(rows) + " \\end{aligned}"
 
 
 def _joined(lines: Sequence[str]) -> list[str]:
@@ -58,7 +68,7 @@ def _joined(lines: Sequence[str]) -> list[str]:
     found: list[str] = []
     for line in filter(None, lines):
         if found and re.match(r"[=+\-·≤<>]", line):
-            found[-1] += " " + line
+            found[-1] += "\n" + line
         else:
             found.append(line)
     return found
