@@ -116,6 +116,7 @@ def test_every_page_can_be_reached() -> None:
         ("W_QK,h = 1", r"W_{QK,h} = 1"),
         ("X = 1 xᵀ + eˢ R", r"X = 1 x^{\mathsf{T}} + e^{s} R"),
         ("Σ_j |P_ij - P_i'j| > 0", r"\sum _{j} |P_{ij} - P_{i'j}| > 0"),
+        ("½ max_ij |x| = 1,    y = 2", r"\tfrac{1}{2} \max_{ij} |x| = 1, \quad y = 2"),
         ("(1 - eps^r)^⌊t/r⌋", r"(1 - \varepsilon^{r})^{\lfloor t/r\rfloor}"),
         ("|w + a| mu <= e^Dᵢⱼ", r"|w + a| \mu \le e^{D_{ij}}"),
     ],
@@ -147,6 +148,8 @@ def test_a_table_keeps_its_cells() -> None:
 
 def test_every_formula_can_be_drawn() -> None:
     drawn = pytest.importorskip("sitegen.mathml").drawn
+    half = "".join(drawn(str(tex("½ max_ij |x| = 1"))).split())
+    assert "<mfrac><mn>1</mn><mn>2</mn></mfrac>" in half.replace("<mrow>", "").replace("</mrow>", "")
     shown = [metrics.page(), theorems.page(), api.page("metrics"), api.page("theory")]
     shown += [
         page_formulas((DOCS / f"{name}.md").read_text(encoding="utf-8")) for name in ("deviation", "theory")

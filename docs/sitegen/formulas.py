@@ -33,7 +33,7 @@ SYMBOLS = {
     "...": r"\ldots ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "→": r"\to ", "←": r"\leftarrow ",
     "‖": r"\|", "…": r"\ldots ", "·": r"\cdot ", "*": r"\cdot ", "×": r"\times ", "−": "-", "∞": r"\infty ",
     "Σ": r"\sum ", "Π": r"\prod ", "∂": r"\partial ", "⟨": r"\langle ", "⟩": r"\rangle ", "⌊": r"\lfloor ",
-    "⌋": r"\rfloor ", "½": r"\tfrac12 ", "≈": r"\approx ", "∈": r"\in ", "⊥": r"\perp ",
+    "⌋": r"\rfloor ", "½": r"\tfrac{1}{2} ", "≈": r"\approx ", "∈": r"\in ", "⊥": r"\perp ",
 }  # fmt: skip
 LETTERS = {
     **{letter: rf"\{name} " for name, letter in GREEK.items()},
@@ -105,7 +105,7 @@ class _Reader:
         kind, text = self.tokens[self.at]
         self.at += 1
         if kind == "space":
-            return r"\ " if self.words else " "
+            return r"\ " if self.words else r"\quad " if len(text) > 2 else " "
         if text in ("sqrt", "√"):
             return self.root()
         if text in "_^" and kind == "mark":
