@@ -149,7 +149,7 @@ def test_a_table_keeps_its_cells() -> None:
 def test_every_formula_can_be_drawn() -> None:
     drawn = pytest.importorskip("sitegen.mathml").drawn
     half = "".join(drawn(str(tex("½ max_ij |x| = 1"))).split())
-    assert "<mfrac><mn>1</mn><mn>2</mn></mfrac>" in half.replace("<mrow>", "").replace("</mrow>", "")
+    assert re.search(r"<mfrac[^>]*><mn>1</mn><mn>2</mn></mfrac>", half)
     shown = [metrics.page(), theorems.page(), api.page("metrics"), api.page("theory")]
     shown += [
         page_formulas((DOCS / f"{name}.md").read_text(encoding="utf-8")) for name in ("deviation", "theory")
