@@ -48,10 +48,21 @@ def _read(app: Any, name: str, source: list[str]) -> None:
     source[0] = filled(source[0]).replace("](../benchmarks/RESULTS.md", "](/benchmarks.md")
 
 
+def _outdated(app: Any, env: Any, *_: Any) -> list[str]:
+    """Pages with parts that are written from the code are read anew each time: it may have changed."""
+    pages = {name: env.doc2path(name) for name in env.found_docs}
+    return [
+        name
+        for name, path in pages.items()
+        if path.suffix == ".md" and FENCE.search(path.read_text(encoding="utf-8"))
+    ]
+
+
 def setup(app: Any) -> dict[str, Any]:
     """Called by Sphinx."""
     from sitegen import mathml
 
     mathml.setup(app)
     app.connect("source-read", _read)
+    app.connect("env-get-outdated", _outdated)
     return {"parallel_read_safe": True, "version": "1"}

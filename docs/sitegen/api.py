@@ -49,7 +49,7 @@ def public(name: str) -> list[str]:
 @cache
 def homes() -> dict[int, str]:
     """Where each class is described, by its id."""
-    found = {}
+    found: dict[int, str] = {}
     for name in [
         *rooms(),
         *(each for each in DEEPER if each not in LOOPS),
