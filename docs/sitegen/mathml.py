@@ -6,6 +6,9 @@ from typing import Any
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 
+LONG = 40
+"""Characters of TeX from which on a formula may be wider than a phone, and then scrolls."""
+
 
 def drawn(formula: str, as_block: bool = False) -> str:
     """As MathML. Bars are letters here: as operators they would be stretched, and their scripts drop."""
@@ -15,7 +18,9 @@ def drawn(formula: str, as_block: bool = False) -> str:
 
 def inline(translator: Any, node: nodes.math) -> None:
     """A formula in a line of text."""
-    translator.body.append(drawn(node.astext()))
+    found = drawn(node.astext())
+    long = len(node.astext()) > LONG
+    translator.body.append(f'<span class="long-formula" tabindex="0">{found}</span>' if long else found)
     raise nodes.SkipNode
 
 
