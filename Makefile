@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
 ROOMS := tests/nets tests/metrics tests/doubled tests/paths
 
-.PHONY: demo quick test slow nightly wheel weights lint types browser format bench notebook families versions clean
+.PHONY: demo quick test docs slow nightly wheel weights lint types browser format bench notebook families versions clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
@@ -25,6 +25,10 @@ quick: $(TESTS)  ## what one runs at every edit: style, and the tests of formula
 test: lint types browser  ## lint, types, all tests but the slow ones
 	$(PYTEST) $(CHECKED) $(ROOMS)
 	$(PYTEST) $(ROOMS:%=--ignore=%)
+
+docs: $(TESTS)  ## the site, from docs/ and from the code, without a network; a warning is an error
+	OMP_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	@echo "docs/_build/html/index.html"
 
 slow: $(TESTS) $(WEIGHTS)  ## the studies that take minutes, and trained checkpoints
 	$(PYTEST) -m slow
@@ -76,7 +80,7 @@ $(READY): pyproject.toml constraints.txt
 
 # What only tests and tools need: `make demo` does without.
 $(TESTS): $(READY)
-	$(INSTALL) -e '.[dev,full,ray,trainer,lightning,tensorboard,wandb,mlflow]'
+	$(INSTALL) -e '.[dev,docs,full,ray,trainer,lightning,tensorboard,wandb,mlflow]'
 	touch $(TESTS)
 
 # Their pins (scipy 1.4, transformers 4) are of no concern: only the files are used, nothing is imported.
@@ -90,4 +94,4 @@ wheel: $(TESTS)  ## a wheel and an sdist, in dist
 	$(BIN)/python -m hatchling build -d dist
 
 clean:
-	rm -rf $(VENV) .weights .versions runs dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .weights .versions runs dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,7 +13,7 @@ from packaging.version import Version
 from tests import versions
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("dev", "demo", "explore", "ray", "trainer", "lightning", "tensorboard", "wandb", "mlflow")
+EXTRAS = ("dev", "docs", "demo", "explore", "ray", "trainer", "lightning", "tensorboard", "wandb", "mlflow")
 ACCELERATORS = ("cuda-", "nvidia-", "triton")
 """What torch's wheel brings along with it depends on the index it came from; that wheel pins them itself."""
 

@@ -18,7 +18,7 @@ NAMED = f"rankscope-{PROJECT['version']}"
 def files(folder: Path, under: Path) -> set[str]:
     """Names of all files of a folder of the sources, relative to `under`."""
     found = (path.relative_to(under) for path in folder.rglob("*") if path.is_file())
-    return {path.as_posix() for path in found if "__pycache__" not in path.parts}
+    return {path.as_posix() for path in found if not {"__pycache__", "_build"} & set(path.parts)}
 
 
 def build(tree: Path, folder: Path) -> tuple[Path, Path]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
+PAGES = [page for page in sorted(ROOT.glob("docs/**/*.md")) if "_build" not in page.parts]
 
 
 def blocks(language: str, page: Path = ROOT / "README.md") -> list[str]:
@@ -23,8 +24,8 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
 def test_the_python_of_the_docs_runs(tmp_path: Path) -> None:
     """All pages in one process. What a page takes as given is there: for models.md a model in memory, its
     tokenizer and the folder that it names; an id on the hub needs a network and is left out."""
-    pages = {page.stem: blocks("python", page) for page in sorted(ROOT.glob("docs/*.md"))}
-    assert {page for page, found in pages.items() if found} >= {"models", "paths", "theory", "watch"}
+    pages = {str(page.relative_to(ROOT / "docs")): blocks("python", page) for page in PAGES}
+    assert {page for page, found in pages.items() if found} >= {"models.md", "start.md", "do/measure.md"}
     code = [GIVEN]
     for found in pages.values():
         lines = [line for line in "\n".join(found).splitlines() if "google-bert/" not in line]
@@ -52,7 +53,7 @@ def test_the_commands_of_the_readme_and_docs_are_understood() -> None:
     from rankscope.cli import app
 
     known: Any = get_command(app)
-    shown = [block for page in [ROOT / "README.md", *ROOT.glob("docs/*.md")] for block in blocks("sh", page)]
+    shown = [block for page in [ROOT / "README.md", *PAGES] for block in blocks("sh", page)]
     commands = [line for block in shown for line in block.splitlines() if re.match(r"rankscope \w", line)]
     assert len(commands) >= 4
     for line in commands:
@@ -63,12 +64,13 @@ def test_the_commands_of_the_readme_and_docs_are_understood() -> None:
 
 def test_the_make_targets_of_the_readme_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in re.findall(r"^make (\w+)", "\n".join(blocks("sh")), flags=re.MULTILINE):
+    shown = [block for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md"] for block in blocks("sh", page)]
+    for target in re.findall(r"^make (\w+)", "\n".join(shown), flags=re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE)
 
 
 def test_every_file_that_the_docs_link_to_is_there() -> None:
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("docs/*.ipynb")]:
+    for page in [*ROOT.glob("*.md"), *PAGES, *ROOT.glob("docs/*.ipynb")]:
         for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
             if not target.startswith(("http:", "https:", "mailto:")):
                 assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"

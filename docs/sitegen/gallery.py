@@ -1,0 +1,59 @@
+"""Every picture of docs/ with the command that makes it."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from sitegen.reproduction import DOCS, sections
+
+OWN = "images/pictures.toml"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture, and where it comes from."""
+
+    path: str
+    """From docs/."""
+    title: str
+    command: str
+    page: str
+    """That explains it, from docs/."""
+
+
+def pictures() -> list[Picture]:
+    """Those of pages, then those of the papers' figures at their quick sizes."""
+    told = tomllib.loads((DOCS / OWN).read_text(encoding="utf-8"))
+    found = [Picture(path=f"images/{name}", **each) for name, each in told.items()]
+    for each in sections():
+        for path in each.pictures:
+            name = Path(path).stem.replace("_", " ")
+            title = each.heading + (f" ({name})" if len(each.pictures) > 1 else "")
+            found.append(Picture(path, title, each.command, f"papers/{each.paper}.md"))
+    return found
+
+
+def page() -> str:
+    """Cards, grouped by where pictures come from."""
+    groups = {
+        "From the commands": [each for each in pictures() if each.path.startswith("images/")],
+        "Dong, Cordonnier, Loukas 2021": _of("dong2021"),
+        "Wu et al. 2024": _of("wu2024"),
+    }
+    return "\n\n".join(f"## {title}\n\n{_cards(own)}" for title, own in groups.items())
+
+
+def _of(paper: str) -> list[Picture]:
+    own = [each for each in pictures() if each.page == f"papers/{paper}.md"]
+    full = [each for each in own if "--full" in each.command]
+    larger = {each.path.replace("/full/", "/") for each in full}
+    return [each for each in own if each in full or each.path not in larger]
+
+
+def _cards(own: list[Picture]) -> str:
+    cards = [
+        f":::{{grid-item-card}} {each.title}\n:link: /{each.page.removesuffix('.md')}\n"
+        f":link-type: doc\n:img-top: /{each.path}\n:img-alt: {each.title}\n\n`{each.command}`\n:::"
+        for each in own
+    ]
+    return "::::{grid} 1 1 2 2\n:gutter: 3\n\n" + "\n\n".join(cards) + "\n::::"

@@ -1,0 +1,239 @@
+"""The site: what is written from the code has an entry for everything, and formulas are what they say."""
+
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import torch
+
+import rankscope
+from rankscope import errors
+from rankscope.metrics import METRICS, metric
+from rankscope.nets.remedies import REMEDIES
+from rankscope.theory import THEOREMS
+from sitegen import FENCE, api, commands, filled, gallery, metrics, parts, remedies, tables, theorems
+from sitegen.formulas import tex
+from sitegen.markdown import formulas, page_formulas
+from sitegen.markdown import table as markdown_table
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [page for page in sorted(DOCS.glob("**/*.md")) if "_build" not in page.parts]
+TALL, WIDE = 7, 5
+
+
+def test_every_public_name_is_described() -> None:
+    described = {page.stem for page in (DOCS / "reference" / "api").glob("*.md")} - {"index"}
+    assert described == {*api.rooms(), *api.DEEPER}
+    for room in ["", *described - set(api.LOOPS)]:  # those are imported where the site is built
+        shown = api.page(room)
+        entries = set(
+            re.findall(r"^:{5,6}\{py:(?:class|function|data|exception)\} (\w+)", shown, re.MULTILINE)
+        )
+        named = set(re.findall(r"\{py:obj\}`rankscope\.(\w+)`", shown))
+        assert entries | named == set(api.public(room)), room
+    assert set(rankscope.__all__) == set(api.public(""))
+
+
+def test_what_a_class_says_is_there_with_its_fields_and_methods() -> None:
+    shown = api.page("")
+    assert "| `layers` | `int` |" in shown and ":::::{py:method} variant(" in shown
+    assert re.search(
+        r"\{py:function\} measure\(net: rankscope\.Transformer, X: .*\) -> rankscope\.Profile", shown
+    )
+
+
+@pytest.mark.parametrize(
+    ("known", "page", "heading"),
+    [
+        (METRICS, metrics.page, "### "),
+        (THEOREMS, theorems.page, "## "),
+        (commands.commands(), commands.page, "## "),
+        (tables.schemas(), tables.page, "### "),
+    ],
+)
+def test_everything_that_is_known_has_its_section(known: dict[str, Any], page: Any, heading: str) -> None:
+    found = re.findall(rf"^{heading}(\S+)$", page(), re.MULTILINE)
+    assert found == list(known)
+
+
+def test_every_option_remedy_and_column_has_its_row() -> None:
+    for name, command in commands.commands().items():
+        shown = commands.section(name, command)
+        options = [each for each in command.params if each.opts[0].startswith("-")]
+        assert all(f"`{each.opts[0]}`" in shown for each in options if not each.hidden)
+    assert [line.split("`")[1].split(":")[0] for line in remedies.page().splitlines()[2:]] == list(REMEDIES)
+    assert all(tables.meaning(column) for columns in tables.schemas().values() for column in columns)
+
+
+def test_every_error_has_a_cause_and_a_cure() -> None:
+    known = [
+        name for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, Exception)
+    ]
+    page = (DOCS / "errors.md").read_text(encoding="utf-8")
+    assert [name for name in known if f"`{name}`" not in page and f".{name}`" not in page] == []
+
+
+def test_every_picture_is_in_the_gallery_with_a_command_that_there_is() -> None:
+    shown = gallery.pictures()
+    there = {str(path.relative_to(DOCS)) for path in DOCS.glob("**/*.png") if "_build" not in path.parts}
+    assert {each.path for each in shown} == there
+    for each in shown:
+        assert each.command.split()[1] in commands.commands() and (DOCS / each.page).is_file()
+
+
+def test_what_pages_ask_for_is_written() -> None:
+    asked = [fence for page in PAGES for fence in FENCE.findall(page.read_text(encoding="utf-8"))]
+    assert {name for name, _ in asked} == set(parts())
+    assert "```{generated}" not in filled("```{generated} remedies\n```")
+
+
+def test_every_page_can_be_reached() -> None:
+    """From a table of contents; the front page has none above it."""
+    listed = set()
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for tree in re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            names = [line for line in tree.splitlines() if line and not line.startswith(":")]
+            listed |= {str((page.parent / name).resolve().relative_to(DOCS)) for name in names}
+    pages = {
+        str(page.relative_to(DOCS).with_suffix("")) for page in PAGES if "reproduction" not in page.parts
+    }
+    assert pages | {"notebook"} == listed | {"index"}
+
+
+@pytest.mark.parametrize(
+    ("plain", "expected"),
+    [
+        ("||X||_F^2", r"\|X\|_{F}^{2}"),
+        ("sqrt(n) <= 1", r"\sqrt{n} \le 1"),
+        ("W_QK,h = 1", r"W_{QK,h} = 1"),
+        ("X = 1 xᵀ + eˢ R", r"X = 1 x^{\mathsf{T}} + e^{s} R"),
+        ("Σ_j |P_ij - P_i'j| > 0", r"\sum _{j} |P_{ij} - P_{i'j}| > 0"),
+        ("½ max_ij |x| = 1,    y = 2", r"\tfrac{1}{2} \max_{ij} |x| = 1, \quad y = 2"),
+        ("(1 - eps^r)^⌊t/r⌋", r"(1 - \varepsilon^{r})^{\lfloor t/r\rfloor}"),
+        ("|w + a| mu <= e^Dᵢⱼ", r"|w + a| \mu \le e^{D_{ij}}"),
+    ],
+)
+def test_formulas_are_read(plain: str, expected: str) -> None:
+    found = tex(plain)
+    assert found is not None and re.sub(r"\s+", " ", found) == expected
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["measure(net, X)", "relative_mu", "sigma_min", "X", "mu", "k=3", "[batch, token, width]", "x.X", "-o",
+     "'a' / 'b'", "runs/demo", "padding == 0", "a for a in b", "net.variant(skip=0.5)"],
+)  # fmt: skip
+def test_code_stays_code(code: str) -> None:
+    assert tex(code) is None and formulas(f"`{code}`") == f"`{code}`"
+
+
+def test_formulas_of_a_page_leave_its_code_alone() -> None:
+    page = "Let `a + b`.\n\n    X = 1 xᵀ + R\n\n```python\nx = `a + b`\n```\n\n    rankscope demo\n\n"
+    shown = page_formulas(page)
+    assert "{math}`a + b`" in shown and "```{math}\nX = 1 x^{\\mathsf{T}} + R\n```" in shown
+    assert "```python\nx = `a + b`\n```" in shown and "    rankscope demo\n" in shown
+
+
+def test_a_table_keeps_its_cells() -> None:
+    assert markdown_table(["a"], [["x | y\nz"]]).splitlines()[2] == r"| x \| y z |"
+
+
+def test_every_formula_can_be_drawn() -> None:
+    drawn = pytest.importorskip("sitegen.mathml").drawn
+    half = "".join(drawn(str(tex("½ max_ij |x| = 1"))).split())
+    assert re.search(r"<mfrac[^>]*><mn>1</mn><mn>2</mn></mfrac>", half)
+    shown = [metrics.page(), theorems.page(), api.page("metrics"), api.page("theory")]
+    shown += [
+        page_formulas((DOCS / f"{name}.md").read_text(encoding="utf-8")) for name in ("deviation", "theory")
+    ]
+    found = [
+        each for page in shown for each in re.findall(r"\{math\}`([^`]+)`|```\{math\}\n(.*?)\n```", page)
+    ]
+    assert len(found) > 200 and all(drawn(inline or block).startswith("<math") for inline, block in found)
+
+
+def at_most(name: str) -> float:
+    """The upper end of a range, for tokens of these sizes."""
+    ends = {"1": 1.0, "2": 2.0, "2(1": 2 * (1 - 1 / TALL), "log": math.log(TALL),
+            "the": TALL}  # fmt: skip
+    word = re.search(r" to (\S+)", metrics.RANGES[name][0])
+    return ends[word[1].rstrip(",;")] if word else torch.inf
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].of != "routing"])
+def test_ranges_hold(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    least = float(re.match(r"-?\d+", metrics.RANGES[name][0])[0])  # type: ignore[index]
+    for scale in (1e-3, 1.0, 30.0):
+        X = torch.randn(20, TALL, WIDE, generator=generator, dtype=torch.float64) * scale
+        given = X if METRICS[name].of == "tokens" else torch.softmax(X @ X.mT, -1)[:, None]
+        value = metric(name).read(given).value
+        assert bool((value >= least - 1e-12).all() and (value <= at_most(name) + 1e-9).all())
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].of == "tokens"])
+def test_what_equal_tokens_give_is_said(name: str) -> None:
+    end = metrics.RANGES[name][1]
+    if end.isdigit():
+        x = torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64)
+        assert float(metric(name).read(x.expand(TALL, 3)).value) == pytest.approx(float(end), abs=1e-12)
+
+
+class Links(HTMLParser):
+    """What a page links to and loads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.ids: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids |= {each for each in (given.get("id"), given.get("name")) if each}
+        if tag == "a" and given.get("href"):
+            self.links.append(str(given["href"]))
+        if tag in ("script", "img", "source"):
+            self.loaded += [str(given["src"])] if given.get("src") else []
+        if tag == "link" and given.get("rel") in ("stylesheet", "preload"):
+            self.loaded.append(str(given["href"]))
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning_and_needs_no_network(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-b",
+        "html",
+        "-W",
+        "--keep-going",
+        "-q",
+        str(DOCS),
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    pages = {path: Links() for path in tmp_path.glob("**/*.html") if "_static" not in path.parts}
+    for path, links in pages.items():
+        links.feed(path.read_text(encoding="utf-8"))
+    for path, links in pages.items():
+        assert not [each for each in links.loaded if urlsplit(each).netloc], path
+        for each in links.links:
+            to = urlsplit(each)
+            if to.scheme or to.netloc:
+                continue
+            target = path if not to.path else (path.parent / unquote(to.path)).resolve()
+            assert target.exists(), f"{path.name} links to {each}"
+            if to.fragment and target in pages:
+                assert unquote(to.fragment) in pages[target].ids | {""}, f"{path.name} links to {each}"
