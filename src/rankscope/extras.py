@@ -4,7 +4,7 @@
 (pyproject.toml): what needs a package asks `need` for it, and says in a sentence what is missing.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 from rankscope.errors import MissingExtraError
@@ -43,8 +43,18 @@ def need(doing: str, *packages: str) -> None:
     absent = [name for name in packages if not there(name)]
     if absent:
         raise MissingExtraError(
-            f"{doing} needs {' and '.join(absent)}, which is not installed: {install(absent)}"
+            f"{doing} needs {listed(absent)}, which {'is' if len(absent) == 1 else 'are'} not installed: "
+            f"{install(absent)}"
         )
+
+
+def listed(names: Sequence[str]) -> str:
+    """As one says them.
+
+    >>> listed(["jinja2"]), listed(["matplotlib", "PIL", "jinja2"])
+    ('jinja2', 'matplotlib, PIL and jinja2')
+    """
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def there(*packages: str) -> bool:

@@ -22,8 +22,11 @@ ending = ExitStack()
 def opened(folder: Path | None) -> "Store | None":
     """The run folder, or None where nothing is to be written; refused before hours go into what it is to hold
     if it cannot be written, or another is writing there."""
+    from rankscope.extras import need
     from rankscope.runs import Store
 
+    if folder is not None:
+        need("a folder with figures and a report", "matplotlib", "PIL", "jinja2", "plotly")
     return None if folder is None else ending.enter_context(Store(folder))
 
 

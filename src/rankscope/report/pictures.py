@@ -3,14 +3,14 @@
 import base64
 from pathlib import Path
 
-from rankscope.figures import Image, png
-
 WIDTH, COLOURS = 1100, 256
 """Pixels across, and colours kept: with fewer, lines of rare colours take those of others."""
 
 
 def data_uri(path: Path, width: int = WIDTH) -> str | None:
     """The PNG as text, no wider than `width`; None where there is none that can be read."""
+    from rankscope.figures import Image, png
+
     try:
         with Image.open(path) as image:
             picture = image.convert("RGB")
