@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live.attending import Attending
 from rankscope.live.call import Call, Plan
+from rankscope.live.chain import Chain
 from rankscope.live.functions import Functions
 from rankscope.live.mask import arguments_of, continues_from_cache, find_padding
 from rankscope.live.reading import arithmetic_of, dropout_of, read_state, read_waiting
@@ -27,6 +28,8 @@ from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.profiles.rows import Found
 
 CACHED = "it went on from a cache"
+WAITING = 2**20
+"""Entries of small states that wait, some megabytes, until they are asked about or so many have come."""
 CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
 
 
@@ -46,7 +49,9 @@ class Recorder(Attending, Routing):
         self._found: list[tuple[int, int, Found]] = []
         self._sizes: list[tuple[int, Sizes]] = []
         """(first sample, sizes of states from which nothing was read yet)"""
-        self.broken: list[tuple[int, Tensor]] = []
+        self._ended: list[tuple[int, Call]] = []
+        """(first sample, a call that ended well and whose last states wait to be read)"""
+        self._broken: list[tuple[int, Tensor]] = []
         self.defects: list[Tensor] = []
         self.padded: list[Tensor] = []
         self.fired: Counter[int] = Counter()
@@ -71,10 +76,17 @@ class Recorder(Attending, Routing):
     @property
     def found(self) -> list[tuple[int, int, Found]]:
         """(layer, first sample, readings)"""
+        self._read_ended()
         sizes, self._sizes = self._sizes, []
         for start, each in sizes:
             self._found += [(layer, start, found) for layer, found in each.read(self.plan.metrics)]
         return self._found
+
+    @property
+    def broken(self) -> list[tuple[int, Tensor]]:
+        """(layer, whether some entry was no number)"""
+        self._read_ended()
+        return self._broken
 
     def begin(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool = False
@@ -236,16 +248,14 @@ class Recorder(Attending, Routing):
             )
         self.check_routed(call)
         self._settle(call, call.chain.ends())
-        read_waiting(self.plan, call)
         call.chain.check("blocks found in it" if self.plan.found else "blocks named")
         self.between.update(call.chain.broken)
         self.unsure.update(call.chain.unsure)
         self.masks.add(call.mask)
-        self._found += [(layer, self.samples, found) for layer, found in call.found]
-        if call.sizes is not None:
-            call.sizes.room = None
-            self._sizes.append((self.samples, call.sizes))
-        self.broken += call.broken
+        call.arguments, call.around, call.chain = {}, [], Chain()  # which hold tensors of the model
+        self._ended.append((self.samples, call))
+        if sum(state.numel() for _, each in self._ended for _, state in each.waiting) >= WAITING:
+            self._read_ended()
         self.defects += call.defects
         self.fired.update(call.fired)
         self.attended.update(call.attended)
@@ -256,3 +266,14 @@ class Recorder(Attending, Routing):
             self.padded.append((~next(iter(call.real.values()))).sum())
         for what, layer, x in call.kept:
             self.kept[what][layer].append(x)
+
+    def _read_ended(self) -> None:
+        """Read what waits."""
+        ended, self._ended = self._ended, []
+        for start, call in ended:
+            read_waiting(self.plan, call)
+            self._found += [(layer, start, found) for layer, found in call.found]
+            if call.sizes is not None:
+                call.sizes.room = None
+                self._sizes.append((start, call.sizes))
+            self._broken += call.broken
