@@ -79,9 +79,11 @@ def sweep_levels(view: SweepView) -> Figure:
     aside = 0.5 * (np.arange(len(view.cells)) * 0.618034 % 1 - 0.5)
     for place, factor in enumerate(factors):
         levels = view.levels(factor)
+        at = _places(levels)
+        apart = float(np.diff(at).min(initial=at[-1] - at[0] or 1.0))
         marker = {"size": 5, "color": colour(0), "opacity": 0.4}
         data.append(trace(
-            (levels.of + aside)[some], _placed(view.ends[some], axis), said, place, mode="markers",
+            (at[levels.of] + apart * aside)[some], _placed(view.ends[some], axis), said, place, mode="markers",
             marker=marker,
         ))  # fmt: skip
         middles = np.array([_median(view.ends[levels.of == level]) for level in range(len(levels.labels))])
@@ -90,13 +92,12 @@ def sweep_levels(view: SweepView) -> Figure:
             for name, value in zip(levels.labels, middles, strict=True)
         ]
         data.append(trace(
-            np.arange(len(middles)), _placed(middles, axis), words, place, mode="markers",
+            at, _placed(middles, axis), words, place, mode="markers",
             marker={"symbol": "line-ew-open", "size": 26, "color": "@ink", "line": {"width": 3}},
         ))  # fmt: skip
         layout[f"xaxis{suffix(place)}"] = {
-            "tickvals": list(range(len(levels.labels))),
-            "ticktext": [escaped(name) for name in levels.labels], "zeroline": False, "showgrid": False,
-            "automargin": True, "range": [-0.6, len(levels.labels) - 0.4],
+            "tickvals": at, "ticktext": [escaped(name) for name in levels.labels], "zeroline": False,
+            "showgrid": False, "automargin": True, "range": [at[0] - 0.6 * apart, at[-1] + 0.6 * apart],
         }  # fmt: skip
         layout[f"yaxis{suffix(place)}"] = _y(view, axis, place % 2 == 0)
         layout["annotations"].append(heading(f"{factor}: {view.effects[factor]:.0%}", place))
@@ -106,6 +107,14 @@ def sweep_levels(view: SweepView) -> Figure:
         f"{view.metric} at the last layer of each cell, by {', '.join(factors)}.",
         panels=max(1, len(factors)), columns=2 if len(factors) > 1 else 1,
     )  # fmt: skip
+
+
+def _places(levels: Levels) -> np.ndarray:
+    """Where levels stand: side by side; those of a depth at their numbers, so that twice the depth is twice as
+    far."""
+    if levels.factor == "depth" and len(levels.labels) > 1 and all(map(str.isdecimal, levels.labels)):
+        return np.array(levels.labels, float)
+    return np.arange(len(levels.labels), dtype=float)
 
 
 def _axis(view: SweepView) -> Powers | None:

@@ -5,11 +5,22 @@ decades it is logarithmic in them, and a doubly exponential fall is a straight l
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from rankscope.figures import Axes, Figure, FuncFormatter, MaxNLocator, panels
-from rankscope.looks import FAINT, INK, MARKERS, PALETTE, label, tick
+from rankscope.figures import (
+    Axes,
+    Figure,
+    FuncFormatter,
+    ListedColormap,
+    MaxNLocator,
+    Normalize,
+    ScalarMappable,
+    colormaps,
+    panels,
+)
+from rankscope.looks import FAINT, INK, LISTED, MARKERS, PALETTE, in_sequence, label, tick
 from rankscope.metrics import symbol_of
 from rankscope.profiles.views import Band, CurveView, Layers, digits_lost, looks, span
 
@@ -29,14 +40,45 @@ def draw_curves(axes: Axes, curves: Sequence[CurveView], log: bool | None = None
     decades = span(curves)
     log = decades > 2 if log is None else log
     strength = min(1.0, 4 / len(curves))  # many bands upon each other would hide the lines
-    for number, curve in zip(looks(curves), curves, strict=True):
+    steps = in_sequence([curve.label for curve in curves])
+    order = None if steps is None else _order(len(steps))
+    for place, (number, curve) in enumerate(zip(looks(curves), curves, strict=True)):
+        ink = PALETTE[number % len(PALETTE)]
+        if steps is not None and order is not None:
+            ink = order.colors[sorted(steps).index(steps[place])]
         centre, bands = curve.drawn(log)
         for band in bands:
-            _band(axes, band, number, 0.15 * strength)
-        _trace(axes, centre, curve.noise, number, curve.label)
+            _band(axes, band, ink, 0.15 * strength)
+        _trace(axes, centre, curve.noise, number, curve.label, ink)
     if log:
         _draw_floors(axes, curves)
     _dress(axes, curves[0].metric, decades if log else None)
+    if steps is not None and order is not None and len(steps) > LISTED:
+        _scale(axes, sorted(zip(steps, (curve.label for curve in curves), strict=True)), order)
+    else:
+        _legend(axes, len(curves))
+
+
+def _order(number: int) -> ListedColormap:
+    """So many colours in an order, dark to light, all of which stand out from white."""
+    return ListedColormap([colormaps["viridis"](0.82 * k / max(1, number - 1)) for k in range(number)])
+
+
+def _scale(axes: Axes, steps: list[tuple[float, str]], order: ListedColormap) -> None:
+    """A bar of colours in place of a legend: which line is which of a long sequence."""
+    last = len(steps) - 1
+    bar = axes.get_figure(root=True).colorbar(  # type: ignore[union-attr]
+        ScalarMappable(Normalize(-0.5, last + 0.5), order), ax=axes, pad=0.02
+    )
+    shown = sorted({round(k * last / 5) for k in range(6)})
+    bar.set_ticks(shown, labels=[label(steps[k][1]) for k in shown])
+    bar.outline.set_visible(False)  # type: ignore[operator]
+
+
+def _legend(axes: Axes, number: int) -> None:
+    """Within the figure as far as there is room for it; of many lines beside it."""
+    beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if number > LISTED else {}
+    axes.legend(fontsize=9, frameon=False, ncols=1 + number // 25, **beside)
 
 
 def _dress(axes: Axes, metric: str, decades: float | None) -> None:
@@ -50,7 +92,6 @@ def _dress(axes: Axes, metric: str, decades: float | None) -> None:
     axes.set_xlabel("layer")
     axes.set_ylabel(f"${symbol_of(metric, tex=True)}$")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize=9, frameon=False)
 
 
 def draw_arithmetics(fall: Axes, slope: Axes, curves: Sequence[CurveView]) -> None:
@@ -58,8 +99,8 @@ def draw_arithmetics(fall: Axes, slope: Axes, curves: Sequence[CurveView]) -> No
     from layer to layer. Under the doubly exponential law the first grows as 3^l and the second tends to 3."""
     for number, curve in enumerate(curves):
         lost, ratio = digits_lost(curve)
-        _trace(fall, lost, curve.noise, number, curve.arithmetic)
-        _trace(slope, ratio, curve.noise, number, curve.arithmetic)
+        _trace(fall, lost, curve.noise, number, curve.arithmetic, PALETTE[number])
+        _trace(slope, ratio, curve.noise, number, curve.arithmetic, PALETTE[number])
     fall.set_yscale("log")
     fall.set_ylabel(f"$-\\log_{{10}}\\,{symbol_of(curves[0].metric, tex=True)}$")
     slope.set_ylabel("$\\log r_l\\,/\\,\\log r_{l-1}$,  $r_l$ the value at layer $l$")
@@ -72,10 +113,10 @@ def draw_arithmetics(fall: Axes, slope: Axes, curves: Sequence[CurveView]) -> No
     fall.legend(fontsize=9, title=label(curves[0].variant), frameon=False)
 
 
-def _trace(axes: Axes, centre: Layers, noise: Layers, number: int, name: str) -> None:
+def _trace(axes: Axes, centre: Layers, noise: Layers, number: int, name: str, colour: Any) -> None:
     """A line by layer; where it is only noise it is hollow."""
     turned = number + number // len(PALETTE)  # colours come again, each time with another mark
-    colour, marker = PALETTE[number % len(PALETTE)], MARKERS[turned % len(MARKERS)]
+    marker = MARKERS[turned % len(MARKERS)]
     layers = np.arange(len(centre))
     axes.plot(layers, np.where(noise, np.nan, centre), color=colour, linewidth=1.8, label=label(name),
               marker=marker, markersize=5)  # fmt: skip
@@ -86,9 +127,8 @@ def _trace(axes: Axes, centre: Layers, noise: Layers, number: int, name: str) ->
               markerfacecolor="white", zorder=3)  # fmt: skip
 
 
-def _band(axes: Axes, band: Band, number: int, strength: float) -> None:
+def _band(axes: Axes, band: Band, colour: Any, strength: float) -> None:
     """What lies about a line, in its colour."""
-    colour = PALETTE[number % len(PALETTE)]
     axes.fill_between(np.arange(len(band[0])), *band, color=colour, alpha=strength, linewidth=0)
 
 
