@@ -62,7 +62,7 @@ def scale(title: str, labels: Sequence[str]) -> dict[str, Any]:
     """A bar of colours beside the figure, in place of a legend of many lines that are in an order: `labels` are
     those of the lines, some of which it shows."""
     last = len(labels) - 1
-    shown = evenly(range(len(labels)), 6)
+    shown = list(range(0, last + 1, -(-(last + 1) // 7)))
     bar = {
         "thickness": 10, "outlinewidth": 0, "title": {"text": escaped(title), "side": "right"},
         "tickvals": shown, "ticktext": [escaped(labels[k]) for k in shown],

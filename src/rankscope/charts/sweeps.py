@@ -79,7 +79,7 @@ def sweep_levels(view: SweepView) -> Figure:
     aside = 0.5 * (np.arange(len(view.cells)) * 0.618034 % 1 - 0.5)
     for place, factor in enumerate(factors):
         levels = view.levels(factor)
-        at = _places(levels)
+        at, deep = _places(levels)
         apart = float(np.diff(at).min(initial=at[-1] - at[0] or 1.0))
         marker = {"size": 5, "color": colour(0), "opacity": 0.4}
         data.append(trace(
@@ -93,11 +93,12 @@ def sweep_levels(view: SweepView) -> Figure:
         ]
         data.append(trace(
             at, _placed(middles, axis), words, place, mode="markers",
-            marker={"symbol": "line-ew-open", "size": 26, "color": "@ink", "line": {"width": 3}},
+            marker={"symbol": "line-ew-open", "size": 14 if deep else 26, "color": "@ink",
+                    "line": {"width": 3}},
         ))  # fmt: skip
-        layout[f"xaxis{suffix(place)}"] = {
+        layout[f"xaxis{suffix(place)}"] = layer_axis(int(at[-1]), "") if deep else {
             "tickvals": at, "ticktext": [escaped(name) for name in levels.labels], "zeroline": False,
-            "showgrid": False, "automargin": True, "range": [at[0] - 0.6 * apart, at[-1] + 0.6 * apart],
+            "showgrid": False, "automargin": True, "range": [-0.6, at[-1] + 0.6],
         }  # fmt: skip
         layout[f"yaxis{suffix(place)}"] = _y(view, axis, place % 2 == 0)
         layout["annotations"].append(heading(f"{factor}: {view.effects[factor]:.0%}", place))
@@ -109,12 +110,12 @@ def sweep_levels(view: SweepView) -> Figure:
     )  # fmt: skip
 
 
-def _places(levels: Levels) -> np.ndarray:
-    """Where levels stand: side by side; those of a depth at their numbers, so that twice the depth is twice as
-    far."""
+def _places(levels: Levels) -> tuple[np.ndarray, bool]:
+    """Where levels stand: side by side. Those of a depth, and then it is true, at their numbers: twice the depth
+    is twice as far."""
     if levels.factor == "depth" and len(levels.labels) > 1 and all(map(str.isdecimal, levels.labels)):
-        return np.array(levels.labels, float)
-    return np.arange(len(levels.labels), dtype=float)
+        return np.array(levels.labels, float), True
+    return np.arange(len(levels.labels), dtype=float), False
 
 
 def _axis(view: SweepView) -> Powers | None:

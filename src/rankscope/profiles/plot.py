@@ -35,17 +35,18 @@ def plot_curves(curves: Sequence[CurveView], log: bool | None = None) -> Figure:
     return figure
 
 
-def draw_curves(axes: Axes, curves: Sequence[CurveView], log: bool | None = None) -> None:
+def draw_curves(
+    axes: Axes, curves: Sequence[CurveView], log: bool | None = None, legend: bool = True
+) -> None:
     """Draw into given axes."""
     decades = span(curves)
     log = decades > 2 if log is None else log
     strength = min(1.0, 4 / len(curves))  # many bands upon each other would hide the lines
     steps = in_sequence([curve.label for curve in curves])
-    order = None if steps is None else _order(len(steps))
     for place, (number, curve) in enumerate(zip(looks(curves), curves, strict=True)):
-        ink = PALETTE[number % len(PALETTE)]
-        if steps is not None and order is not None:
-            ink = order.colors[sorted(steps).index(steps[place])]
+        ink: Any = PALETTE[number % len(PALETTE)]
+        if steps is not None:
+            ink = _order(len(steps))[sorted(steps).index(steps[place])]
         centre, bands = curve.drawn(log)
         for band in bands:
             _band(axes, band, ink, 0.15 * strength)
@@ -53,32 +54,36 @@ def draw_curves(axes: Axes, curves: Sequence[CurveView], log: bool | None = None
     if log:
         _draw_floors(axes, curves)
     _dress(axes, curves[0].metric, decades if log else None)
-    if steps is not None and order is not None and len(steps) > LISTED:
-        _scale(axes, sorted(zip(steps, (curve.label for curve in curves), strict=True)), order)
-    else:
-        _legend(axes, len(curves))
+    if legend:
+        draw_key(axes, curves)
 
 
-def _order(number: int) -> ListedColormap:
+def draw_key(axes: Axes, curves: Sequence[CurveView], beside: bool = False) -> bool:
+    """Which line is which: a bar of colours for a long sequence, as steps of a training are, else a legend,
+    which stands beside the figure where there are many lines. `beside`: the bar alone. Whether it is drawn."""
+    names = [curve.label for curve in curves]
+    steps = in_sequence(names)
+    if steps is not None and len(steps) > LISTED:
+        _scale(axes, [name for _, name in sorted(zip(steps, names, strict=True))])
+        return True
+    if not beside:
+        where = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if len(names) > LISTED else {}
+        axes.legend(fontsize=9, frameon=False, ncols=1 + len(names) // 25, **where)
+    return not beside
+
+
+def _order(number: int) -> list[tuple[float, ...]]:
     """So many colours in an order, dark to light, all of which stand out from white."""
-    return ListedColormap([colormaps["viridis"](0.82 * k / max(1, number - 1)) for k in range(number)])
+    return [colormaps["viridis"](0.82 * k / max(1, number - 1)) for k in range(number)]
 
 
-def _scale(axes: Axes, steps: list[tuple[float, str]], order: ListedColormap) -> None:
-    """A bar of colours in place of a legend: which line is which of a long sequence."""
-    last = len(steps) - 1
-    bar = axes.get_figure(root=True).colorbar(  # type: ignore[union-attr]
-        ScalarMappable(Normalize(-0.5, last + 0.5), order), ax=axes, pad=0.02
-    )
-    shown = sorted({round(k * last / 5) for k in range(6)})
-    bar.set_ticks(shown, labels=[label(steps[k][1]) for k in shown])
+def _scale(axes: Axes, names: list[str]) -> None:
+    number = len(names)
+    colours = ScalarMappable(Normalize(-0.5, number - 0.5), ListedColormap(_order(number)))
+    bar = axes.get_figure(root=True).colorbar(colours, ax=axes, pad=0.02)  # type: ignore[union-attr]
+    shown = range(0, number, -(-number // 7))
+    bar.set_ticks(list(shown), labels=[label(names[k]) for k in shown])
     bar.outline.set_visible(False)  # type: ignore[operator]
-
-
-def _legend(axes: Axes, number: int) -> None:
-    """Within the figure as far as there is room for it; of many lines beside it."""
-    beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if number > LISTED else {}
-    axes.legend(fontsize=9, frameon=False, ncols=1 + number // 25, **beside)
 
 
 def _dress(axes: Axes, metric: str, decades: float | None) -> None:

@@ -97,10 +97,11 @@ var rankscope = (function () {
   }
 
   // Whole numbers at such steps that their labels do not touch.
-  function stepped(axis, pixels, size, largest) {
-    if (!axis.dtick || !(largest > 0)) return;
-    const room = 0.6 * size * String(Math.round(largest)).length + 8;
-    while ((pixels * axis.dtick) / largest < room) axis.dtick *= 2;
+  function stepped(axis, pixels, size, traces) {
+    if (!axis.dtick) return;
+    const [low, high] = axis.range || [0, Math.max(0, ...traces.flatMap((trace) => (trace.x || []).filter(Number.isFinite)))];
+    const room = 0.6 * size * String(Math.round(high)).length + 8;
+    while (high > low && (pixels * axis.dtick) / (high - low) < room) axis.dtick *= 2;
   }
 
   // Pixels that the labels of the axes on the left need, and their title.
@@ -120,7 +121,7 @@ var rankscope = (function () {
   function layoutOf(figure, colours, width) {
     const layout = coloured(figure.layout, colours, "");
     const panels = figure.panels || 1;
-    const between = Math.max(56, labelled(layout)); // pixels between two panels in a row
+    const between = Math.max(figure.panel ? 56 : 72, labelled(layout)); // pixels between two panels in a row
     const headings = (layout.annotations || []).filter((each) => /domain$/.test(each.xref)).map((each) => textOf(each.text).length);
     const needed = figure.panel || Math.max(PANEL, between + 7.6 * Math.max(0, ...headings));
     let columns = layout.grid ? layout.grid.columns : 1;
@@ -145,7 +146,6 @@ var rankscope = (function () {
     }
     const panelWide = (free - (columns - 1) * between) / columns;
     const panelHigh = rows > 1 ? (high / (rows - layout.grid.ygap)) * (1 - layout.grid.ygap) : high;
-    const largest = Math.max(0, ...figure.data.flatMap((trace) => (trace.x || []).filter(Number.isFinite)));
     layout.width = width;
     layout.paper_bgcolor = "rgba(0,0,0,0)";
     layout.plot_bgcolor = "rgba(0,0,0,0)";
@@ -161,7 +161,7 @@ var rankscope = (function () {
         const axis = layout[key];
         const size = (axis.tickfont || {}).size || 13;
         if (key[0] === "y") thinned(axis, panelHigh, size);
-        else stepped(axis, panelWide, size, largest);
+        else stepped(axis, panelWide, size, figure.data.filter((trace) => (trace.xaxis || "x") === key.replace("axis", "")));
         if (axis.title && axis.title.standoff === undefined) axis.title = { ...axis.title, standoff: 8 };
         Object.assign(axis, {
           gridcolor: colours.grid, linecolor: colours.faint, zerolinecolor: colours.faint,
