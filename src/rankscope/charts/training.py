@@ -11,7 +11,18 @@ import polars as pl
 from rankscope.charts.curves import written
 from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
-from rankscope.charts.style import FAINT, SEQUENTIAL, colour, evenly, figure, heading, in_order, scale, suffix, trace
+from rankscope.charts.style import (
+    FAINT,
+    SEQUENTIAL,
+    colour,
+    evenly,
+    figure,
+    heading,
+    in_order,
+    scale,
+    suffix,
+    trace,
+)
 from rankscope.looks import LISTED
 from rankscope.runs.training import NAMES, Grid, Training, decades, title_of
 

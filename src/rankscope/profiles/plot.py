@@ -89,7 +89,8 @@ def _scale(axes: Axes, names: list[str]) -> None:
 def _dress(axes: Axes, metric: str, decades: float | None) -> None:
     """Name the axes. `decades` is how many a log axis shows, None for a linear one."""
     if decades is None:
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(0.0, low), high + 0.05 * (high - min(0.0, low)))
     else:
         if decades > DEEP:
             axes.set_yscale("symlog", linthresh=1.0)
