@@ -6,9 +6,9 @@ editors that sanitise what they show, in an exported page, and without a network
 image of its own: panels stand side by side where there is room, else below each other. PNG of 128 colours has
 half the bytes of the same figure in SVG, which some sanitisers take out.
 
-Text, table and border take their colours from the page, light or dark, whatever it does to style sheets; figures
-stand on white tiles of their own. The card's size is bounded however large the object is, and all text that came
-from a run is escaped: a variant named `<script>` stays a name.
+Text, table and border take their colours from the page, light or dark, whatever it does to style sheets;
+figures stand on white tiles of their own. The card's size is bounded however large the object is, and all
+text that came from a run is escaped: a variant named `<script>` stays a name.
 """
 
 import base64

@@ -73,7 +73,8 @@ def order_of(shown: Sequence[CurveView]) -> list[int] | None:
 
 def _scale(shown: Sequence[CurveView], places: Sequence[int]) -> dict[str, Any]:
     names = [name for _, name in sorted(zip(places, (each.label for each in shown), strict=True))]
-    varied = [column for column in zip(*map(NUMBER.findall, names), strict=True) if len(set(column)) > 1][0]
+    columns = zip(*map(NUMBER.findall, names), strict=True)
+    varied = next(column for column in columns if len(set(column)) > 1)
     title = names[0].replace(varied[0], "", 1).strip(" -_:=") or "line"
     return scale(title, varied)
 

@@ -71,7 +71,7 @@ class Powers:
                 float(k) for k in range(math.floor(self.low / step) * step, math.ceil(self.high) + 1, step)
             ]
         room = 0.06 * span or 0.5  # that of the axis
-        if span <= 0.5 and -4 <= self.low and self.high < 5:
+        if span <= 0.5 and self.low >= -4 and self.high < 5:
             found = _round_numbers(10 ** (self.low - room), 10 ** (self.high + room))
         else:
             digits = (1, 2, 5) if span > 0.5 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)

@@ -59,8 +59,8 @@ def in_order(place: float) -> str:
 
 
 def scale(title: str, labels: Sequence[str]) -> dict[str, Any]:
-    """A bar of colours beside the figure, in place of a legend of many lines that are in an order: `labels` are
-    those of the lines, some of which it shows."""
+    """A bar of colours beside the figure, in place of a legend of many lines that are in an order. `labels`
+    are those of the lines, some of which it shows."""
     last = len(labels) - 1
     shown = list(range(0, last + 1, -(-(last + 1) // 7)))
     bar = {

@@ -83,8 +83,8 @@ def sweep_levels(view: SweepView) -> Figure:
         apart = float(np.diff(at).min(initial=at[-1] - at[0] or 1.0))
         marker = {"size": 5, "color": colour(0), "opacity": 0.4}
         data.append(trace(
-            (at[levels.of] + apart * aside)[some], _placed(view.ends[some], axis), said, place, mode="markers",
-            marker=marker,
+            (at[levels.of] + apart * aside)[some], _placed(view.ends[some], axis), said, place,
+            mode="markers", marker=marker,
         ))  # fmt: skip
         middles = np.array([_median(view.ends[levels.of == level]) for level in range(len(levels.labels))])
         words = [
@@ -111,8 +111,8 @@ def sweep_levels(view: SweepView) -> Figure:
 
 
 def _places(levels: Levels) -> tuple[np.ndarray, bool]:
-    """Where levels stand: side by side. Those of a depth, and then it is true, at their numbers: twice the depth
-    is twice as far."""
+    """Where levels stand: side by side. Those of a depth, and then it is true, stand at their numbers: twice
+    the depth is twice as far."""
     if levels.factor == "depth" and len(levels.labels) > 1 and all(map(str.isdecimal, levels.labels)):
         return np.array(levels.labels, float), True
     return np.arange(len(levels.labels), dtype=float), False

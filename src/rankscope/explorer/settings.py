@@ -22,7 +22,7 @@ MOST_TOKENS = 64
 MOST_DEPTH = 96
 WORDS = {
     "Input should be": "must be", "String should have": "must have", "less than or equal to": "at most",
-    "greater than or equal to": "at least", "a valid boolean": "true or false",
+    "greater than or equal to": "at least", "a valid boolean": "on or off (true or false)",
     "a valid integer": "a whole number", "a valid number": "a number", "a valid string": "text",
 }  # fmt: skip
 """What pydantic says, as we say it."""
@@ -53,8 +53,8 @@ class Shape(_Strict):
         """As a network of it is described; a shape that is none says which numbers do not fit."""
         if self.width % self.heads:
             raise SettingError(
-                "heads share the width of a random network, so it must be a multiple of their number; got width "
-                f"{self.width} and {self.heads} heads"
+                "heads share the width of a random network, so it must be a multiple of their number; got "
+                f"width {self.width} and {self.heads} heads"
             )
         each = self.width // self.heads
         if self.positions == "rotary" and each % 2:
@@ -145,7 +145,8 @@ def _said(error: ValidationError) -> str:
     if first["type"] == "json_invalid":
         return "a request must be JSON as the page writes it; what came is none"
     if first["type"] == "extra_forbidden":
-        return f"there is no control named {str(first['loc'][-1])[:40]!r} on this page: take it out of the address"
+        name = str(first["loc"][-1])[:40]
+        return f"there is no control named {name!r} on this page: take it out of the address"
     if first["type"] == "missing":
         return f"a request must have a {first['loc'][-1]}; it has none"
     said = first["msg"]

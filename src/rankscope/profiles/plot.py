@@ -60,7 +60,7 @@ def draw_curves(
 
 def draw_key(axes: Axes, curves: Sequence[CurveView], beside: bool = False) -> bool:
     """Which line is which: a bar of colours for a long sequence, as steps of a training are, else a legend,
-    which stands beside the figure where there are many lines. `beside`: the bar alone. Whether it is drawn."""
+    which stands beside the figure where there are many lines. `beside`: the bar alone. Whether it drew."""
     names = [curve.label for curve in curves]
     steps = in_sequence(names)
     if steps is not None and len(steps) > LISTED:

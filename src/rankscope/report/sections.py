@@ -136,7 +136,7 @@ def _cloud(run: Run, table: pl.DataFrame) -> Section:
 
 
 def _apart(run: Run) -> str:
-    """How the number above a cloud differs from that of the verdict, where both are shares of the tokens' size."""
+    """How the number above a cloud differs from the verdict's, where both are shares of the tokens' size."""
     lead = "" if run.measured is None else run.measured.metrics[0]
     if not is_share(lead):
         return ""
@@ -146,8 +146,8 @@ def _apart(run: Run) -> str:
     if not norm + over:
         return ""
     return (
-        f" “Apart by” is not the verdict's number: it is {symbol_of('relative_mu')} of this excerpt alone{norm}"
-        f"{over}. Both are 0 when tokens are the same."
+        f" “Apart by” is not the verdict's number: it is {symbol_of('relative_mu')} of this excerpt alone"
+        f"{norm}{over}. Both are 0 when tokens are the same."
     )
 
 
