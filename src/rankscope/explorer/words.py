@@ -11,8 +11,8 @@ CONTROLS = {
     "shape.layers": f"the number of layers {RANDOM}", "shape.width": f"the width {RANDOM}",
     "shape.heads": f"the number of heads {RANDOM}", "shape.seed": f"the seed {RANDOM}",
     "shape.init": f"the weights {RANDOM}", "shape.mlp": f"the MLP {RANDOM}",
-    "shape.norm": f"the norm {RANDOM}", "shape.place": f"the place of the norm {RANDOM}", "shape.positions": f"the positions {RANDOM}",
-    "shape.parallel": f"parallel branches {RANDOM}",
+    "shape.norm": f"the norm {RANDOM}", "shape.place": f"the place of the norm {RANDOM}",
+    "shape.positions": f"the positions {RANDOM}", "shape.parallel": f"parallel branches {RANDOM}",
 }  # fmt: skip
 """What a control of the page is called in a sentence."""
 PARTS = {
