@@ -29,6 +29,8 @@ LONGEST = 60
 MARGIN = 8
 """Pixels of white around a panel."""
 
+EDGE = 4
+"""Pixels around an image, in which its tile is seen."""
 LINE = "rgba(128,128,128,.45)"
 """Seen on white and on black."""
 _CARD = (
@@ -38,7 +40,7 @@ _CARD = (
 )
 _PIECE = "display:inline-block;vertical-align:top;max-width:100%;margin:0 16px 8px 0"
 """Images and the table stand side by side as far as there is room."""
-_IMAGE = f"{_PIECE};height:auto;box-sizing:border-box;padding:4px;background:#fff;border-radius:4px"
+_IMAGE = f"{_PIECE};height:auto;box-sizing:border-box;padding:{EDGE}px;background:#fff;border-radius:4px"
 _TABLE = "border-collapse:collapse;margin:0;background:transparent;color:inherit;font-size:12.5px"
 _CELL = "padding:2px 12px 2px 0;border:0;background:transparent;color:inherit;white-space:nowrap;text-align:"
 
@@ -123,7 +125,7 @@ def _images(figure: "Figure", title: str) -> list[str]:
         part = image.crop((left, 0, right, image.height))
         data = base64.b64encode(png(part)).decode()
         alt = escape(f"{title}, panel {len(found) + 1}" if found else title)
-        width = part.width // SHARPNESS
+        width = part.width // SHARPNESS + 2 * EDGE
         found.append(f'<img alt="{alt}" width="{width}" style="{_IMAGE}" src="data:image/png;base64,{data}">')
     return found
 

@@ -67,7 +67,9 @@ def draw_key(axes: Axes, curves: Sequence[CurveView], beside: bool = False) -> b
         _scale(axes, [name for _, name in sorted(zip(steps, names, strict=True))])
         return True
     if not beside:
-        where = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if len(names) > LISTED else {}
+        where: dict[str, Any] = {}
+        if len(names) > LISTED:
+            where = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
         axes.legend(fontsize=9, frameon=False, ncols=1 + len(names) // 25, **where)
     return not beside
 
@@ -83,7 +85,7 @@ def _scale(axes: Axes, names: list[str]) -> None:
     bar = axes.get_figure(root=True).colorbar(colours, ax=axes, pad=0.02)  # type: ignore[union-attr]
     shown = range(0, number, -(-number // 7))
     bar.set_ticks(list(shown), labels=[label(names[k]) for k in shown])
-    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.outline.set_visible(False)
 
 
 def _dress(axes: Axes, metric: str, decades: float | None) -> None:

@@ -144,7 +144,8 @@ var rankscope = (function () {
       layout.grid.xgap = columns > 1 ? (columns * between) / (free + between) : 0;
       layout.grid.ygap = rows > 1 ? Math.max(0.3, (rows * below) / (high + below)) : 0;
     }
-    const panelWide = (free - (columns - 1) * between) / columns;
+    const bar = figure.data.some((trace) => trace.colorbar || (trace.marker || {}).colorbar) ? 90 : 0; // it stands beside the axes
+    const panelWide = (free - bar - (columns - 1) * between) / columns;
     const panelHigh = rows > 1 ? (high / (rows - layout.grid.ygap)) * (1 - layout.grid.ygap) : high;
     layout.width = width;
     layout.paper_bgcolor = "rgba(0,0,0,0)";
