@@ -69,7 +69,8 @@ def shown(thing: object) -> Page:
     assert page.tags <= known
     assert page.attributes <= {"style", "src", "alt", "width", "colspan"} and "url(" not in html
     assert all(source.startswith("data:image/png;base64,") for source in page.images)
-    assert "background:#fff" in html  # readable whatever the page's own colours
+    assert all("background:#fff" in each for each in re.findall("<img[^>]*", html))  # figures have dark ink
+    assert not re.search(r"(?<!-)color:(?!inherit)", re.sub("<img[^>]*", "", html))  # text has the page's
     return page
 
 

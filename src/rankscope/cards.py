@@ -6,8 +6,9 @@ editors that sanitise what they show, in an exported page, and without a network
 image of its own: panels stand side by side where there is room, else below each other. PNG of 128 colours has
 half the bytes of the same figure in SVG, which some sanitisers take out.
 
-The card is white with dark ink under any theme, its size is bounded however large the object is, and all text
-that came from a run is escaped: a variant named `<script>` stays a name.
+Text, table and border take their colours from the page, light or dark, whatever it does to style sheets;
+figures stand on white tiles of their own. The card's size is bounded however large the object is, and all
+text that came from a run is escaped: a variant named `<script>` stays a name.
 """
 
 import base64
@@ -17,7 +18,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from rankscope.extras import there
-from rankscope.looks import FAINT, INK
 
 if TYPE_CHECKING:
     from rankscope.figures import Figure
@@ -29,15 +29,20 @@ LONGEST = 60
 MARGIN = 8
 """Pixels of white around a panel."""
 
+EDGE = 4
+"""Pixels around an image, in which its tile is seen."""
+LINE = "rgba(128,128,128,.45)"
+"""Seen on white and on black."""
 _CARD = (
-    f"background:#fff;color:{INK};border:1px solid #e0e0e0;border-radius:6px;padding:12px 16px;"
+    f"background:transparent;color:inherit;border:1px solid {LINE};border-radius:6px;padding:12px 16px;"
     "display:inline-block;max-width:100%;box-sizing:border-box;overflow-x:auto;"
     "font:13px/1.45 system-ui,sans-serif"
 )
 _PIECE = "display:inline-block;vertical-align:top;max-width:100%;margin:0 16px 8px 0"
 """Images and the table stand side by side as far as there is room."""
-_TABLE = f"border-collapse:collapse;margin:0;background:#fff;color:{INK};font-size:12.5px"
-_CELL = f"padding:2px 12px 2px 0;border:0;background:#fff;color:{INK};white-space:nowrap;text-align:"
+_IMAGE = f"{_PIECE};height:auto;box-sizing:border-box;padding:{EDGE}px;background:#fff;border-radius:4px"
+_TABLE = "border-collapse:collapse;margin:0;background:transparent;color:inherit;font-size:12.5px"
+_CELL = "padding:2px 12px 2px 0;border:0;background:transparent;color:inherit;white-space:nowrap;text-align:"
 
 
 def card(
@@ -56,7 +61,7 @@ def card(
     if rows:
         parts.append(_table(headings, rows))
     parts.append("</div>")
-    said = "color:#555;margin-top:6px;max-width:860px"
+    said = "color:inherit;opacity:.8;margin-top:6px;max-width:860px"
     parts += [f'<div style="{said}">{escape(note)}</div>' for note in notes]
     return "\n".join([*parts, "</div>"])
 
@@ -105,7 +110,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     if len(rows) > ROWS:
         said = f"… and {len(rows) - ROWS} more"
         body.append(f'<tr><td colspan="{len(headings)}" style="{_CELL}left">{said}</td></tr>')
-    head = line("th", headings, f"font-weight:500;color:{FAINT}")
+    head = line("th", headings, "font-weight:500;opacity:.75")
     table = f'<table style="{_TABLE}"><thead>{head}</thead><tbody>{"".join(body)}</tbody></table>'
     return f'<div style="{_PIECE};overflow-x:auto">{table}</div>'
 
@@ -114,14 +119,14 @@ def _images(figure: "Figure", title: str) -> list[str]:
     """The figure, an image for each panel."""
     from rankscope.figures import SHARPNESS, png, rendered
 
-    image, style = rendered(figure), f"{_PIECE};height:auto"
+    image = rendered(figure)
     found: list[str] = []
     for left, right in _columns(figure, image.width):
         part = image.crop((left, 0, right, image.height))
         data = base64.b64encode(png(part)).decode()
         alt = escape(f"{title}, panel {len(found) + 1}" if found else title)
-        width = part.width // SHARPNESS
-        found.append(f'<img alt="{alt}" width="{width}" style="{style}" src="data:image/png;base64,{data}">')
+        width = part.width // SHARPNESS + 2 * EDGE
+        found.append(f'<img alt="{alt}" width="{width}" style="{_IMAGE}" src="data:image/png;base64,{data}">')
     return found
 
 

@@ -55,3 +55,35 @@ def test_panels_stand_side_by_side_where_there_is_room(browser: "Browser", page_
     for width, rows in ((1400, 1), (390, 2)):
         with opened(browser, page_of_cards, width) as found:
             assert len(set(found.page.evaluate(tops))) == rows
+
+
+CONTRAST = """() => {
+    const parts = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const light = (rgb) => [0.2126, 0.7152, 0.0722].reduce((sum, weight, k) => {
+        const part = rgb[k] / 255;
+        return sum + weight * (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    }, 0);
+    const ground = parts(getComputedStyle(document.body).backgroundColor);
+    const written = [...document.querySelectorAll('th, td, div')].filter(
+        (each) => [...each.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim()));
+    return written.map((each) => {
+        const [ink, part] = [parts(getComputedStyle(each).color), Number(getComputedStyle(each).opacity)];
+        const own = parts(getComputedStyle(each).backgroundColor);
+        if (own.length < 4 || own[3] > 0) return 0;
+        const pair = [light(ink.map((value, k) => part * value + (1 - part) * ground[k])), light(ground)];
+        return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+    });
+}"""
+"""The contrast of every word with what it stands on, 0 where it has brought a ground of its own."""
+
+
+@pytest.mark.parametrize(("ground", "ink"), [("#111", "#ddd"), ("#fff", "#222"), ("#1e1e1e", "#ccc")])
+def test_text_is_readable_in_any_theme(
+    browser: "Browser", page_of_cards: Path, ground: str, ink: str
+) -> None:
+    with opened(browser, page_of_cards, 1000) as found:
+        found.page.evaluate(
+            "c => Object.assign(document.body.style, {background: c[0], color: c[1]})", [ground, ink]
+        )
+        contrasts = found.page.evaluate(CONTRAST)
+        assert len(contrasts) > 40 and min(contrasts) > 4.5

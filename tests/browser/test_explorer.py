@@ -178,7 +178,7 @@ def test_hostile_text_stays_text(page: "Page", explorer: Served) -> None:
 
 def test_a_mistake_is_said_in_the_page_and_goes_with_its_cause(page: "Page", explorer: Served) -> None:
     opened(page, explorer, "#skip=lots")
-    assert "skip must be" in page.inner_text("#error").lower()
+    assert "the skip weight must be" in page.inner_text("#error").lower()
     turned(page, lambda: slide(page, "skip", 0.5))
     assert page.is_hidden("#error")
     turned(page, lambda: page.select_option("#mask", "write"))
@@ -190,6 +190,53 @@ def test_a_mistake_is_said_in_the_page_and_goes_with_its_cause(page: "Page", exp
 
 ODD = ["#model=random&focus=__proto__", "#focus=constructor", "#nothing=1", "#constructor=2", "#%%%",
        "#shape=5&shape.width=32", "#model=tiny&shape.layers=many"]  # fmt: skip
+
+
+OVERLAPS = """[...document.querySelectorAll('.xaxislayer-above, .yaxislayer-above')].flatMap(axis => {
+    const boxes = [...axis.querySelectorAll('.xtick text, .ytick text')].map(e => e.getBoundingClientRect());
+    return boxes.flatMap((a, k) => boxes.slice(k + 1).filter(b => a.left < b.right && b.left < a.right
+        && a.top + 3 < b.bottom && b.top + 3 < a.bottom));
+}).length"""
+"""Pairs of an axis's labels that stand on each other; boxes have some air above and below their ink."""
+
+
+@pytest.mark.parametrize("width", [1366, 360])
+def test_labels_of_axes_stand_apart_however_deep_the_fall(page: "Page", explorer: Served, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 768})
+    opened(page, explorer, "#model=random&skip=0&mlp=false&norm=false&layers=24&A=model%3Drandom", whole=True)
+    for view in ("log", "linear"):
+        page.check(f"input[name=axis][value={view}]", force=True)
+        assert page.locator("#curve .ytick, #bounds .ytick, #paths .xtick").count() > 10
+        assert page.evaluate(OVERLAPS) == 0
+
+
+def test_a_pin_says_how_it_differs_from_what_is_shown(page: "Page", explorer: Served) -> None:
+    opened(page, explorer)
+    turned(page, lambda: page.click("#pinA"))
+    assert page.inner_text("#pins li").startswith("A: the same as now. Tokens")
+    turned(page, lambda: page.click("text=Causal"))
+    assert page.inner_text("#pins li").startswith(
+        "A: the model's own skips, with MLP, with norm, the model's own mask. Tokens"
+    )
+    assert "the model's own mask" in (page.get_attribute("#pinA", "title") or "")
+
+
+def test_an_empty_text_is_no_mistake(page: "Page", explorer: Served) -> None:
+    opened(page, explorer, whole=True)
+    turned(page, lambda: page.fill("#text", "  "))
+    assert page.inner_text("#verdict").startswith("There is no text yet: write a few words")
+    assert page.is_hidden("#error") and page.locator(".card.stale").count() == 4
+    assert "4 tokens" in turned(page, lambda: page.fill("#text", "four words and more"))
+
+
+def test_shares_above_all_of_the_output_are_explained(page: "Page", explorer: Served) -> None:
+    shape = "shape.layers=3&shape.width=16&shape.heads=2&shape.init=xavier"
+    text = "Call me Ishmael. Some years ago, never mind how long precisely"
+    opened(page, explorer, f"#model=random&{shape}&norm=false&skip=0.3&text={text}", whole=True)
+    shares = page.evaluate("document.getElementById('paths').data[0].y")
+    assert max(shares) > 1.01 and min(shares) < -0.01  # some paths take back what others write
+    assert f"{max(shares):.0%} of it. It is more than all of it" in page.inner_text("#paths-said")
+    assert "the shares of all add up to 100%" in page.inner_text("#paths-said")
 
 
 def test_whatever_a_link_says_the_next_turn_is_answered(page: "Page", explorer: Served) -> None:

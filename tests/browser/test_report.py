@@ -6,8 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from rankscope import Profile, fresh, measure
+from rankscope.report import write_run_directory
 from tests.browser.waiting import Watched, until
 from tests.report.runs import whole_run
 
@@ -230,6 +234,47 @@ def test_a_long_word_does_not_widen_the_page(browser: "Browser", tmp_path: Path)
         found.page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true; })")
         assert found.page.evaluate("document.documentElement.scrollWidth") <= 390
     assert found.faults == []
+
+
+@pytest.fixture(scope="module")
+def of_many_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of twelve steps of a training, of a network of 24 layers."""
+    net = fresh("bert-tiny").variant(layers=24)
+    X = net.encode(["Call me Ishmael."], 4)
+    steps = [measure(net, *X, ["relative_mu"], variant=f"step {1000 * k:,}") for k in range(12)]
+    return write_run_directory(Profile.join(steps), tmp_path_factory.mktemp("steps"), "a training")
+
+
+def test_a_wide_table_shows_that_it_goes_on(browser: "Browser", of_many_steps: Path) -> None:
+    with Opened(browser, of_many_steps, viewport={"width": 360, "height": 800}) as found:
+        page, table = found.page, found.page.locator(".wide").first
+        assert table.evaluate("e => e.scrollWidth > 2 * e.clientWidth")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360
+        table.scroll_into_view_if_needed()
+
+        def edge() -> float:
+            """How bright the table is at its right edge."""
+            box = table.bounding_box()
+            assert box is not None
+            clip = {"x": box["x"] + box["width"] - 5, "y": box["y"] + 40, "width": 2, "height": 60}
+            return float(np.asarray(Image.open(io.BytesIO(page.screenshot(clip=clip)))).mean())  # type: ignore[arg-type]
+
+        first, before = table.locator("td").first, edge()
+        at = first.bounding_box()
+        table.evaluate("e => { e.scrollLeft = e.scrollWidth; }")
+        assert first.bounding_box() == at and first.inner_text() == "step 0"
+        assert edge() > before + 20
+
+
+def test_many_steps_have_a_scale_beside_the_figure(browser: "Browser", of_many_steps: Path) -> None:
+    for width in (1300, 360):
+        with Opened(browser, of_many_steps, viewport={"width": width, "height": 800}) as found:
+            figure = found.page.locator("#run1-figure-curves")
+            assert figure.locator(".cbtitle").text_content() == "step"
+            assert figure.locator(".legend").count() == 0
+            axes, scale = (figure.locator(name).bounding_box() for name in (".xy .gridlayer", ".colorbar"))
+            assert axes is not None and scale is not None
+            assert axes["x"] + axes["width"] <= scale["x"] and axes["width"] > 100
 
 
 def test_a_figure_that_cannot_be_printed_takes_no_other_with_it(browser: "Browser", report: Path) -> None:

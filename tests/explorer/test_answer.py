@@ -69,7 +69,7 @@ def test_a_window_narrows_every_mask_of_a_network_that_has_several() -> None:
 @pytest.mark.parametrize(
     ("turns", "said"),
     [
-        ({"remedies": "deepnorm"}, "norm_place must be 'post'"),
+        ({"remedies": "deepnorm"}, "the place of the norm must be 'post'"),
         ({"remedies": "lambda", "skip": 0.5}, "sets the weight of the skip"),
         ({"remedies": "sinkhorn:rounds=1000000"}, "of sinkhorn must be from -100 to 100 here"),
         ({"remedies": "attnscale;attnscale:w=1"}, "'attnscale' is there twice"),

@@ -154,14 +154,20 @@ def test_nothing_else_is_to_be_had(served: Served, path: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"skip": 9}, "Skip must be at most 2; got 9"),
+        ({"skip": 9}, "The skip weight must be at most 2; got 9"),
         ({"mask": "causl"}, "did you mean 'causal'"),
         ({"mask": "edges:0>1&edges:5>6"}, "edges must join tokens"),
         ({"model": "/etc/passwd"}, "Model must be one of tiny, sigmoid, random"),
-        ({"text": "   "}, "must hold a word"),
-        ({"shape": {"width": 10, "heads": 3}}, "width must be a multiple of heads"),
+        ({"text": "   "}, "write a few words"),
+        (
+            {"shape": {"width": 10, "heads": 3}},
+            "must be a multiple of their number; got width 10 and 3 heads",
+        ),
         ({"shape": {"layers": 24, "width": 512, "heads": 8}}, "million weights"),
-        ({"shape": {"width": 6, "heads": 2, "positions": "rotary"}}, "rotary positions need an even"),
+        (
+            {"shape": {"width": 6, "heads": 2, "positions": "rotary"}},
+            "width / heads must be even; got 6 / 2 = 3",
+        ),
     ],
 )
 def test_a_bad_setting_is_a_sentence_for_the_page(served: Served, setting: dict[str, Any], said: str) -> None:

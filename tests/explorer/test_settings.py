@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rankscope.errors import ArchitectureError, RankscopeError, SettingError
 from rankscope.explorer.settings import MOST_TEXT, Request, Setting, Shape, read_request
+from rankscope.explorer.words import CONTROLS
 
 
 def test_a_setting_that_says_nothing_turns_nothing() -> None:
@@ -27,7 +28,7 @@ def test_a_setting_that_says_nothing_turns_nothing() -> None:
     ],
 )  # fmt: skip
 def test_what_is_out_of_range_is_one_sentence_that_names_it(field: str, value: Any) -> None:
-    with pytest.raises(SettingError, match=f"^{field}.* must .*got") as caught:
+    with pytest.raises(SettingError, match=f"^{CONTROLS[field]}.* must .*got") as caught:
         read_request(json.dumps({"setting": {field: value}}).encode())
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
@@ -38,7 +39,8 @@ NONE = (b"", b"[]", b"null", b"{", b'{"setting": {"skip": NaN}}', b"\xff\xfe", b
 @pytest.mark.parametrize(
     ("body", "said"),
     [*((body, ".") for body in NONE), (b'{"setting": {}, "parts": []}', "."),
-     (b'{"setting": {}, "parts": ["curves"]}', "must"), (b'{"setting": {"skipp": 1}}', "no other fields")],
+     (b'{"setting": {}, "parts": ["curves"]}', "must"),
+     (b'{"setting": {"skipp": 1}}', "no control named 'skipp'")],
 )  # fmt: skip
 def test_what_is_no_request_is_a_sentence(body: bytes, said: str) -> None:
     with pytest.raises(SettingError, match=said):

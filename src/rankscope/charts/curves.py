@@ -8,8 +8,8 @@ import polars as pl
 
 from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
-from rankscope.charts.style import FAINT, colour, dash, figure, symbol, trace
-from rankscope.looks import power
+from rankscope.charts.style import FAINT, colour, dash, figure, in_order, scale, symbol, trace
+from rankscope.looks import LISTED, NUMBER, in_sequence, power
 from rankscope.metrics import symbol_of
 from rankscope.profiles.views import Band, CurveView, Layers, looks, span
 from rankscope.theory import Certificates
@@ -41,10 +41,14 @@ def curves(
     logs += [each.floor for each in shown] if log else []
     axis = Powers(np.concatenate([*logs, *(part for two in bounds.values() for part in two.values())]))
     data: list[dict[str, Any]] = []
-    for number, each in zip(looks(shown), shown, strict=True):
-        data += _traces(each, log, number, axis, len(shown))
+    places = order_of(shown)
+    for place, (number, each) in enumerate(zip(looks(shown), shown, strict=True)):
+        ink = in_order(places[place] / (len(shown) - 1)) if places else colour(number)
+        data += _traces(each, log, number, axis, len(shown), ink)
         if each.variant in bounds and each.arithmetic == "deviation":
-            data += [_bound(each, kind, curve, number, axis) for kind, curve in bounds[each.variant].items()]
+            data += [_bound(each, kind, curve, ink, axis) for kind, curve in bounds[each.variant].items()]
+    if places and len(shown) > LISTED:
+        data = [{**each, "showlegend": False} for each in data] + [_scale(shown, places)]
     if log:
         data += _floors(shown, axis)
     name = written(metric)
@@ -59,6 +63,20 @@ def curves(
         + "; ".join(f"{each.label} ends at {power(float(each.log10[-1]))}" for each in shown)
         + ".",
     )
+
+
+def order_of(shown: Sequence[CurveView]) -> list[int] | None:
+    """The place of each among lines that are a sequence, as steps of a training are; None of others."""
+    numbers = in_sequence([each.label for each in shown])
+    return None if numbers is None else [sorted(numbers).index(each) for each in numbers]
+
+
+def _scale(shown: Sequence[CurveView], places: Sequence[int]) -> dict[str, Any]:
+    names = [name for _, name in sorted(zip(places, (each.label for each in shown), strict=True))]
+    columns = zip(*map(NUMBER.findall, names), strict=True)
+    varied = next(column for column in columns if len(set(column)) > 1)
+    title = names[0].replace(varied[0], "", 1).strip(" -_:=") or "line"
+    return scale(title, varied)
 
 
 def written(metric: str) -> str:
@@ -76,7 +94,9 @@ def _sides(centre: Layers, bands: Sequence[Band]) -> list[Layers]:
     return [centre, *(side for band in bands for side in band)]
 
 
-def _traces(curve: CurveView, log: bool, number: int, axis: Powers, among: int) -> list[dict[str, Any]]:
+def _traces(
+    curve: CurveView, log: bool, number: int, axis: Powers, among: int, ink: str
+) -> list[dict[str, Any]]:
     """Bands, the line, and its tail into the noise; one entry of the legend hides all of them."""
     layers = np.unique(np.linspace(0, curve.depth, min(curve.depth + 1, DRAWN)).round().astype(int))
     centre, bands = curve.drawn(log)
@@ -87,7 +107,6 @@ def _traces(curve: CurveView, log: bool, number: int, axis: Powers, among: int) 
             return axis.place(values)
         return [float(v) if np.isfinite(v) else None for v in values]
 
-    ink = colour(number)
     group: dict[str, Any] = {"legendgroup": f"line {number}"}
     silent: dict[str, Any] = {**group, "showlegend": False}
     data: list[dict[str, Any]] = []
@@ -155,13 +174,13 @@ def _bounds(metric: str, certificates: Mapping[str, Certificates]) -> dict[str, 
     return found
 
 
-def _bound(line: CurveView, kind: str, curve: np.ndarray, number: int, axis: Powers) -> dict[str, Any]:
+def _bound(line: CurveView, kind: str, curve: np.ndarray, ink: str, axis: Powers) -> dict[str, Any]:
     side, mark = ("at most", "arrow-down-open") if kind == "upper" else ("at least", "arrow-up-open")
     name = escaped(f"{line.label}: proved {side}")
     said = [f"{name} {power(float(k))}<br>at layer {layer}" for layer, k in enumerate(curve)]
     look: dict[str, Any] = {
-        "line": {"width": 1, "dash": "2px,3px", "color": colour(number)},
-        "marker": {"symbol": mark, "size": 9, "color": colour(number)},
+        "line": {"width": 1, "dash": "2px,3px", "color": ink},
+        "marker": {"symbol": mark, "size": 9, "color": ink},
     }
     return trace(np.arange(len(curve)), axis.place(curve), said, mode="lines+markers", name=name, **look)
 

@@ -70,11 +70,14 @@ class Powers:
             return [
                 float(k) for k in range(math.floor(self.low / step) * step, math.ceil(self.high) + 1, step)
             ]
-        digits = (1, 2, 5) if span > 0.5 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
-        decades = range(math.floor(self.low) - 1, math.ceil(self.high) + 1)
-        found = [math.log10(digit) + decade for decade in decades for digit in digits]
         room = 0.06 * span or 0.5  # that of the axis
-        found = [k for k in found if self.low - room <= k <= self.high + room]
+        if span <= 0.5 and self.low >= -4 and self.high < 5:
+            found = _round_numbers(10 ** (self.low - room), 10 ** (self.high + room))
+        else:
+            digits = (1, 2, 5) if span > 0.5 else (1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9)
+            decades = range(math.floor(self.low) - 1, math.ceil(self.high) + 1)
+            found = [math.log10(digit) + decade for decade in decades for digit in digits]
+            found = [k for k in found if self.low - room <= k <= self.high + room]
         ends = [math.log10(float(f"{10**k:.3g}")) if -4 <= k < 5 else k for k in {self.low, self.high}]
         return found if len(found) > 1 else sorted(ends)
 
@@ -87,3 +90,15 @@ class Powers:
         long = self.deep and abs(k) >= LONG
         exponent = f"{k:.6g}".replace("e+0", "e").replace("e+", "e") if long else f"{k:.0f}"
         return f"10<sup>{exponent}</sup>".replace("-", "−")
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """log10 of some round numbers in a narrow range, evenly spaced: 0.71, 0.72, 0.73.
+
+    >>> [round(10**k, 6) for k in _round_numbers(0.702, 0.735)]
+    [0.71, 0.72, 0.73]
+    """
+    least = (high - low) / 6
+    unit = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
+    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= least)
+    return [math.log10(k * step) for k in range(math.ceil(low / step), math.floor(high / step) + 1) if k > 0]

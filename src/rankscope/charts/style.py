@@ -58,6 +58,21 @@ def in_order(place: float) -> str:
     return f"@order {place:.2f}"
 
 
+def scale(title: str, labels: Sequence[str]) -> dict[str, Any]:
+    """A bar of colours beside the figure, in place of a legend of many lines that are in an order. `labels`
+    are those of the lines, some of which it shows."""
+    last = len(labels) - 1
+    shown = list(range(0, last + 1, -(-(last + 1) // 7)))
+    bar = {
+        "thickness": 10, "outlinewidth": 0, "title": {"text": escaped(title), "side": "right"},
+        "tickvals": shown, "ticktext": [escaped(labels[k]) for k in shown],
+    }  # fmt: skip
+    colours = [[k / 14, in_order(k / 14)] for k in range(15)]
+    marker = {"color": [0, last], "cmin": 0, "cmax": last, "colorscale": colours, "colorbar": bar,
+              "showscale": True}  # fmt: skip
+    return trace([None], [None], mode="markers", marker=marker, showlegend=False)
+
+
 def suffix(panel: int) -> str:
     """How plotly numbers the axes of a panel: none, 2, 3, ..."""
     return "" if panel == 0 else str(panel + 1)

@@ -79,10 +79,12 @@ def sweep_levels(view: SweepView) -> Figure:
     aside = 0.5 * (np.arange(len(view.cells)) * 0.618034 % 1 - 0.5)
     for place, factor in enumerate(factors):
         levels = view.levels(factor)
+        at, deep = _places(levels)
+        apart = float(np.diff(at).min(initial=at[-1] - at[0] or 1.0))
         marker = {"size": 5, "color": colour(0), "opacity": 0.4}
         data.append(trace(
-            (levels.of + aside)[some], _placed(view.ends[some], axis), said, place, mode="markers",
-            marker=marker,
+            (at[levels.of] + apart * aside)[some], _placed(view.ends[some], axis), said, place,
+            mode="markers", marker=marker,
         ))  # fmt: skip
         middles = np.array([_median(view.ends[levels.of == level]) for level in range(len(levels.labels))])
         words = [
@@ -90,13 +92,13 @@ def sweep_levels(view: SweepView) -> Figure:
             for name, value in zip(levels.labels, middles, strict=True)
         ]
         data.append(trace(
-            np.arange(len(middles)), _placed(middles, axis), words, place, mode="markers",
-            marker={"symbol": "line-ew-open", "size": 26, "color": "@ink", "line": {"width": 3}},
+            at, _placed(middles, axis), words, place, mode="markers",
+            marker={"symbol": "line-ew-open", "size": 14 if deep else 26, "color": "@ink",
+                    "line": {"width": 3}},
         ))  # fmt: skip
-        layout[f"xaxis{suffix(place)}"] = {
-            "tickvals": list(range(len(levels.labels))),
-            "ticktext": [escaped(name) for name in levels.labels], "zeroline": False, "showgrid": False,
-            "automargin": True, "range": [-0.6, len(levels.labels) - 0.4],
+        layout[f"xaxis{suffix(place)}"] = layer_axis(int(at[-1]), "") if deep else {
+            "tickvals": at, "ticktext": [escaped(name) for name in levels.labels], "zeroline": False,
+            "showgrid": False, "automargin": True, "range": [-0.6, at[-1] + 0.6],
         }  # fmt: skip
         layout[f"yaxis{suffix(place)}"] = _y(view, axis, place % 2 == 0)
         layout["annotations"].append(heading(f"{factor}: {view.effects[factor]:.0%}", place))
@@ -106,6 +108,14 @@ def sweep_levels(view: SweepView) -> Figure:
         f"{view.metric} at the last layer of each cell, by {', '.join(factors)}.",
         panels=max(1, len(factors)), columns=2 if len(factors) > 1 else 1,
     )  # fmt: skip
+
+
+def _places(levels: Levels) -> tuple[np.ndarray, bool]:
+    """Where levels stand: side by side. Those of a depth, and then it is true, stand at their numbers: twice
+    the depth is twice as far."""
+    if levels.factor == "depth" and len(levels.labels) > 1 and all(map(str.isdecimal, levels.labels)):
+        return np.array(levels.labels, float), True
+    return np.arange(len(levels.labels), dtype=float), False
 
 
 def _axis(view: SweepView) -> Powers | None:

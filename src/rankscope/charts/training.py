@@ -11,7 +11,19 @@ import polars as pl
 from rankscope.charts.curves import written
 from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
-from rankscope.charts.style import FAINT, SEQUENTIAL, colour, evenly, figure, heading, in_order, suffix, trace
+from rankscope.charts.style import (
+    FAINT,
+    SEQUENTIAL,
+    colour,
+    evenly,
+    figure,
+    heading,
+    in_order,
+    scale,
+    suffix,
+    trace,
+)
+from rankscope.looks import LISTED
 from rankscope.runs.training import NAMES, Grid, Training, decades, title_of
 
 LOOKS, LINES, FEW, MARKS = 300, 9, 6, 40
@@ -146,7 +158,10 @@ def path_shares(training: Training) -> Figure:
                 for step, value in zip(steps, values, strict=True)]  # fmt: skip
         ink = in_order(place / max(1, len(names) - 1))
         data.append(trace(steps, values, said, name=escaped(name), **_line(ink, len(steps))))
+    if len(names) > LISTED:
+        data.append(scale("length of the path", [name.removeprefix("length ") for name in names]))
     layout = {
+        "showlegend": len(names) <= LISTED,
         "xaxis": _steps(), "yaxis": {"title": {"text": "share of the output"}, "tickformat": ".0%"},
         **_marked(training, 1),
     }  # fmt: skip

@@ -20,6 +20,7 @@ from rankscope.explorer.jobs import Interruptible
 from rankscope.explorer.measured import Measured, measured
 from rankscope.explorer.settings import Request, Setting
 from rankscope.explorer.shelf import Shelf, sizes
+from rankscope.explorer.words import in_words
 from rankscope.paths import decompose
 from rankscope.paths.lengths import ByLength
 from rankscope.paths.views import carried
@@ -210,5 +211,5 @@ def bound_figures(found: Certificates, bounds: list[BoundView]) -> dict[str, cha
 
 def why(error: RankscopeError) -> str:
     """An error as the page shows it."""
-    text = str(error)
+    text = in_words(str(error))
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"

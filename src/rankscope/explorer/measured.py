@@ -78,6 +78,8 @@ def turned(net: Transformer, setting: Setting) -> Transformer:
 
 def measured(base: Transformer, setting: Setting, check: Callable[[], None]) -> Measured:
     """Measure a setting of a network. `check` is called between layers, and may raise."""
+    if not setting.text.strip():
+        raise SettingError("there is no text to measure yet: write a few words")
     net = turned(base, setting)
     X, _ = net.encode([setting.text], setting.tokens)
     check()

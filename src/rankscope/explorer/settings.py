@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rankscope.errors import SettingError
+from rankscope.explorer.words import control
 from rankscope.nets import Architecture
 
 RANDOM = "random"
@@ -21,7 +22,7 @@ MOST_TOKENS = 64
 MOST_DEPTH = 96
 WORDS = {
     "Input should be": "must be", "String should have": "must have", "less than or equal to": "at most",
-    "greater than or equal to": "at least", "a valid boolean": "true or false",
+    "greater than or equal to": "at least", "a valid boolean": "on or off (true or false)",
     "a valid integer": "a whole number", "a valid number": "a number", "a valid string": "text",
 }  # fmt: skip
 """What pydantic says, as we say it."""
@@ -50,6 +51,17 @@ class Shape(_Strict):
 
     def architecture(self) -> Architecture:
         """As a network of it is described; a shape that is none says which numbers do not fit."""
+        if self.width % self.heads:
+            raise SettingError(
+                "heads share the width of a random network, so it must be a multiple of their number; got "
+                f"width {self.width} and {self.heads} heads"
+            )
+        each = self.width // self.heads
+        if self.positions == "rotary" and each % 2:
+            raise SettingError(
+                "rotary positions turn coordinates in pairs, so width / heads must be even; got "
+                f"{self.width} / {self.heads} = {each}"
+            )
         arch = Architecture(
             layers=self.layers, width=self.width, heads=self.heads, mlp=self.mlp, norm=self.norm,
             norm_place=self.place, positions=self.positions, parallel=self.parallel,
@@ -126,15 +138,15 @@ def _said(error: ValidationError) -> str:
     ...     Setting(skip=7.0)
     ... except ValidationError as error:
     ...     _said(error)
-    'skip must be at most 2; got 7.0'
+    'the skip weight must be at most 2; got 7.0'
     """
     first = error.errors(include_url=False, include_context=False)[0]
-    place = [str(step) for step in first["loc"] if step not in ("setting", "parts")]
-    what = ".".join(place) or "a request"
+    what = control(first["loc"])
     if first["type"] == "json_invalid":
         return "a request must be JSON as the page writes it; what came is none"
     if first["type"] == "extra_forbidden":
-        return f"a setting must have no other fields than those of the page; got {what[:40]!r}"
+        name = str(first["loc"][-1])[:40]
+        return f"there is no control named {name!r} on this page: take it out of the address"
     if first["type"] == "missing":
         return f"a request must have a {first['loc'][-1]}; it has none"
     said = first["msg"]

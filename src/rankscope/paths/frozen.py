@@ -193,8 +193,8 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
     for part in pieces(net.arch.parts):
         if part.place in ("values", "heads"):
             raise PathError(
-                "a network is taken apart where parts of one's own stand elsewhere than at values and heads; "
-                f"{part.name} stands at {part.place}: measure the network instead"
+                "a network is taken apart into paths where a head averages its layer's tokens and does no "
+                f"more; {part.name} changes the {part.place} of a layer besides: measure the network instead"
             )
         if part.place != "weights" and not hasattr(part, "frozen"):
             raise PathError(

@@ -89,7 +89,12 @@ def carried(lengths: Sequence[LengthView]) -> str:
     heads = {0: "no head", 1: "one head"}.get(most.length, f"{most.length} heads")
     what = "most of the output" if most.share_of_all > 0.5 else "more of the output than any other length"
     share = f"{most.share_of_all:.0%}" if most.share_of_all < 10 else f"{most.share_of_all:.3g} times"
-    return f"Of {counted_paths(total)} paths those through {heads} carry {what}: {share} of it."
+    over = (
+        " It is more than all of it since other paths take some back: the shares of all add up to 100%."
+        if most.share_of_all > 1.005
+        else ""
+    )
+    return f"Of {counted_paths(total)} paths those through {heads} carry {what}: {share} of it.{over}"
 
 
 def counted_paths(number: int) -> str:

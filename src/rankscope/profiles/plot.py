@@ -5,11 +5,22 @@ decades it is logarithmic in them, and a doubly exponential fall is a straight l
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from rankscope.figures import Axes, Figure, FuncFormatter, MaxNLocator, panels
-from rankscope.looks import FAINT, INK, MARKERS, PALETTE, label, tick
+from rankscope.figures import (
+    Axes,
+    Figure,
+    FuncFormatter,
+    ListedColormap,
+    MaxNLocator,
+    Normalize,
+    ScalarMappable,
+    colormaps,
+    panels,
+)
+from rankscope.looks import FAINT, INK, LISTED, MARKERS, PALETTE, in_sequence, label, tick
 from rankscope.metrics import symbol_of
 from rankscope.profiles.views import Band, CurveView, Layers, digits_lost, looks, span
 
@@ -24,25 +35,64 @@ def plot_curves(curves: Sequence[CurveView], log: bool | None = None) -> Figure:
     return figure
 
 
-def draw_curves(axes: Axes, curves: Sequence[CurveView], log: bool | None = None) -> None:
+def draw_curves(
+    axes: Axes, curves: Sequence[CurveView], log: bool | None = None, legend: bool = True
+) -> None:
     """Draw into given axes."""
     decades = span(curves)
     log = decades > 2 if log is None else log
     strength = min(1.0, 4 / len(curves))  # many bands upon each other would hide the lines
-    for number, curve in zip(looks(curves), curves, strict=True):
+    steps = in_sequence([curve.label for curve in curves])
+    for place, (number, curve) in enumerate(zip(looks(curves), curves, strict=True)):
+        ink: Any = PALETTE[number % len(PALETTE)]
+        if steps is not None:
+            ink = _order(len(steps))[sorted(steps).index(steps[place])]
         centre, bands = curve.drawn(log)
         for band in bands:
-            _band(axes, band, number, 0.15 * strength)
-        _trace(axes, centre, curve.noise, number, curve.label)
+            _band(axes, band, ink, 0.15 * strength)
+        _trace(axes, centre, curve.noise, number, curve.label, ink)
     if log:
         _draw_floors(axes, curves)
     _dress(axes, curves[0].metric, decades if log else None)
+    if legend:
+        draw_key(axes, curves)
+
+
+def draw_key(axes: Axes, curves: Sequence[CurveView], beside: bool = False) -> bool:
+    """Which line is which: a bar of colours for a long sequence, as steps of a training are, else a legend,
+    which stands beside the figure where there are many lines. `beside`: the bar alone. Whether it drew."""
+    names = [curve.label for curve in curves]
+    steps = in_sequence(names)
+    if steps is not None and len(steps) > LISTED:
+        _scale(axes, [name for _, name in sorted(zip(steps, names, strict=True))])
+        return True
+    if not beside:
+        where: dict[str, Any] = {}
+        if len(names) > LISTED:
+            where = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)}
+        axes.legend(fontsize=9, frameon=False, ncols=1 + len(names) // 25, **where)
+    return not beside
+
+
+def _order(number: int) -> list[tuple[float, ...]]:
+    """So many colours in an order, dark to light, all of which stand out from white."""
+    return [colormaps["viridis"](0.82 * k / max(1, number - 1)) for k in range(number)]
+
+
+def _scale(axes: Axes, names: list[str]) -> None:
+    number = len(names)
+    colours = ScalarMappable(Normalize(-0.5, number - 0.5), ListedColormap(_order(number)))
+    bar = axes.get_figure(root=True).colorbar(colours, ax=axes, pad=0.02)  # type: ignore[union-attr]
+    shown = range(0, number, -(-number // 7))
+    bar.set_ticks(list(shown), labels=[label(names[k]) for k in shown])
+    bar.outline.set_visible(False)
 
 
 def _dress(axes: Axes, metric: str, decades: float | None) -> None:
     """Name the axes. `decades` is how many a log axis shows, None for a linear one."""
     if decades is None:
-        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(0.0, low), high + 0.05 * (high - min(0.0, low)))
     else:
         if decades > DEEP:
             axes.set_yscale("symlog", linthresh=1.0)
@@ -50,7 +100,6 @@ def _dress(axes: Axes, metric: str, decades: float | None) -> None:
     axes.set_xlabel("layer")
     axes.set_ylabel(f"${symbol_of(metric, tex=True)}$")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize=9, frameon=False)
 
 
 def draw_arithmetics(fall: Axes, slope: Axes, curves: Sequence[CurveView]) -> None:
@@ -58,8 +107,8 @@ def draw_arithmetics(fall: Axes, slope: Axes, curves: Sequence[CurveView]) -> No
     from layer to layer. Under the doubly exponential law the first grows as 3^l and the second tends to 3."""
     for number, curve in enumerate(curves):
         lost, ratio = digits_lost(curve)
-        _trace(fall, lost, curve.noise, number, curve.arithmetic)
-        _trace(slope, ratio, curve.noise, number, curve.arithmetic)
+        _trace(fall, lost, curve.noise, number, curve.arithmetic, PALETTE[number])
+        _trace(slope, ratio, curve.noise, number, curve.arithmetic, PALETTE[number])
     fall.set_yscale("log")
     fall.set_ylabel(f"$-\\log_{{10}}\\,{symbol_of(curves[0].metric, tex=True)}$")
     slope.set_ylabel("$\\log r_l\\,/\\,\\log r_{l-1}$,  $r_l$ the value at layer $l$")
@@ -72,10 +121,10 @@ def draw_arithmetics(fall: Axes, slope: Axes, curves: Sequence[CurveView]) -> No
     fall.legend(fontsize=9, title=label(curves[0].variant), frameon=False)
 
 
-def _trace(axes: Axes, centre: Layers, noise: Layers, number: int, name: str) -> None:
+def _trace(axes: Axes, centre: Layers, noise: Layers, number: int, name: str, colour: Any) -> None:
     """A line by layer; where it is only noise it is hollow."""
     turned = number + number // len(PALETTE)  # colours come again, each time with another mark
-    colour, marker = PALETTE[number % len(PALETTE)], MARKERS[turned % len(MARKERS)]
+    marker = MARKERS[turned % len(MARKERS)]
     layers = np.arange(len(centre))
     axes.plot(layers, np.where(noise, np.nan, centre), color=colour, linewidth=1.8, label=label(name),
               marker=marker, markersize=5)  # fmt: skip
@@ -86,9 +135,8 @@ def _trace(axes: Axes, centre: Layers, noise: Layers, number: int, name: str) ->
               markerfacecolor="white", zorder=3)  # fmt: skip
 
 
-def _band(axes: Axes, band: Band, number: int, strength: float) -> None:
+def _band(axes: Axes, band: Band, colour: Any, strength: float) -> None:
     """What lies about a line, in its colour."""
-    colour = PALETTE[number % len(PALETTE)]
     axes.fill_between(np.arange(len(band[0])), *band, color=colour, alpha=strength, linewidth=0)
 
 

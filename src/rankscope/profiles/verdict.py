@@ -4,7 +4,7 @@ Terminal, report and explorer say it from here, so that they cannot disagree.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -15,6 +15,8 @@ from rankscope.profiles.views import CurveView, digits_lost, since
 APART, UNIFORM = 0.05, 1e-3
 """Relative residual at the last layer above which tokens stay apart, and below which they are the same."""
 STAYS = {"apart": "stay apart", "closing": "are nearly the same, though not uniform"}
+NAMED = 8
+"""Networks that a sentence names, at most."""
 LISTED = {
     "apart": "tokens stay apart",
     "closing": "tokens are nearly the same",
@@ -121,12 +123,16 @@ def listing(curves: Sequence[CurveView], threshold: float = UNIFORM) -> str:
         below = f"below {threshold:g} from layer {found.layer}, " if found.group == "uniform" else ""
         of = f" at layer {found.depth}" if len(depths) > 1 and "from layer" not in found.end else ""
         groups[found.group].setdefault(f"{below}{found.end}{of}", []).append(curve.name)
-    listed = "; ".join(
-        f"{LISTED[group]} in " + ", ".join(f"{', '.join(names)} ({said})" for said, names in found.items())
-        for group, found in groups.items()
-        if found
-    )
+    listed = "; ".join(f"{LISTED[group]} in {_named(found)}" for group, found in groups.items() if found)
     return f"{f'At layer {depths.pop()}' if len(depths) == 1 else 'At the last layer of each'} {listed}."
+
+
+def _named(found: Mapping[str, Sequence[str]]) -> str:
+    """Which networks, each with what is said of it; of many the first and the last."""
+    number, (first, *_, last) = sum(map(len, found.values())), [*found.items(), *found.items()]
+    if number <= NAMED:
+        return ", ".join(f"{', '.join(names)} ({said})" for said, names in found.items())
+    return f"{number} networks, from {first[1][0]} ({first[0]}) to {last[1][-1]} ({last[0]})"
 
 
 def _largest(curves: Sequence[CurveView]) -> str:

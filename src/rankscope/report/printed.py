@@ -5,7 +5,7 @@ import re
 
 from rankscope.figures import Figure, panels
 from rankscope.profiles import Profile, Summary
-from rankscope.profiles.plot import draw_arithmetics, draw_curves
+from rankscope.profiles.plot import draw_arithmetics, draw_curves, draw_key
 from rankscope.report.sections import compared_arithmetics
 
 
@@ -19,8 +19,9 @@ def _figure(profile: Profile | Summary, metric: str) -> Figure:
     """Linear beside logarithmic: what a person sees, and what is really there."""
     figure, (left, right) = panels(2, width=5.0)
     for axes, log in ((left, False), (right, True)):
-        draw_curves(axes, profile.views(metric), log)
-        axes.get_legend().remove()  # type: ignore[union-attr]
+        draw_curves(axes, profile.views(metric), log, legend=False)
+    if draw_key(right, profile.views(metric), beside=True):
+        return figure
     handles, labels = right.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     return figure

@@ -10,6 +10,7 @@ from rankscope import charts
 from rankscope.charts.cloud import PANELS as CLOUDS
 from rankscope.metrics import symbol_of
 from rankscope.profiles import Profile, Summary
+from rankscope.profiles.verdict import is_share
 from rankscope.profiles.views import CurveView
 from rankscope.report.facts import excerpts
 from rankscope.report.pictures import data_uri
@@ -85,6 +86,7 @@ def _small(measured: Profile | Summary, metric: str) -> Views:
     views = _both(measured, metric, None)
     for _, figure in views:
         figure["layout"].update(showlegend=False, height=270)
+        figure["data"] = [each for each in figure["data"] if "colorbar" not in each.get("marker", {})]
     return views
 
 
@@ -127,10 +129,26 @@ def _cloud(run: Run, table: pl.DataFrame) -> Section:
         "The two axes are the leading principal directions of all layers of all variants together, the same "
         "in every panel, in units of a token's length. As it is, a cloud that becomes uniform falls into the "
         "middle; magnified, every layer is drawn at the same size, and one sees what is left of its shape."
-        f"{part}{_few(table, CLOUDS)}"
+        f"{part}{_few(table, CLOUDS)}{_apart(run)}"
     )
     return Section(
         "cloud", "The tokens, layer by layer", _which(run, 1), plots=[Plot("cloud", views, caption)]
+    )
+
+
+def _apart(run: Run) -> str:
+    """How the number above a cloud differs from the verdict's, where both are shares of the tokens' size."""
+    lead = "" if run.measured is None else run.measured.metrics[0]
+    if not is_share(lead):
+        return ""
+    norm = "" if lead == "relative_mu" else f", the verdict's {symbol_of(lead)}"
+    every = excerpts(run)
+    over = f"{' and' if norm else ', the verdict'} is of all {every} excerpts" if every > 1 else ""
+    if not norm + over:
+        return ""
+    return (
+        f" “Apart by” is not the verdict's number: it is {symbol_of('relative_mu')} of this excerpt alone"
+        f"{norm}{over}. Both are 0 when tokens are the same."
     )
 
 
@@ -178,7 +196,8 @@ def _paths(run: Run, table: pl.DataFrame) -> Section:
         "frozen as measured."
     )
     caption = (
-        "Left: share of the output, mean over samples; shares add up to one and may be negative. Right: the "
+        "Left: share of the output, mean over samples; shares add up to 100%. One may be "
+        "negative, and another then above 100%: what some paths write, others take back. Right: the "
         f"relative residual of each length's sum, a mark for each sample.{adds}"
     )
     plot = Plot("lengths", [("", charts.lengths(table))], caption)

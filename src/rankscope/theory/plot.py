@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from rankscope.errors import TheoremError
-from rankscope.figures import Axes, Figure, FixedLocator, FuncFormatter, MaxNLocator, NullLocator, panels
+from rankscope.figures import Axes, Figure, FuncFormatter, MaxNLocator, panels
 from rankscope.looks import FAINT, INK, MARKERS, PALETTE, label, tick
 from rankscope.theory.views import DepthView, drawn_quantities, quantity
 
@@ -83,11 +83,11 @@ def _panel(axes: Axes, table: pl.DataFrame, bounded: str, number: int) -> int:
     axes.plot(
         layers, lines[0], color=INK, linewidth=2.2, marker="o", markersize=4, label="measured", zorder=4
     )
-    _dress(axes, layers, np.concatenate(lines), bounded)
+    _dress(axes, np.concatenate(lines), bounded)
     return number
 
 
-def _dress(axes: Axes, layers: np.ndarray, values: np.ndarray, bounded: str) -> None:
+def _dress(axes: Axes, values: np.ndarray, bounded: str) -> None:
     known = values[np.isfinite(values)]
     span = float(np.ptp(known)) if len(known) else 0.0
     if span > DEEP:
@@ -96,13 +96,7 @@ def _dress(axes: Axes, layers: np.ndarray, values: np.ndarray, bounded: str) -> 
         axes.set_ylim(_wider(low, -1), _wider(high, 1))
     narrow = span < 3
     axes.yaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{10**k:.3g}" if narrow else tick(k)))
-    axes.set_xscale("log")
-    axes.set_xlim(0.92, max(2.0, float(layers[-1])) * 1.08)
-    ticks = [layer for layer in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256, 512, 1000)
-             if layer <= layers[-1]]  # fmt: skip
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda k, _: f"{k:g}"))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("layer")
     axes.set_title(quantity(bounded).tex, loc="left", fontsize=10)
     axes.legend(fontsize=8, frameon=False, loc="best")

@@ -145,6 +145,8 @@ def bounds_said(bounds: Sequence[BoundView], where: str = "here") -> str:
     """How many theorems hold, and how many of these say something."""
     states = [bound.state for bound in bounds]
     says, holds = states.count("says"), len(states) - states.count("refused")
+    if not holds:
+        return f"None of {len(states)} theorems holds {where}."
     return (
         f"Of {len(states)} theorems {holds} {'holds' if holds == 1 else 'hold'} {where}, and {says} "
         f"{'says' if says == 1 else 'say'} more than is known anyway."

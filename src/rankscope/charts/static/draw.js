@@ -60,15 +60,48 @@ var rankscope = (function () {
     return value;
   }
 
-  function legendRows(figure, width) {
-    let across = 0, rows = 0;
-    for (const trace of figure.data) {
-      if (!trace.name || trace.showlegend === false) continue;
-      const room = 52 + 6.6 * trace.name.length;
-      if (!rows || across + room > width) { rows += 1; across = 0; }
+  // Pixels that a legend needs below the axes, where its rows break at their width. Traces in groups stand one after the
+  // other with a gap between rows, others in columns of the same width.
+  function legendHeight(figure, width) {
+    const size = ((figure.layout.legend || {}).font || {}).size || 13;
+    const named = figure.data.filter((trace) => trace.name && trace.showlegend !== false);
+    const rooms = named.map((trace) => 52 + 0.53 * size * trace.name.length);
+    if (!rooms.length || figure.layout.showlegend === false) return 0;
+    let across = 0, rows = 1;
+    const grouped = named.some((trace) => trace.legendgroup);
+    for (const room of rooms) {
+      if (across && across + room > width) { rows += 1; across = 0; }
       across += room;
     }
-    return rows;
+    if (!grouped) rows = Math.ceil(rooms.length / Math.max(1, Math.floor(width / Math.max(...rooms))));
+    return (grouped ? size + 17 : size + 7) * rows + (grouped ? 6 : 14);
+  }
+
+  const textOf = (markup) => markup.replace(/<br>.*$/, "").replace(/<[^>]*>/g, "");
+
+  // Labels that would stand on each other are left out: first stay 1, the lowest and the highest, then those from below.
+  function thinned(axis, pixels, size) {
+    const { tickvals, ticktext, range } = axis;
+    if (!tickvals || !ticktext || !range || range[0] === range[1]) return;
+    const at = (value) => ((value - range[0]) / (range[1] - range[0])) * pixels;
+    const inside = tickvals.map((value, k) => k).filter((k) => at(tickvals[k]) >= -1 && at(tickvals[k]) <= pixels + 1);
+    if (inside.length < 2) return;
+    const one = inside.find((k) => tickvals[k] === 0);
+    const order = [one, inside[0], inside[inside.length - 1], ...inside].filter((k) => k !== undefined);
+    const kept = new Set();
+    for (const k of order) {
+      if ([...kept].every((other) => other === k || Math.abs(at(tickvals[k]) - at(tickvals[other])) >= 1.35 * size)) kept.add(k);
+    }
+    axis.tickvals = tickvals.filter((_, k) => kept.has(k));
+    axis.ticktext = ticktext.filter((_, k) => kept.has(k));
+  }
+
+  // Whole numbers at such steps that their labels do not touch.
+  function stepped(axis, pixels, size, traces) {
+    if (!axis.dtick) return;
+    const [low, high] = axis.range || [0, Math.max(0, ...traces.flatMap((trace) => (trace.x || []).filter(Number.isFinite)))];
+    const room = 0.6 * size * String(Math.round(high)).length + 8;
+    while (high > low && (pixels * axis.dtick) / (high - low) < room) axis.dtick *= 2;
   }
 
   // Pixels that the labels of the axes on the left need, and their title.
@@ -88,23 +121,32 @@ var rankscope = (function () {
   function layoutOf(figure, colours, width) {
     const layout = coloured(figure.layout, colours, "");
     const panels = figure.panels || 1;
+    const between = Math.max(figure.panel ? 56 : 72, labelled(layout)); // pixels between two panels in a row
+    const headings = (layout.annotations || []).filter((each) => /domain$/.test(each.xref)).map((each) => textOf(each.text).length);
+    const needed = figure.panel || Math.max(PANEL, between + 7.6 * Math.max(0, ...headings));
     let columns = layout.grid ? layout.grid.columns : 1;
-    columns = Math.max(1, Math.min(columns, Math.floor(width / (figure.panel || PANEL))));
+    columns = Math.max(1, Math.min(columns, Math.floor(width / needed)));
     const rows = Math.ceil(panels / columns);
-    if (layout.grid) {
-      layout.grid.columns = columns;
-      layout.grid.rows = rows;
-      // Gaps are shares of a panel, and a panel's share shrinks as rows are added.
-      layout.grid.ygap = rows > 1 ? 0.34 : 0;
-    }
     const margin = layout.margin;
     margin.l = Math.max(margin.l, labelled(layout)); // plotly's own automargin draws everything twice
     if (width < NARROW) margin.r = 8;
-    // A legend breaks its rows at the width of the axes.
-    const shown = layout.showlegend === false ? 0 : legendRows(figure, width - margin.l - margin.r);
-    layout.showlegend = shown > 0;
-    margin.b = 50 + (shown ? 30 * shown + 6 : 0);
-    layout.height = (layout.height - 60) * rows + 60 + (shown > 1 ? 30 * (shown - 1) : 0);
+    const free = width - margin.l - margin.r;
+    const legend = legendHeight(figure, free);
+    layout.showlegend = legend > 0;
+    margin.b = 50 + legend;
+    layout.height = (layout.height - 60) * rows + 60 + Math.max(0, legend - 36);
+    const high = layout.height - margin.t - margin.b;
+    const below = 62 + (margin.t > 60 ? 16 : 0); // labels and title of an axis, and the heading of the panel beneath
+    if (layout.grid) {
+      layout.grid.columns = columns;
+      layout.grid.rows = rows;
+      // Gaps are shares of what a panel has with its gap.
+      layout.grid.xgap = columns > 1 ? (columns * between) / (free + between) : 0;
+      layout.grid.ygap = rows > 1 ? Math.max(0.3, (rows * below) / (high + below)) : 0;
+    }
+    const bar = figure.data.some((trace) => trace.colorbar || (trace.marker || {}).colorbar) ? 90 : 0; // it stands beside the axes
+    const panelWide = (free - bar - (columns - 1) * between) / columns;
+    const panelHigh = rows > 1 ? (high / (rows - layout.grid.ygap)) * (1 - layout.grid.ygap) : high;
     layout.width = width;
     layout.paper_bgcolor = "rgba(0,0,0,0)";
     layout.plot_bgcolor = "rgba(0,0,0,0)";
@@ -117,7 +159,12 @@ var rankscope = (function () {
     layout.dragmode = coarse.matches ? false : "zoom"; // a finger that scrolls must not zoom
     for (const key of Object.keys(layout)) {
       if (/^[xy]axis\d*$/.test(key)) {
-        Object.assign(layout[key], {
+        const axis = layout[key];
+        const size = (axis.tickfont || {}).size || 13;
+        if (key[0] === "y") thinned(axis, panelHigh, size);
+        else stepped(axis, panelWide, size, figure.data.filter((trace) => (trace.xaxis || "x") === key.replace("axis", "")));
+        if (axis.title && axis.title.standoff === undefined) axis.title = { ...axis.title, standoff: 8 };
+        Object.assign(axis, {
           gridcolor: colours.grid, linecolor: colours.faint, zerolinecolor: colours.faint,
           tickcolor: colours.faint,
         });
@@ -212,9 +259,7 @@ var rankscope = (function () {
     const data = coloured(figure.data, colours, "");
     const layout = layoutOf(figure, colours, state.width);
     if (state.width < NARROW) for (const trace of data) {
-      // Neither numbers in the squares of a map nor one for each column fit on a phone.
-      delete trace.texttemplate;
-      if (trace.type === "heatmap" && trace.x.length > 10) layout.xaxis.dtick *= 2;
+      delete trace.texttemplate; // numbers do not fit into the squares of a map on a phone
     }
     kept(state, layout.height);
     state.drawn = true;

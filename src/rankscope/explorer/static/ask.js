@@ -16,6 +16,13 @@ export function ask(request, on) {
   }
 }
 
+// What is on its way is of no interest any more.
+export function quiet() {
+  waiting = null;
+  if (running) running.stop.abort();
+  running = null;
+}
+
 function start() {
   if (running) running.stop.abort();
   const { request, on } = waiting;

@@ -1,6 +1,7 @@
 // The page: controls to a setting, a setting to the server, and what comes back to the figures.
-import { ask } from "/static/ask.js";
+import { ask, quiet } from "/static/ask.js";
 import { SHAPE, USUAL, fromFragment, known, sent, toFragment } from "/static/link.js";
+import { differences } from "/static/pins.js";
 import { listRemedies, showRemedies } from "/static/remedies.js";
 import { THEORY } from "/static/theory.js";
 
@@ -68,13 +69,16 @@ function show() {
   for (const name of ["A", "B"]) {
     $("pin" + name).setAttribute("aria-pressed", String(Boolean(state.pins[name])));
     $("pin" + name).textContent = state.pins[name] ? `Unpin ${name}` : `Pin ${name}`;
+    $("pin" + name).title = state.pins[name] ? `${name}: ${differences(state.pins[name], setting)}` : "Keep this setting beside those that follow";
   }
   const pinned = Boolean(state.pins.A || state.pins.B);
   $("focus").hidden = !pinned;
   document.body.classList.toggle("pinned", pinned);
   for (const input of document.getElementsByName("focus")) {
     input.checked = input.value === state.focus;
-    input.parentElement.hidden = input.value !== "now" && !state.pins[input.value];
+    const pin = state.pins[input.value];
+    input.parentElement.hidden = input.value !== "now" && !pin;
+    input.parentElement.title = pin ? differences(pin, setting) : "the setting at hand";
   }
 }
 
@@ -192,6 +196,7 @@ function request() {
   const { setting, pins, focus } = state;
   const number = (requests += 1);
   tell("asked", number);
+  if (!setting.text.trim()) return nothing(number);
   ask({ setting: sent(setting), ...(pins.A && { A: sent(pins.A) }), ...(pins.B && { B: sent(pins.B) }), focus }, {
     start() { for (const part of PARTS) card(part).setAttribute("aria-busy", "true"); },
     part(part, milliseconds) {
@@ -216,6 +221,19 @@ function request() {
       tell("answered", number);
     },
   });
+}
+
+// Without a text there is nothing to ask, and nothing is wrong either.
+function nothing(number) {
+  quiet();
+  $("error").hidden = true;
+  $("verdict").textContent = "There is no text yet: write a few words, and see what becomes of their tokens.";
+  $("pins").replaceChildren();
+  $("about").textContent = "";
+  for (const part of PARTS) arrived(part, false);
+  $("said").classList.remove("stale");
+  tell("shown", number);
+  tell("answered", number);
 }
 
 // Drawing
@@ -255,7 +273,7 @@ function drawPart(name) {
   } else if (name === "cloud") {
     const before = slider();
     const last = !before || before.value === before.max;
-    rankscope.draw($("cloud"), sized(part[chosen("cloud")], upper - 30));
+    rankscope.draw($("cloud"), sized(part[chosen("cloud")], upper - 52));
     if (last) toLast();
   } else if (name === "paths") {
     $("paths-said").textContent = part.why || part.said;
@@ -310,7 +328,8 @@ function verdicts(part) {
     const item = document.createElement("li");
     const tag = document.createElement("b");
     tag.textContent = name;
-    item.append(tag, " ", part.verdicts[name]);
+    const words = state.pins[name] ? `: ${differences(state.pins[name], state.setting)}. ` : " ";
+    item.append(tag, words, part.verdicts[name]);
     return item;
   }));
   $("about").textContent =

@@ -58,7 +58,7 @@ async function show(found) {
     found.broken && `${several(found.broken, "reading")} of samples were no numbers: something overflowed.`,
   ].filter(Boolean).join(" ");
   const { map, curves, paths } = found.figures;
-  if (map) curves.layout.height = map.layout.height; // they stand side by side
+  if (map && !matchMedia("(max-width: 56rem)").matches) curves.layout.height = map.layout.height; // they stand side by side
   $("run").closest(".card").classList.toggle("wide", !paths);
   for (const name of ["map", "curves", "run", "gradients", "paths"]) {
     const figure = found.figures[name];
