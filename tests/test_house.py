@@ -10,6 +10,7 @@ SOURCE = Path(rankscope.__file__).parent
 FLOORS = [
     "errors",
     "extras",
+    "naming",
     "shapes",
     "files",
     "looks",

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import described, drawn, excerpts_of, network
+from rankscope.cli.named import model_named
 from rankscope.cli.output import opened, with_manifest
 from rankscope.errors import ArchitectureError, FileError, MetricError
 
@@ -87,7 +88,7 @@ def compare(
             continue
         if model not in nets:
             own = (init, seed) if model in random else (None, None)
-            nets[model] = network(model, mask, layers, *own, device, remedies=remedy)
+            nets[model] = network(model, mask, layers, *own, device, remedies=remedy, quiet=quiet or as_json)
             encoded[model] = nets[model].encode(read, tokens)
         jobs[title] = (named_variant(nets[model], side.variant), *encoded[model])
     profile = together(jobs, numbers, arithmetics, quiet or as_json, beside=runs)
@@ -149,8 +150,10 @@ class Side(NamedTuple):
                     "after a model's colon comes a variant: 'transformer', or 'san' and parts joined by +, "
                     f"or 'transformer' less parts, as in transformer-norm; got {thing!r}"
                 )
+            model = model_named(model)
             return cls(model, variant, f"{_last(model)}:{variant}")
-        return cls(thing, "transformer", _last(thing))
+        model = model_named(thing)
+        return cls(model, "transformer", _last(model))
 
 
 def _last(path: str) -> str:
