@@ -297,10 +297,16 @@ def _sentence(found: Place, error: Exception) -> str:
         return f"the weights of {found.name} must fit its config; they do not ({said})"
     if found.local:
         return f"the model in {found.name} cannot be read ({said}): it must hold config.json and its weights"
+    near = f" (fresh({found.name!r}) builds one with random weights)" if found.name in PRESETS else ""
     if found.unreached is not None:
         return (
             f"the hub ({found.unreached}) cannot be reached from here, and {found.name} is not in its cache on "
-            "this machine: look at the network, or give a directory that holds the model"
+            f"this machine: look at the network, or give a directory that holds the model{near}"
+        )
+    if found.options.get("local_files_only"):
+        return (
+            f"with local_files_only a model must be a directory or lie in the hub's cache; {found.name} does "
+            f"not ({said}){near}"
         )
     return (
         f"{found.name} is no directory here, and the hub has no model of that id that can be read ({said}): "
