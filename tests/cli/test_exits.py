@@ -29,6 +29,10 @@ from tests.cli.running import COMMAND, SMALL, inside, process, rankscope
         ("measure bert-tiny --device tpu", "device must be one that torch has"),
         ("measure bert-tiny --stream", "bert-tiny has random weights: leave stream out"),
         ("reproduce wu2024 fig1 --device tpu", "device must be one that torch has"),
+        ("remedies --remedy gates", "remedy must be one of shaped"),
+        ("remedies --depths 6,x", "--depths must be whole numbers from 1 on, as 6,12,24; got '6,x'"),
+        ("remedies --device tpu", "device must be one that torch has"),
+        ("remedies nowhere", "nowhere"),
         ("measure bert-tiny --split line", "--split and --field must go with --text"),
         ("measure bert-tiny --metrics mew", "metric must be one of"),
         ("measure bert-tiny --metrics ,", "--metrics must name at least one"),
@@ -90,6 +94,7 @@ def test_an_option_means_the_same_everywhere() -> None:
                 key = (parameter.help, str(parameter.rich_help_panel), parameter.is_flag)
                 said.setdefault(parameter.opts[-1], set()).add(key)
     own = {"--tokens", "--output"}  # of masks: tokens that they join; of report: one page
+    own |= {"--remedy", "--train"}  # of remedies: each alone, not all on one network; of demo: its own GPT
     assert {name for name, meanings in said.items() if len(meanings) > 1} <= own
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankscope.errors import ParityError, SourceError, TokensError
 from rankscope.nets import Transformer
-from rankscope.nets.weights import shapes
+from rankscope.nets.tensors import shapes
 from rankscope.profiles import measure
 from rankscope.sources import load
 from rankscope.sources.families import FAMILIES

@@ -23,7 +23,7 @@ from rankscope.errors import (
 )
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.nets.stored import Stored
-from rankscope.profiles import needs
+from rankscope.profiles import measure_together, needs
 from rankscope.sources import FAMILIES as KNOWN
 from rankscope.sources import streamed
 from tests.sources.models import model_of
@@ -157,6 +157,28 @@ def test_batches_share_one_sweep_and_variants_one_fingerprint(llama: Path) -> No
     reads.clear()
     assert named_variant(net, "san").fingerprint == named_variant(other, "san").fingerprint
     assert not reads
+
+
+@pytest.mark.parametrize("arithmetic", ["deviation", "float32"])
+def test_variants_share_one_sweep(llama: Path, arithmetic: str) -> None:
+    """In the dtype of the files and converted to another; the numbers are those of each alone."""
+    net, whole = load(llama, stream=True, dtype=torch.bfloat16), load(llama, stream=False)
+    X, padding = inputs(net)
+    names = ["san", "san+skip", "transformer"]
+    alone = [
+        measure(named_variant(whole.to(torch.bfloat16), each), X, padding, arithmetic=arithmetic, batch=2)
+        for each in names
+    ]
+    reads = counted(net)
+    heard: list[tuple[int, int]] = []
+    found = measure_together(
+        {name: (named_variant(net, name), X, padding) for name in names},
+        arithmetic=arithmetic, batch=2, progress=lambda *each: heard.append(each),
+    )  # fmt: skip
+    assert reads == dict.fromkeys(range(net.arch.layers), 1)
+    assert heard == sorted(heard) and heard[-1] == (3000, 3000)
+    for name, one, other in zip(names, found, alone, strict=True):
+        assert one.variants == [name] and one.curve("mu").equal(other.curve("mu"))
 
 
 def test_one_layer_at_a_time_is_in_memory(llama: Path) -> None:

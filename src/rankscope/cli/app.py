@@ -15,6 +15,7 @@ from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
 from rankscope.cli.models import models
 from rankscope.cli.paths import paths
+from rankscope.cli.remedies import remedies
 from rankscope.cli.report import report
 from rankscope.cli.reproduce import reproduce
 from rankscope.cli.sweep import sweep
@@ -27,8 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (
-    demo, measure, compare, paths, bounds, sweep, checkpoints, follow, explore, reproduce, report, masks,
-    models,
+    demo, measure, compare, paths, bounds, sweep, checkpoints, follow, explore, reproduce, remedies, report,
+    masks, models,
 ):  # fmt: skip
     app.command(help=unwrapped(command.__doc__))(command)
 

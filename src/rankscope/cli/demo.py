@@ -29,7 +29,7 @@ DRAWN = ("transformer", "transformer-attention_skip", "transformer-mlp", "san")
 
 def demo(
     train: Annotated[bool, opt.option(opt.NETWORK, " ", TRAIN, (), "--train")] = False,
-    steps: Annotated[int, opt.option(opt.NETWORK, "N", "Of --train: how long.", min=1)] = 700,
+    steps: Annotated[int, opt.option(opt.NETWORK, "N", "steps", min=1)] = 700,
     output: Annotated[
         Path | None,
         opt.option(

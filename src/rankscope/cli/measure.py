@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from rankscope.nets import Transformer
     from rankscope.profiles import Profile
 
+LONG = 10.0
+"""Seconds that are worth a word before they begin."""
+
 
 def measure(
     model: opt.Model = "minilm",
@@ -161,33 +164,41 @@ def together(
     checks: dict[str, Any] | None = None,
 ) -> "Profile":
     """Networks by name on their tokens, and profiles that are there already, as one profile."""
+    from rankscope.cli.exits import complain
     from rankscope.cli.show import steps
-    from rankscope.profiles import Profile
-    from rankscope.profiles import measure as measure_network
+    from rankscope.profiles import Profile, measure_together
+    from rankscope.profiles.duration import in_words
     from rankscope.runs import Stopped
 
     profiles = list(beside or [])
-    asked = [(name, arithmetic) for name in jobs for arithmetic in arithmetics]
+    asked = [(some, arithmetic) for some in _sharing(jobs) for arithmetic in arithmetics]
     finished: list[str] = []
-    weights = [float(X.numel() * net.arch.width * net.arch.layers) for net, X, _ in jobs.values()]
+
+    expected = [sum(_seconds(*jobs[name][:2], each, checks or {}) for name in some) for some, each in asked]
+    if sum(expected) > LONG and not quiet:
+        complain(f"this will take {in_words(sum(expected))} by estimate")
     try:
-        with steps(quiet, [weight for weight in weights for _ in arithmetics]) as step:
-            for name, arithmetic in asked:
-                net, X, padding = jobs[name]
-                tell = step(f"{name}, {arithmetic}")
-                readers = drawn.readers(name) if drawn is not None and arithmetic == "deviation" else ()
-                found = measure_network(
-                    net, X, padding, metrics, arithmetic, variant=name, progress=tell, readers=readers,
-                    **(checks or {}),
-                )  # fmt: skip
-                # What fell back to float64 may have been asked for as well.
-                if found.arithmetics == [arithmetic] or found.arithmetics[0] not in arithmetics:
-                    profiles.append(found)
-                finished.append(f"{name} in {arithmetic}" if len(arithmetics) > 1 else name)
+        with steps(quiet, expected) as step:
+            for some, arithmetic in asked:
+                tell = step(f"{' and '.join(some)}, {arithmetic}")
+                drawing = drawn is not None and arithmetic == "deviation"
+                readers = {name: drawn.readers(name) for name in some} if drawn and drawing else {}
+                networks = {name: jobs[name] for name in some}
+                for name, found in zip(
+                    some,
+                    measure_together(
+                        networks, metrics, arithmetic, progress=tell, readers=readers, **(checks or {})
+                    ),
+                    strict=True,
+                ):
+                    # What fell back to float64 may have been asked for as well.
+                    if found.arithmetics == [arithmetic] or found.arithmetics[0] not in arithmetics:
+                        profiles.append(found)
+                    finished.append(f"{name} in {arithmetic}" if len(arithmetics) > 1 else name)
     except KeyboardInterrupt:
         if not profiles:
             raise
-        stopped = Stopped(finished=tuple(finished), asked=len(asked))
+        stopped = Stopped(finished=tuple(finished), asked=len(jobs) * len(arithmetics))
         return with_manifest(Profile.join(profiles), stopped=stopped)
     return Profile.join(profiles)
 
@@ -206,3 +217,27 @@ def end_if_stopped(profile: "Profile", output: Path | None) -> None:
 def kept(output: Path | None) -> str:
     """Where the part that was done lies."""
     return "nothing is written without -o" if output is None else f"these are written to {output}"
+
+
+def _seconds(net: "Transformer", X: "Tensor", arithmetic: str, checks: dict[str, Any]) -> float:
+    """What a pass will take, by estimate."""
+    from rankscope.profiles import ARITHMETICS
+    from rankscope.profiles.duration import seconds
+
+    kind = "float"
+    if arithmetic == "deviation":
+        kind = (
+            "confirm" if checks.get("confirm") else "estimate" if checks.get("estimate", True) else arithmetic
+        )
+    return seconds(net.arch, X.shape[0], X.shape[1], kind, ARITHMETICS[arithmetic], net.device)
+
+
+def _sharing(jobs: "dict[str, tuple[Transformer, Tensor, Tensor]]") -> list[list[str]]:
+    """Which go side by side: networks whose layers are read from the same files; others one by one."""
+    from rankscope.nets.stored import Stored
+
+    groups: dict[object, list[str]] = {}
+    for name, (net, _, _) in jobs.items():
+        layers = net.weights.layers
+        groups.setdefault(id(layers.source) if isinstance(layers, Stored) else name, []).append(name)
+    return list(groups.values())

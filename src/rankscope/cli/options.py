@@ -37,8 +37,10 @@ HELP = {
     "compile": "Compile deviation arithmetic: a minute or two, for many batches on a GPU.",
     "threshold": "Tokens are uniform when their residual is below this share of them.",
     "on": "ray: on a Ray cluster of this machine; ray:HOST:PORT: on one that is there.",
-    "workers": "Cells at a time.",
+    "workers": "Processes that share the work.",
     "threads": "Of each cell.",
+    "full": "The full sizes, or those that take minutes on two cores.",
+    "steps": "Of --train: how long.",
     "gpus_per_cell": "GPUs of each cell, or a share of one; 0: on the CPU.",
     "output": "Write tables, figures, manifest and report there.",
     "json": "JSON on stdout, and nothing else.",
@@ -72,6 +74,7 @@ Remedy = Annotated[
 Init = Annotated[str | None, option(NETWORK, "NAME", "init", INITS, show_default="bert")]
 Seed = Annotated[int | None, option(NETWORK, "N", "seed", show_default="0")]
 Device = Annotated[str, option(NETWORK, "NAME", "device", names.DEVICES)]
+Full = Annotated[bool, option(NETWORK, " ", "full", (), "--full/--quick")]
 Stream = Annotated[bool, option(NETWORK, " ", "stream", (), "--stream")]
 On = Annotated[str | None, option(NETWORK, "WHERE", "on", ("ray",), show_default="this machine")]
 Tokens = Annotated[int, option(TEXT, "N", "tokens", min=1)]

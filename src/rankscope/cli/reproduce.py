@@ -30,9 +30,7 @@ def reproduce(
         str | None,
         typer.Argument(metavar="FIGURE", help="One of it; left out: all.", autocompletion=complete_figure),
     ] = None,
-    full: Annotated[
-        bool, typer.Option("--full/--quick", help="The papers' sizes, or minutes on two cores.")
-    ] = False,
+    full: opt.Full = False,
     models: Annotated[str, opt.option(opt.NETWORK, "NAMES", MODELS, names.MODELS[:1])] = "",
     device: opt.Device = "cpu",
     on: opt.On = None,
@@ -50,7 +48,7 @@ def reproduce(
     from rankscope.cli.exits import Stopped
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
-    from rankscope.nets.transformer import refuse_absent
+    from rankscope.nets.moving import refuse_absent
     from rankscope.report import write_report
     from rankscope.studies import Setup, chosen, write_page
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from rankscope.live.telling import Told
 from rankscope.nets import Transformer
+from rankscope.nets.assembled import built
 from rankscope.nets.dropout import Dropout, Dropped
 from rankscope.nets.memory import Memory
 from rankscope.nets.plain import Plain, contributions
 from rankscope.nets.setting import Seen, Setting, unpadded
 from rankscope.nets.traversal import Block, traverse
-from rankscope.nets.weights import built
 from rankscope.shapes import Bool, Float
 
 Tokens = Float[Tensor, "batch token width"]

@@ -52,7 +52,7 @@ from rankscope.lab.recipe import Recipe
 from rankscope.lab.tasks import Batch, Digits, NextCharacter, Task
 from rankscope.lab.training import Beginning, Training
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.weights import shapes
+from rankscope.nets.tensors import shapes
 from rankscope.paths import decompose
 from rankscope.profiles import measure
 

@@ -99,7 +99,7 @@ def stacks(model: nn.Module) -> dict[str, list[nn.Module]]:
 
 def has_attention(module: nn.Module) -> bool:
     """Whether a module says by a class name inside it that it attends."""
-    names = (type(part).__name__.lower() for part in parts(module))
+    names = (kind.__name__.lower() for kind in set(map(type, parts(module))))
     return any("attention" in name or "attn" in name for name in names)
 
 

@@ -1,7 +1,7 @@
 """Compiled models: hooks inside compiled code fire once, while it is traced, or never. So while a model is
 looked at, what is compiled runs as it was written; its graphs stay as they are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rankscope.errors import WatchError
-from rankscope.live.modules import parts
+from rankscope.live.modules import holds
 
 
 def original(model: Any) -> Any:
@@ -19,9 +19,14 @@ def original(model: Any) -> Any:
     return model
 
 
-def is_compiled(model: nn.Module) -> bool:
-    """Whether the model, or a part of it, is compiled."""
-    return any(_is_wrapper(part) or _is_compiled_in_place(part) for part in parts(model))
+def is_compiled(inside: Iterable[nn.Module]) -> bool:
+    """Whether a model, or a part of it, is compiled; `inside` is what it is made of, itself first."""
+    return any(
+        "_orig_mod" in part._modules
+        or part.__dict__.get("_compiled_call_impl") is not None
+        or ("forward" in part.__dict__ and hasattr(part.__dict__["forward"], "_torchdynamo_orig_callable"))
+        for part in inside
+    )
 
 
 @contextmanager
@@ -31,11 +36,13 @@ def eagerly() -> Iterator[None]:
         yield
 
 
-def refuse(model: nn.Module) -> None:
-    """What hooks do not see into."""
-    for part in parts(model):
+def refuse(inside: Sequence[nn.Module]) -> None:
+    """What hooks do not see into; `inside` as above."""
+    if not holds(inside, (torch.jit.ScriptModule,)):
+        return
+    for part in inside:
         if isinstance(part, torch.jit.ScriptModule):
-            name = next(name for name, each in model.named_modules() if each is part)
+            name = next(name for name, each in inside[0].named_modules() if each is part)
             what = f"its part {name!r}" if name else "this model"
             raise WatchError(
                 f"{what} is a TorchScript module, which hooks do not see into: watch the original"
@@ -43,9 +50,4 @@ def refuse(model: nn.Module) -> None:
 
 
 def _is_wrapper(part: Any) -> bool:
-    return isinstance(part, nn.Module) and isinstance(part._modules.get("_orig_mod"), nn.Module)
-
-
-def _is_compiled_in_place(part: nn.Module) -> bool:
-    compiled = getattr(part, "_compiled_call_impl", None) is not None
-    return compiled or hasattr(vars(part).get("forward"), "_torchdynamo_orig_callable")
+    return isinstance(part, nn.Module) and "_orig_mod" in part._modules

@@ -14,15 +14,23 @@ def parts(*modules: nn.Module) -> list[nn.Module]:
     True
     """
     found: dict[nn.Module, None] = {}
-
-    def walk(some: Iterable[nn.Module | None]) -> None:
-        for part in some:
-            if part is not None and part not in found:
-                found[part] = None
-                walk(part._modules.values())
-
-    walk(modules)
+    ahead: list[nn.Module | None] = [*reversed(modules)]
+    while ahead:
+        part = ahead.pop()
+        if part is not None and part not in found:
+            found[part] = None
+            if part._modules:
+                ahead.extend(reversed(part._modules.values()))
     return list(found)
+
+
+def holds(some: Iterable[nn.Module], kinds: tuple[type, ...]) -> bool:
+    """Whether one of these modules is of such a class; few classes make up a model, and are asked once.
+
+    >>> holds(parts(nn.TransformerEncoderLayer(8, 2)), (nn.Linear,))
+    True
+    """
+    return any(issubclass(kind, kinds) for kind in set(map(type, some)))
 
 
 def weights(some: Iterable[nn.Module]) -> Iterator[Tensor]:

@@ -7,14 +7,15 @@ call itself stays as it is. What each head adds is `P_h V_h W_O,h`, with V the p
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.live.isolation import without_dropout
-from rankscope.live.modules import parts
+from rankscope.live.modules import holds, parts
 
+M = TypeVar("M", bound=nn.Module)
 Weights = Callable[[], tuple[Tensor, Tensor, Tensor]]
 """Gives the weights `[batch, head, token, token]`, the values it was given and its output, both `[batch,
 token, width]`."""
@@ -23,7 +24,11 @@ Seen = Callable[[nn.MultiheadAttention, Weights], None]
 
 def multiheads(blocks: Sequence[nn.Module]) -> list[nn.MultiheadAttention]:
     """Every `nn.MultiheadAttention` in the blocks, once."""
-    return [part for part in parts(*blocks) if isinstance(part, nn.MultiheadAttention)]
+    return _of_kind(parts(*blocks), nn.MultiheadAttention)
+
+
+def _of_kind(inside: Sequence[nn.Module], kind: type[M]) -> list[M]:
+    return [part for part in inside if isinstance(part, kind)] if holds(inside, (kind,)) else []
 
 
 @contextmanager
@@ -57,10 +62,11 @@ def _beside(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[Tens
 
 
 @contextmanager
-def unfused(model: nn.Module) -> Iterator[bool]:
+def unfused(inside: Sequence[nn.Module]) -> Iterator[bool]:
     """torch's encoders without nested tensors, which its layers take only on the fused path that hooks switch
-    off; afterwards all is as it was. Gives whether there are any such encoders."""
-    encoders = [part for part in parts(model) if isinstance(part, nn.TransformerEncoder)]
+    off; afterwards all is as it was. `inside` is what the model is made of. Gives whether there are any such
+    encoders."""
+    encoders = _of_kind(inside, nn.TransformerEncoder)
     before = [encoder.use_nested_tensor for encoder in encoders]
     try:
         for encoder in encoders:

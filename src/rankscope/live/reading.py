@@ -33,15 +33,13 @@ def read_state(plan: Plan, call: Call, layer: int, state: Tensor) -> None:
         )
     if "states" in plan.keep:
         call.kept.append(("states", layer, state.to("cpu", copy=True)))
-    if state.device.type == "cpu":
-        small = plan.by_sizes and state.numel() <= PIECE
-        if not small or sum(each.numel() for _, each in call.waiting) >= 4 * PIECE:
-            read_waiting(plan, call)
-            if not _sized(plan, call, [(layer, state)]):
-                _read(plan, call, [(layer, state)])
-            return
+    near = state.device.type == "cpu"
+    if near and not (plan.by_sizes and state.numel() <= PIECE):
+        read_waiting(plan, call)
+        _read_alike(plan, call, [(layer, state)])
+        return
     call.waiting.append((layer, state.detach().clone()))
-    if sum(each.numel() for _, each in call.waiting) >= TOGETHER:
+    if sum(each.numel() for _, each in call.waiting) >= (4 * PIECE if near else TOGETHER):
         read_waiting(plan, call)
 
 
@@ -49,9 +47,12 @@ def read_waiting(plan: Plan, call: Call) -> None:
     """The states that wait to be read together."""
     waiting, call.waiting = call.waiting, []
     for _, alike in groupby(waiting, key=lambda each: (each[1].shape, each[1].dtype, each[1].device)):
-        states = list(alike)
-        if not _sized(plan, call, states):
-            _read(plan, call, states)
+        _read_alike(plan, call, list(alike))
+
+
+def _read_alike(plan: Plan, call: Call, states: Sequence[tuple[int, Tensor]]) -> None:
+    if not _sized(plan, call, states):
+        _read(plan, call, states)
 
 
 def _sized(plan: Plan, call: Call, states: Sequence[tuple[int, Tensor]]) -> bool:

@@ -243,7 +243,7 @@ class Recorder(Attending, Routing):
         self.masks.add(call.mask)
         self._found += [(layer, self.samples, found) for layer, found in call.found]
         if call.sizes is not None:
-            call.sizes.room = []
+            call.sizes.room = None
             self._sizes.append((self.samples, call.sizes))
         self.broken += call.broken
         self.defects += call.defects
@@ -252,6 +252,7 @@ class Recorder(Attending, Routing):
         self.others += call.others
         self.elsewhere += len(call.elsewhere)
         self.samples += call.shape[0]
-        self.padded.append((~next(iter(call.real.values()))).sum())
+        if not call.whole:
+            self.padded.append((~next(iter(call.real.values()))).sum())
         for what, layer, x in call.kept:
             self.kept[what][layer].append(x)

@@ -50,72 +50,73 @@ class Sizes:
     unit: float
     """The eps of the arithmetic that made them."""
     found: list[tuple[tuple[int, ...], torch.Size, torch.dtype, list[Tensor]]] = field(default_factory=list)
-    """(layers, their states' shape and dtype, every sample's Frobenius norm, largest column and row sum, and
-    those of its residual)."""
-    room: list[Tensor] = field(default_factory=list)
+    """(layers, their states' shape and dtype, the Frobenius norms, largest column sums and largest row sums
+    `[2, layer, batch]` of X and of its residual)."""
+    room: Tensor | None = None
 
     def __post_init__(self) -> None:
         self.whole = self.whole or bool(self.real.all())
-        self.number = self.real.sum(-1)
 
     def take(self, layers: Sequence[int], states: Sequence[Tensor]) -> bool:
         """Note the sizes of states of one shape and dtype; False where some leave float64's range, or are no
         numbers."""
-        first, *others = states
-        state = torch.cat([first, *others]) if others else first
-        real, number = (self.real, self.number) if not others else self._repeated(len(states))
-        samples = max(1, PIECE // first[0].numel())
-        pieces = zip(*(torch.split(each, samples) for each in (state, real, number)), strict=True)
-        found = [sizes for piece in pieces if (sizes := self._taken(*piece)) is not None]
-        if sum(len(sizes[0]) for sizes in found) < len(state):
-            return False
-        sizes = found[0] if len(found) == 1 else [torch.cat(parts) for parts in zip(*found, strict=True)]
-        self.found.append((tuple(layers), first.shape, first.dtype, sizes))
-        return True
+        shape, dtype = states[0].shape, states[0].dtype
+        if several := PIECE // shape.numel():
+            found = [self._taken(states[k : k + several], self.real) for k in range(0, len(states), several)]
+        else:
+            samples = max(1, PIECE // shape[1:].numel())
+            pieces = zip(*(torch.split(each, samples) for each in (self.real, *states)), strict=True)
+            found = [self._taken(parts, real) for real, *parts in pieces]
+        sizes = (
+            found[0]
+            if len(found) == 1
+            else [torch.cat(each, 1 if several else 2) for each in zip(*found, strict=True)]
+        )
+        length, deviation = sizes[0].flatten(1).tolist()
+        if dtype != torch.float64:  # squares of such numbers stay in range
+            within = all(map(math.isfinite, length))
+        else:
+            within = all(1e-140 < size < 1e140 for size in (*length, *deviation))
+        if within:
+            self.found.append((tuple(layers), shape, dtype, sizes))
+        return within
 
-    def _repeated(self, states: int) -> tuple[Tensor, Tensor]:
-        return self.real.repeat(states, 1), self.number.repeat(states)
-
-    def _taken(self, state: Tensor, real: Tensor, number: Tensor) -> list[Tensor] | None:
-        if not self.room or self.room[0].shape != state.shape:
-            self.room = [torch.empty(state.shape, dtype=torch.float64) for _ in range(2)]
-        X, other = self.room
-        X.copy_(state)
+    def _taken(self, states: Sequence[Tensor], real: Tensor) -> list[Tensor]:
+        shape = torch.Size((2, len(states), *states[0].shape))
+        if self.room is None or len(self.room) < shape.numel():
+            self.room = torch.empty(shape.numel(), dtype=torch.float64)
+        both = self.room[: shape.numel()].view(shape)  # side by side, X and its residual are sized in one go
+        X, R = both.unbind()
+        for to, state in zip(X.unbind(), states, strict=True):
+            to.copy_(state)
         if self.whole:
-            x = X.sum(-2).div_(state.shape[1])
+            torch.sub(X, X.mean(-2, keepdim=True), out=R)
         else:
-            X.masked_fill_(~real[..., None], 0.0)
-            x = X.sum(-2) / number.clamp(min=1)[..., None]
-        length = torch.linalg.vector_norm(X, dim=(-2, -1))
-        sums = _largest_sums(torch.abs(X, out=other))
-        R = torch.sub(X, x[:, None], out=other)
-        if not self.whole:
-            R.masked_fill_(~real[..., None], 0.0)
-        deviation = torch.linalg.vector_norm(R, dim=(-2, -1))
-        if unit_of(state.dtype) > unit_of(torch.float64):  # squares of such numbers stay in range
-            within = all(map(math.isfinite, length.tolist()))
-        else:
-            within = all(1e-140 < size < 1e140 for size in (*length.tolist(), *deviation.tolist()))
-        return [length, *sums, deviation, *_largest_sums(R.abs_())] if within else None
+            hidden = ~real[..., None]
+            X.masked_fill_(hidden, 0.0)
+            torch.sub(X, X.sum(-2, keepdim=True) / real.sum(-1).clamp(min=1)[:, None, None], out=R)
+            R.masked_fill_(hidden, 0.0)
+        norms = torch.linalg.vector_norm(both, dim=(-2, -1))
+        both.abs_()
+        return [norms, both.sum(-2).amax(-1), both.sum(-1).amax(-1)]
 
     def read(self, metrics: Sequence[Metric]) -> list[tuple[int, Found]]:
         """What the metrics say of every state, by layer."""
         asked = [each for each in metrics if each.of == "tokens"]
         read: list[tuple[int, Found]] = []
-        for layers, shape, dtype, (length, columns, rows, *of_residual) in self.found:
-            deviation, wide, tall = of_residual
-            known = length, columns.sqrt() * rows.sqrt(), deviation, wide.sqrt() * tall.sqrt()
+        for layers, shape, dtype, sizes in self.found:
+            norms, columns, rows = (each.flatten(1) for each in sizes)
+            composite = columns.sqrt() * rows.sqrt()
+            known = norms[0], composite[0], norms[1], composite[1]
             remembered = {name: size for names, size in zip(NAMES, known, strict=True) for name in names}
-            nothing = length.new_full((), torch.nan).expand(len(length), *shape[1:])  # no metric looks at it
-            ready = Tokens(nothing, *self._repeated(len(layers)), unit_of(dtype), self.whole, remembered)
+            nothing = norms.new_full((), torch.nan).expand(
+                norms.shape[1], *shape[1:]
+            )  # no metric looks at it
+            real = self.real.repeat(len(layers), 1)
+            ready = Tokens(nothing, real, real.sum(-1), unit_of(dtype), self.whole, remembered)
             found = [each.read(ready, unit=self.unit) for each in asked]
             parts = torch.stack([part for each in found for part in (each.value, each.log10, each.floor)])
             for layer, here in zip(layers, parts.view(-1, len(layers), shape[0]).unbind(1), strict=True):
                 each = zip(*[iter(here.unbind())] * 3, strict=True)
                 read.append((layer, [(one, Reading(*row)) for one, row in zip(asked, each, strict=True)]))
         return read
-
-
-def _largest_sums(size: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest column sum and the largest row sum."""
-    return size.sum(-2).amax(-1), size.sum(-1).amax(-1)

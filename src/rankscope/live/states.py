@@ -13,37 +13,37 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError, one_of
-from rankscope.live.modules import parts
+from rankscope.live.modules import holds
 
 Layout = Literal["batch first", "token first"]
 TOKEN_FIRST = ("XLNetLayer",)
 """Classes of blocks that take the token first, beside those that say so with `batch_first=False`."""
 
 
-def layout_of(blocks: Sequence[nn.Module], asked: str | None) -> Layout:
-    """What the blocks say of themselves, or what was asked.
+def layout_of(inside: Sequence[nn.Module], asked: str | None) -> Layout:
+    """What was asked, or what blocks say of themselves; `inside` are they and all that is in them.
 
-    >>> layout_of([nn.TransformerEncoderLayer(8, 2)], None)
+    >>> layout_of(list(nn.TransformerEncoderLayer(8, 2).modules()), None)
     'token first'
     """
     if asked is not None:
         if asked not in get_args(Layout):
             raise WatchError(one_of("layout", asked, get_args(Layout)))
         return asked  # type: ignore[return-value]
-    if any(type(block).__name__ in TOKEN_FIRST for block in blocks):
+    kinds = set(map(type, inside))
+    if any(kind.__name__ in TOKEN_FIRST for kind in kinds):
         return "token first"
-    said = [getattr(part, "batch_first", None) for part in parts(*blocks)]
+    said = [part.__dict__["batch_first"] for part in inside if "batch_first" in part.__dict__]
+    said += [getattr(kind, "batch_first", None) for kind in kinds]
     return "token first" if False in said else "batch first"
 
 
-def in_rows_and_columns(blocks: Sequence[nn.Module]) -> bool:
+def in_rows_and_columns(inside: Sequence[nn.Module]) -> bool:
     """Whether a state of four dims would be `[batch, row, column, width]`, as in Swin: its blocks are linear
-    maps and norms of the last dim, where those of convolutional networks have channels second."""
-    inside = parts(*blocks)
+    maps and norms of the last dim, where those of convolutional networks have channels second. `inside` as
+    above."""
     channels = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.BatchNorm2d, nn.GroupNorm)
-    return any(isinstance(part, nn.Linear) for part in inside) and not any(
-        isinstance(part, channels) for part in inside
-    )
+    return holds(inside, (nn.Linear,)) and not holds(inside, channels)
 
 
 def fitting_in(found: object, grid: bool = False) -> list[Tensor]:

@@ -79,10 +79,11 @@ def watch(
     """
     if not isinstance(model, nn.Module):
         raise WatchError(f"watch takes a torch module; received a {type(model).__name__}")
-    refuse(model)
+    inside = parts(model)
+    refuse(inside)
     inner = original(model)
     plan, found = planned(inner, metrics, layers, blocks=blocks, padding=padding, layout=layout, keep=keep)
-    return Watch(inner, plan, found, variant, compiled=is_compiled(model))
+    return Watch(inner, plan, found, variant, compiled=is_compiled(inside))
 
 
 def planned(
@@ -97,7 +98,7 @@ def planned(
 ) -> tuple[Plan, list[nn.Module]]:
     """What to look for in a model, and its blocks; the options are those of `watch`."""
     inside = parts(model)
-    offloaded = any(map(_is_offloaded, inside))
+    offloaded = any(_is_offloaded(part) for part in inside if "_hf_hook" in part.__dict__)
     if not offloaded and any(weight.is_meta for weight in weights(inside)):
         raise WatchError(
             f"{type(model).__name__} must hold numbers to measure; its weights are on the meta device: load "
@@ -115,6 +116,7 @@ def planned(
             "offloaded, and gone when it has run: watch metrics of tokens or attention"
         )
     name, found = blocks_of(model, blocks)
+    of_blocks = parts(*found)
     measured = _layers(model, found, layers)
     beyond = [metric for metric in chosen if metric.of != "tokens"]
     if beyond and measured == frozenset([0]):
@@ -126,8 +128,8 @@ def planned(
         metrics=chosen,
         layers=measured,
         keep=kept,
-        layout=layout_of(found, layout),
-        grid=in_rows_and_columns(found),
+        layout=layout_of(of_blocks, layout),
+        grid=in_rows_and_columns(of_blocks),
         padding=padding if isinstance(padding, Tensor) else None,
         own_padding=isinstance(padding, str) and padding == "model",
         found=blocks is None,
@@ -164,7 +166,7 @@ class Watch:
             if self._compiled:
                 stack.enter_context(eagerly())
                 self._changed("The model is compiled: while watched, its original ran as it was written.")
-            if stack.enter_context(unfused(self.model)):
+            if stack.enter_context(unfused(parts(self.model))):
                 self._changed("While watched, torch's fused encoder and its nested tensors were off.")
             if self._plan.wants("attention") or self._plan.wants("heads"):
                 self._watch_attention(stack)

@@ -37,8 +37,11 @@ def centred(
 
 
 def _about(tokens: Tokens, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch token width"]:
-    deviation = tokens.X - x[..., None, :]
-    return deviation if tokens.whole else deviation.masked_fill(~tokens.real[..., None], 0.0)
+    if tokens.whole:
+        return tokens.X - x[..., None, :]
+    # X is zero at padded tokens: in one pass over it, x times 1 is taken off the real ones, 0 off the others.
+    real = tokens.real[..., None].to(tokens.X.dtype)
+    return torch.addcmul(tokens.X, real, x[..., None, :], value=-1)
 
 
 def centre_of(tokens: Tokens, centre: Centre) -> Float[Tensor, "*batch width"]:

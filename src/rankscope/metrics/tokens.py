@@ -75,9 +75,10 @@ def tokens(X: TokensLike, padding: Tensor | None = None) -> Tokens:
     real = real_tokens(X.shape[:-1], padding, X.device)
     unit = unit_of(X.dtype)
     X = X.to(torch.float64)
-    if padding is not None:
+    whole = padding is None or bool(real.all())
+    if not whole:
         X = X.masked_fill(~real[..., None], 0.0)
-    ready = Tokens(X, real, real.sum(-1), unit, whole=padding is None)
+    ready = Tokens(X, real, real.sum(-1), unit, whole)
     if not X.numel() or bool(norm_in_range(ready).isfinite().all()):
         return ready
     finite = X.isfinite().flatten(-2).all(-1)  # squares may leave the range where entries do not
@@ -107,10 +108,16 @@ def tokens_of(
     ready = Tokens(X, real, real.sum(-1), unit, whole)
     if not X.numel() or (near and bool(norm_in_range(ready).isfinite().all())):
         return ready, fine
-    # The least and the largest entry are NaN or infinite when any is.
-    least, largest = X.flatten(-2).aminmax(dim=-1)
-    broken = ~(least.isfinite() & largest.isfinite())
-    return Tokens(X.masked_fill(broken[..., None, None], 0.0), real, ready.number, unit, whole), broken
+    if unit > torch.finfo(torch.float64).eps:  # of a dtype whose squares stay in range: the norm tells
+        norm = norm_in_range(ready)
+        broken = ~norm.isfinite()
+        known = {"vector norm": norm.masked_fill(broken, 0.0)}
+    else:
+        # The least and the largest entry are NaN or infinite when any is.
+        least, largest = X.flatten(-2).aminmax(dim=-1)
+        broken, known = ~(least.isfinite() & largest.isfinite()), {}
+    X = X.masked_fill(broken[..., None, None], 0.0)
+    return Tokens(X, real, ready.number, unit, whole, known), broken
 
 
 def norm_in_range(ready: Tokens) -> Values:

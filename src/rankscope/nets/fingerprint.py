@@ -12,7 +12,8 @@ from torch import Tensor
 
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.stored import Stored
-from rankscope.nets.weights import Weights, named, shapes
+from rankscope.nets.tensors import shapes
+from rankscope.nets.weights import Weights, named
 
 
 def fingerprint(arch: Architecture, weights: Weights, beside: Mapping[str, Tensor]) -> str:

@@ -20,7 +20,7 @@ from torch import Generator, Tensor
 
 from rankscope.errors import ArchitectureError, one_of
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.weights import Shape, part_tensors, shapes
+from rankscope.nets.tensors import Shape, part_tensors, shapes
 
 Draw = Callable[[Shape, int, int, Generator], Tensor]
 """(shape, inputs, outputs, generator) -> weights."""

@@ -17,6 +17,10 @@ Inputs = str | Sequence[str] | Tensor
 """Texts; or token ids `[batch, token]`; or, for a network that sees, images `[batch, channel, y, x]`."""
 
 
+LENGTH = 128
+"""Tokens that a text is cut to, unless told."""
+
+
 class Encoded(NamedTuple):
     """Tokens of layer 0, ready for `measure(net, *net.encode(texts))`."""
 
@@ -81,3 +85,35 @@ def texts_of(inputs: object) -> list[str]:
                 f"{error.start}: leave it out"
             ) from error
     return texts
+
+
+def encoded(origin: Origin | None, inputs: Inputs, tokens: int | None, padding: Tensor | None) -> Encoded:
+    """What an origin makes of checked inputs, in float64 on the CPU; options as of `Transformer.encode`."""
+    if origin is None:
+        raise TokensError(
+            "a network built from an architecture alone has no tokenizer and no embedding; got a text to "
+            "encode: load or fresh give networks that do, or pass tokens X [batch, token, width]"
+        )
+    if tokens is None:
+        tokens = max([1, *inputs.shape[-1:]]) if isinstance(inputs, Tensor) else LENGTH
+    if not isinstance(tokens, int) or tokens < 1:
+        raise TokensError(f"tokens must be a whole number, at least 1; got {tokens}")
+    if not isinstance(inputs, Tensor):
+        inputs = texts_of(inputs)
+        if padding is not None:
+            raise TokensError("padding comes with token ids; got some with texts, which are padded here")
+    elif padding is not None and not isinstance(padding, Tensor):
+        raise TokensError(
+            f"padding must be a boolean tensor, True at padded tokens; received {type(padding).__name__}"
+        )
+    return origin.encode(inputs, tokens, padding)
+
+
+def words_of(origin: Origin | None, texts: str | Sequence[str], tokens: int) -> list[list[str]]:
+    """The tokens that an origin makes of each text, readable."""
+    if origin is None:
+        raise TokensError(
+            "a network built from an architecture alone has no tokenizer; got a text to take apart: load or "
+            "fresh give networks that have one"
+        )
+    return origin.words(texts_of(texts), tokens)

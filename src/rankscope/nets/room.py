@@ -5,7 +5,7 @@ import os
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.weights import layer_shapes
+from rankscope.nets.tensors import layer_shapes
 
 FLOAT64 = 8
 """Bytes."""

@@ -1,11 +1,13 @@
 """Layers that are not in memory: read when they are asked for, one at a time, and let go.
 
 Whatever walks through a network's layers in order reads each once; whatever asks for the same layer again
-finds the last one still there.
+finds the last one still there. Variants of a network share its source: a layer that one of them holds is
+handed to the others, so that those which go side by side read each layer once for all.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
+from weakref import WeakValueDictionary
 
 from torch import Tensor
 
@@ -22,13 +24,27 @@ class Source(Generic[Item]):
         self.note: Callable[[Item], Any] | None = None
         """What is to be noted of every layer that comes by."""
         self.noted: dict[int, Any] = {}
+        self._held: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        """Layers that somebody still holds."""
+        self._moved: WeakValueDictionary[Hashable, Source[Item]] = WeakValueDictionary()
 
     def __call__(self, place: int) -> Item:
-        """A layer, read anew."""
-        item = self._read(place)
+        """A layer, read anew where nobody holds it."""
+        held: Item | None = self._held.get(place)
+        if held is not None:
+            return held
+        item = self._held[place] = self._read(place)
         if self.note is not None and place not in self.noted:
             self.noted[place] = self.note(item)
         return item
+
+    def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "Source[Item]":
+        """Where the same layers come from, each changed after it is read; `how` names the change, and the
+        same name gives the same source."""
+        found = self._moved.get(how)
+        if found is None:
+            found = self._moved[how] = Source(lambda place: move(self(place)), like)
+        return found
 
 
 class Stored(Generic[Item]):
@@ -52,10 +68,9 @@ class Stored(Generic[Item]):
             self._last = place, self.source(place)
         return self._last[1]
 
-    def moved(self, move: Callable[[Item], Item], like: Tensor) -> "Stored[Item]":
+    def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "Stored[Item]":
         """The same layers, each changed after it is read."""
-        source = self.source
-        return Stored(Source(lambda place: move(source(place)), like), self.places)
+        return Stored(self.source.moved(move, like, how), self.places)
 
     def kept(self) -> tuple[Item, ...]:
         """All of them in memory; one that comes several times, once."""

@@ -22,7 +22,8 @@ from rankscope.nets.plain import Heads, Plain, Spoken, Tokens
 from rankscope.nets.positions import by_offset, score_bias
 from rankscope.nets.rows import BY_ROW, AttentionRows, Softmaxed
 from rankscope.nets.setting import Setting
-from rankscope.nets.transformer import Step, Transformer
+from rankscope.nets.steps import Step
+from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
 from rankscope.shapes import Float
 

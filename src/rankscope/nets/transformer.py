@@ -4,81 +4,38 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
-from rankscope.errors import ArchitectureError, TokensError
+from rankscope.errors import ArchitectureError
 from rankscope.files import writable_folder
-from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import saved
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.assembled import assemble
 from rankscope.nets.changes import Heads, chosen_layers, with_changes, with_layers
+from rankscope.nets.entering import checked, prepared
 from rankscope.nets.fingerprint import fingerprint
 from rankscope.nets.initial import random_tensors
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
 from rankscope.nets.memory import Memory
+from rankscope.nets.moving import Move, refuse_absent, refuse_dtype
 from rankscope.nets.norms import normalise
-from rankscope.nets.origin import Encoded, Inputs, Origin, texts_of, weights_of
+from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, weights_of, words_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.plain import Plain
 from rankscope.nets.remedies import Remedy
 from rankscope.nets.remedies import remedy as named_remedy
 from rankscope.nets.room import refuse_too_large
 from rankscope.nets.setting import Setting
+from rankscope.nets.steps import Run, Step
 from rankscope.nets.stored import Stored, let_go, picked
+from rankscope.nets.tensors import shapes, with_parts
 from rankscope.nets.traversal import Block, Rules, blocks, traverse
-from rankscope.nets.weights import Weights, assemble, converted, named, part_tensors, shapes
+from rankscope.nets.weights import Weights, converted, named
 from rankscope.shapes import Bool, Float
-
-LENGTH = 128
-"""Tokens that a text is cut to, unless told."""
-
-
-class Step(NamedTuple):
-    """What one layer gives: its number (0 is the input, which has no attention and no heads), its tokens,
-    its attention, and the values that each head mixed, before the output projection."""
-
-    layer: int
-    state: Float[Tensor, "batch token width"]
-    attention: Float[Tensor, "batch head token token"] | None
-    heads: Float[Tensor, "batch token head head_width"] | None = None
-    routing: Float[Tensor, "batch token expert"] | None = None
-    """The weight of each expert for each token, of a layer that is a mixture of experts."""
-    cross: Float[Tensor, "batch head token source"] | None = None
-    """Attention to the memory, of a layer that has cross-attention."""
-
-    def restored(self, order: TokenOrder) -> "Step":
-        """Tokens back where they stood before padding was moved to the end."""
-        P = self.attention
-        return Step(
-            self.layer,
-            order.restored(self.state),
-            None if P is None else order.restored_square(P),
-            None if self.heads is None else order.restored(self.heads),
-            None if self.routing is None else order.restored(self.routing),
-            None if self.cross is None else order.restored_rows(self.cross),
-        )
-
-
-@dataclass(frozen=True, repr=False)
-class Run:
-    """A forward pass, kept."""
-
-    states: tuple[Tensor, ...]
-    """Tokens before layer 1 and after each layer, `[batch, token, width]`."""
-    attention: tuple[Tensor, ...]
-    """Of layer 1, 2, ...: `[batch, head, token, token]`; empty unless asked for."""
-    output: Tensor
-    """The last state, through the final norm where there is one."""
-    cross: tuple[Tensor, ...] = ()
-    """Of a decoder its attention to the memory, `[batch, head, token, source]`, where attention is kept."""
-
-    def __repr__(self) -> str:
-        kept = "attention kept" if self.attention else "attention not kept"
-        return f"Run({len(self.states) - 1} layers, output {tuple(self.output.shape)}, {kept})"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -158,7 +115,7 @@ class Transformer:
             refuse_absent(device)
         if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
             return self
-        moved = converted(self.weights, lambda tensor: tensor.to(device=device, dtype=dtype))
+        moved = converted(self.weights, Move(dtype, device))
         memory = self.memory
         if memory is not None:
             memory = Memory(memory.tokens.to(device=device, dtype=dtype), memory.real.to(device=device))
@@ -232,34 +189,12 @@ class Transformer:
         Token ids `[batch, token]` do as well, with their padding, and images where the network sees images.
         They are taken whole unless `tokens` is given.
         """
-        if self.origin is None:
-            raise TokensError(
-                "a network built from an architecture alone has no tokenizer and no embedding; got a text to "
-                "encode: load or fresh give networks that do, or pass tokens X [batch, token, width]"
-            )
-        if tokens is None:
-            tokens = max([1, *inputs.shape[-1:]]) if isinstance(inputs, Tensor) else LENGTH
-        if not isinstance(tokens, int) or tokens < 1:
-            raise TokensError(f"tokens must be a whole number, at least 1; got {tokens}")
-        if not isinstance(inputs, Tensor):
-            inputs = texts_of(inputs)
-            if padding is not None:
-                raise TokensError("padding comes with token ids; got some with texts, which are padded here")
-        elif padding is not None and not isinstance(padding, Tensor):
-            raise TokensError(
-                f"padding must be a boolean tensor, True at padded tokens; received {type(padding).__name__}"
-            )
-        X, padding = self.origin.encode(inputs, tokens, padding)
+        X, padding = encoded(self.origin, inputs, tokens, padding)
         return Encoded(X.to(dtype=self.dtype, device=self.device), padding.to(self.device))
 
     def words(self, texts: str | Sequence[str], tokens: int = LENGTH) -> list[list[str]]:
         """The tokens that `encode` makes of each text, readable; padding has none."""
-        if self.origin is None:
-            raise TokensError(
-                "a network built from an architecture alone has no tokenizer; got a text to take apart: load "
-                "or fresh give networks that have one"
-            )
-        return self.origin.words(texts_of(texts), tokens)
+        return words_of(self.origin, texts, tokens)
 
     def steps(self, X: Tensor, padding: Tensor | None = None) -> Iterator[Step]:
         """The forward pass one layer at a time: only one state is alive unless you keep more.
@@ -293,14 +228,8 @@ class Transformer:
         """(layer 0, real, order): the tokens checked, real ones first, zero at padding, with absolute
         positions added unless they are not asked for; and how to put them back where they stood, if they
         moved."""
-        real = self._checked(X, padding)
-        X = X.masked_fill(~real[..., None], 0.0)
-        order = None if padding is None else TokenOrder.of(real)  # asks nothing of a device in vain
-        if order is not None:
-            X, real = order.sorted(X), real.gather(1, order.forth)
-        if positions and self.weights.positions is not None:
-            X = (X + self.weights.positions[: X.shape[1]]).masked_fill(~real[..., None], 0.0)
-        return X, real, order
+        real = checked(self.arch, self.weights.like, self.memory, X, padding)
+        return prepared(X, real, self.weights.positions if positions else None, padding is not None)
 
     def finish(self, X: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
         """The last state through the final norm, where there is one."""
@@ -310,44 +239,7 @@ class Transformer:
 
     def run(self, X: Tensor, padding: Tensor | None = None, *, attention: bool = False) -> Run:
         """The forward pass with all its states, and with all attention matrices when asked."""
-        steps = [
-            step._replace(heads=None, routing=None)
-            if attention
-            else step._replace(attention=None, heads=None, routing=None, cross=None)
-            for step in self.steps(X, padding)
-        ]
-        return Run(
-            states=tuple(step.state for step in steps),
-            attention=tuple(step.attention for step in steps if step.attention is not None),
-            output=self.finish(steps[-1].state),
-            cross=tuple(step.cross for step in steps if step.cross is not None),
-        )
-
-    def _checked(self, X: Tensor, padding: Tensor | None) -> Bool[Tensor, "batch token"]:
-        if not isinstance(X, Tensor) or X.ndim != 3 or X.shape[-1] != self.arch.width:
-            got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
-            raise TokensError(
-                f"tokens must be a tensor [batch, token, width] of width {self.arch.width}; received {got}"
-            )
-        if X.dtype != self.dtype or X.device != self.device:
-            raise TokensError(
-                f"tokens must be {self.dtype} on {self.device} like the network; received {X.dtype} on "
-                f"{X.device}: use X.to or net.to"
-            )
-        if self.arch.cross_attention and self.memory is None:
-            raise TokensError(
-                "cross-attention reads a memory, and this network has none yet: give it one, "
-                "net.reading(M, padding) with M [batch, source, width], as an encoder's output"
-            )
-        limited = self.arch.positions == "absolute" or self.arch.linformer_rank is not None
-        if limited and X.shape[1] > self.arch.length:
-            raise TokensError(f"this network takes at most {self.arch.length} tokens; received {X.shape[1]}")
-        if 0 < self.arch.rotary_reach < X.shape[1]:
-            raise TokensError(
-                f"the rotary angles of this network are those of up to {self.arch.rotary_reach} tokens; "
-                f"received {X.shape[1]}: the original turns longer inputs by other angles, watch measures it"
-            )
-        return real_tokens(X.shape[:-1], padding, X.device)
+        return Run.of(self.steps(X, padding), attention, self.finish)
 
     def remedied(self, remedy: "str | Remedy", **numbers: int | float) -> "Transformer":
         """The network with a remedy against collapse: by name, with its numbers, or an object of one's own
@@ -368,12 +260,13 @@ class Transformer:
                 f"{found.name} goes onto a network that is in memory; the layers of this one are read from "
                 "its files one at a time: load it with stream=False"
             )
+        if self.streamed:
+            raise ArchitectureError(
+                f"{found.name} goes onto a network that is in memory; the layers of this one are read from "
+                "its files one at a time: load it with stream=False"
+            )
         arch = found.applied(self.arch)
-        state, like = self.state(), self.weights.like
-        drawn = Generator().manual_seed(0)
-        for index in range(1 if arch.shared else arch.layers):
-            for name, tensor in part_tensors(arch, index, drawn).items():
-                state.setdefault(f"layers.{index}.{name}", tensor.to(like))
+        state = with_parts(arch, self.state(), self.weights.like)
         changed = getattr(found, "tensors", lambda arch, state: state)(arch, state)
         mine = shapes(arch)  # without those of norms that it takes out
         return replace(self, arch=arch, weights=assemble(arch, {k: changed[k] for k in changed if k in mine}))
@@ -411,21 +304,3 @@ class Transformer:
         )  # fmt: skip
         stored = picked(self.weights.layers, chosen)
         return replace(self, arch=arch, weights=replace(self.weights, layers=stored))
-
-
-def refuse_dtype(dtype: object) -> None:
-    """Say so where a network cannot have it."""
-    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ArchitectureError(f"a network's dtype must be a floating torch.dtype; got {dtype!r}")
-
-
-def refuse_absent(device: torch.device | str) -> None:
-    """Say so where this machine has no such device."""
-    try:
-        torch.zeros(1, device=device).item()  # meta has places for numbers, and none in them
-    except (AssertionError, RuntimeError, TypeError) as error:
-        said = (str(error).splitlines() or [""])[0]
-        raise ArchitectureError(
-            f"device must be one that torch has on this machine; got {str(device)!r} ({said}): 'cpu' is "
-            "always there"
-        ) from error

@@ -25,9 +25,10 @@ from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
 from rankscope.nets.plain import Heads, Plain, Spoken, Square, Tokens, affine
 from rankscope.nets.setting import Setting
+from rankscope.nets.tensors import shapes
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
-from rankscope.nets.weights import ExpertWeights, named, shapes
+from rankscope.nets.weights import ExpertWeights, named
 from rankscope.paths.counts import Ways
 from rankscope.shapes import Bool, Float
 

@@ -2,7 +2,7 @@
 
 from rankscope.profiles.corpus import measure_corpus
 from rankscope.profiles.corpus_rows import Gathered
-from rankscope.profiles.measure import DEFAULT_METRICS, measure
+from rankscope.profiles.measure import DEFAULT_METRICS, measure, measure_together
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.propagation import ARITHMETICS, one_pass
 from rankscope.profiles.readers import Reader
@@ -17,5 +17,6 @@ __all__ = [
     "Summary",
     "measure",
     "measure_corpus",
+    "measure_together",
     "one_pass",
 ]

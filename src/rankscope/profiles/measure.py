@@ -1,6 +1,6 @@
 """`measure`: run a network and read its metrics at every layer, one layer in memory at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
 from rankscope.profiles.profile import Profile
-from rankscope.profiles.propagation import Progress, one_pass
+from rankscope.profiles.propagation import Progress, passing, side_by_side
 from rankscope.profiles.readers import CheckReader, MetricReader, Reader
 from rankscope.profiles.rows import table
 from rankscope.runs import manifest_of
@@ -56,12 +56,72 @@ def measure(
     >>> measure(net, torch.randn(3, 5, 8)).curve("mu").shape
     torch.Size([3, 3])
     """
+    (profile,) = side_by_side([
+        _measuring(
+            net, X, padding, metrics, arithmetic, variant=variant, batch=batch, progress=progress,
+            device=device, readers=readers, estimate=estimate, confirm=confirm, compile=compile,
+        )
+    ])  # fmt: skip
+    return profile
+
+
+def measure_together(
+    networks: Mapping[str, tuple[Transformer, Tensor, Tensor | None]],
+    metrics: MetricsLike = DEFAULT_METRICS,
+    arithmetic: str = "deviation",
+    *,
+    progress: Progress | None = None,
+    readers: Mapping[str, Sequence[Reader]] | None = None,
+    **options: Any,
+) -> list[Profile]:
+    """What `measure` says of each network, by name, on its tokens and padding. They go side by side: variants
+    of one network whose layers are read from files (`load(..., stream=True)`) read each layer once for all.
+    Other options are those of `measure`.
+
+    >>> from rankscope.nets import Architecture
+    >>> net, X = Transformer.random(Architecture(layers=2, width=8, heads=2)), torch.randn(3, 5, 8)
+    >>> found = measure_together({"with": (net, X, None), "without": (net.variant(skip=False), X, None)})
+    >>> [profile.variants for profile in found]
+    [['with'], ['without']]
+    """
+    done = [0.0] * len(networks)
+
+    def heard(number: int) -> Progress:
+        def tell(layers: int, of: int) -> None:
+            done[number] = layers / of
+            if progress is not None:
+                progress(round(1000 * sum(done)), 1000 * len(done))
+
+        return tell
+
+    return side_by_side([
+        _measuring(
+            *given, metrics, arithmetic, variant=name, readers=(readers or {}).get(name, ()),
+            progress=heard(number), sharing=len(networks), **options,
+        )
+        for number, (name, given) in enumerate(networks.items())
+    ])  # fmt: skip
+
+
+def _measuring(
+    net: Transformer,
+    X: Tensor,
+    padding: Tensor | None,
+    metrics: MetricsLike,
+    arithmetic: str,
+    *,
+    variant: str,
+    readers: Sequence[Reader],
+    estimate: bool = True,
+    confirm: bool = False,
+    **options: Any,
+) -> Generator[None, None, Profile]:
+    """`measure` as it goes on, layer by layer."""
     reader, check = MetricReader(chosen_metrics("measure", metrics)), CheckReader()
     every: list[Reader] = [reader, check, *readers]
-    ran = one_pass(
-        net, X, padding, every, arithmetic, batch=batch, progress=progress, device=device, estimate=estimate,
-        confirm=confirm, compile=compile,
-    )  # fmt: skip
+    ran = yield from passing(
+        net, X, padding, every, arithmetic, estimate=estimate, confirm=confirm, **options
+    )
     checks: dict[str, Any] = {
         "arithmetic_asked": arithmetic, "dropout": 0.0, "estimate": estimate, "confirm": confirm,
         **check.result(),

@@ -1,8 +1,8 @@
 """One pass of a network over tokens, for all readers at once: batches, arithmetic, padding, progress."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ ARITHMETICS: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
 }
 
+Given = TypeVar("Given")
 Progress = Callable[[int, int], None]
 """Called with (done, in all), here after each layer; what it raises ends the work."""
 
@@ -59,6 +60,47 @@ def one_pass(
 
     Options are those of `measure`. A network without a rule in deviation arithmetic runs in float64.
     """
+    (ran,) = side_by_side([
+        passing(
+            net, X, padding, readers, arithmetic, batch=batch, progress=progress, device=device,
+            estimate=estimate, confirm=confirm, compile=compile,
+        )
+    ])  # fmt: skip
+    return ran
+
+
+def side_by_side(passes: Sequence[Generator[None, None, Given]]) -> list[Given]:
+    """What each of these gives in the end, a layer of one after a layer of the other: networks whose layers
+    are read from the same files read each once for all."""
+    found: dict[int, Given] = {}
+    with torch.no_grad():
+        while len(found) < len(passes):
+            for number, each in enumerate(passes):
+                if number not in found:
+                    try:
+                        next(each)
+                    except StopIteration as end:
+                        found[number] = end.value
+    return [found[number] for number in range(len(passes))]
+
+
+def passing(
+    net: Transformer,
+    X: Tensor,
+    padding: Tensor | None,
+    readers: Sequence[Reader],
+    arithmetic: str,
+    *,
+    batch: int = 16,
+    progress: Progress | None = None,
+    device: str | torch.device | None = None,
+    estimate: bool = False,
+    confirm: bool = False,
+    compile: bool = False,
+    sharing: int = 1,
+) -> Generator[None, None, Ran]:
+    """`one_pass` as it goes on, layer by layer; to be followed without gradients. So many passes, `sharing`,
+    go side by side, and share memory."""
     if arithmetic not in ARITHMETICS:
         raise MetricError(one_of("arithmetic", arithmetic, ARITHMETICS))
     if batch < 1:
@@ -102,20 +144,22 @@ def one_pass(
     # Batches go through layers that are read from files side by side, so that each is read once for all.
     together = net.streamed and X.ndim == 3
     beside = batches_beside(net.arch, X.shape[1], batch, held, net.device) if together else 1
-    with torch.no_grad():
-        for first in range(0, len(starts), beside):
-            several = starts[first : first + beside]
-            for steps in zip(*map(steps_of, several), strict=True):
-                for number, step in enumerate(steps):
-                    taken = step.step._replace(**without)
-                    if isinstance(taken, DeviationStep) and "attention" in without:
-                        taken = taken._replace(rows=None)
-                    step = replace(step, step=taken)
-                    for reader in readers:
-                        reader.read(step)
-                    if progress is not None:
-                        done = (step.layer - 1) * len(several) + number + 1 if step.layer else 0
-                        progress(first * layers + done, len(starts) * layers)
+    beside = max(1, beside // sharing)
+    for first in range(0, len(starts), beside):
+        several = starts[first : first + beside]
+        for steps in zip(*map(steps_of, several), strict=True):
+            for number, step in enumerate(steps):
+                taken = step.step._replace(**without)
+                if isinstance(taken, DeviationStep) and "attention" in without:
+                    taken = taken._replace(rows=None)
+                step = replace(step, step=taken)
+                for reader in readers:
+                    reader.read(step)
+                if progress is not None:
+                    done = (step.layer - 1) * len(several) + number + 1 if step.layer else 0
+                    progress(first * layers + done, len(starts) * layers)
+            del steps, step, taken  # while others go on
+            yield
     return Ran(arithmetic, str(net.device))
 
 

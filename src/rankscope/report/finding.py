@@ -16,6 +16,8 @@ def finding(run: Run) -> str:
         return training_said(run.training)
     if run.sweep is not None:
         return sweep_said(run.sweep)
+    if len(run.outcomes) == 1 and run.outcomes[0][1].get("said"):
+        return str(run.outcomes[0][1]["said"])
     if run.outcomes:
         agrees = [
             each.get("agrees") for _, outcome in run.outcomes for each in outcome.get("comparisons", [])

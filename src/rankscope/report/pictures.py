@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rankscope.figures import Image, png
 
-WIDTH, COLOURS = 1100, 96
-"""Pixels across, and colours kept: line drawings need few."""
+WIDTH, COLOURS = 1100, 256
+"""Pixels across, and colours kept: with fewer, lines of rare colours take those of others."""
 
 
 def data_uri(path: Path, width: int = WIDTH) -> str | None:

@@ -90,6 +90,8 @@ class Run:
         if len(self.outcomes) > 1:
             return "The papers, run again"
         folder, outcome = self.outcomes[0]
+        if "paper" not in outcome and outcome.get("title"):
+            return str(outcome["title"])[:TITLE]
         name = f"{outcome.get('paper', '')} {outcome.get('figure', folder.name)}"
         return f"{name.strip()[:TITLE]}, run again"
 

@@ -1,6 +1,7 @@
 """The sections of a chapter: which figures and tables a run gives, each with a sentence on how to read it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
@@ -15,7 +16,7 @@ from rankscope.report.pictures import data_uri
 from rankscope.report.plots import Plot, Section, Views
 from rankscope.report.run import Run
 from rankscope.report.sweep import sweep_sections
-from rankscope.report.tables import bound_tables, comparison_table, curve_table, spread_table
+from rankscope.report.tables import bound_tables, comparison_table, curve_table, shown_tables, spread_table
 from rankscope.report.training import training_sections
 from rankscope.theory.views import RANK
 
@@ -220,22 +221,33 @@ def _studies(run: Run) -> list[Section]:
     many = sum(len(outcome.get("figures", [])) for _, outcome in run.outcomes)
     width = 900 if many <= MANY else 600
     for number, (folder, outcome) in enumerate(run.outcomes):
-        name = f"{outcome.get('paper', '')} {outcome.get('figure', folder.name)}".strip()
+        own = "" if "shown" in outcome and "paper" not in outcome else folder.name
+        name = f"{outcome.get('paper', '')} {outcome.get('figure', own)}".strip()
         title = str(outcome.get("title", ""))
         drawn = {
             str(figure): data_uri(folder / f"{Path(str(figure)).name}.png", width)
             for figure in outcome.get("figures", [])
         }
         pictures = [
-            {"title": f"{name}: {title}, {figure}", "uri": uri} for figure, uri in drawn.items() if uri
+            {"title": f"{name}: {title}, {figure}".removeprefix(": "), "uri": uri}
+            for figure, uri in drawn.items()
+            if uri
         ]
         lost = [figure for figure, uri in drawn.items() if uri is None]
         notes = [f"Missing, or no picture: {', '.join(f'{figure}.png' for figure in lost)}."] if lost else []
-        found.append(
-            Section(
-                f"study-{number}", f"{name}: {title}",
-                tables=[table for table in [comparison_table(outcome)] if table.rows],
-                notes=[*map(str, outcome.get("notes", [])), *notes], pictures=pictures,
-            )
-        )  # fmt: skip
+        notes = [*map(str, outcome.get("notes", [])), *notes]
+        heading = f"{name}: {title}".removeprefix(": ")
+        compared = [table for table in [comparison_table(outcome)] if table.rows]
+        key = f"study-{number}"
+        shown = shown_tables(outcome)
+        if not shown:
+            found.append(Section(key, heading, tables=compared, notes=notes, pictures=pictures))
+            continue
+        found.append(Section(key, heading, tables=shown[:1], notes=notes))
+        found += [Section(f"{key}-figures", "Figures", pictures=pictures)] if pictures else []
+        found += [
+            Section(f"{key}-{place}", each.title, tables=[replace(each, title="")])
+            for place, each in enumerate(shown[1:])
+        ]
+        found += [Section(f"{key}-compared", "What was published", tables=compared)] if compared else []
     return found

@@ -102,10 +102,23 @@ def comparison_table(outcome: dict[str, Any]) -> Table:
     marks = {True: "agrees", False: "differs", None: "no number to compare"}
     rows = [
         [str(each.get("what", "")), str(each.get("published", "")), str(each.get("ours", "")),
-         ": ".join(filter(None, (marks.get(each.get("agrees"), ""), str(each.get("because", "")))))]
+         ": ".join(filter(None, (str(each.get("verdict") or marks.get(each.get("agrees"), "")),
+                                 str(each.get("because", "")))))]
         for each in outcome.get("comparisons", [])
     ]  # fmt: skip
     return Table("", ["", "published", "ours", ""], rows, wordy=True)
+
+
+def shown_tables(outcome: dict[str, Any]) -> list[Table]:
+    """The tables that a study has for its page."""
+    return [
+        Table(
+            str(each["title"]), [*map(str, each["headings"])], [[*map(str, row)] for row in each["rows"]],
+            note=str(each.get("note", "")), wordy=bool(each.get("wordy")),
+        )
+        for each in outcome.get("shown", [])
+        if each["rows"]
+    ]  # fmt: skip
 
 
 def checks(measured: Profile | Summary) -> list[dict[str, str]]:

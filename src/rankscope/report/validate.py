@@ -20,7 +20,7 @@ SWITCHES = {"below_floor", "met", "vacuous"}
 """Columns by what they hold; all others hold numbers."""
 FURTHEST = 10**6
 """The largest place: no network is as deep, and no excerpt as long."""
-LISTS = ("comparisons", "figures", "notes")
+LISTS = ("comparisons", "figures", "notes", "shown")
 AGAIN, DAMAGED = "run it again", "it is damaged, run it again"
 OTHER = "it is damaged or of another version, run it again"
 
@@ -129,5 +129,18 @@ def outcome(path: Path, found: dict[str, Any]) -> dict[str, Any]:
         isinstance(each, dict) and each.get("agrees") in (True, False, None)
         for each in found.get("comparisons", [])
     )
-    _check(path, fits, "list comparisons, figures and notes of a study", "it does not", OTHER)
+    fits = fits and all(_is_table(each) for each in found.get("shown", []))
+    _check(path, fits, "list comparisons, figures, tables and notes of a study", "it does not", OTHER)
     return found
+
+
+def _is_table(each: Any) -> bool:
+    """A title, headings, and rows as long as these."""
+    if not isinstance(each, dict) or not {"title", "headings", "rows"} <= each.keys():
+        return False
+    headings, rows = each["headings"], each["rows"]
+    return (
+        isinstance(headings, list)
+        and isinstance(rows, list)
+        and all(isinstance(row, list) and len(row) == len(headings) for row in rows)
+    )

@@ -7,9 +7,10 @@ from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Transformer
+from rankscope.nets.assembled import assemble_layer, assemble_stored
 from rankscope.nets.fields import BIASES
 from rankscope.nets.stored import Source, Stored
-from rankscope.nets.weights import Layer, assemble_layer, assemble_stored
+from rankscope.nets.weights import Layer
 from rankscope.sources.checkpoint import Checkpoint
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families.family import config_of

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import ParityError
 from rankscope.nets import Transformer
-from rankscope.nets.transformer import Run
+from rankscope.nets.steps import Run
 from rankscope.sources.checkpoint import first_line, quiet
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family

@@ -5,9 +5,9 @@ import torch
 from rankscope.errors import SourceError, TooLargeError
 from rankscope.nets import Transformer
 from rankscope.nets.fingerprint import digests
+from rankscope.nets.moving import refuse_absent, refuse_dtype
 from rankscope.nets.room import FLOAT64, size
 from rankscope.nets.stored import Stored
-from rankscope.nets.transformer import refuse_absent, refuse_dtype
 from rankscope.profiles.needs import available
 from rankscope.sources.canonical import Canonical
 from rankscope.sources.checkpoint import (

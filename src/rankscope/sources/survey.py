@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rankscope.sources.checkpoint import quiet
 from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.load import load
 from rankscope.sources.parity import Parity
@@ -22,10 +23,12 @@ class Surveyed(NamedTuple):
 
 def survey(progress: Callable[[int, int], None] | None = None) -> list[Surveyed]:
     """Every config of every family."""
-    cases = [(family, label) for family in FAMILIES.values() for label in family.tiny()]
+    with quiet():  # configs may warn of themselves
+        cases = [(family, label) for family in FAMILIES.values() for label in family.tiny()]
     found = []
     for done, (family, label) in enumerate(cases, 1):
-        net: Any = load(random_model(family.name, label), family=_named(family))
+        with quiet():
+            net: Any = load(random_model(family.name, label), family=_named(family))
         found.append(Surveyed(family.name, label, family.types, net.origin.parity))
         if progress is not None:
             progress(done, len(cases))

@@ -50,12 +50,19 @@ def reproduce(study: Study, setup: Setup, run: Callable[[Setup], Outcome] | None
             save(figure, folder / name)
         outcome = {
             "paper": study.paper, "figure": study.figure, "title": study.title, "full": setup.full,
-            "models": list(setup.models), "comparisons": [asdict(each) for each in found.comparisons],
-            "notes": found.notes, "figures": list(found.figures),
+            "models": list(setup.models), **described(found),
         }  # fmt: skip
         manifest = begun(setup.device).adding(title=f"{study.name}: {study.title}")
         store.write("reproduce", manifest, found.tables, {"outcome": outcome})
     return found
+
+
+def described(found: Outcome) -> dict[str, Any]:
+    """Of an outcome what a page is made from, for `outcome.json`."""
+    return {
+        "comparisons": [asdict(each) for each in found.comparisons], "notes": found.notes,
+        "figures": list(found.figures), "shown": [asdict(each) for each in found.shown], "said": found.said,
+    }  # fmt: skip
 
 
 def write_page(setup: Setup) -> Path:
@@ -95,7 +102,7 @@ def _section(outcome: dict[str, Any]) -> list[str]:
 
 
 def _row(each: Comparison) -> str:
-    verdict = {True: "agrees", False: "differs", None: "no number to compare"}[each.agrees]
+    verdict = each.verdict or {True: "agrees", False: "differs", None: "no number to compare"}[each.agrees]
     said = f"{verdict}: {each.because}" if each.because else verdict
     cells = (each.what, each.published, each.ours, said)
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

@@ -60,6 +60,20 @@ class Comparison:
     """None where there is no published number to hold it against."""
     because: str = ""
     """The reason for a disagreement, or what to know of the agreement."""
+    verdict: str = ""
+    """In place of the usual word: agrees, differs, no number to compare."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A table as a page shows it: text."""
+
+    title: str
+    headings: list[str]
+    rows: list[list[str]]
+    note: str = ""
+    wordy: bool = False
+    """Holds sentences, not numbers."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,10 @@ class Outcome:
     comparisons: list[Comparison]
     notes: list[str] = field(default_factory=list)
     """What it was run on, and what could not be had."""
+    shown: list[Shown] = field(default_factory=list)
+    """Tables for its page, where it has more to show than comparisons."""
+    said: str = ""
+    """What came of it, in a sentence or two, where that is more than how many comparisons agree."""
 
 
 @dataclass(frozen=True)

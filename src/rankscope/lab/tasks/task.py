@@ -16,6 +16,8 @@ UNLABELLED = -100
 """The label of a token that has none."""
 STEPS = 100003
 """Steps of a seed's own; those of two seeds do not meet before."""
+FREQUENT = 1024
+"""Samples that frequencies of labels are taken from."""
 HELD_OUT = 2**61
 """The seed of samples that no training sees."""
 
@@ -90,6 +92,15 @@ class Task(ABC):
     @abstractmethod
     def chance(self) -> float:
         """The accuracy of the best guess that does not look at the inputs, or what it tends to."""
+
+    @property
+    def blind(self) -> float:
+        """The held-out loss of who knows how frequent each label is, and does not look at the inputs: where a
+        network stays that learns nothing of them."""
+        learnt, asked = self.batch(FREQUENT, 0, 0).labels, self.held_out(FREQUENT).labels.flatten()
+        number = torch.bincount(learnt[learnt != UNLABELLED], minlength=self.interface.classes) + 1.0
+        logs = (number / number.sum()).log().expand(len(asked), -1)
+        return float(F.nll_loss(logs, asked, ignore_index=UNLABELLED))
 
 
 def decoder(layers: int, width: int, heads: int, length: int, fields: dict[str, Any]) -> Architecture:

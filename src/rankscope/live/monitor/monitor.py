@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from rankscope.errors import MonitorError
 from rankscope.live.blocks import Blocks
 from rankscope.live.compiled import is_compiled
+from rankscope.live.modules import parts
 from rankscope.live.monitor import ranks
 from rankscope.live.monitor.alarms import Hears
 from rankscope.live.monitor.backward import Loss
@@ -98,12 +99,12 @@ class Monitor:
         )
         names = [each.name for each in self.plan.metrics]
         beyond = [each.name for each in self.plan.metrics if each.of != "tokens"]
-        if probe is None and beyond and is_compiled(model):
+        if probe is None and beyond and is_compiled(parts(model)):
             raise MonitorError(
                 f"of training batches a compiled model shows its tokens alone; {beyond[0]} was asked for, "
                 f"and this {type(self.model).__name__} is compiled: give a probe, or metrics of tokens"
             )
-        if probe is None and any(map(is_span, self.blocks)) and is_compiled(model):
+        if probe is None and any(map(is_span, self.blocks)) and is_compiled(parts(model)):
             raise MonitorError(
                 "of training batches a compiled model shows blocks that are called; the layers of this "
                 f"{type(self.model).__name__} are lists of parts: give a probe"

@@ -1,0 +1,70 @@
+"""What a forward pass gives: a layer at a time, or all that is kept of it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from rankscope.nets.padding import TokenOrder
+from rankscope.shapes import Float
+
+
+class Step(NamedTuple):
+    """What one layer gives: its number (0 is the input, which has no attention and no heads), its tokens,
+    its attention, and the values that each head mixed, before the output projection."""
+
+    layer: int
+    state: Float[Tensor, "batch token width"]
+    attention: Float[Tensor, "batch head token token"] | None
+    heads: Float[Tensor, "batch token head head_width"] | None = None
+    routing: Float[Tensor, "batch token expert"] | None = None
+    """The weight of each expert for each token, of a layer that is a mixture of experts."""
+    cross: Float[Tensor, "batch head token source"] | None = None
+    """Attention to the memory, of a layer that has cross-attention."""
+
+    def restored(self, order: TokenOrder) -> "Step":
+        """Tokens back where they stood before padding was moved to the end."""
+        P = self.attention
+        return Step(
+            self.layer,
+            order.restored(self.state),
+            None if P is None else order.restored_square(P),
+            None if self.heads is None else order.restored(self.heads),
+            None if self.routing is None else order.restored(self.routing),
+            None if self.cross is None else order.restored_rows(self.cross),
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Run:
+    """A forward pass, kept."""
+
+    states: tuple[Tensor, ...]
+    """Tokens before layer 1 and after each layer, `[batch, token, width]`."""
+    attention: tuple[Tensor, ...]
+    """Of layer 1, 2, ...: `[batch, head, token, token]`; empty unless asked for."""
+    output: Tensor
+    """The last state, through the final norm where there is one."""
+    cross: tuple[Tensor, ...] = ()
+    """Of a decoder its attention to the memory, `[batch, head, token, source]`, where attention is kept."""
+
+    @classmethod
+    def of(cls, steps: Iterable[Step], attention: bool, finish: Callable[[Tensor], Tensor]) -> "Run":
+        """What is kept of steps, with their attention if so asked; `finish` makes the output of the last."""
+        kept = [
+            step._replace(heads=None, routing=None)
+            if attention
+            else step._replace(attention=None, heads=None, routing=None, cross=None)
+            for step in steps
+        ]
+        return cls(
+            states=tuple(step.state for step in kept),
+            attention=tuple(step.attention for step in kept if step.attention is not None),
+            output=finish(kept[-1].state),
+            cross=tuple(step.cross for step in kept if step.cross is not None),
+        )
+
+    def __repr__(self) -> str:
+        kept = "attention kept" if self.attention else "attention not kept"
+        return f"Run({len(self.states) - 1} layers, output {tuple(self.output.shape)}, {kept})"

@@ -1,0 +1,127 @@
+"""The tensors of a network by name, and the shape of each: what `from_weights` expects and `state` gives."""
+
+from collections.abc import Mapping
+
+from torch import Generator, Tensor
+
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.norms import norm_of
+from rankscope.nets.order import norms
+
+Shape = tuple[int, ...]
+
+
+def layer_shapes(arch: Architecture, index: int) -> dict[str, Shape]:
+    """Names and shapes of the tensors of layer `index`."""
+    d, h, g, c, m = arch.width, arch.heads, arch.key_heads, arch.head_width, arch.mlp_width
+    v, r, k = arch.value_width, arch.query_latent, arch.key_latent
+    shapes: dict[str, Shape] = {}
+    for name in ("attention", "cross") if arch.cross_attention else ("attention",):
+        shapes |= {
+            **_linear(f"{name}.query", (r or d, h, c), (h, c), arch.has_bias("query") and not r),
+            **_linear(
+                f"{name}.key", (arch.latent_width if k else d, g, c), (g, c), arch.has_bias("key") and not k
+            ),
+            **_linear(f"{name}.value", (k or d, g, v), (g, v), arch.has_bias("value") and not k),
+            **_linear(f"{name}.output", (h, v, d), (d,), arch.has_bias("output")),
+        }
+    if r:
+        shapes |= _latent("query", d, r, r, arch)
+    if k:
+        shapes |= _latent("key", d, arch.latent_width, k, arch)
+    if arch.head_gate:
+        shapes |= _linear("attention.gate", (d, h, v), (h, v), arch.has_bias("query"))
+    if arch.query_norm:
+        shapes |= {"attention.query_norm.gain": (c,), "attention.key_norm.gain": (c,)}
+    if arch.positions == "relative":
+        shapes |= {
+            "attention.position": (d, h, c),
+            "attention.content_bias": (h, c),
+            "attention.position_bias": (h, c),
+        }
+    if arch.linformer_rank is not None:
+        mix = (arch.linformer_rank, arch.length)
+        shapes |= {"attention.mix_keys": mix, "attention.mix_values": mix}
+    if arch.mixes(index):
+        shapes |= _experts(arch)
+    elif arch.mlp != "none":
+        for name in ("up",) if arch.mlp == "plain" else ("up", "gate"):
+            shapes |= _linear(f"mlp.{name}", (d, m), (m,), arch.has_bias("mlp"))
+        shapes |= _linear("mlp.down", (m, d), (d,), arch.has_bias("mlp"))
+    for name in norms(arch, index):
+        shapes |= _norm(name, arch)
+    for name, tensor in part_tensors(arch, index).items():
+        shapes[name] = tuple(tensor.shape)
+    return shapes
+
+
+def part_tensors(arch: Architecture, index: int, generator: Generator | None = None) -> dict[str, Tensor]:
+    """What parts start from in layer `index`, by its name there; drawn where one says so."""
+    generator = generator or Generator().manual_seed(0)
+    return {
+        f"parts.{part.name}.{name}": tensor
+        for part in arch.parts
+        if hasattr(part, "initial")
+        for name, tensor in part.initial(arch, index, generator).items()
+    }
+
+
+def with_parts(arch: Architecture, state: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
+    """A network's tensors, and what its parts start from where they have none among them yet."""
+    drawn = Generator().manual_seed(0)
+    found = dict(state)
+    for index in range(1 if arch.shared else arch.layers):
+        for name, tensor in part_tensors(arch, index, drawn).items():
+            found.setdefault(f"layers.{index}.{name}", tensor.to(like))
+    return found
+
+
+def shapes(arch: Architecture) -> dict[str, Shape]:
+    """Names and shapes of every tensor of a network: what `from_weights` expects and `state` gives."""
+    stored = 1 if arch.shared else arch.layers
+    result = {
+        f"layers.{index}.{name}": shape
+        for index in range(stored)
+        for name, shape in layer_shapes(arch, index).items()
+    }
+    if arch.positions == "absolute":
+        result["positions"] = (arch.length, arch.width)
+    if arch.positions == "bias":
+        result["bias_table"] = (arch.bias_buckets, arch.heads)
+    if arch.final_norm:
+        result |= _norm("final_norm", arch)
+    return result
+
+
+def _experts(arch: Architecture) -> dict[str, Shape]:
+    experts = arch.experts
+    assert experts is not None
+    d, e, m, s = arch.width, experts.number, experts.width, experts.shared_width
+    found: dict[str, Shape] = {"router": (d, e), "gate": (d, e, m), "up": (d, e, m), "down": (e, m, d)}
+    if s:
+        found |= {"shared.up": (d, s), "shared.gate": (d, s), "shared.down": (s, d)}
+    if experts.shared_gate:
+        found["shared_gate"] = (d, 1)
+    return {f"experts.{name}.weight": shape for name, shape in found.items()}
+
+
+def _latent(part: str, width: int, latent: int, normed: int, arch: Architecture) -> dict[str, Shape]:
+    """The bias of queries or keys is that of what they are made of."""
+    name = f"attention.{part}_latent"
+    return {
+        **_linear(name, (width, latent), (latent,), arch.has_bias(part)),
+        f"{name}.norm.gain": (normed,),
+    }
+
+
+def _linear(name: str, weight: Shape, bias: Shape, has_bias: bool) -> dict[str, Shape]:
+    return {f"{name}.weight": weight} | ({f"{name}.bias": bias} if has_bias else {})
+
+
+def _norm(name: str, arch: Architecture) -> dict[str, Shape]:
+    norm = norm_of(arch.norm)
+    has_gain = norm is not None and norm.gain
+    has_bias = norm is not None and norm.bias and arch.has_bias("norm")
+    return {
+        f"{name}.{leaf}": (arch.width,) for leaf, there in (("gain", has_gain), ("bias", has_bias)) if there
+    }

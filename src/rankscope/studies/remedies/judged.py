@@ -1,0 +1,164 @@
+"""Ways to hold a claim against the tables: what came out, with the spread over seeds, and one of four words.
+
+| word                | when                                                                              |
+|---------------------|-----------------------------------------------------------------------------------|
+| agrees              | in the claimed direction: with every seed, wherever seeds agree on a direction    |
+| does not            | in the other direction, in the same way                                           |
+| does nothing here   | nowhere do all seeds agree, and medians differ by less than seeds do              |
+| cannot be told      | depths disagree, fewer than two seeds, or it was not run                          |
+"""
+
+import statistics
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from rankscope.looks import power
+from rankscope.studies.remedies import learnt
+from rankscope.studies.remedies.initial import BARE, NONE
+from rankscope.studies.remedies.reached import THRESHOLD, depth_reached, spread
+from rankscope.studies.remedies.table import Tables
+
+AGREES, NOT, NOTHING, UNTOLD = "agrees", "does not", "does nothing here", "cannot be told"
+NOT_RUN = "not run: rankscope remedies --train"
+
+
+class Judged(NamedTuple):
+    """What came out."""
+
+    ours: str
+    verdict: str
+    because: str = ""
+
+    @property
+    def agrees(self) -> bool | None:
+        """As comparisons have it."""
+        return {AGREES: True, NOT: False, NOTHING: False}.get(self.verdict)
+
+
+Judge = Callable[[Tables], Judged]
+
+
+def lower(remedy: str, quantity: str, *settings: str, sign: int = -1) -> Judge:
+    """After training the quantity is lower than without the remedy (higher: `sign=1`), seed by seed and depth
+    by depth."""
+
+    def judge(tables: Tables) -> Judged:
+        found: dict[str, dict[int, float]] = {}
+        noise: dict[str, float] = {}
+        why = next(filter(None, (learnt.refusal(tables.trained, remedy, each) for each in settings)), None)
+        for setting in settings:
+            for depth in learnt.depths(tables.trained, setting, remedy):
+                mine, plain = (
+                    learnt.values(tables.trained, each, setting, depth, quantity) for each in (remedy, NONE)
+                )
+                if both := {seed: mine[seed] - plain[seed] for seed in mine if seed in plain}:
+                    key = f"{setting} {depth}"
+                    found[key] = both
+                    noise[key] = max(plain.values()) - min(plain.values())
+        return weighed(found, noise, sign, quantity.replace("_", " "), why)
+
+    return judge
+
+
+def higher(remedy: str, quantity: str, *settings: str) -> Judge:
+    """The other way round."""
+    return lower(remedy, quantity, *settings, sign=1)
+
+
+def deeper(remedy: str, *settings: str) -> Judge:
+    """At initialisation the residual of the deepest networks stays above the threshold for more layers than
+    without the remedy; where both never fall, their ends are compared."""
+
+    def judge(tables: Tables) -> Judged:
+        said, ways = [], set[str]()
+        for setting in settings:
+            mine, plain = (tables.curves(each, setting) for each in (remedy, NONE))
+            if not mine:
+                continue
+            depths = [[depth_reached(each) for each in some] for some in (mine, plain)]
+            said.append(f"{setting}: {spread(depths[0])} layers, {spread(depths[1])} without")
+            if all(one.whole for some in depths for one in some):
+                ends = (power(statistics.median(each[-1] for each in some)) for some in (mine, plain))
+                said[-1] += f" (at the end {' and '.join(ends)})"
+            pairs = [
+                (a.layers - b.layers) or (x[-1] - y[-1] if a.whole and b.whole else 0)
+                for a, b, x, y in zip(*depths, mine, plain, strict=False)
+            ]
+            ways.add(_way(pairs, 1))
+        if not said:
+            return Judged("it does not go there, or leaves nothing", UNTOLD)
+        return Judged(
+            f"{'; '.join(said)} (residual above {THRESHOLD:g}, {tables.deepest} layers)", _word(ways)
+        )
+
+    return judge
+
+
+def order(remedy: str, doubly: bool = True) -> Judge:
+    """Without skips the fall is doubly exponential (m > 1), or is not."""
+
+    def judge(tables: Tables) -> Judged:
+        row = tables.laws.filter(remedy=remedy, law="order")
+        if row.is_empty() or row["measured"][0] is None:
+            why = row["said"][0] if len(row) else "not measured"
+            return Judged(str(why), UNTOLD if doubly or not len(row) else AGREES)
+        low, high, m = (float(row[name][0]) for name in ("low", "high", "measured"))
+        met = low > 1.5 if doubly else high < 1.5
+        return Judged(
+            f"the log of the residual times {m:.3f} in each layer ({low:.3f}–{high:.3f})",
+            AGREES if met else NOT,
+        )
+
+    return judge
+
+
+def slower(remedy: str) -> Judge:
+    """Without skips it collapses too, more slowly than softmax attention: after 12 layers more is left."""
+
+    def judge(tables: Tables) -> Judged:
+        mine, plain = (tables.known.get((each, "post", BARE, 12), []) for each in (remedy, NONE))
+        if not mine or not plain:
+            return Judged("not measured", UNTOLD)
+        ends = [[each[-1] for each in some] for some in (mine, plain)]
+        pairs = [a - b for a, b in zip(*ends, strict=False)]
+        left, plainly = map(statistics.median, ends)
+        return Judged(
+            f"after 12 layers 1e{left:.4g}, softmax 1e{plainly:.4g}; "
+            f"exponents apart by {min(pairs):.3g} to {max(pairs):.3g}",
+            _word({_way(pairs, 1)}),
+        )
+
+    return judge
+
+
+def weighed(
+    found: Mapping[str, Mapping[int, float]], noise: Mapping[str, float], sign: int, what: str,
+    why: str | None = None,
+) -> Judged:  # fmt: skip
+    """Differences to no remedy by place and seed: in the claimed direction where they have the sign."""
+    if not found:
+        return Judged(NOT_RUN if why is None else "it does not go there", UNTOLD, "" if why is None else why)
+    said, ways, small = [], set[str](), True
+    for key, pairs in found.items():
+        each = list(pairs.values())
+        middle = statistics.median(each)
+        small &= abs(middle) <= noise[key]
+        said.append(f"{key}: {learnt.Spread(middle, min(each), max(each), len(each)).said('+.3f')}")
+        ways.add(_way(each, sign))
+    fewest = min(map(len, found.values()))
+    if fewest < 2:
+        return Judged(f"{what} {'; '.join(said)}", UNTOLD, "one seed has no spread")
+    word = NOTHING if ways == {""} and small else _word(ways)
+    return Judged(f"{what} {'; '.join(said)}", word, f"the fewest seeds: {fewest}" if fewest < 3 else "")
+
+
+def _way(pairs: list[float], sign: int) -> str:
+    """The word if all agree on it, else nothing."""
+    if all(pair * sign > 0 for pair in pairs):
+        return AGREES
+    return NOT if all(pair * sign < 0 for pair in pairs) else NOTHING if not any(pairs) else ""
+
+
+def _word(ways: set[str]) -> str:
+    left = ways - {"", NOTHING} or ways
+    return left.pop() or UNTOLD if len(left) == 1 else UNTOLD

@@ -1,0 +1,246 @@
+"""The tables of the page, as text: what to choose by first, then each part with what was refused and why."""
+
+import math
+import statistics
+
+import polars as pl
+
+from rankscope.looks import power
+from rankscope.nets.remedies import REMEDIES
+from rankscope.studies.remedies import cold, learnt
+from rankscope.studies.remedies.initial import BARE, NONE, PLACES, WHOLE
+from rankscope.studies.remedies.reached import THRESHOLD, Reached, spread
+from rankscope.studies.remedies.said import said_of
+from rankscope.studies.remedies.table import PLACED, Tables
+from rankscope.studies.remedies.theory import taken_out
+from rankscope.studies.study import Shown
+
+NOTHING = "–"
+
+
+def shown(tables: Tables) -> list[Shown]:
+    """In the order of reading."""
+    found = [
+        chosen_by(tables),
+        initial(tables, WHOLE),
+        initial(tables, BARE),
+        put_cold(tables),
+        *trainings(tables),
+        laws(tables),
+    ]
+    return [*found, theory(tables), refusals(tables)]
+
+
+def chosen_by(tables: Tables) -> Shown:
+    """A row a remedy, the numbers to choose by."""
+    rows: list[list[str]] = []
+    for remedy in tables.remedies:
+        cells = [remedy]
+        for setting in PLACED:
+            each = tables.at_start(remedy, setting)
+            cells.append(spread(each) if each else NOTHING)
+        cells.append(_order(tables, remedy))
+        cells.append(_number(cold.mean(tables.cold, remedy, "moved"), ".2f"))
+        for setting in learnt.SETTINGS:
+            if learnt.depths(tables.trained, setting):
+                cells.append(_learns(learnt.learns(tables.trained, remedy, setting)))
+        if len(tables.costs):
+            price = learnt.price(tables.costs, remedy)
+            cells.append(NOTHING if price is None else f"{price.median:.2f}")
+        if len(tables.trained):
+            added = tables.trained.filter(remedy=remedy, quantity="parameters_added")["value"].drop_nulls()
+            cells.append(NOTHING if added.is_empty() else f"{max(added):,.0f}")
+        rows.append(cells)
+    learnt_in = [f"learns, {each}" for each in learnt.SETTINGS if learnt.depths(tables.trained, each)]
+    headings = ["remedy", *PLACED, "log times", "moved, cold", *learnt_in]
+    headings += ["time"] if len(tables.costs) else []
+    headings += ["added"] if len(tables.trained) else []
+    note = (
+        f"post, pre, no skips: depth reached, the layers until the relative residual falls below "
+        f"{THRESHOLD:g}, of networks of {tables.deepest} layers at initialisation, median and range over "
+        "seeds; “all” where it never does. no skips: of pre-norm networks, or post-norm where a remedy goes "
+        "there alone. log times: by how much the log of a small residual is "
+        "multiplied in each layer without skips, as measured; 3 is the doubly exponential law, 1 an "
+        "exponential fall. moved, cold: how far the last "
+        f"layer's tokens of the trained model move, as a share of their length. {NOTHING} where a remedy "
+        "does not go there, or leaves no token that is not zero; the reasons are below."
+    )
+    if len(tables.trained):
+        note += (
+            " learns: the deepest networks that were trained and learnt with every seed (a held-out loss "
+            f"{learnt.MARGIN:g} below that of who knows how frequent characters or digits are and does not "
+            "look); “all” where no deeper ones were trained. time: per step, without = 1. added: parameters."
+        )
+    return Shown("To choose by", headings, rows, note)
+
+
+def initial(tables: Tables, variant: str) -> Shown:
+    """Residuals after the last layer, depth by depth."""
+    columns = [(place, depth) for place in PLACES for depth in sorted(tables.initial["depth"].unique())]
+    rows, marks = [], 0
+    for remedy in tables.remedies:
+        cells = [remedy]
+        for place, depth in columns:
+            ends = [each[-1] for each in tables.known.get((remedy, place, variant, depth), [])]
+            at = tables.initial.filter(
+                remedy=remedy, norm_place=place, variant=variant, depth=depth, layer=depth
+            )
+            noisy = bool(ends) and bool(at["marked"].any())
+            marks += noisy
+            cells.append(_ends(ends) + ("°" if noisy else "") if ends else NOTHING)
+        rows.append(cells)
+    headings = ["remedy", *(f"{place}-norm, {depth} layers" for place, depth in columns)]
+    note = (
+        "Relative residual after the last layer: geometric mean over samples, median over seeds, in "
+        "deviation arithmetic, on the same random weights."
+    )
+    if marks:
+        note += " ° two passes that round otherwise differ on it: not all digits are sure."
+    return Shown(f"At initialisation, {variant}", headings, rows, note)
+
+
+def put_cold(tables: Tables) -> Shown:
+    """Before and after, and why not."""
+    rows, reasons = [], []
+    for remedy in tables.remedies:
+        found = {name: cold.mean(tables.cold, remedy, name) for name in cold.QUANTITIES}
+        residual = found["log10"]
+        numbers = [_number(found[name], ".3f") for name in ("entropy", "moved", "cosine")]
+        rows.append([remedy, NOTHING if residual is None else power(residual), *numbers])
+        reasons += [f" {NOTHING} {why}." for why in tables.cold.filter(remedy=remedy)["refused"].drop_nulls()]
+    note = (
+        "After the last layer: relative residual, entropy of attention in nats (mean over heads; none where "
+        "a remedy makes weights negative), how far tokens moved from where they are without it, as a share "
+        "of their length, and their cosine with those. Weights were not trained with the remedy: what is far "
+        "from 0 has to be trained in."
+    )
+    headings = ["remedy", "residual", "entropy", "moved", "cosine"]
+    return Shown("Put cold on the trained model", headings, rows, note + "".join(reasons))
+
+
+def trainings(tables: Tables) -> list[Shown]:
+    """A table a setting, where some were trained there."""
+    found = []
+    for setting in learnt.SETTINGS:
+        depths = learnt.depths(tables.trained, setting)
+        if not depths:
+            continue
+        rows, reasons = [], list[str]()
+        for remedy in tables.trained["remedy"].unique(maintain_order=True):
+            cells = [remedy]
+            for depth in depths:
+                of = learnt.spread(learnt.values(tables.trained, remedy, setting, depth, "loss"))
+                lost = learnt.diverged(tables.trained, remedy, setting, depth)
+                cells.append((NOTHING if of is None else of.said()) + (f", {lost} diverged" if lost else ""))
+            for quantity, form in (("relative_residual", ""), ("entropy", ".2f"), ("gradient_first_end", "")):
+                of = learnt.spread(learnt.values(tables.trained, remedy, setting, depths[-1], quantity))
+                cells.append(NOTHING if of is None else of.said(form) if form else power(of.median))
+            lengths = [
+                length
+                for seed in tables.trained["seed"].drop_nulls().unique()
+                if (length := learnt.path_length(tables.trained, remedy, setting, depths[-1], seed))
+                is not None
+            ]
+            cells.append(f"{statistics.median(lengths):.2f}" if lengths else NOTHING)
+            why = learnt.refusal(tables.trained, remedy, setting)
+            reasons += [] if why is None else [f" {NOTHING} {remedy}: {why}."]
+            rows.append(cells)
+        headings = ["remedy", *(f"loss, {depth}" for depth in depths)]
+        headings += ["residual", "entropy", "gradient, layer 1", "path length"]
+        note = (
+            f"Median and range over seeds, by depth; the other numbers are of {depths[-1]} layers. Path "
+            "length: heads on a path, weighed by its share of the output. One recipe for all, tuned for none."
+        )
+        found.append(Shown(f"Trained from scratch, {setting}", headings, rows, note + "".join(reasons)))
+    return found
+
+
+def laws(tables: Tables) -> Shown:
+    """Predicted beside measured."""
+    names = {
+        "order": "no skips: m of r' = k r^m",
+        "identity": "whole: log10 of the residual, last layer less input",
+        "fall": "whole, post-norm: decades a layer",
+        "variance": "whole, pre-norm: mean square of the tokens after the last layer",
+    }
+    rows = []
+    for row in tables.laws.iter_rows(named=True):
+        seen = row["measured"]
+        measured = row["said"] or (
+            NOTHING if seen is None else learnt.Spread(seen, row["low"], row["high"], 0).said(".3g")
+        )
+        predicted = NOTHING if row["predicted"] is None else f"{row['predicted']:.3g}"
+        rows.append([row["remedy"], names[row["law"]], predicted, measured])
+    note = (
+        "At the published numbers, by the deepest networks; median and range over seeds. m = 3: the log "
+        "triples in every layer; 2: it doubles; 1: an exponential fall, or none. The fall and the variance "
+        "leave out that a remedy changes what branches say, and are right to a factor."
+    )
+    headings = ["remedy", "law", "predicted", "measured"]
+    return Shown("Laws, predicted and measured", headings, rows, note, wordy=True)
+
+
+def theory(tables: Tables) -> Shown:
+    """Sentences, and the theorems that a remedy takes out."""
+    rows = []
+    held = set(tables.theorems.filter(pl.col("held"), remedy=NONE)["theorem"])
+    for remedy in tables.remedies:
+        said, kind = said_of(remedy), REMEDIES.get(remedy.partition(":")[0])
+        lost, reason = taken_out(tables.theorems, remedy)
+        every = len(lost) == len(held)
+        gone = f"{f'all {len(held)}' if every else ', '.join(lost)}: {reason}" if lost else "none"
+        rows.append([
+            remedy, "the network as it is" if kind is None else kind.says,
+            NOTHING if said is None else f"{said.theory} ({said.source})", gone,
+        ])  # fmt: skip
+    headings = ["remedy", "what it does", "what theory says", "theorems that it takes out"]
+    note = (
+        f"Theorems that hold on small random networks without the remedy, {len(held)} of them "
+        f"({', '.join(sorted(held))}), and refuse them with it, with their own reason."
+    )
+    return Shown("Theory", headings, rows, note, wordy=True)
+
+
+def refusals(tables: Tables) -> Shown:
+    """Where a remedy does not go."""
+    rows = []
+    for remedy in tables.remedies:
+        rows += [
+            [remedy, f"random, {place}-norm", why]
+            for place in PLACES
+            if (why := tables.refused(remedy, place)) is not None
+        ]
+        notes = tables.initial.filter(remedy=remedy)["note"].drop_nulls()
+        rows += [[remedy, "random, no skips", notes[0]]] if len(notes) else []
+        other = tables.initial.filter(pl.col("arithmetic") != "deviation", remedy=remedy)["arithmetic"]
+        rows += (
+            [[remedy, "random", f"deviation arithmetic has no rule for it: run in {other[0]}"]]
+            if len(other)
+            else []
+        )
+        why = next(iter(tables.cold.filter(remedy=remedy)["refused"].drop_nulls()), None)
+        rows += [[remedy, "the trained model", why]] if why else []
+    return Shown("Where a remedy does not go", ["remedy", "network", "why"], rows, wordy=True)
+
+
+def _learns(found: Reached | None) -> str:
+    if found is None:
+        return NOTHING
+    return str(found) if found.layers else "none"
+
+
+def _order(tables: Tables, remedy: str) -> str:
+    found = tables.laws.filter(remedy=remedy, law="order")["measured"].drop_nulls()
+    return NOTHING if found.is_empty() else f"{found[0]:.2f}"
+
+
+def _ends(ends: list[float]) -> str:
+    middle = statistics.median(ends)
+    if middle < -1e4 and math.isfinite(middle):
+        exponent = math.floor(math.log10(-middle))
+        return f"10^(-{-middle / 10**exponent:.1f}e{exponent})"
+    return power(middle)
+
+
+def _number(value: float | None, form: str) -> str:
+    return NOTHING if value is None else f"{value:{form}}"

@@ -1,0 +1,255 @@
+"""The table of remedies: what its numbers are, what theory predicts of them, what is said where there are
+none, and that trainings of the lab join it whether or not all of them are there."""
+
+import math
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import polars as pl
+import pytest
+import torch
+
+from rankscope.errors import ArchitectureError, FileError, StudyError
+from rankscope.lab import Recipe, Training
+from rankscope.lab.tasks import Copying
+from rankscope.metrics import METRICS
+from rankscope.nets.remedies import REMEDIES
+from rankscope.report import read_run, write_report
+from rankscope.studies import Setup
+from rankscope.studies.remedies import cold, initial, learnt, theory
+from rankscope.studies.remedies.comparisons import CLAIMS, comparisons
+from rankscope.studies.remedies.judged import AGREES, NOT, NOTHING, UNTOLD, weighed
+from rankscope.studies.remedies.parts import Part, computed, each, parts
+from rankscope.studies.remedies.reached import Reached, depth_reached, over_seeds
+from rankscope.studies.remedies.run import Asked, outcome, write
+from rankscope.studies.remedies.said import SAID
+from rankscope.studies.remedies.table import Tables, rows
+
+FEW = ("none", "rezero", "attnscale", "lnscale", "gate")
+LAYERS, SEEDS = 5, (0, 1)
+
+
+@pytest.fixture(scope="module")
+def tables() -> Tables:
+    """Of shallow networks, on the smallest model."""
+    found = [
+        initial.measured(remedy, place, LAYERS, seed)
+        for remedy in FEW for place in initial.PLACES for seed in SEEDS
+    ]  # fmt: skip
+    theorems = pl.DataFrame(
+        [row for remedy in ("none", "attnscale") for row in theory._refusals(remedy)], schema=theory.REFUSALS
+    )
+    return Tables(pl.concat(found), theorems, pl.concat([cold.measured(each, "bert-tiny") for each in FEW]))
+
+
+def test_depth_reached_is_the_last_layer_before_the_first_fall() -> None:
+    assert depth_reached([0.0, -0.9, -1.1, 0.0]) == Reached(1, False)
+    assert depth_reached([-5.0, 0.0, 0.0]) == Reached(2, True)  # of the input nothing is asked
+    assert depth_reached([0.0, 0.0, math.nan, 0.0]) == Reached(1, False)  # known no further
+    assert depth_reached([0.0, -3.0], threshold=1e-4) == Reached(1, True)
+    assert str(over_seeds([Reached(3, False), Reached(9, True), Reached(9, True)])) == "all 9"
+
+
+def test_residuals_at_the_start_are_those_of_a_plain_pass() -> None:
+    found = initial.measured("gate", "pre", 2, 0).filter(variant="whole").sort("layer")["log10"]
+    X, _ = initial.word_tokens(
+        initial.bundled_excerpts(initial.TOKENS)[: initial.SAMPLES], initial.WIDTH, initial.TOKENS
+    )
+    states = initial.network("pre", 2, 0).remedied("gate").run(X.double()).states
+    metric = METRICS["relative_residual"]
+    plain = [sum(math.log10(float(_relative(one))) for one in state) / len(state) for state in states]
+    assert metric.name == "relative_residual"
+    assert found.to_list() == pytest.approx(plain, abs=1e-10)
+
+
+def _relative(X: torch.Tensor) -> torch.Tensor:
+    """||X - 1 m^T|| / ||X|| in the norm sqrt(||.||_1 ||.||_inf), m the mean."""
+
+    def size(M: torch.Tensor) -> torch.Tensor:
+        return (M.abs().sum(0).max() * M.abs().sum(1).max()).sqrt()
+
+    return size(X - X.mean(0)) / size(X)
+
+
+def test_what_does_not_go_is_said_and_what_leaves_nothing_too(tables: Tables) -> None:
+    assert "norm_place must be 'pre'" in str(tables.refused("lnscale", "post"))
+    assert tables.refused("lnscale", "pre") is None and tables.curves("lnscale", "post") == []
+    assert tables.curves("rezero", "no skips") == []
+    assert initial.ZERO in tables.initial.filter(remedy="rezero", variant="no skips")["note"].to_list()
+    for curve in tables.curves("rezero", "post"):
+        assert max(curve) - min(curve) < 1e-12  # the identity
+    for mine, plain in zip(tables.curves("attnscale", "post"), tables.curves("none", "post"), strict=True):
+        assert mine == pytest.approx(plain)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_the_order_of_a_law_is_found_whatever_its_factor(order: int) -> None:
+    curve = [-0.1, -2.5]
+    while len(curve) < 9:
+        curve.append(order * curve[-1] - 0.7)
+    assert theory.order_of(curve) == pytest.approx(order)
+    assert theory.order_of([0.0, -0.1, -0.2, -0.15]) is None
+
+
+@pytest.mark.parametrize(
+    ("remedy", "order"), [("none", 3), ("sinkhorn", 3), ("valueresidual", 2), ("gate", 1)]
+)
+def test_derived_orders_are_measured(remedy: str, order: int) -> None:
+    assert SAID[remedy].order == order
+    table = initial.measured(remedy, "post", 9, 0)
+    (curve,) = initial.curves(table)[remedy, "post", initial.BARE, 9]
+    found = theory.order_of(curve)
+    assert found == pytest.approx(order, abs=0.15)
+
+
+def test_theory_knows_every_remedy_and_asks_the_theorems_themselves(tables: Tables) -> None:
+    assert SAID.keys() == {"none", *REMEDIES} and {each.branch for each in SAID.values()} <= {*theory.WEIGHTS}
+    assert {claim.remedy for claim in CLAIMS} <= {"none", "sigmareparam", *REMEDIES}
+    lost, reason = theory.taken_out(tables.theorems, "attnscale")
+    assert "dong2021-2.3" in lost and "(attnscale)" in reason
+    assert theory.taken_out(tables.theorems, "none") == ([], "")
+    growing = pl.DataFrame([*theory._refusals("logn")], schema=theory.REFUSALS)
+    _, why = theory.taken_out(pl.concat([tables.theorems, growing]), "logn")
+    assert why == "scores that grow with the log of the number of tokens"
+
+
+def test_put_cold_says_how_far_tokens_move(tables: Tables) -> None:
+    assert cold.mean(tables.cold, "attnscale", "moved") == 0.0
+    net, X, padding = cold.subject("bert-tiny")
+    before, after = (each.run(X, padding).states[-1] for each in (net, net.remedied("gate")))
+    moved = []
+    for sample, hidden in enumerate(padding):
+        a, b = before[sample][~hidden], after[sample][~hidden]
+        moved.append(float((((a - b) ** 2).sum() / (a**2).sum()).sqrt()))
+    assert cold.mean(tables.cold, "gate", "moved") == pytest.approx(sum(moved) / len(moved))
+    assert cold.mean(tables.cold, "lnscale", "moved") is None
+    assert "lnscale" in tables.cold.filter(remedy="lnscale")["refused"][0]
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Two seeds of a real, tiny training, with and without a remedy: (trainings, costs)."""
+    task = Copying(symbols=4, length=3)
+    found, times = [], []
+    for remedy in ("none", "attnscale"):
+        start = time.perf_counter()
+        training = Training(
+            task, task.architecture(2, 8, 2), Recipe(steps=3), seeds=SEEDS,
+            remedies=[] if remedy == "none" else [remedy],
+        ).finish()  # fmt: skip
+        times.append({"remedy": remedy, "setting": "pre", "depth": 2, "seed": None,
+                      "quantity": learnt.PRICE, "value": (time.perf_counter() - start) / 3})  # fmt: skip
+        for seed, tried in zip(SEEDS, training.tried(32), strict=True):
+            numbers = {"loss": tried.loss, "accuracy": tried.accuracy, "relative_residual_at_0": -0.1,
+                       "relative_residual_at_1": -0.2, "relative_residual_at_2": -1.5 - seed,
+                       "path_share_0": 0.25, "path_share_2": 0.75}  # fmt: skip
+            found += [{"remedy": remedy, "setting": "pre", "depth": 2, "seed": seed, "quantity": quantity,
+                       "value": value} for quantity, value in numbers.items()]  # fmt: skip
+    return pl.DataFrame(found), pl.DataFrame(times)
+
+
+def test_trainings_join_where_they_are_there(
+    tables: Tables, trained: tuple[pl.DataFrame, pl.DataFrame]
+) -> None:
+    both = replace(tables, trained=learnt.whole(trained[0]), costs=learnt.priced(trained[1]))
+    found = rows(both)
+    assert found["remedy"].to_list() == list(FEW)
+    losses = trained[0].filter(remedy="attnscale", quantity="loss")["value"]
+    by_name = {row["remedy"]: row for row in found.iter_rows(named=True)}
+    assert by_name["attnscale"]["trained_pre_loss"] == pytest.approx(losses.median())
+    assert losses.max() < 2.5 and by_name["attnscale"]["learns_pre"] == 2.0
+    assert by_name["gate"]["trained_pre_loss"] is None
+    assert by_name["none"]["time_ratio"] == 1.0 and by_name["attnscale"]["time_ratio"] > 0
+    assert learnt.path_length(both.trained, "none", "pre", 2, 0) == pytest.approx(1.5)
+    came = outcome(Setup(Path("unused")), Asked(("attnscale", "gate")), both)
+    assert "price" in came.figures and "Not trained: rezero, lnscale, gate." in came.notes
+    without = outcome(Setup(Path("unused")), Asked(("attnscale", "gate")), tables)
+    assert "price" not in without.figures
+    assert any("Nothing was trained: rankscope remedies --train" in note for note in without.notes)
+    verdicts = {one.what: one.verdict for one in comparisons(tables)}
+    assert verdicts["gate: a lower loss"] == UNTOLD
+    assert verdicts["none: without skips collapse is doubly exponential"] == AGREES
+
+
+def test_networks_learn_that_are_better_than_frequencies_with_every_seed_at_every_lesser_depth() -> None:
+    assert learnt.blind("images") == pytest.approx(math.log(10), abs=0.01)  # digits are as frequent
+    assert 2.8 < learnt.blind("pre") < 3.2  # the entropy of English letters, spaces and signs, in nats
+    good, bad = learnt.blind("pre") - 0.6, learnt.blind("pre") - 0.4
+
+    def learns(losses: dict[int, tuple[float, ...]]) -> Reached | None:
+        rows = [
+            {"remedy": "gate", "setting": "pre", "quantity": "loss", "depth": depth, "seed": seed,
+             "value": loss}
+            for depth, each in losses.items()
+            for seed, loss in enumerate(each)
+        ]  # fmt: skip
+        return learnt.learns(learnt.whole(pl.DataFrame(rows)), "gate", "pre")
+
+    assert learns({6: (good, good), 12: (good, good)}) == Reached(12, True)
+    assert learns({6: (good, good), 12: (good, bad), 24: (good, good)}) == Reached(6, False)
+    assert learns({6: (bad, bad)}) == Reached(0, False)
+    assert learnt.learns(learnt.whole(None), "gate", "pre") is None
+
+
+def test_words_for_what_seeds_say() -> None:
+    noise = {"pre 2": 0.1, "pre 4": 0.1}
+    low, high = {0: -0.2, 1: -0.3}, {0: 0.2, 1: 0.3}
+    mixed = {0: -0.01, 1: 0.02}
+    assert weighed({"pre 2": low, "pre 4": mixed}, noise, -1, "loss").verdict == AGREES
+    assert weighed({"pre 2": high}, noise, -1, "loss").verdict == NOT
+    assert weighed({"pre 2": mixed, "pre 4": mixed}, noise, -1, "loss").verdict == NOTHING
+    assert weighed({"pre 2": low, "pre 4": high}, noise, -1, "loss").verdict == UNTOLD
+    assert weighed({"pre 2": {0: -9.0}}, noise, -1, "loss").verdict == UNTOLD
+    assert weighed({}, noise, -1, "loss", "it is too deep").because == "it is too deep"
+    said = weighed({"pre 2": low}, noise, -1, "loss").ours
+    assert said == "loss pre 2: -0.250 (-0.300 to -0.200)"
+
+
+def test_the_page_has_every_part_and_a_damaged_one_is_refused(tables: Tables, tmp_path: Path) -> None:
+    setup = Setup(tmp_path)
+    write(setup, outcome(setup, Asked(FEW[1:]), tables))
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    titles = ["Remedies side by side", "To choose by", "At initialisation, whole",
+              "At initialisation, no skips",
+              "Put cold on the trained model", "Laws, predicted and measured", "Theory",
+              "Where a remedy does not go", "What was published"]  # fmt: skip
+    places = [page.index(f">{title}<", page.index("</nav>")) for title in titles]
+    assert all(a < b for a, b in pairwise(places))
+    assert pl.read_csv(tmp_path / "remedies.csv")["remedy"].to_list() == list(FEW)
+    assert (tmp_path / "residual_values.svg").is_file() and (tmp_path / "initial.parquet").is_file()
+    text = (tmp_path / "outcome.json").read_text()
+    (tmp_path / "outcome.json").write_text(text.replace('"rows"', '"row"'))
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(FileError, match="tables and notes of a study"):
+        read_run(tmp_path)
+
+
+def test_parts_are_all_there() -> None:
+    asked = parts(["gate", "lnscale"], 2, "bert-tiny", 2, full=True)
+    kinds = [part.kind for part in asked]
+    assert kinds.count("initial") == 3 * 2 * 2 * 3 and kinds.count("cold") == kinds.count("theorems") == 3
+
+
+@pytest.mark.slow  # each process imports torch
+def test_processes_compute_the_same_and_their_mistakes_are_sentences(tmp_path: Path) -> None:
+    small = [Part("variance", {"remedy": name, "depth": 2, "seed": 0}, 0.1) for name in ("none", "lnscale")]
+    alone, beside = Setup(tmp_path / "alone"), Setup(tmp_path / "beside")
+    found = {str(part): table for part, table in each(beside, small, 2)}
+    assert all(found[str(part)].equals(computed(alone, part)) for part in small)
+    with pytest.raises(StudyError, match="nowhere"):
+        list(each(beside, [Part("cold", {"remedy": "none", "model": "nowhere"}, 0.1)], 2))
+
+
+def test_what_is_asked_must_make_sense() -> None:
+    for given, sentence in (
+        ({"remedies": ("gates",)}, "remedy must be one of"),
+        ({"remedies": ("gate", "gate")}, "different ones"),
+        ({"seeds": 0}, "seeds must be at least 1; got 0"),
+        ({"depths": (0, 2)}, "depths must be whole numbers"),
+    ):
+        with pytest.raises((ArchitectureError, StudyError), match=sentence):
+            Asked(**given)  # type: ignore[arg-type]
+    assert Asked().trained[0] == "none" and "sigmareparam" in Asked().trained
+    assert Asked(("gate",)).trained == ("none", "gate")
