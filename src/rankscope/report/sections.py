@@ -126,7 +126,9 @@ def _cloud(run: Run, table: pl.DataFrame) -> Section:
         "Each mark is a token, coloured by its place in the text from dark to light; point at it to read it. "
         "The two axes are the leading principal directions of all layers of all variants together, the same "
         "in every panel, in units of a token's length. As it is, a cloud that becomes uniform falls into the "
-        "middle; magnified, every layer is drawn at the same size, and one sees what is left of its shape."
+        "middle; magnified, every layer is drawn at the same size, and one sees what is left of its shape. "
+        "“Apart by” is relative_mu, ‖res X‖_F / ‖X‖_F, of the excerpt that is drawn; the verdict above is of "
+        "relative_residual, in another norm and over all excerpts: the two are alike and not equal."
         f"{part}{_few(table, CLOUDS)}"
     )
     return Section(
