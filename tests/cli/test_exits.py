@@ -124,7 +124,7 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.nets import mask_matrix, named_variant
     from rankscope.nets.initial import SCHEMES
     from rankscope.nets.remedies import REMEDIES
-    from rankscope.nets.variants import PARTS
+    from rankscope.nets.variant_names import PARTS
     from rankscope.profiles import ARITHMETICS
     from rankscope.sources import PRESETS, fresh
     from rankscope.sources.texts import SPLITS
