@@ -41,8 +41,8 @@ def forgiven(name: str, known: Iterable[str]) -> str:
     """The known name that this one is but for case, hyphens, underscores and spaces; else the name itself,
     as also where a file or folder has it.
 
-    >>> forgiven("MiniLM", ["minilm", "gpt2"]), forgiven("GPT-2", ["minilm", "gpt2"]), forgiven("mine", ["gpt2"])
-    ('minilm', 'gpt2', 'mine')
+    >>> [forgiven(name, ["minilm", "gpt2"]) for name in ("MiniLM", "GPT-2", "mine")]
+    ['minilm', 'gpt2', 'mine']
     """
     names = list(known)
     if name in names or name in OWNERLESS or _exists(name):

@@ -22,8 +22,8 @@ OF = {
 LEGEND = (
     "res X: tokens less their mean. n tokens of width d; ‖ ‖₁,∞ is the root of largest column sum times "
     "largest row sum, ‖ ‖_F the root of the sum of squares, ‖ ‖₂ and σ₁ the largest singular value.",
-    "Relative metrics are shares of the tokens' size, so that networks can be compared; in the ‖ ‖₁,∞ and max "
-    "norms they can be above 1, up to 2: rankscope metrics relative_residual says why.",
+    "Relative metrics are shares of the tokens' size, so that networks can be compared; in the ‖ ‖₁,∞ and "
+    "max norms they can be above 1, up to 2: rankscope metrics relative_residual says why.",
     "residual@argmin and the like take the residual about another centre (midrange, argmin); head_mu and the "
     "like read a metric of tokens off what each head adds.",
 )
@@ -75,7 +75,9 @@ def told(each: "Metric") -> list[str]:
         words = each.meaning
         lines += [f"Range: {words.range}.", f"Small: {words.small}.", f"Large: {words.large}."]
         lines += [words.note] if words.note else []
-    scaled = "the same" if each.degree == 0 else f"{'c' if each.degree == 1 else f'c^{each.degree:g}'} times it"
+    scaled = (
+        "the same" if each.degree == 0 else f"{'c' if each.degree == 1 else f'c^{each.degree:g}'} times it"
+    )
     lines += [f"Of tokens c times as large: {scaled}."] if each.of in ("tokens", "heads") else []
     return [*lines, "", f"rankscope measure --metrics {each.name}"]
 

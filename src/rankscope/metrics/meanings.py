@@ -27,8 +27,8 @@ ABOVE = (
 )
 VERDICT = (
     "The verdict in a terminal and a report is in this metric, as a geometric mean over all excerpts. The "
-    "cloud of a report says relative_mu of the one excerpt that it draws: another norm, and one excerpt instead "
-    "of all, so the two numbers are alike and not equal."
+    "cloud of a report says relative_mu of the one excerpt that it draws: another norm, and one excerpt "
+    "instead of all, so the two numbers are alike and not equal."
 )
 CLOUD = "The cloud of a report says this of the one excerpt that it draws; its verdict, relative_residual."
 SIZE = "In the tokens' own units: it grows when a network makes its tokens larger, though none moves apart."
@@ -135,4 +135,6 @@ def about(meaning: Meaning | None, centre: str, relative: bool) -> Meaning | Non
     # Zero is one of the centres among which the argmin is sought, and leaves the tokens as they are.
     least = "0 to 1" if centre == "argmin" else "0 and above"
     note = "" if relative else meaning.note
-    return meaning._replace(range=least if relative else meaning.range, note=f"About the {centre}. {note}".strip())
+    return meaning._replace(
+        range=least if relative else meaning.range, note=f"About the {centre}. {note}".strip()
+    )

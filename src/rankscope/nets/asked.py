@@ -1,4 +1,4 @@
-"""What `measure`, `certify` and `decompose` are asked about: a network, and tokens, texts or what `encode` gave."""
+"""What `measure`, `certify` and `decompose` are given: a network, and tokens, texts or what `encode` gave."""
 
 from collections.abc import Sequence
 
@@ -23,7 +23,9 @@ def tokens_of(
         return X, padding  # type: ignore[return-value]  # what is no tensor is refused where tensors are
     if padding is not None:
         what = "texts" if texts else "what encode gave"
-        raise TokensError(f"padding goes with tokens; {who} was given {what}, which say it themselves: leave it out")
+        raise TokensError(
+            f"padding goes with tokens; {who} was given {what}, which say it themselves: leave it out"
+        )
     return X if isinstance(X, Encoded) else net.encode(X)
 
 

@@ -15,7 +15,8 @@ PUBLISHED = {
 
 
 def named_variant(net: Transformer, name: str) -> Transformer:
-    """The variant of a network that a name describes, as `net.variant(name)`; the network itself by the name `transformer`.
+    """The variant of a network that a name describes, as `net.variant(name)`; for `transformer` the network
+    itself.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))

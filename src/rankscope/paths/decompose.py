@@ -63,8 +63,8 @@ def decompose(
 ) -> "Decomposition":
     """The paths of a network on these tokens, with all that depends on the tokens frozen as measured.
 
-    X is texts, what `net.encode` gave, or `[batch, token, width]`. It runs in the network's own dtype, on `device`, or where the network is; `variant` names the network in
-    what is saved.
+    X is texts, what `net.encode` gave, or `[batch, token, width]`. It runs in the network's own dtype, on
+    `device`, or where the network is; `variant` names the network in what is saved.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=12, width=24, heads=12))

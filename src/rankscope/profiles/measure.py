@@ -36,13 +36,15 @@ def measure(
 ) -> Profile:
     """How uniform the tokens are at every layer.
 
-    X is a text or several, read as `net.encode` reads them (up to 128 tokens of each); what `net.encode` gave;
-    or tokens `[batch, token, width]` in any floating dtype, with their padding. `arithmetic` is how the network runs: `deviation`
-    resolves any residual, however small; `float64`, `float32` and `bfloat16` show their floors. Metrics are
-    computed in float64 from what it gives; each is a name, or a `Metric` of your own. `variant` names the
-    network in the table. At most `batch` samples run together; `progress(done, total)` hears of each layer;
-    `device` is where to run, where the network is if left out. `readers` take what else is wanted of the same
-    pass (`profiles/readers.py`). Layer l is the output of block l; a final norm is not applied.
+    X is a text or several, read as `net.encode` reads them (up to 128 tokens of each); what `net.encode`
+    gave; or tokens `[batch, token, width]` in any floating dtype, with their padding.
+
+    `arithmetic` is how the network runs: `deviation` resolves any residual, however small; `float64`,
+    `float32` and `bfloat16` show their floors. Metrics are computed in float64 from what it gives; each is a
+    name, or a `Metric` of your own. `variant` names the network in the table. At most `batch` samples run
+    together; `progress(done, total)` hears of each layer; `device` is where to run, where the network is if
+    left out. `readers` take what else is wanted of the same pass (`profiles/readers.py`). Layer l is the
+    output of block l; a final norm is not applied.
 
     Beside deviation arithmetic goes a second pass, rounded otherwise, and what the two do not agree on to
     nine digits is marked (`docs/deviation.md`); `estimate=False` leaves it out, and marks nothing.

@@ -2,41 +2,136 @@
 
 A log axis has the powers of ten as its numbers, so that 1e-4000 can be drawn; where they span over `DEEP`
 decades it is logarithmic in them, and a doubly exponential fall is a straight line.
+
+Up to `FEW` lines have colours and marks of their own. More that are numbered (training steps, seeds) are
+coloured in their order, with a colour bar; others have a legend beside the axes.
 """
 
+import math
+import re
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.figures import Axes, Figure, FuncFormatter, MaxNLocator, panels
+from rankscope.figures import (
+    Axes,
+    AxesLike,
+    Figure,
+    FuncFormatter,
+    ListedColormap,
+    MaxNLocator,
+    Normalize,
+    ScalarMappable,
+    colormaps,
+    palette,
+    panels,
+    rcParams,
+    styled,
+)
 from rankscope.looks import FAINT, INK, MARKERS, PALETTE, label, tick
 from rankscope.metrics import symbol_of
-from rankscope.profiles.views import Band, CurveView, Layers, digits_lost, looks, span
+from rankscope.profiles.views import CurveView, Layers, digits_lost, looks, span
 
 DEEP = 40
 """Decades over which the axis of powers of ten becomes logarithmic itself."""
 
 
-def plot_curves(curves: Sequence[CurveView], log: bool | None = None) -> Figure:
+FEW, INSIDE = len(PALETTE), 10
+"""Lines that have a colour each; and those that a legend inside the axes has room for."""
+TALL = 24
+"""Names in a column of a legend beside the axes."""
+DASHES = ("-", (0, (5, 2)), (0, (5, 2, 1, 2)), (0, (8, 3)))
+"""Of lines whose colour comes again."""
+
+
+class Order(NamedTuple):
+    """Lines that are numbered: what is counted, and the number of each."""
+
+    what: str
+    numbers: list[float]
+
+
+def order_of(labels: Sequence[str]) -> Order | None:
+    """The order of lines that differ in one number alone, where there are more of them than colours.
+
+    >>> order_of([f"step {k}" for k in range(0, 900, 100)]).what
+    'step'
+    >>> order_of(["step 1", "step 2"]), order_of([f"san{k}" for k in "abcdefghi"])
+    (None, None)
+    """
+    found = [re.fullmatch(r"(.*?)(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)", each) for each in labels]
+    if len(labels) <= FEW or not all(found) or len({each[1] for each in found if each}) != 1:
+        return None
+    numbers = [float(each[2]) for each in found if each]
+    what = re.sub(r"[\s_:=-]+$", "", found[0][1]) if found[0] else ""
+    return Order(what or "number", numbers) if len(set(numbers)) == len(numbers) else None
+
+
+@styled
+def plot_curves(
+    curves: Sequence[CurveView],
+    log: bool | None = None,
+    ax: AxesLike | None = None,
+    figsize: tuple[float, float] | None = None,
+) -> Figure:
     """A metric by layer. `log=None` takes a log axis where the values span over two decades."""
-    figure, (axes,) = panels()
+    beside = len(curves) > INSIDE and order_of([curve.label for curve in curves]) is None
+    figure, (axes,) = panels(width=6.4 + beside * _columns(curves) * _breadth(curves), ax=ax, figsize=figsize)
     draw_curves(axes, curves, log)
     return figure
 
 
+def _columns(curves: Sequence[CurveView]) -> int:
+    return math.ceil(len(curves) / TALL)
+
+
+def _breadth(curves: Sequence[CurveView]) -> float:
+    """Inches of a column of their names."""
+    return 0.5 + 0.065 * max(len(label(curve.label)) for curve in curves)
+
+
+@styled
 def draw_curves(axes: Axes, curves: Sequence[CurveView], log: bool | None = None) -> None:
     """Draw into given axes."""
     decades = span(curves)
     log = decades > 2 if log is None else log
     strength = min(1.0, 4 / len(curves))  # many bands upon each other would hide the lines
-    for number, curve in zip(looks(curves), curves, strict=True):
+    order = order_of([curve.label for curve in curves])
+    scale = None if order is None else _scale(order)
+    for place, (number, curve) in enumerate(zip(looks(curves), curves, strict=True)):
         centre, bands = curve.drawn(log)
-        for band in bands:
-            _band(axes, band, number, 0.15 * strength)
-        _trace(axes, centre, curve.noise, number, curve.label)
+        look = Look.of(number) if scale is None else Look(scale.to_rgba(order.numbers[place]), None, "-")  # type: ignore[union-attr]
+        for band in bands if scale is None else ():
+            axes.fill_between(
+                np.arange(len(band[0])), *band, color=look.colour, alpha=0.15 * strength, linewidth=0
+            )
+        _trace(axes, centre, curve.noise, look, curve.label if scale is None else "_")
     if log:
         _draw_floors(axes, curves)
     _dress(axes, curves[0].metric, decades if log else None)
+    if scale is not None and order is not None:
+        axes.figure.colorbar(scale, ax=axes, label=label(order.what))
+        if not axes.get_legend_handles_labels()[0]:
+            return
+    if scale is None and len(curves) > INSIDE:
+        small = 7 if len(curves) > TALL else rcParams["legend.fontsize"]
+        axes.legend(
+            loc="upper left",
+            bbox_to_anchor=(1.01, 1.0),
+            borderaxespad=0.0,
+            ncols=_columns(curves),
+            fontsize=small,
+        )
+    else:
+        axes.legend()
+
+
+def _scale(order: Order) -> ScalarMappable:
+    """From dark to light, but for the light end, which is not seen on white."""
+    least, most = min(order.numbers), max(order.numbers)
+    colours = ListedColormap(colormaps["viridis"](np.linspace(0, 0.9, 256)))
+    return ScalarMappable(Normalize(least, most), colours)
 
 
 def _dress(axes: Axes, metric: str, decades: float | None) -> None:
@@ -50,16 +145,16 @@ def _dress(axes: Axes, metric: str, decades: float | None) -> None:
     axes.set_xlabel("layer")
     axes.set_ylabel(f"${symbol_of(metric, tex=True)}$")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(fontsize=9, frameon=False)
 
 
+@styled
 def draw_arithmetics(fall: Axes, slope: Axes, curves: Sequence[CurveView]) -> None:
     """Arithmetics of one variant side by side: how many digits the metric has lost, and the ratio of its log
     from layer to layer. Under the doubly exponential law the first grows as 3^l and the second tends to 3."""
     for number, curve in enumerate(curves):
         lost, ratio = digits_lost(curve)
-        _trace(fall, lost, curve.noise, number, curve.arithmetic)
-        _trace(slope, ratio, curve.noise, number, curve.arithmetic)
+        _trace(fall, lost, curve.noise, Look.of(number), curve.arithmetic)
+        _trace(slope, ratio, curve.noise, Look.of(number), curve.arithmetic)
     fall.set_yscale("log")
     fall.set_ylabel(f"$-\\log_{{10}}\\,{symbol_of(curves[0].metric, tex=True)}$")
     slope.set_ylabel("$\\log r_l\\,/\\,\\log r_{l-1}$,  $r_l$ the value at layer $l$")
@@ -69,27 +164,36 @@ def draw_arithmetics(fall: Axes, slope: Axes, curves: Sequence[CurveView]) -> No
     for axes in (fall, slope):
         axes.set_xlabel("layer $l$")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    fall.legend(fontsize=9, title=label(curves[0].variant), frameon=False)
+    fall.legend(title=label(curves[0].variant))
 
 
-def _trace(axes: Axes, centre: Layers, noise: Layers, number: int, name: str) -> None:
+class Look(NamedTuple):
+    """How a line is drawn."""
+
+    colour: Any
+    marker: str | None
+    dash: Any
+
+    @classmethod
+    def of(cls, number: int) -> "Look":
+        """Of the line of that number: colours come again, each time with another mark and dash."""
+        colours = palette()
+        turn = number // len(colours)
+        marker = MARKERS[(number + turn) % len(MARKERS)]
+        return cls(colours[number % len(colours)], marker, DASHES[turn % len(DASHES)])
+
+
+def _trace(axes: Axes, centre: Layers, noise: Layers, look: Look, name: str) -> None:
     """A line by layer; where it is only noise it is hollow."""
-    turned = number + number // len(PALETTE)  # colours come again, each time with another mark
-    colour, marker = PALETTE[number % len(PALETTE)], MARKERS[turned % len(MARKERS)]
-    layers = np.arange(len(centre))
-    axes.plot(layers, np.where(noise, np.nan, centre), color=colour, linewidth=1.8, label=label(name),
-              marker=marker, markersize=5)  # fmt: skip
+    colour, marker, dash = look
+    layers, width, size = np.arange(len(centre)), rcParams["lines.linewidth"], rcParams["lines.markersize"]
+    axes.plot(layers, np.where(noise, np.nan, centre), color=colour, linestyle=dash,
+              label="_" if name == "_" else label(name), marker=marker)  # fmt: skip
     # Into the noise, and within it: thin and dotted, with hollow marks.
     tail = noise | np.roll(noise, -1) & (layers < len(layers) - 1)
-    axes.plot(layers, np.where(tail, centre, np.nan), color=colour, linewidth=0.9, linestyle=":")
-    axes.plot(layers[noise], centre[noise], linestyle="none", color=colour, marker=marker, markersize=4,
-              markerfacecolor="white", zorder=3)  # fmt: skip
-
-
-def _band(axes: Axes, band: Band, number: int, strength: float) -> None:
-    """What lies about a line, in its colour."""
-    colour = PALETTE[number % len(PALETTE)]
-    axes.fill_between(np.arange(len(band[0])), *band, color=colour, alpha=strength, linewidth=0)
+    axes.plot(layers, np.where(tail, centre, np.nan), color=colour, linewidth=width / 2, linestyle=":")
+    axes.plot(layers[noise], centre[noise], linestyle="none", color=colour, marker=marker or "o",
+              markersize=0.8 * size, markerfacecolor="white", zorder=3)  # fmt: skip
 
 
 def _draw_floors(axes: Axes, curves: Sequence[CurveView]) -> None:

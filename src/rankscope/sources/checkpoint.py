@@ -75,8 +75,8 @@ class Checkpoint:
 
 
 def place(source: str, options: dict[str, Any]) -> Place:
-    """The embedded model, a directory, or an id on the hub; a name that can be none of these is refused before
-    the hub is asked, and a hub that does not answer is not asked again and again."""
+    """The embedded model, a directory, or an id on the hub; a name that can be none of these is refused
+    before the hub is asked, and a hub that does not answer is not asked again and again."""
     source = forgiven(source, ["minilm"])
     if source == "minilm":
         need("the embedded default model 'minilm'", MINILM)
@@ -107,7 +107,11 @@ def _unknown(source: str) -> str:
     near = nearest(source, ["minilm", *PRESETS])
     if is_path(source):
         return f"a model must be a directory with config.json and its weights; there is none at {source}"
-    called = f"load({near!r}) is the embedded one" if near == "minilm" else f"fresh({near!r}) builds one with random weights"
+    called = (
+        f"load({near!r}) is the embedded one"
+        if near == "minilm"
+        else f"fresh({near!r}) builds one with random weights"
+    )
     return (
         f"a model must be 'minilm', a directory, or an id on the hub (owner/name); got {source!r}, which is "
         f"none of these{'' if near is None else f' ({called})'}"
@@ -300,8 +304,8 @@ def _sentence(found: Place, error: Exception) -> str:
     near = f" (fresh({found.name!r}) builds one with random weights)" if found.name in PRESETS else ""
     if found.unreached is not None:
         return (
-            f"the hub ({found.unreached}) cannot be reached from here, and {found.name} is not in its cache on "
-            f"this machine: look at the network, or give a directory that holds the model{near}"
+            f"the hub ({found.unreached}) cannot be reached from here, and {found.name} is not in its cache "
+            f"on this machine: look at the network, or give a directory that holds the model{near}"
         )
     if found.options.get("local_files_only"):
         return (

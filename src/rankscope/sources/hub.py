@@ -17,8 +17,8 @@ PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
 
 def answers(seconds: float = SECONDS) -> bool:
-    """Whether the hub, or the proxy on the way to it, takes a connection; False too where the hub's client was
-    told to stay offline."""
+    """Whether the hub, or the proxy on the way to it, takes a connection; False too where the hub's client
+    was told to stay offline."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:

@@ -39,14 +39,14 @@ def certify(
 ) -> Certificates:
     """What is proved about these tokens in this network, layer by layer, and by how much it is met.
 
-    X is texts, what `net.encode` gave, or `[batch, token, width]`. A theorem whose hypotheses fail says so and gives no number. `centre` is
-    what `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear programmes:
-    for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose. `variant`
-    names the network in the manifest; `progress(done, total)` hears of each sample. `device` is where to run,
-    the CPU if left out (small matrices and linear programmes are no work for a GPU), and the manifest's
-    checks say where the network came from. Norms of weights are taken once and kept for later calls, as long
-    as weights are the same bit for bit; `norms`, given again with this network or a variant of it, whose
-    weights have not changed since, saves reading them for that.
+    X is texts, what `net.encode` gave, or `[batch, token, width]`. A theorem whose hypotheses fail says so
+    and gives no number. `centre` is what `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the
+    definition (linear programmes: for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that
+    the mean may lose. `variant` names the network in the manifest; `progress(done, total)` hears of each
+    sample. `device` is where to run, the CPU if left out (small matrices and linear programmes are no work
+    for a GPU), and the manifest's checks say where the network came from. Norms of weights are taken once and
+    kept for later calls, as long as weights are the same bit for bit; `norms`, given again with this network
+    or a variant of it, whose weights have not changed since, saves reading them for that.
 
     >>> from rankscope.nets import Architecture, named_variant
     >>> san = named_variant(Transformer.random(Architecture(layers=3, width=16, heads=2)), "san")

@@ -14,6 +14,7 @@ from rankscope.theory.certificates import Certificates
 from rankscope.theory.certify import certify
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from rankscope.theory.views import DepthView
@@ -44,11 +45,12 @@ class CollapseDepth:
 
         return depth_card(self.view())
 
-    def plot(self) -> "Figure":
-        """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes."""
+    def plot(self, *, ax: "Axes | None" = None, figsize: tuple[float, float] | None = None) -> "Figure":
+        """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes. Into
+        `ax`, if given, or a new figure of `figsize` inches."""
         from rankscope.theory.plot import plot_depth
 
-        return plot_depth(self.view())
+        return plot_depth(self.view(), ax, figsize)
 
     def view(self) -> "DepthView":
         """What is measured by sample, and the weakest of what each theorem proves of every sample."""
