@@ -55,6 +55,7 @@ def compare(
     from rankscope.cli.measure import checked, command, end_if_stopped, together
     from rankscope.cli.show import show_run
     from rankscope.nets import named_variant
+    from rankscope.profiles.disagreement import disagreement, ends_of
     from rankscope.profiles.verdict import is_share, listing
     from rankscope.report import write_run_directory
 
@@ -101,7 +102,8 @@ def compare(
     if models:
         profile = with_manifest(profile, **described(text, split, field, read, tokens))
     curves = profile.views(numbers[0])
-    said = [listing(curves, threshold)]
+    differ = disagreement(ends_of({each: profile.views(each) for each in profile.metrics}))
+    said = [listing(curves, threshold), *([differ] if differ else [])]
     title = " · ".join(titles)
     written = None if store is None else write_run_directory(profile, store, title, entry="compare")
     lines = [
@@ -110,7 +112,7 @@ def compare(
          "uniform_from": curve.uniform_from(threshold) if is_share(numbers[0]) else None}
         for curve in curves
     ]  # fmt: skip
-    more = {"lines": lines, "verdict": said[0]}
+    more = {"lines": lines, "verdict": said[0], "disagreement": differ or None}
     if runs and models and not quiet:
         said.append("Runs keep the text that they were measured on.")
     show_run(profile, numbers[0], said, written, as_json, quiet, threshold, more)
