@@ -63,8 +63,8 @@ def test_a_run_of_measure_and_one_of_compare_can_be_compared_again(tmp_path: Pat
 
 
 def test_metrics_that_rank_them_differently_are_said_to() -> None:
-    """Without its norms a network's tokens grow: it is first by size, and last by share."""
-    asked = ["compare", "bert-tiny", "bert-tiny:transformer-norm", "--layers", "6", *SHORT]
+    """Without norms tokens grow from layer to layer: the network is first by size, and last by share."""
+    asked = ["compare", "bert-tiny", "bert-tiny:san+skip", "--layers", "6", "--init", "xavier", *SHORT]
     answer = json.loads(rankscope(*asked, "--metrics", "relative_mu,mu", "--json").out)
     ends = {
         metric: {

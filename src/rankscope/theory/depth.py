@@ -9,6 +9,7 @@ from torch import Tensor
 
 from rankscope.errors import TheoremError
 from rankscope.nets import Transformer
+from rankscope.nets.asked import TokensOf
 from rankscope.theory.catalogue import Chosen
 from rankscope.theory.certificates import Certificates
 from rankscope.theory.certify import certify
@@ -66,7 +67,7 @@ class CollapseDepth:
 
 def collapse_depth(
     net: Transformer,
-    X: Tensor,
+    X: TokensOf,
     threshold: float = 1e-6,
     padding: Tensor | None = None,
     *,
