@@ -95,7 +95,7 @@ def house() -> dict[Any, Any]:
     return {name: value for name, value in STYLE.items() if not _is_set(name)}
 
 
-def _is_set(name: str) -> bool:
+def _is_set(name: Any) -> bool:
     return bool(rcParams[name] != rcParamsDefault[name])
 
 

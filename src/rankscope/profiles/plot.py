@@ -98,33 +98,37 @@ def draw_curves(axes: Axes, curves: Sequence[CurveView], log: bool | None = None
     log = decades > 2 if log is None else log
     strength = min(1.0, 4 / len(curves))  # many bands upon each other would hide the lines
     order = order_of([curve.label for curve in curves])
-    scale = None if order is None else _scale(order)
-    for place, (number, curve) in enumerate(zip(looks(curves), curves, strict=True)):
+    for look, curve in zip(_looks(curves, order), curves, strict=True):
         centre, bands = curve.drawn(log)
-        look = Look.of(number) if scale is None else Look(scale.to_rgba(order.numbers[place]), None, "-")  # type: ignore[union-attr]
-        for band in bands if scale is None else ():
-            axes.fill_between(
-                np.arange(len(band[0])), *band, color=look.colour, alpha=0.15 * strength, linewidth=0
-            )
-        _trace(axes, centre, curve.noise, look, curve.label if scale is None else "_")
+        for band in bands if order is None else ():
+            layers = np.arange(len(band[0]))
+            axes.fill_between(layers, *band, color=look.colour, alpha=0.15 * strength, linewidth=0)
+        _trace(axes, centre, curve.noise, look, curve.label if order is None else None)
     if log:
         _draw_floors(axes, curves)
     _dress(axes, curves[0].metric, decades if log else None)
-    if scale is not None and order is not None:
-        axes.figure.colorbar(scale, ax=axes, label=label(order.what))
-        if not axes.get_legend_handles_labels()[0]:
-            return
-    if scale is None and len(curves) > INSIDE:
-        small = 7 if len(curves) > TALL else rcParams["legend.fontsize"]
-        axes.legend(
-            loc="upper left",
-            bbox_to_anchor=(1.01, 1.0),
-            borderaxespad=0.0,
-            ncols=_columns(curves),
-            fontsize=small,
-        )
-    else:
+    _name(axes, curves, order)
+
+
+def _looks(curves: Sequence[CurveView], order: Order | None) -> "list[Look]":
+    if order is None:
+        return [Look.of(number) for number in looks(curves)]
+    return [Look(colour, None, "-") for colour in _scale(order).to_rgba(np.array(order.numbers))]
+
+
+def _name(axes: Axes, curves: Sequence[CurveView], order: Order | None) -> None:
+    """A legend in the axes, beside them where there are many lines, or a colour bar where they have an order;
+    floors are named in any case."""
+    if order is not None:
+        axes.figure.colorbar(_scale(order), ax=axes, label=label(order.what))
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend()
+    elif len(curves) <= INSIDE:
         axes.legend()
+    else:
+        small = 7 if len(curves) > TALL else rcParams["legend.fontsize"]
+        beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0}
+        axes.legend(**beside, ncols=_columns(curves), fontsize=small)
 
 
 def _scale(order: Order) -> ScalarMappable:
@@ -183,12 +187,12 @@ class Look(NamedTuple):
         return cls(colours[number % len(colours)], marker, DASHES[turn % len(DASHES)])
 
 
-def _trace(axes: Axes, centre: Layers, noise: Layers, look: Look, name: str) -> None:
+def _trace(axes: Axes, centre: Layers, noise: Layers, look: Look, name: str | None) -> None:
     """A line by layer; where it is only noise it is hollow."""
     colour, marker, dash = look
     layers, width, size = np.arange(len(centre)), rcParams["lines.linewidth"], rcParams["lines.markersize"]
     axes.plot(layers, np.where(noise, np.nan, centre), color=colour, linestyle=dash,
-              label="_" if name == "_" else label(name), marker=marker)  # fmt: skip
+              label=None if name is None else label(name), marker=marker)  # fmt: skip
     # Into the noise, and within it: thin and dotted, with hollow marks.
     tail = noise | np.roll(noise, -1) & (layers < len(layers) - 1)
     axes.plot(layers, np.where(tail, centre, np.nan), color=colour, linewidth=width / 2, linestyle=":")
