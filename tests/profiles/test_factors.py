@@ -59,12 +59,12 @@ def test_what_cannot_be_joined_is_a_sentence() -> None:
     for factors, said in (
         ({}, "comes twice.*say in what they differ, as in join"),
         ({"seed": [0, 1, 2]}, r"a value for each of the 4 profiles, as in seed=\[0, 1, 2\]; got 3 values"),
-        ({"seed": 7}, "a value for each of the 4 profiles.*got 7"),
+        ({"seed": "none"}, "a value for each of the 4 profiles.*got 'none'"),
         ({"layer": [0, 1, 2, 3]}, "'layer' is a column of every profile"),
         ({"seed": [0, 1, "two", 3]}, "must be of one kind, numbers or words"),
     ):
         with pytest.raises(MetricError, match=said):
-            Profile.join(RUNS, **factors)  # type: ignore[arg-type]
+            Profile.join(RUNS, **factors)
     with pytest.raises(MetricError, match="must have the same factors; received none and seed"):
         Profile.join([RUNS[2], Profile.join(RUNS[:2], seed=[0, 1])])
     with pytest.raises(MetricError, match="holds several depths: name one of 2, 3"):

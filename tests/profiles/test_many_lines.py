@@ -50,14 +50,14 @@ def test_every_plot_takes_axes_or_a_size(made: Callable[[], Any], panels: int) -
     with pytest.raises(FigureError, match="ax must be .* Axes.*; received 3"):
         found.plot(ax=Figure().subplots(1, 3))
     with pytest.raises(FigureError, match="figsize is of a new figure"):
-        found.plot(ax=axes, figsize=(3, 2))
+        found.plot(ax=axes, figsize=(3.0, 2.0))
 
 
 def test_what_the_user_has_set_stands() -> None:
     ours = ONE.plot()
     assert ours.axes[0].lines[0].get_linewidth() == 1.8 and not ours.axes[0].spines["top"].get_visible()
-    cycle = {"axes.prop_cycle": "cycler('color', ['#123456', '#654321'])"}
-    with rc_context({"lines.linewidth": 3.0, "legend.fontsize": 5.0, "figure.figsize": (2.0, 2.0), **cycle}):
+    own: dict[Any, Any] = {"lines.linewidth": 3.0, "legend.fontsize": 5.0, "figure.figsize": (2.0, 2.0)}
+    with rc_context({**own, "axes.prop_cycle": "cycler('color', ['#123456', '#654321'])"}):
         theirs = ONE.plot()
     line, legend = theirs.axes[0].lines[0], theirs.axes[0].get_legend()
     assert line.get_linewidth() == 3.0 and line.get_color() == "#123456"
@@ -79,7 +79,7 @@ def test_many_numbered_lines_have_a_colour_bar_in_place_of_a_legend() -> None:
     axes, bar = figure.axes
     assert axes.get_legend() is None and bar.get_ylabel() == "step"
     lines = [line for line in axes.lines if line.get_linestyle() == "-"]
-    light = [np.dot(line.get_color()[:3], (0.2126, 0.7152, 0.0722)) for line in lines]  # type: ignore[index]
+    light = [np.dot(line.get_color()[:3], (0.2126, 0.7152, 0.0722)) for line in lines]
     assert len(light) == 12 and light == sorted(light)
     assert bar.get_ylim() == (0, 1100)
 

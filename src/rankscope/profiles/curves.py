@@ -1,7 +1,7 @@
 """What a `Profile` and a `Summary` share: metrics by layer, a curve for each variant in each arithmetic."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -105,7 +105,7 @@ class Curves(Kept):
         metric: str | None = None,
         *,
         log: bool | None = None,
-        ax: "Axes | None" = None,
+        ax: "Axes | Iterable[Axes] | None" = None,
         figsize: tuple[float, float] | None = None,
     ) -> "Figure":
         """The metric (the first, if left out) by layer, floors drawn; `log=None` decides by range. Of a

@@ -127,8 +127,10 @@ def _name(axes: Axes, curves: Sequence[CurveView], order: Order | None) -> None:
         axes.legend()
     else:
         small = 7 if len(curves) > TALL else rcParams["legend.fontsize"]
-        beside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "borderaxespad": 0.0}
-        axes.legend(**beside, ncols=_columns(curves), fontsize=small)
+        axes.legend(
+            loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, ncols=_columns(curves),
+            fontsize=small,
+        )  # fmt: skip
 
 
 def _scale(order: Order) -> ScalarMappable:

@@ -1,6 +1,7 @@
 """`collapse_depth`: the layer where tokens become the same, as measured and as guaranteed."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,9 @@ class CollapseDepth:
 
         return depth_card(self.view())
 
-    def plot(self, *, ax: "Axes | None" = None, figsize: tuple[float, float] | None = None) -> "Figure":
+    def plot(
+        self, *, ax: "Axes | Iterable[Axes] | None" = None, figsize: tuple[float, float] | None = None
+    ) -> "Figure":
         """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes. Into
         `ax`, if given, or a new figure of `figsize` inches."""
         from rankscope.theory.plot import plot_depth
