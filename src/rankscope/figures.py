@@ -56,8 +56,8 @@ __all__ = [
 
 P = ParamSpec("P")
 T = TypeVar("T")
-AxesLike = Axes | Iterable[Axes]
-"""Where to draw: axes of the user's own, one or as many as a figure has panels."""
+AxesLike = Axes | Iterable[Any]
+"""Where to draw: axes of the user's own, one or as many as a figure has panels, as `subplots` gives them."""
 
 STYLE: dict[Any, Any] = {
     "font.size": 10,
