@@ -2,6 +2,7 @@
 
 import ast
 from graphlib import TopologicalSorter
+from importlib.metadata import version
 from pathlib import Path
 
 import rankscope
@@ -10,6 +11,7 @@ SOURCE = Path(rankscope.__file__).parent
 FLOORS = [
     "errors",
     "extras",
+    "naming",
     "shapes",
     "files",
     "looks",
@@ -67,6 +69,10 @@ def test_the_public_names_are_exactly_these() -> None:
     for name in rankscope.__all__:
         assert getattr(rankscope, name).__module__.startswith("rankscope.")
     assert dir(rankscope) == sorted(rankscope.__all__)
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert rankscope.__version__ == version("rankscope")
 
 
 def test_no_module_imports_one_that_imports_it() -> None:

@@ -11,7 +11,7 @@ import pytest
 from nbclient import NotebookClient
 
 PLACE = Path(__file__).parent.parent / "docs" / "notebook.ipynb"
-FIGURE = "measure(net, X, padding).plot()"
+FIGURE = "measure(net, texts).plot()"
 """One more cell: pyplot was never imported, and the figure shows itself all the same."""
 
 

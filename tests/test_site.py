@@ -1,6 +1,5 @@
 """The site: what is written from the code has an entry for everything, and formulas are what they say."""
 
-import math
 import re
 import subprocess
 import sys
@@ -160,28 +159,9 @@ def test_every_formula_can_be_drawn() -> None:
     assert len(found) > 200 and all(drawn(inline or block).startswith("<math") for inline, block in found)
 
 
-def at_most(name: str) -> float:
-    """The upper end of a range, for tokens of these sizes."""
-    ends = {"1": 1.0, "2": 2.0, "2(1": 2 * (1 - 1 / TALL), "log": math.log(TALL),
-            "the": TALL}  # fmt: skip
-    word = re.search(r" to (\S+)", metrics.RANGES[name][0])
-    return ends[word[1].rstrip(",;")] if word else torch.inf
-
-
-@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].of != "routing"])
-def test_ranges_hold(name: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    least = float(re.match(r"-?\d+", metrics.RANGES[name][0])[0])  # type: ignore[index]
-    for scale in (1e-3, 1.0, 30.0):
-        X = torch.randn(20, TALL, WIDE, generator=generator, dtype=torch.float64) * scale
-        given = X if METRICS[name].of == "tokens" else torch.softmax(X @ X.mT, -1)[:, None]
-        value = metric(name).read(given).value
-        assert bool((value >= least - 1e-12).all() and (value <= at_most(name) + 1e-9).all())
-
-
 @pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].of == "tokens"])
 def test_what_equal_tokens_give_is_said(name: str) -> None:
-    end = metrics.RANGES[name][1]
+    end = metrics.ENDS[name]
     if end.isdigit():
         x = torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64)
         assert float(metric(name).read(x.expand(TALL, 3)).value) == pytest.approx(float(end), abs=1e-12)

@@ -53,6 +53,11 @@ cases = [
     lambda: Metric("mine", residual, of="words"),
     lambda: rankscope.measure(net, torch.randn(1, 2, 4), metrics=["mu", residual]),
     lambda: rankscope.measure(net, torch.randn(1, 2, 4), metrics=2),
+    lambda: rankscope.measure(encoder, "a whale"),
+    lambda: rankscope.certify(encoder, torch.randn(1, 2, 4)),
+    lambda: rankscope.decompose("minilm", "a whale"),
+    lambda: rankscope.measure(rankscope.fresh("bert-tiny"), "a whale", torch.zeros(1, 2).bool()),
+    lambda: net.variant("sam"),
 ]
 for case in cases:
     try:
@@ -123,6 +128,11 @@ def test_wrong_python_types_are_sentences() -> None:
         ("MetricError", "`of` of metric 'mine' must be one of tokens, attention, heads", "got 'words'"),
         ("MetricError", "metrics must be names or Metric objects", "received function"),
         ("MetricError", "metrics must be names or Metric objects", "received int"),
+        ("SourceError", "got a TransformerEncoder: load(model) makes one", "and watch(model) measures it"),
+        ("SourceError", "certify takes a network of rankscope", "load(model)", "watch(model)"),
+        ("SourceError", "decompose(load('minilm'), texts)"),
+        ("TokensError", "padding goes with tokens; measure was given texts"),
+        ("ArchitectureError", "a variant must be 'transformer'", "got 'sam'"),
     ]
     assert len(said) == len(expected), done.stdout + done.stderr
     for line, words in zip(said, expected, strict=True):

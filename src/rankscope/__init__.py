@@ -45,6 +45,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("rankscope")
     if name not in _HOME:
         raise AttributeError(f"module 'rankscope' has no attribute {name!r}")
     value = getattr(import_module(f"rankscope.{_HOME[name]}"), name)

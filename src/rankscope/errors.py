@@ -16,6 +16,7 @@
     ├── PathError                  a path, length or head that the network does not have
     ├── TheoremError               a theorem that there is not, or a question that theory cannot be asked
     ├── StudyError                 a paper or figure that there is no study of
+    ├── FigureError                axes that a figure cannot be drawn into
     ├── LabError                   a task that there is not, or a training that cannot be made so
     ├── SweepError                 a sweep that does not hold together, or has nowhere to run
     ├── ExplorerError              a request that the explorer does not answer
@@ -99,6 +100,10 @@ class TheoremError(RankscopeError, ValueError):
 
 class StudyError(RankscopeError, ValueError):
     """A paper or figure that there is no study of, or a study that cannot be run so."""
+
+
+class FigureError(RankscopeError, ValueError):
+    """Axes that a figure cannot be drawn into."""
 
 
 class LabError(RankscopeError, ValueError):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rankscope import read
-from tests.cli.running import answered, printed, process
+from rankscope.metrics import METRICS
+from tests.cli.running import answered, printed, process, rankscope
 
 SMALL = ["bert-tiny", "--tokens", "16", "--samples", "2"]
 
@@ -185,3 +186,16 @@ def test_remedies_are_put_side_by_side_and_gone_on_with(tmp_path: Path) -> None:
     }  # fmt: skip
     assert Path(tmp_path / answer["report"]).is_file()
     assert parts == {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()}
+
+
+def test_metrics_are_listed_and_explained() -> None:
+    text = printed("metrics")
+    assert all(f"\n{name} " in text for name in METRICS)
+    assert "they can be above 1, up to 2" in " ".join(text.split())
+    one = " ".join(printed("metrics", "relative_residual").split())
+    assert (
+        "Range: 0 to 2." in one and "2 (1 - 1/n)" in one and "The cloud of a report says relative_mu" in one
+    )
+    assert [each["range"] for each in answered("metrics", "entropy")] == ["0 to log n"]
+    assert "About the argmin." in printed("metrics", "mu@argmin")
+    assert "did you mean 'entropy'" in rankscope("metrics", "entropie").err

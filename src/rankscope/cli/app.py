@@ -13,6 +13,7 @@ from rankscope.cli.explore import explore
 from rankscope.cli.follow import follow
 from rankscope.cli.masks import masks
 from rankscope.cli.measure import measure
+from rankscope.cli.metrics import metrics
 from rankscope.cli.models import models
 from rankscope.cli.paths import paths
 from rankscope.cli.remedies import remedies
@@ -29,7 +30,7 @@ app = typer.Typer(
 )
 for command in (
     demo, measure, compare, paths, bounds, sweep, checkpoints, follow, explore, reproduce, remedies, report,
-    masks, models,
+    masks, metrics, models,
 ):  # fmt: skip
     app.command(help=unwrapped(command.__doc__))(command)
 

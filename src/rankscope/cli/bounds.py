@@ -62,7 +62,10 @@ def bounds(
     if not (math.isfinite(scale) and scale > 0):
         raise TheoremError(f"--scale must be a number > 0; got {scale:g}")
     read = excerpts_of(text, split, field, samples, tokens)
-    net = named_variant(network(model, mask, layers, init, seed, stream=stream, remedies=remedy), variant)
+    net = named_variant(
+        network(model, mask, layers, init, seed, stream=stream, remedies=remedy, quiet=quiet or as_json),
+        variant,
+    )
     store = opened(output)
     X, padding = net.encode(read, tokens)
     found, done = certified(net, scale * X, padding, named, variant, quiet or as_json)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from rankscope.live.monitor import Look
     from rankscope.live.monitor.book import Book
+    from rankscope.runs.training import Training
 
 RULE = "checkpoint"
 """Under which the alarms say that one could not be measured."""
@@ -103,13 +104,27 @@ def checkpoints(
         book.close()
     result = read_training(output)
     if as_json:
-        machine(told(result, result.metrics[:1]))
+        machine({**told(result, result.metrics[:1]), "disagreement": differently(result) or None})
         return
     console().print(shown(result, result.metrics[:1], quiet))
+    differ = differently(result)
+    if differ:
+        say("", differ)
     written = write_report([output], output / "report.html")
     if not quiet:
         say("")
         say_where("Report", written)
+
+
+def differently(found: "Training") -> str:
+    """At the last layer: two metrics that rank two checkpoints differently."""
+    from rankscope.profiles.disagreement import disagreement
+
+    grids = [grid for grid in map(found.grid, found.metrics) if grid.layers]
+    return disagreement({
+        grid.metric: {f"checkpoint-{step}": log for step, log in grid.logs(max(grid.layers)).items()}
+        for grid in grids
+    })  # fmt: skip
 
 
 def checkpoints_in(directory: Path) -> list[Checkpoint]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import described, drawn, excerpts_of, network
+from rankscope.cli.named import model_named
 from rankscope.cli.output import opened, with_manifest
 from rankscope.errors import ArchitectureError, FileError, MetricError
 
@@ -54,6 +55,7 @@ def compare(
     from rankscope.cli.measure import checked, command, end_if_stopped, together
     from rankscope.cli.show import show_run
     from rankscope.nets import named_variant
+    from rankscope.profiles.disagreement import disagreement, ends_of
     from rankscope.profiles.verdict import is_share, listing
     from rankscope.report import write_run_directory
 
@@ -87,7 +89,7 @@ def compare(
             continue
         if model not in nets:
             own = (init, seed) if model in random else (None, None)
-            nets[model] = network(model, mask, layers, *own, device, remedies=remedy)
+            nets[model] = network(model, mask, layers, *own, device, remedies=remedy, quiet=quiet or as_json)
             encoded[model] = nets[model].encode(read, tokens)
         jobs[title] = (named_variant(nets[model], side.variant), *encoded[model])
     profile = together(jobs, numbers, arithmetics, quiet or as_json, beside=runs)
@@ -100,7 +102,8 @@ def compare(
     if models:
         profile = with_manifest(profile, **described(text, split, field, read, tokens))
     curves = profile.views(numbers[0])
-    said = [listing(curves, threshold)]
+    differ = disagreement(ends_of({each: profile.views(each) for each in profile.metrics}))
+    said = [listing(curves, threshold), *([differ] if differ else [])]
     title = " · ".join(titles)
     written = None if store is None else write_run_directory(profile, store, title, entry="compare")
     lines = [
@@ -109,7 +112,7 @@ def compare(
          "uniform_from": curve.uniform_from(threshold) if is_share(numbers[0]) else None}
         for curve in curves
     ]  # fmt: skip
-    more = {"lines": lines, "verdict": said[0]}
+    more = {"lines": lines, "verdict": said[0], "disagreement": differ or None}
     if runs and models and not quiet:
         said.append("Runs keep the text that they were measured on.")
     show_run(profile, numbers[0], said, written, as_json, quiet, threshold, more)
@@ -149,8 +152,10 @@ class Side(NamedTuple):
                     "after a model's colon comes a variant: 'transformer', or 'san' and parts joined by +, "
                     f"or 'transformer' less parts, as in transformer-norm; got {thing!r}"
                 )
+            model = model_named(model)
             return cls(model, variant, f"{_last(model)}:{variant}")
-        return cls(thing, "transformer", _last(thing))
+        model = model_named(thing)
+        return cls(model, "transformer", _last(model))
 
 
 def _last(path: str) -> str:

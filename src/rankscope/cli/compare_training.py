@@ -66,17 +66,17 @@ def compare_trainings(
     runs = [read_training(thing) for thing in things]
     asked = None if metrics is None else listed("metrics", metrics)[0]
     found = compared(runs, things, asked)
-    said = verdict(found)
+    said, differ = verdict(found), _differently(runs, things, found)
     if as_json:
         lines = [
             {"of": line.name, "values": dict(zip(things, line.values, strict=True)), "parted_at": line.parted}
             for line in found.lines
         ]
-        more = {"verdict": said, "notes": found.notes}
+        more = {"verdict": said, "notes": found.notes, "disagreement": differ or None}
         machine({"metric": found.metric, "steps": found.steps, "lines": lines, **more})
         return
     console().print(_table(found, things))
-    say("", said, *([] if quiet else found.notes))
+    say("", said, *([differ] if differ else []), *([] if quiet else found.notes))
 
 
 def compared(runs: "list[Training]", things: list[str], asked: str | None) -> Compared:
@@ -119,6 +119,25 @@ def compared(runs: "list[Training]", things: list[str], asked: str | None) -> Co
             noise.append(grid.noise[row, at])
         lines.append(_line(f"layer {layer}", rows, steps, noise))
     return Compared(metric, steps, lines, notes)
+
+
+def _differently(runs: "list[Training]", things: list[str], found: Compared) -> str:
+    """At the last step and layer that all have: two metrics that rank them differently."""
+    from rankscope.profiles.disagreement import disagreement
+
+    metrics = [found.metric, *(name for name in runs[0].metrics if name != found.metric)]
+    shared = [name for name in metrics if all(name in run.metrics for run in runs)]
+    layer = min(run.grid(found.metric).layers[-1] for run in runs)
+    names = [_short(thing, things) for thing in things]
+    ends = {
+        metric: {
+            name: logs[found.steps[-1]]
+            for name, run in zip(names, runs, strict=True)
+            if found.steps[-1] in (logs := run.grid(metric).logs(layer))
+        }
+        for metric in shared
+    }
+    return disagreement(ends)
 
 
 def verdict(found: Compared) -> str:

@@ -8,6 +8,7 @@ import typer
 from rankscope.cli import names
 from rankscope.cli import options as opt
 from rankscope.cli.complete import one
+from rankscope.cli.named import models_named, tell_hub
 
 
 def explore(
@@ -19,6 +20,7 @@ def explore(
             "JSON file of an architecture. MiniLM and random networks of any shape are there anyway.",
             show_default=False,
             autocompletion=one(names.MODELS),
+            callback=models_named,
         ),
     ] = None,
     port: opt.Port = 0,
@@ -45,6 +47,8 @@ def explore(
     address = f"http://127.0.0.1:{socket.getsockname()[1]}/"
     if named and not (as_json or quiet):
         say(f"Loading {', '.join(named)} ...")
+    for name in named:
+        tell_hub(name, as_json or quiet)
     shelf = Shelf({name: named_network(name) for name in named}, there)
     if as_json:
         machine({"address": address, "models": shelf.names})

@@ -4,6 +4,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rankscope.cli.named import tell_hub
 from rankscope.errors import ArchitectureError, FileError, RankscopeError, SourceError, TokensError
 
 if TYPE_CHECKING:
@@ -28,9 +29,11 @@ def network(
     device: str = "cpu",
     stream: bool = False,
     remedies: list[str] | None = None,
+    quiet: bool = False,
 ) -> "Transformer":
     """The network of that name, with its mask, depth, device and remedies as asked for; its layers left in
-    their files where that is asked for, or they do not fit into memory."""
+    their files where that is asked for, or they do not fit into memory. That a hub is asked is said, unless
+    `quiet`."""
     from rankscope.nets.remedies import remedy
     from rankscope.sources import named_network
 
@@ -38,6 +41,7 @@ def network(
     drawn(model, init, seed)
     if not 0 <= (seed or 0) < 2**31:
         raise ArchitectureError(f"--seed must lie in 0..{2**31 - 1}; got {seed}")
+    tell_hub(model, quiet)
     net = named_network(model, seed or 0, init or "bert", device, stream or None)
     net = net if mask is None and layers is None else net.variant(mask=mask, layers=layers)
     for each in known:

@@ -9,6 +9,7 @@ import typer
 
 from rankscope.cli import options as opt
 from rankscope.cli.inputs import described, excerpts_of, listed, network, title_of
+from rankscope.cli.inputs import stream as open_text
 from rankscope.cli.output import opened, with_manifest
 
 if TYPE_CHECKING:
@@ -67,23 +68,26 @@ def measure(
     from rankscope.report import verdict, write_run_directory
 
     names, numbers, arithmetics = checked(variants, metrics, arithmetic)
-    net = network(model, mask, layers, init, seed, device, stream, remedies=remedy)
     samples = limit if samples is None else samples
+    if text is not None and confirm:
+        raise MetricError(
+            "--confirm goes with a few excerpts, not with a text of any length; received --text as well: "
+            "leave one of them out"
+        )
+    if text is None and on is not None:
+        raise MetricError(f"--on goes with a text of any length; got --on {on} without --text: give one")
+    # What is to be read is looked at first: a model takes longer to load than a path to be misspelt.
+    read = excerpts_of(None, split, field, samples or 4, tokens) if text is None else []
+    if text is not None:
+        open_text(text, split, field, tokens)
+    net = network(model, mask, layers, init, seed, device, stream, remedies=remedy, quiet=quiet or as_json)
     if text is not None:
         from rankscope.cli.corpus import Corpus, measure_text
 
-        if confirm:
-            raise MetricError(
-                "--confirm goes with a few excerpts, not with a text of any length; received --text as well: "
-                "leave one of them out"
-            )
         corpus = Corpus(text, split, field, samples, batch, tokens, compile)
         store = opened(output)
         measure_text(net, corpus, names, numbers, arithmetics, store, about(net, model), as_json, quiet, on)
         return
-    if on is not None:
-        raise MetricError(f"--on goes with a text of any length; got --on {on} without --text: give one")
-    read = excerpts_of(None, split, field, samples or 4, tokens)
     store = opened(output)
     X, padding = net.encode(read, tokens)
     drawn = None if output is None else Pictures(net, names, X, padding, read, tokens)

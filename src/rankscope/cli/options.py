@@ -8,6 +8,7 @@ import typer
 
 from rankscope.cli import names
 from rankscope.cli.complete import compared, one, several
+from rankscope.cli.named import model_named
 
 NETWORK, TEXT, RESULT = "Network", "Text", "Result"
 """Panels of the help, in the order a command thinks: what runs, on what, and what comes of it."""
@@ -56,7 +57,12 @@ def option(panel: str, metavar: str, help: str, known: Sequence[str] = (), *flag
 
 
 INITS = (*names.INITS, *(f"{name}/sqrt(L)" for name in names.INITS))
-Model = Annotated[str, typer.Argument(metavar="MODEL", help=HELP["model"], autocompletion=one(names.MODELS))]
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help=HELP["model"], autocompletion=one(names.MODELS), callback=model_named
+    ),
+]
 Compared = Annotated[list[str], typer.Argument(metavar="A", help=HELP["compared"], autocompletion=compared)]
 Variant = Annotated[str, option(NETWORK, "NAME", "variant", names.VARIANTS)]
 Variants = Annotated[str, option(NETWORK, "NAMES", "variants", names.VARIANTS)]

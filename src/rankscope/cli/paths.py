@@ -48,7 +48,9 @@ def paths(
     from rankscope.runs import manifest_of
 
     read = excerpts_of(text, split, field, samples, tokens)
-    net = named_variant(network(model, mask, layers, init, seed, device, remedies=remedy), variant)
+    net = named_variant(
+        network(model, mask, layers, init, seed, device, remedies=remedy, quiet=quiet or as_json), variant
+    )
     store = opened(output)
     d, found, heads, heaviest, stopped = taken_apart(net, read, tokens, top, quiet or as_json)
     arch = {"architecture": net.arch.to_dict(), "fingerprint": net.fingerprint}

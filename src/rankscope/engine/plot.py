@@ -6,7 +6,18 @@ from typing import Any
 import numpy as np
 
 from rankscope.engine.views import Levels, SweepView
-from rankscope.figures import Axes, Figure, FuncFormatter, Line2D, MaxNLocator, NullLocator, colormaps, panels
+from rankscope.figures import (
+    Axes,
+    AxesLike,
+    Figure,
+    FuncFormatter,
+    Line2D,
+    MaxNLocator,
+    NullLocator,
+    colormaps,
+    panels,
+    styled,
+)
 from rankscope.looks import INK, PALETTE, label, tick
 from rankscope.metrics import symbol_of
 
@@ -20,7 +31,10 @@ NOTHING = 0.005
 """Shares of the order below which a factor does nothing that could be seen."""
 
 
-def plot_sweep(view: SweepView) -> Figure:
+@styled
+def plot_sweep(
+    view: SweepView, ax: AxesLike | None = None, figsize: tuple[float, float] | None = None
+) -> Figure:
     """Lines: the median of cells, bands their range. Below: every cell at its last layer, and medians."""
     colour, panel = view.arranged
     factors = list(view.effects)[:PANELS]
@@ -28,7 +42,9 @@ def plot_sweep(view: SweepView) -> Figure:
     shown = _some(len(places.labels), PANELS)
     columns = max(len(shown), len(factors), 1)
     rows = 2 if factors else 1
-    figure, axes = panels(columns, width=max(3.1, 6.4 / columns), height=3.1, rows=rows)
+    figure, axes = panels(
+        columns, width=max(3.1, 6.4 / columns), height=3.1, rows=rows, ax=ax, figsize=figsize
+    )
     _draw_curves(axes, view, inks, places, shown)
     for place, name in enumerate(factors):
         _draw_levels(axes[columns + place], view, view.levels(name), place == 0)
@@ -41,9 +57,10 @@ def plot_sweep(view: SweepView) -> Figure:
             Line2D([], [], color=_ink(inks, number), linewidth=2.0, label=label(f"{colour} {name}"))
             for number, name in enumerate(inks.labels)
         ]
-        figure.legend(
-            handles=handles, loc="outside upper center", ncols=min(len(handles), 6), fontsize=9, frameon=False
-        )
+        if ax is None:
+            figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 6))
+        else:
+            axes[0].legend(handles=handles)
     return figure
 
 

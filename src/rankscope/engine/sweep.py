@@ -10,7 +10,7 @@ Tables are made of what is kept, in the order of the specification: they depend 
 there were, nor on who was first, nor on how often it was interrupted.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from rankscope.runs.key import digest, key_of
 from rankscope.runs.manifest import begun
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ENTRY = "sweep"
@@ -62,12 +63,18 @@ class Sweep:
         """Cells of which there are no numbers, and why."""
         return self.cells.filter(pl.col("reason").is_not_null())
 
-    def plot(self, metric: str | None = None) -> "Figure":
+    def plot(
+        self,
+        metric: str | None = None,
+        *,
+        ax: "Iterable[Axes] | None" = None,
+        figsize: tuple[float, float] | None = None,
+    ) -> "Figure":
         """A metric by layer in small multiples, and at the last layer factor by factor; the first where none
-        is named."""
+        is named. Into as many axes `ax` as it has panels, if given, or a new figure of `figsize` inches."""
         from rankscope.engine.plot import plot_sweep
 
-        return plot_sweep(view_of(read(self.run), metric))
+        return plot_sweep(view_of(read(self.run), metric), ax, figsize)
 
     def __repr__(self) -> str:
         done, failed = int(self.cells["done"].sum()), len(self.failed)

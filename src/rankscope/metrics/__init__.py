@@ -18,6 +18,7 @@ from rankscope.metrics.catalogue import (
     symbol_of,
 )
 from rankscope.metrics.cosine import max_cosine_gap, mean_abs_cosine, mean_cosine, mean_cosine_gap, min_cosine
+from rankscope.metrics.meanings import Meaning
 from rankscope.metrics.residuals import (
     composite_norm,
     high_frequency_share,
@@ -46,6 +47,7 @@ from rankscope.metrics.spectrum import (
 
 __all__ = [
     "METRICS",
+    "Meaning",
     "Metric",
     "MetricsLike",
     "Reading",

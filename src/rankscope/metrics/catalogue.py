@@ -18,6 +18,7 @@ from torch import Tensor
 from rankscope.errors import MetricError, one_of
 from rankscope.metrics import attention, contraction, cosine, residuals, routing, singular, spectrum
 from rankscope.metrics.centre import Centre, Norm
+from rankscope.metrics.meanings import MEANINGS, Meaning, about
 from rankscope.metrics.rows import Rows
 from rankscope.metrics.tokens import Tokens, TokensLike, tokens, unit_of
 from rankscope.shapes import Bool, Float
@@ -97,6 +98,8 @@ class Metric:
     by_head: Callable[[Rows], Tensor] | None = None
     """Of attention: its value through blocks of rows of P, made as often as they are asked for: how long
     contexts are read where a number of each row will not do."""
+    meaning: Meaning | None = None
+    """Its range, and what small and large values say; for `rankscope metrics`."""
 
     def __post_init__(self) -> None:
         if self.of not in get_args(Of):
@@ -249,7 +252,9 @@ _ROUTING = [
     Metric("expert_entropy", routing.expert_entropy, "H(load)", r"H(\mathrm{load})", "routing"),
 ]
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in [*_TOKENS, *_ATTENTION, *_ROUTING]}
+METRICS: dict[str, Metric] = {
+    each.name: replace(each, meaning=MEANINGS[each.name]) for each in [*_TOKENS, *_ATTENTION, *_ROUTING]
+}
 
 
 @cache
@@ -272,7 +277,8 @@ def metric(name: str) -> Metric:
         raise MetricError(f"only a residual or mu has a centre to choose; got {name!r}")
     if centre not in get_args(Centre):
         raise MetricError(one_of("centre", centre, get_args(Centre)))
-    return replace(found, name=name, compute=partial(found.compute, centre=centre))
+    meaning = about(found.meaning, centre, base.startswith("relative_"))
+    return replace(found, name=name, compute=partial(found.compute, centre=centre), meaning=meaning)
 
 
 MetricsLike = str | Metric | Sequence[str | Metric]

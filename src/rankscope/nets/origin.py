@@ -22,7 +22,7 @@ LENGTH = 128
 
 
 class Encoded(NamedTuple):
-    """Tokens of layer 0, ready for `measure(net, *net.encode(texts))`."""
+    """Tokens of layer 0, ready for `measure(net, net.encode(texts))`."""
 
     X: Float[Tensor, "batch token width"]
     padding: Bool[Tensor, "batch token"]

@@ -34,6 +34,7 @@ from rankscope.nets.steps import Run, Step
 from rankscope.nets.stored import Stored, let_go, picked
 from rankscope.nets.tensors import shapes, with_parts
 from rankscope.nets.traversal import Block, Rules, blocks, traverse
+from rankscope.nets.variant_names import named_changes
 from rankscope.nets.weights import Weights, converted, named
 from rankscope.shapes import Bool, Float
 
@@ -273,6 +274,8 @@ class Transformer:
 
     def variant(
         self,
+        name: str | None = None,
+        /,
         *,
         skip: float | bool | None = None,
         attention_skip: float | bool | None = None,
@@ -289,6 +292,8 @@ class Transformer:
     ) -> "Transformer":
         """The same weights with parts taken out or changed. What is not named stays as it is.
 
+        name: as the command line has it, "san", "san+skip", "transformer-norm"; the rest changes what it
+        gives.
         skip, attention_skip, mlp_skip: a weight; False or 0 takes the skip out, True is 1.
         mlp=False: without the MLP, its skip and its norm. norm=False: without any norm.
         mask, divisor, score_cap, kernel, activation: as in `Architecture`.
@@ -296,6 +301,12 @@ class Transformer:
         layers: a depth (12 layers repeated to 128), or the layers to apply, in order ([0] * 300). A mask or
         heads named along with it describe the new depth.
         """
+        if name is not None:
+            return self.variant(**named_changes(self.arch, name)).variant(
+                skip=skip, attention_skip=attention_skip, mlp_skip=mlp_skip, mlp=mlp, norm=norm, mask=mask,
+                divisor=divisor, score_cap=score_cap, kernel=kernel, activation=activation, heads=heads,
+                layers=layers,
+            )  # fmt: skip
         chosen = chosen_layers(layers, self.arch.layers)
         arch = with_changes(
             self.arch if layers is None else with_layers(self.arch, chosen),

@@ -1,17 +1,7 @@
-"""Variants by name: `san+skip+norm` is pure attention with its skips and norms, and no MLP.
+"""Variants that are often named (`variant_names.py` says what names mean), and those of the 2021 paper."""
 
-`transformer` is the network as it stands; each `-part` takes one out, as in `transformer-attention_skip`.
-`san` is pure attention: no skip, no MLP, no norm; each `+part` puts one back. Parts: `skip` (both),
-`attention_skip`, `mlp_skip`, `mlp`, `norm`.
-
-What the 2021 paper's code calls SAN keeps its norms, and takes only the attention skip out, so its four
-curves are `san+norm`, `san+norm+mlp+mlp_skip`, `san+norm+skip` and `transformer` (`PUBLISHED`).
-"""
-
-from rankscope.errors import ArchitectureError, one_of
 from rankscope.nets.transformer import Transformer
-
-PARTS = ("skip", "attention_skip", "mlp_skip", "mlp", "norm")
+from rankscope.nets.variant_names import named_changes
 
 DEFINED = ("san", "san+mlp", "san+skip", "transformer")
 """The four curves of Dong et al. 2021, figure 2, as the paper's text defines them."""
@@ -25,42 +15,13 @@ PUBLISHED = {
 
 
 def named_variant(net: Transformer, name: str) -> Transformer:
-    """The variant of a network that a name describes.
+    """The variant of a network that a name describes, as `net.variant(name)`; for `transformer` the network
+    itself.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
     >>> named_variant(net, "san+skip").arch.norm
     'none'
     """
-    whole = name.startswith("transformer")
-    base, *parts = name.split("-" if whole else "+")
-    if base not in ("transformer", "san"):
-        raise ArchitectureError(
-            "a variant must be 'transformer', or 'san' and parts joined by +, as in san+skip+norm, or the "
-            f"whole less parts, as in transformer-norm; got {name!r}"
-        )
-    for part in parts:
-        if part not in PARTS:
-            raise ArchitectureError(one_of("variant part", part, PARTS))
-    if whole:
-        return _without(net, parts)
-    return net.variant(
-        skip=None if "skip" in parts else 0.0,
-        attention_skip=net.arch.attention_skip if "attention_skip" in parts else None,
-        mlp_skip=net.arch.mlp_skip if "mlp_skip" in parts and not net.arch.parallel else None,
-        mlp="mlp" in parts,
-        norm="norm" in parts,
-    )
-
-
-def _without(net: Transformer, parts: list[str]) -> Transformer:
-    """The network less these parts."""
-    if not parts:
-        return net
-    return net.variant(
-        skip=0.0 if "skip" in parts else None,
-        attention_skip=0.0 if "attention_skip" in parts else None,
-        mlp_skip=0.0 if "mlp_skip" in parts and not net.arch.parallel else None,
-        mlp="mlp" not in parts,
-        norm="norm" not in parts,
-    )
+    changes = named_changes(net.arch, name)
+    return net if name == "transformer" else net.variant(**changes)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rankscope.errors import PathError, one_of
 from rankscope.nets import Transformer
+from rankscope.nets.asked import TokensOf, tokens_of
 from rankscope.nets.changes import kept_heads
 from rankscope.paths.by_part import by_head, by_layer
 from rankscope.paths.collapse import path_residuals
@@ -54,7 +55,7 @@ class PathTerm:
 @torch.no_grad()
 def decompose(
     net: Transformer,
-    X: Tensor,
+    X: TokensOf,
     padding: Tensor | None = None,
     *,
     variant: str = "as given",
@@ -62,8 +63,8 @@ def decompose(
 ) -> "Decomposition":
     """The paths of a network on these tokens, with all that depends on the tokens frozen as measured.
 
-    It runs in the network's own dtype, on `device`, or where the network is; `variant` names the network in
-    what is saved.
+    X is texts, what `net.encode` gave, or `[batch, token, width]`. It runs in the network's own dtype, on
+    `device`, or where the network is; `variant` names the network in what is saved.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=12, width=24, heads=12))
@@ -71,6 +72,7 @@ def decompose(
     >>> sum(d.by_length().counts) == 13**12, d.closure < 1e-12
     (True, True)
     """
+    X, padding = tokens_of("decompose", net, X, padding)
     net = net.to(device=device)
     X = X.to(dtype=net.dtype, device=net.device) if isinstance(X, Tensor) else X
     frozen = freeze(net, X, padding)

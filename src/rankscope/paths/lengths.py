@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ from rankscope.paths.shares import cosine, share
 from rankscope.shapes import Float
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from rankscope.paths.views import LengthView
@@ -88,11 +90,14 @@ class ByLength:
                 frames.append(_rows(term, self.output, self.padding, length, start, count))
         return pl.concat(frames)
 
-    def plot(self) -> "Figure":
-        """Shares and residuals by length, with the number of paths."""
+    def plot(
+        self, *, ax: "Iterable[Axes] | None" = None, figsize: tuple[float, float] | None = None
+    ) -> "Figure":
+        """Shares and residuals by length, with the number of paths: in two panels, the two axes of `ax` if
+        given, or of a new figure of `figsize` inches."""
         from rankscope.paths.plot import plot_lengths
 
-        return plot_lengths(self.table)
+        return plot_lengths(self.table, ax, figsize)
 
     def views(self) -> "list[LengthView]":
         """What each length says: all that is drawn, printed and told of it."""

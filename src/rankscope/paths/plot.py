@@ -6,7 +6,7 @@ from decimal import Decimal
 import numpy as np
 import polars as pl
 
-from rankscope.figures import Axes, Figure, panels
+from rankscope.figures import Axes, AxesLike, Figure, panels, styled
 from rankscope.looks import FAINT, INK, PALETTE
 from rankscope.paths.views import LengthView, head_means, length_views
 
@@ -14,16 +14,20 @@ SHOWN = {"embedding": PALETTE[0], "bias": PALETTE[4]}
 SAID = {"embedding": "from the embedding", "bias": "from biases"}
 
 
-def plot_lengths(table: pl.DataFrame) -> Figure:
+@styled
+def plot_lengths(
+    table: pl.DataFrame, ax: AxesLike | None = None, figsize: tuple[float, float] | None = None
+) -> Figure:
     """Left: the share of the output by length, apart by where paths start, with the number of paths. Right:
     the relative residual of the sum of each length's terms; dots are samples, hollow where they are noise."""
-    figure, (left, right) = panels(2)
+    figure, (left, right) = panels(2, ax=ax, figsize=figsize)
     lengths = length_views(table)
     _shares(left, lengths)
     _residuals(right, table, lengths)
     return figure
 
 
+@styled
 def plot_heads(by_head: pl.DataFrame) -> Figure:
     """Layer by head: what share of the output passes through each, and by how much each contracts."""
     figure, axes = panels(2, width=5.4)
@@ -69,7 +73,7 @@ def _shares(axes: Axes, lengths: Sequence[LengthView]) -> None:
         )  # fmt: skip
     axes.set_title("number of paths above each length", fontsize=9, color=FAINT)
     if biased:
-        axes.legend(loc="best", frameon=False)
+        axes.legend(loc="best")
 
 
 def _residuals(axes: Axes, table: pl.DataFrame, lengths: Sequence[LengthView]) -> None:
@@ -92,6 +96,7 @@ def _residuals(axes: Axes, table: pl.DataFrame, lengths: Sequence[LengthView]) -
     axes.set_xticks(_thinned(np.arange(len(lengths))))
 
 
+@styled
 def plot_single(residuals: pl.DataFrame) -> Figure:
     """The relative residual of single paths against their length; hollow where it is noise."""
     figure, (axes,) = panels()

@@ -1,15 +1,18 @@
 """What a `Profile` and a `Summary` share: metrics by layer, a curve for each variant in each arithmetic."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from rankscope.errors import MetricError, one_of
+from rankscope.profiles.factors import line_names
 from rankscope.profiles.views import CurveView
 from rankscope.runs.tables import Kept
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -33,8 +36,8 @@ class Curves(Kept):
         """Of how many, and of what."""
 
     @abstractmethod
-    def _view(self, metric: str, variant: str, arithmetic: str, label: str) -> CurveView:
-        """What one line says, under its label."""
+    def _view(self, metric: str, name: str, label: str, chosen: Mapping[str, Any]) -> CurveView:
+        """What one line says, under its name and label; `chosen` is its variant, arithmetic and factors."""
 
     @property
     def variants(self) -> list[str]:
@@ -53,12 +56,28 @@ class Curves(Kept):
         """The arithmetics in the table, in order."""
         return self.table["arithmetic"].unique(maintain_order=True).to_list()
 
-    def rows(self, metric: str, *, variant: str | None = None, arithmetic: str | None = None) -> pl.DataFrame:
-        """One metric of one variant in one arithmetic; each must be named where there are several."""
+    @property
+    def factors(self) -> dict[str, list[Any]]:
+        """In what joined profiles differ, as seeds or sizes: the values of each, in order."""
+        names = [name for name in self.table.columns if name not in self.schema]
+        return {name: self.table[name].unique(maintain_order=True).to_list() for name in names}
+
+    def rows(
+        self, metric: str, *, variant: str | None = None, arithmetic: str | None = None, **factors: Any
+    ) -> pl.DataFrame:
+        """One metric of one variant in one arithmetic, and of one value of each factor; each must be named
+        where there are several."""
+        known = self.factors
+        for name in factors:
+            if name not in known:
+                raise MetricError(
+                    one_of("a factor", name, known) if known else f"this profile has no factors; got {name}="
+                )
         return self.table.filter(
             metric=_only("metric", metric, self.metrics),
             variant=_only("variant", variant, self.variants),
             arithmetic=_only("arithmetic", arithmetic, self.arithmetics),
+            **{name: _only(name, factors.get(name), values) for name, values in known.items()},
         )
 
     def lines(self, metric: str) -> list[tuple[str, str]]:
@@ -71,28 +90,41 @@ class Curves(Kept):
         corpus it is the median, with bands of nine tenths and of a half of the excerpts."""
         if not len(self.table):
             return []
-        name, one = metric or self.metrics[0], len(self.arithmetics) == 1
+        shown = _only("metric", metric or self.metrics[0], self.metrics)
+        columns = ["variant", "arithmetic", *self.factors]
+        chosen = self.table.filter(metric=shown).select(columns).unique(maintain_order=True).to_dicts()
+        named = line_names(chosen, list(self.factors))
+        one = len(self.arithmetics) == 1
         return [
-            self._view(name, variant, arithmetic, variant if one else f"{variant}, {arithmetic}")
-            for variant, arithmetic in self.lines(name)
+            self._view(shown, name, name if one else f"{name}, {each['arithmetic']}", each)
+            for name, each in zip(named, chosen, strict=True)
         ]
 
-    def plot(self, metric: str | None = None, *, log: bool | None = None) -> "Figure":
+    def plot(
+        self,
+        metric: str | None = None,
+        *,
+        log: bool | None = None,
+        ax: "Axes | Iterable[Axes] | None" = None,
+        figsize: tuple[float, float] | None = None,
+    ) -> "Figure":
         """The metric (the first, if left out) by layer, floors drawn; `log=None` decides by range. Of a
-        corpus the median, with bands of a half and of nine tenths of the excerpts."""
+        corpus the median, with bands of a half and of nine tenths of the excerpts. Into `ax`, if given, or a
+        new figure of `figsize` inches."""
         from rankscope.profiles.plot import plot_curves
 
-        return plot_curves(self.views(_only("metric", metric or self.metrics[0], self.metrics)), log)
+        shown = self.views(_only("metric", metric or self.metrics[0], self.metrics))
+        return plot_curves(shown, log, ax, figsize)
 
 
-def _only(what: str, asked: str | None, known: list[str]) -> str:
+def _only(what: str, asked: Any, known: list[Any]) -> Any:
     """The one asked for, which may go unnamed where there is no other."""
     if not known:
         raise MetricError("this profile has no rows: it was measured on no sample")
     if asked is None and len(known) == 1:
         return known[0]
     if asked is None:
-        raise MetricError(f"this profile holds several {what}s: name one of {', '.join(known)}")
+        raise MetricError(f"this profile holds several {what}s: name one of {', '.join(map(str, known))}")
     if asked not in known:
-        raise MetricError(one_of(what, asked, known))
+        raise MetricError(one_of(what, asked, map(str, known)))
     return asked

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
+from rankscope.nets.asked import TokensOf, tokens_of
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.propagation import Progress, passing, side_by_side
 from rankscope.profiles.readers import CheckReader, MetricReader, Reader
@@ -19,7 +20,7 @@ DEFAULT_METRICS = ("relative_residual", "residual", "relative_mu", "mu")
 
 def measure(
     net: Transformer,
-    X: Tensor,
+    X: TokensOf,
     padding: Tensor | None = None,
     metrics: MetricsLike = DEFAULT_METRICS,
     arithmetic: str = "deviation",
@@ -35,12 +36,15 @@ def measure(
 ) -> Profile:
     """How uniform the tokens are at every layer.
 
-    X is `[batch, token, width]` in any floating dtype. `arithmetic` is how the network runs: `deviation`
-    resolves any residual, however small; `float64`, `float32` and `bfloat16` show their floors. Metrics are
-    computed in float64 from what it gives; each is a name, or a `Metric` of your own. `variant` names the
-    network in the table. At most `batch` samples run together; `progress(done, total)` hears of each layer;
-    `device` is where to run, where the network is if left out. `readers` take what else is wanted of the same
-    pass (`profiles/readers.py`). Layer l is the output of block l; a final norm is not applied.
+    X is a text or several, read as `net.encode` reads them (up to 128 tokens of each); what `net.encode`
+    gave; or tokens `[batch, token, width]` in any floating dtype, with their padding.
+
+    `arithmetic` is how the network runs: `deviation` resolves any residual, however small; `float64`,
+    `float32` and `bfloat16` show their floors. Metrics are computed in float64 from what it gives; each is a
+    name, or a `Metric` of your own. `variant` names the network in the table. At most `batch` samples run
+    together; `progress(done, total)` hears of each layer; `device` is where to run, where the network is if
+    left out. `readers` take what else is wanted of the same pass (`profiles/readers.py`). Layer l is the
+    output of block l; a final norm is not applied.
 
     Beside deviation arithmetic goes a second pass, rounded otherwise, and what the two do not agree on to
     nine digits is marked (`docs/deviation.md`); `estimate=False` leaves it out, and marks nothing.
@@ -56,9 +60,10 @@ def measure(
     >>> measure(net, torch.randn(3, 5, 8)).curve("mu").shape
     torch.Size([3, 3])
     """
+    tokens, padding = tokens_of("measure", net, X, padding)
     (profile,) = side_by_side([
         _measuring(
-            net, X, padding, metrics, arithmetic, variant=variant, batch=batch, progress=progress,
+            net, tokens, padding, metrics, arithmetic, variant=variant, batch=batch, progress=progress,
             device=device, readers=readers, estimate=estimate, confirm=confirm, compile=compile,
         )
     ])  # fmt: skip

@@ -4,11 +4,15 @@ One row per variant, arithmetic, sample, layer, metric (and head, for metrics of
 
     variant · arithmetic · sample · layer · head · metric · value · log10 · floor · below_floor · digits
 
+and a column for each factor that `Profile.join` was given, as a seed or a size.
+
 A value at or below its floor is rounding noise: it stays in the table, marked. `digits` is how many digits of
 it a second pass, rounded otherwise, agreed on (`agreement.py`); null where there was none.
 """
 
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import polars as pl
 import torch
@@ -16,6 +20,7 @@ from torch import Tensor
 
 from rankscope.errors import MetricError, one_of
 from rankscope.profiles.curves import Curves
+from rankscope.profiles.factors import with_factors
 from rankscope.profiles.views import CurveView, of_samples
 from rankscope.runs import joined
 from rankscope.shapes import Bool, Float
@@ -42,14 +47,26 @@ class Profile(Curves):
 
     schema = SCHEMA
     later = ("digits",)
+    grows = True
 
     @property
     def _many(self) -> tuple[int, str]:
         return self.table["sample"].n_unique(), "sample"
 
     @classmethod
-    def join(cls, profiles: list["Profile"]) -> "Profile":
-        """Several profiles as one: variants or arithmetics side by side."""
+    def join(cls, profiles: list["Profile"], **factors: Sequence[Any]) -> "Profile":
+        """Several profiles as one: variants or arithmetics side by side, or runs that differ in factors, with
+        a value of each factor for each profile: `Profile.join(runs, seed=[0, 1, 2])`. Factors are columns of
+        the table, stand in the names of lines, and choose one: `curve("mu", seed=1)`.
+
+        >>> from rankscope.nets import Architecture, Transformer
+        >>> from rankscope.profiles.measure import measure
+        >>> arch, X = Architecture(layers=2, width=8, heads=2), torch.randn(1, 5, 8)
+        >>> runs = [measure(Transformer.random(arch, seed=seed), X) for seed in (0, 1)]
+        >>> both = Profile.join(runs, seed=[0, 1])
+        >>> [view.label for view in both.views()], both.curve("mu", seed=1).shape
+        (['seed 0', 'seed 1'], torch.Size([1, 3]))
+        """
         given = profiles if isinstance(profiles, list | tuple) else [profiles]
         strange = [type(each).__name__ for each in given if not isinstance(each, Profile)]
         if strange or given is not profiles:
@@ -59,26 +76,36 @@ class Profile(Curves):
             )
         if not profiles:
             raise MetricError("join must be given at least one profile; received none")
-        table = pl.concat([profile.table for profile in profiles])
-        twice = table.filter(table.select(KEYS).is_duplicated())
+        tables = with_factors([profile.table for profile in profiles], factors, SCHEMA)
+        table = pl.concat(tables, how="vertical_relaxed")
+        names = [name for name in table.columns if name not in SCHEMA]
+        twice = table.filter(table.select(*KEYS, *names).is_duplicated())
         if len(twice):
             row = twice.row(0, named=True)
             raise MetricError(
-                f"profiles to join must differ in variant or arithmetic; {row['variant']!r} in "
-                f"{row['arithmetic']} comes twice: name them with measure(..., variant=)"
+                f"profiles to join must differ in variant, arithmetic or a factor; {row['variant']!r} in "
+                f"{row['arithmetic']} comes twice: name them with measure(..., variant=), or say in what "
+                "they differ, as in join(profiles, seed=[0, 1])"
             )
-        return cls(table, joined([profile.manifest for profile in profiles]))
+        manifest = joined([profile.manifest for profile in profiles])
+        return cls(table, manifest.adding(factors=names) if names else manifest)
 
     def curve(
-        self, metric: str, column: str = "value", *, variant: str | None = None, arithmetic: str | None = None
+        self,
+        metric: str,
+        column: str = "value",
+        *,
+        variant: str | None = None,
+        arithmetic: str | None = None,
+        **factors: Any,
     ) -> Float[Tensor, "sample layer"] | Float[Tensor, "sample layer head"]:
         """`[sample, layer]`, layer 0 the input; of attention `[sample, layer, head]`, NaN at layer 0.
 
-        `column` may be value, log10, floor, below_floor or digits.
+        `column` may be value, log10, floor, below_floor or digits. `factors` choose among those of `join`.
         """
         if column not in (*NUMBERS, "digits"):
             raise MetricError(one_of("column", column, [*NUMBERS, "digits"]))
-        rows = self.rows(metric, variant=variant, arithmetic=arithmetic)
+        rows = self.rows(metric, variant=variant, arithmetic=arithmetic, **factors)
         heads = rows["head"].drop_nulls()
         shape = [_size(rows["sample"]), _size(rows["layer"])] + ([_size(heads)] if len(heads) else [])
         curve = torch.full(shape, torch.nan, dtype=torch.float64)
@@ -87,18 +114,17 @@ class Profile(Curves):
         curve[index] = torch.from_numpy(rows[column].cast(pl.Float64).fill_null(math.nan).to_numpy().copy())
         return curve
 
-    def _view(self, metric: str, variant: str, arithmetic: str, label: str) -> CurveView:
-        chosen = {"variant": variant, "arithmetic": arithmetic}
+    def _view(self, metric: str, name: str, label: str, chosen: Mapping[str, Any]) -> CurveView:
         columns = {each: self.curve(metric, each, **chosen).numpy() for each in ("log10", "value", "floor")}
         noise = self.at_floor(metric, **chosen).numpy()
-        return of_samples(metric, variant, arithmetic, label, columns, noise)
+        return of_samples(metric, name, chosen["arithmetic"], label, columns, noise)
 
     def at_floor(
-        self, metric: str, *, variant: str | None = None, arithmetic: str | None = None
+        self, metric: str, *, variant: str | None = None, arithmetic: str | None = None, **factors: Any
     ) -> Bool[Tensor, " layer"]:
         """By layer: whether every sample (and head) that has a value lies at its floor."""
-        value = self.curve(metric, variant=variant, arithmetic=arithmetic)
-        noise = self.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic) == 1
+        value = self.curve(metric, variant=variant, arithmetic=arithmetic, **factors)
+        noise = self.curve(metric, "below_floor", variant=variant, arithmetic=arithmetic, **factors) == 1
         there = ~value.isnan()
         over = [axis for axis in range(value.ndim) if axis != 1]
         return (noise | ~there).all(dim=over) & there.any(dim=over)

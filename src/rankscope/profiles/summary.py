@@ -12,6 +12,9 @@ An excerpt that overflowed has no value at all: `not_finite` counts these. `belo
 values that are rounding noise, `floor` the mean floor beneath them.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import polars as pl
 import torch
 from torch import Tensor
@@ -69,12 +72,11 @@ class Summary(Curves):
         )
         return curve
 
-    def _view(self, metric: str, variant: str, arithmetic: str, label: str) -> CurveView:
-        chosen = {"variant": variant, "arithmetic": arithmetic}
+    def _view(self, metric: str, name: str, label: str, chosen: Mapping[str, Any]) -> CurveView:
         columns = [*QUANTILES, *(f"log10_{each}" for each in QUANTILES), "floor"]
         curves = {each: self.curve(metric, each, **chosen).numpy() for each in columns}
         noise = self.at_floor(metric, **chosen).numpy()
-        return of_quantiles(metric, variant, arithmetic, label, curves, noise, self.excerpts)
+        return of_quantiles(metric, name, chosen["arithmetic"], label, curves, noise, self.excerpts)
 
     def at_floor(
         self, metric: str, *, variant: str | None = None, arithmetic: str | None = None

@@ -69,6 +69,8 @@ class Kept:
     """Its columns and their types."""
     later: ClassVar[Sequence[str]] = ()
     """Those that files of earlier versions do not have: null there."""
+    grows: ClassVar[bool] = False
+    """Whether it may have columns beside these, which its manifest names: factors."""
     table: pl.DataFrame
     manifest: Manifest
 
@@ -87,6 +89,8 @@ class Kept:
         missing = [name for name in cls.later if name not in table.columns]
         if missing and set(table.columns) == set(cls.schema) - set(missing):
             table = table.with_columns(pl.lit(None, cls.schema[name]).alias(name) for name in missing)
-        if manifest is None or table.schema != pl.Schema(cls.schema):
+        beside = manifest.more.get("factors", ()) if cls.grows and manifest is not None else ()
+        own = table.drop(beside, strict=False)
+        if manifest is None or own.schema != pl.Schema(cls.schema):
             raise FileError(f"{path} must be a {what} written by {kind}.save; it is another kind of table")
         return cls(table, manifest)

@@ -59,6 +59,16 @@ class Grid(NamedTuple):
         """Where a value lies at or below its floor."""
         return (self.value <= self.floor) & (self.floor > 0)
 
+    def logs(self, layer: int) -> dict[int, float]:
+        """log10 at a layer by step, where there is a number that is no noise."""
+        row = self.layers.index(layer) if layer in self.layers else len(self.layers)
+        seen = zip(
+            self.steps, self.value[row : row + 1].ravel(), self.noise[row : row + 1].ravel(), strict=False
+        )
+        return {
+            step: float(np.log10(value)) for step, value, noise in seen if 0 < value < np.inf and not noise
+        }
+
 
 @dataclass(frozen=True, eq=False)
 class Training:

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,10 @@ import torch
 
 from rankscope.errors import FileError, SourceError
 from rankscope.extras import need
+from rankscope.naming import forgiven, hub_address, is_path, may_be_on_hub, nearest
 from rankscope.nets.room import FLOAT64, OBJECTS, machine_memory, size
 from rankscope.sources.families import Family
+from rankscope.sources.hub import answers
 from rankscope.sources.model_types import family_of
 from rankscope.sources.presets import PRESETS
 
@@ -44,6 +45,8 @@ class Place:
     name: str
     options: dict[str, Any]
     """revision, cache_dir, local_files_only, token, trust_remote_code: as transformers has them."""
+    unreached: str | None = None
+    """The hub, where it was tried and did not answer: then the cache alone is read."""
 
     @property
     def local(self) -> bool:
@@ -72,7 +75,9 @@ class Checkpoint:
 
 
 def place(source: str, options: dict[str, Any]) -> Place:
-    """The embedded model, a directory, or an id on the hub."""
+    """The embedded model, a directory, or an id on the hub; a name that can be none of these is refused
+    before the hub is asked, and a hub that does not answer is not asked again and again."""
+    source = forgiven(source, ["minilm"])
     if source == "minilm":
         need("the embedded default model 'minilm'", MINILM)
         spec = find_spec(MINILM)
@@ -89,7 +94,28 @@ def place(source: str, options: dict[str, Any]) -> Place:
         raise FileError(
             f"a model directory must hold config.json and its weights; {source} has no config.json"
         )
-    return Place(source, source, options)
+    if Path(source).is_dir():
+        return Place(source, source, options)
+    if not may_be_on_hub(source, options.get("cache_dir")):
+        raise SourceError(_unknown(source))
+    if options.get("local_files_only") or answers():
+        return Place(source, source, options)
+    return Place(source, source, {**options, "local_files_only": True}, unreached=hub_address())
+
+
+def _unknown(source: str) -> str:
+    near = nearest(source, ["minilm", *PRESETS])
+    if is_path(source):
+        return f"a model must be a directory with config.json and its weights; there is none at {source}"
+    called = (
+        f"load({near!r}) is the embedded one"
+        if near == "minilm"
+        else f"fresh({near!r}) builds one with random weights"
+    )
+    return (
+        f"a model must be 'minilm', a directory, or an id on the hub (owner/name); got {source!r}, which is "
+        f"none of these{'' if near is None else f' ({called})'}"
+    )
 
 
 def read(found: Place, family: str | Family | None, named: str | None = None) -> Checkpoint:
@@ -275,11 +301,20 @@ def _sentence(found: Place, error: Exception) -> str:
         return f"the weights of {found.name} must fit its config; they do not ({said})"
     if found.local:
         return f"the model in {found.name} cannot be read ({said}): it must hold config.json and its weights"
-    close = get_close_matches(found.name, PRESETS, n=1)
-    near = f" (fresh({close[0]!r}) builds one with random weights)" if close else ""
+    near = f" (fresh({found.name!r}) builds one with random weights)" if found.name in PRESETS else ""
+    if found.unreached is not None:
+        return (
+            f"the hub ({found.unreached}) cannot be reached from here, and {found.name} is not in its cache "
+            f"on this machine: look at the network, or give a directory that holds the model{near}"
+        )
+    if found.options.get("local_files_only"):
+        return (
+            f"with local_files_only a model must be a directory or lie in the hub's cache; {found.name} does "
+            f"not ({said}){near}"
+        )
     return (
-        "a model must be 'minilm', a local directory or an id on the hub that can be reached or is in the "
-        f"cache; {found.name!r} is none of these ({said}){near}"
+        f"{found.name} is no directory here, and the hub has no model of that id that can be read ({said}): "
+        "check the spelling, and the token if it is not public"
     )
 
 

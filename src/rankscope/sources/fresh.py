@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError
+from rankscope.naming import forgiven
 from rankscope.nets import Architecture, Encoded, Inputs, Transformer
-from rankscope.sources.presets import preset
+from rankscope.sources.presets import PRESETS, preset
 from rankscope.sources.words import split, word_tokens
 
 
@@ -78,4 +79,4 @@ def fresh(
     """
     if isinstance(model, Architecture):
         return untrained(model, f"random {model.layers}x{model.width}", seed, init, dtype, device)
-    return untrained(preset(model), model, seed, init, dtype, device)
+    return untrained(preset(model), forgiven(model, PRESETS), seed, init, dtype, device)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rankscope.naming import forgiven
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources.fresh import fresh, untrained
 from rankscope.sources.load import load
@@ -19,6 +20,7 @@ def named_network(
 ) -> Transformer:
     """A usual size (`bert-base`: random weights), a JSON file of an architecture (random weights), or what
     `load` takes: `minilm`, a directory, an id on the hub, its layers in memory or left in their files."""
+    model = forgiven(model, ["minilm", *PRESETS])
     if is_drawn(model):
         refuse_stream(stream, model, "has random weights")
     if model in PRESETS:

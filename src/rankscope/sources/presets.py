@@ -4,6 +4,7 @@ Absolute positions belong to the embedding, and so come with the tokens.
 """
 
 from rankscope.errors import ArchitectureError, one_of
+from rankscope.naming import forgiven
 from rankscope.nets import Architecture
 
 _BERT = Architecture(layers=12, width=768, heads=12)
@@ -42,11 +43,12 @@ PRESETS: dict[str, Architecture] = {
 
 
 def preset(name: str) -> Architecture:
-    """The architecture of that name.
+    """The architecture of that name, case and hyphens forgiven.
 
-    >>> preset("bert-base").layers
-    12
+    >>> preset("bert-base").layers, preset("BERT base").layers
+    (12, 12)
     """
-    if not isinstance(name, str) or name not in PRESETS:
+    called = forgiven(name, PRESETS) if isinstance(name, str) else name
+    if not isinstance(name, str) or called not in PRESETS:
         raise ArchitectureError(one_of("model", name, PRESETS))
-    return PRESETS[name]
+    return PRESETS[called]

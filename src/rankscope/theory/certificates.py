@@ -15,6 +15,7 @@
 An upper bound is vacuous when it is as large as the tokens themselves, a lower bound when it is zero.
 """
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -23,6 +24,7 @@ from rankscope.errors import TheoremError, one_of
 from rankscope.runs.tables import Kept
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from rankscope.theory.views import BoundView
@@ -121,11 +123,18 @@ class Certificates(Kept):
 
         return bound_views(self.summary(), self.table)
 
-    def plot(self, sample: int = 0) -> "Figure":
-        """Bounds and measurement on one log axis, a panel per quantity."""
+    def plot(
+        self,
+        sample: int = 0,
+        *,
+        ax: "Axes | Iterable[Axes] | None" = None,
+        figsize: tuple[float, float] | None = None,
+    ) -> "Figure":
+        """Bounds and measurement on one axis of powers of ten, a panel per quantity: into as many axes `ax`,
+        if given, or a new figure of `figsize` inches."""
         from rankscope.theory.plot import plot_certificates
 
-        return plot_certificates(self.table, sample)
+        return plot_certificates(self.table, sample, ax, figsize)
 
 
 def _first_layers(met: list[bool]) -> int:

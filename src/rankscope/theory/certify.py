@@ -11,6 +11,7 @@ from torch import Tensor
 from rankscope.errors import MetricError, TheoremError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
+from rankscope.nets.asked import TokensOf, tokens_of
 from rankscope.profiles.propagation import Progress
 from rankscope.runs import manifest_of
 from rankscope.theory.catalogue import Chosen, theorems_named
@@ -26,7 +27,7 @@ from rankscope.theory.weight_norms import WeightNorms
 
 def certify(
     net: Transformer,
-    X: Tensor,
+    X: TokensOf,
     padding: Tensor | None = None,
     theorems: Chosen = None,
     *,
@@ -38,14 +39,14 @@ def certify(
 ) -> Certificates:
     """What is proved about these tokens in this network, layer by layer, and by how much it is met.
 
-    X is `[batch, token, width]`. A theorem whose hypotheses fail says so and gives no number. `centre` is
-    what `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear programmes:
-    for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean may lose. `variant`
-    names the network in the manifest; `progress(done, total)` hears of each sample. `device` is where to run,
-    the CPU if left out (small matrices and linear programmes are no work for a GPU), and the manifest's
-    checks say where the network came from. Norms of weights are taken once and kept for later calls, as long
-    as weights are the same bit for bit; `norms`, given again with this network or a variant of it, whose
-    weights have not changed since, saves reading them for that.
+    X is texts, what `net.encode` gave, or `[batch, token, width]`. A theorem whose hypotheses fail says so
+    and gives no number. `centre` is what `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the
+    definition (linear programmes: for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that
+    the mean may lose. `variant` names the network in the manifest; `progress(done, total)` hears of each
+    sample. `device` is where to run, the CPU if left out (small matrices and linear programmes are no work
+    for a GPU), and the manifest's checks say where the network came from. Norms of weights are taken once and
+    kept for later calls, as long as weights are the same bit for bit; `norms`, given again with this network
+    or a variant of it, whose weights have not changed since, saves reading them for that.
 
     >>> from rankscope.nets import Architecture, named_variant
     >>> san = named_variant(Transformer.random(Architecture(layers=3, width=16, heads=2)), "san")
@@ -53,6 +54,7 @@ def certify(
     >>> bool(found.table["met"].all()), len(found.broken())
     (True, 0)
     """
+    X, padding = tokens_of("certify", net, X, padding)
     chosen = theorems_named(theorems)
     if reason := outside(net.arch):
         raise TheoremError(

@@ -1,6 +1,7 @@
 """`collapse_depth`: the layer where tokens become the same, as measured and as guaranteed."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,11 +10,13 @@ from torch import Tensor
 
 from rankscope.errors import TheoremError
 from rankscope.nets import Transformer
+from rankscope.nets.asked import TokensOf
 from rankscope.theory.catalogue import Chosen
 from rankscope.theory.certificates import Certificates
 from rankscope.theory.certify import certify
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from rankscope.theory.views import DepthView
@@ -44,11 +47,14 @@ class CollapseDepth:
 
         return depth_card(self.view())
 
-    def plot(self) -> "Figure":
-        """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes."""
+    def plot(
+        self, *, ax: "Axes | Iterable[Axes] | None" = None, figsize: tuple[float, float] | None = None
+    ) -> "Figure":
+        """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes. Into
+        `ax`, if given, or a new figure of `figsize` inches."""
         from rankscope.theory.plot import plot_depth
 
-        return plot_depth(self.view())
+        return plot_depth(self.view(), ax, figsize)
 
     def view(self) -> "DepthView":
         """What is measured by sample, and the weakest of what each theorem proves of every sample."""
@@ -64,7 +70,7 @@ class CollapseDepth:
 
 def collapse_depth(
     net: Transformer,
-    X: Tensor,
+    X: TokensOf,
     threshold: float = 1e-6,
     padding: Tensor | None = None,
     *,

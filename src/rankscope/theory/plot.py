@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from rankscope.errors import TheoremError
-from rankscope.figures import Axes, Figure, FuncFormatter, MaxNLocator, panels
+from rankscope.figures import Axes, AxesLike, Figure, FuncFormatter, MaxNLocator, panels, styled
 from rankscope.looks import FAINT, INK, MARKERS, PALETTE, label, tick
 from rankscope.theory.views import DepthView, drawn_quantities, quantity
 
@@ -16,9 +16,15 @@ LOWEST = -1e300
 """Bounds of fewer decades are drawn here: an axis has no numbers beyond."""
 
 
-def plot_certificates(every: pl.DataFrame, sample: int = 0) -> Figure:
-    """By layer, both axes logarithmic: the measurement in black, tokens' own size grey, upper bounds solid,
-    lower bounds dashed; open marks where a bound is vacuous, and no line where its hypotheses fail."""
+@styled
+def plot_certificates(
+    every: pl.DataFrame,
+    sample: int = 0,
+    ax: AxesLike | None = None,
+    figsize: tuple[float, float] | None = None,
+) -> Figure:
+    """By layer, on an axis of powers of ten: the measurement in black, tokens' own size grey, upper bounds
+    solid, lower bounds dashed; open marks where a bound is vacuous, and no line where its hypotheses fail."""
     samples = every["sample"].unique().to_list()
     if sample not in samples:
         raise TheoremError(f"sample must lie in 0..{len(samples) - 1}; got {sample}")
@@ -26,19 +32,22 @@ def plot_certificates(every: pl.DataFrame, sample: int = 0) -> Figure:
     shown = drawn_quantities(table)
     if not shown:
         raise TheoremError("a figure needs a bound of residual, mu or diameter; ranks alone were certified")
-    figure, axes = panels(len(shown), width=5.8, height=4.4)
+    figure, axes = panels(len(shown), width=5.8, height=4.4, ax=ax, figsize=figsize)
     number = 0
     for each, name in zip(axes, shown, strict=True):
         number = _panel(each, table.filter(quantity=name), name, number)
     return figure
 
 
-def plot_depth(depth: DepthView) -> Figure:
+@styled
+def plot_depth(
+    depth: DepthView, ax: AxesLike | None = None, figsize: tuple[float, float] | None = None
+) -> Figure:
     """A line per theorem that proves something of every sample: blue to the right from where tokens are
     proved uniform, red up to where that is excluded; dotted, where each sample is measured to be uniform."""
     proved, measured = depth.proved, sorted({layer for layer in depth.measured if layer is not None})
     end = max([layer for *_, layer in proved] + measured, default=1) + 1
-    figure, (axes,) = panels(height=1.3 + 0.32 * max(len(proved), 1))
+    figure, (axes,) = panels(height=1.3 + 0.32 * max(len(proved), 1), ax=ax, figsize=figsize)
     for place, (_, kind, layer) in enumerate(proved):
         start, stop = (layer, end) if kind == "upper" else (0, layer)
         axes.barh(place, stop - start, left=start, height=0.5, color=PALETTE[0 if kind == "upper" else 1])
@@ -52,7 +61,10 @@ def plot_depth(depth: DepthView) -> Figure:
     axes.set(xlabel="layer", xlim=(0, end))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y", visible=False)
-    figure.legend(loc="outside upper left", ncols=3, fontsize=8, frameon=False)
+    if ax is None:
+        figure.legend(loc="outside upper left", ncols=3, fontsize=8)
+    else:
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=3, fontsize=8)
     return figure
 
 
@@ -99,7 +111,7 @@ def _dress(axes: Axes, values: np.ndarray, bounded: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("layer")
     axes.set_title(quantity(bounded).tex, loc="left", fontsize=10)
-    axes.legend(fontsize=8, frameon=False, loc="best")
+    axes.legend(fontsize=8, loc="best")
 
 
 def _wider(log10: float, side: int) -> float:
