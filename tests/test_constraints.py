@@ -13,7 +13,7 @@ from packaging.version import Version
 from tests import versions
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("dev", "docs", "demo", "explore", "ray", "trainer", "lightning", "tensorboard", "wandb", "mlflow")
+EXTRAS = ("dev", "docs", "full", "ray", "trainer", "lightning", "tensorboard", "wandb", "mlflow")
 ACCELERATORS = ("cuda-", "nvidia-", "triton")
 """What torch's wheel brings along with it depends on the index it came from; that wheel pins them itself."""
 
@@ -43,7 +43,7 @@ def required() -> set[str]:
             waiting += [
                 each for each in further if each.marker is None or each.marker.evaluate({"extra": extra})
             ]
-    return {canonical(name) for name, _ in met}
+    return {canonical(name) for name, _ in met} - {"rankscope"}  # extras of its own
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="constraints.txt is what CI installs, on Linux")

@@ -84,7 +84,7 @@ def test_without_extras_networks_are_measured_and_certified_and_what_is_missing_
 @pytest.mark.parametrize(
     "command",
     [
-        ["measure", "gpt2-of-mine"],
+        ["measure", "someone/model"],
         ["report", "nowhere"],
         ["explore"],
         ["demo"],

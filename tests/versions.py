@@ -16,13 +16,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".versions"
 MOVED = ("torch", "transformers")
-EXTRAS = "dev,demo,explore,trainer,lightning,tensorboard,wandb,mlflow"
+EXTRAS = "dev,full,trainer,lightning,tensorboard,wandb,mlflow"
 ROOMS = ("tests/sources", "tests/nets", "tests/live")
 
 
 def lowest(name: str) -> str:
     """The lower bound of a package's range in pyproject.toml."""
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    told = [
+        *project["dependencies"],
+        *(line for each in project["optional-dependencies"].values() for line in each),
+    ]
     (asked,) = (line for line in told if re.match(rf"{name}\W", line))
     found = re.search(r">=([\d.]+)", asked)
     assert found is not None, f"{name} must have a lower bound; pyproject.toml says {asked!r}"

@@ -105,7 +105,7 @@ def test_patches_are_squares_of_the_image() -> None:
 
 
 def test_without_scikit_learn_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'rankscope\[lab\]'"):
         Digits().batch(2, 0, 0)
 
