@@ -177,19 +177,30 @@ def test_networks_learn_that_are_better_than_frequencies_with_every_seed_at_ever
     assert 2.8 < learnt.blind("pre") < 3.2  # the entropy of English letters, spaces and signs, in nats
     good, bad = learnt.blind("pre") - 0.6, learnt.blind("pre") - 0.4
 
-    def learns(losses: dict[int, tuple[float, ...]]) -> Reached | None:
+    def learns(losses: dict[int, tuple[float, ...]], other: int | None = None) -> Reached | None:
         rows = [
             {"remedy": "gate", "setting": "pre", "quantity": "loss", "depth": depth, "seed": seed,
              "value": loss}
             for depth, each in losses.items()
             for seed, loss in enumerate(each)
         ]  # fmt: skip
+        more = {
+            "remedy": "none",
+            "setting": "pre",
+            "quantity": "loss",
+            "depth": other,
+            "seed": 0,
+            "value": good,
+        }
+        rows += [] if other is None else [more]
         return learnt.learns(learnt.whole(pl.DataFrame(rows)), "gate", "pre")
 
     assert learns({6: (good, good), 12: (good, good)}) == Reached(12, True)
     assert learns({6: (good, good), 12: (good, bad), 24: (good, good)}) == Reached(6, False)
     assert learns({6: (bad, bad)}) == Reached(0, False)
     assert learnt.learns(learnt.whole(None), "gate", "pre") is None
+    assert learns({6: (), 12: (good, good)}, other=6) is None
+    assert learns({6: (good, good), 12: ()}, other=12) == Reached(6, True)
 
 
 def test_words_for_what_seeds_say() -> None:
@@ -199,6 +210,9 @@ def test_words_for_what_seeds_say() -> None:
     assert weighed({"pre 2": low, "pre 4": mixed}, noise, -1, "loss").verdict == AGREES
     assert weighed({"pre 2": high}, noise, -1, "loss").verdict == NOT
     assert weighed({"pre 2": mixed, "pre 4": mixed}, noise, -1, "loss").verdict == NOTHING
+    assert (
+        weighed({"pre 2": {0: -0.02, 1: -0.03}}, noise, -1, "loss").verdict == NOTHING
+    )  # all, and too little
     assert weighed({"pre 2": low, "pre 4": high}, noise, -1, "loss").verdict == UNTOLD
     assert weighed({"pre 2": {0: -9.0}}, noise, -1, "loss").verdict == UNTOLD
     assert weighed({}, noise, -1, "loss", "it is too deep").because == "it is too deep"

@@ -151,23 +151,38 @@ def claims_said(claims: "list[Any]") -> str:
 
 
 def shown(tables: "Tables") -> "Table":
-    """A row a remedy, in no more than a hundred columns."""
+    """A row a remedy, in eighty columns: medians, whose ranges are in the report."""
     from rankscope.cli.show import titled
-    from rankscope.studies.remedies import learnt
     from rankscope.studies.remedies.reached import THRESHOLD
     from rankscope.studies.remedies.shown import chosen_by
 
     whole = chosen_by(tables)
-    depth = "trained, else " if len(tables.trained) else ""
+    learnt = any(heading.startswith("learns") for heading in whole.headings)
     table = titled(
-        f"Depth reached: layers until the relative residual falls below {THRESHOLD:g}",
-        f"Of {depth}{tables.deepest} layers at initialisation, over seeds. moved: the trained model's tokens."
-        + (" * trained." if len(tables.trained) else ""),
+        f"Layers until the relative residual falls below {THRESHOLD:g}",
+        f"post, pre, no skips: of {tables.deepest} layers at initialisation. log ×: by which the log of a "
+        "small residual is multiplied in a layer without skips. moved: tokens of the trained model, cold. "
+        + ("learns: the deepest that learn. " if learnt else "")
+        + "≥: all that there were.",
     )  # fmt: skip
-    short = {"moved, cold": "moved", "added": "params"}
-    short |= {f"loss, {each}": f"loss {each}" for each in learnt.SETTINGS}
+    short = {"moved, cold": "moved", "added": "params", "log times": "log ×", "no skips": "no\nskips"}
     for number, heading in enumerate(whole.headings):
-        table.add_column(short.get(heading, heading), justify="right" if number else "left", overflow="fold")
+        name = short.get(heading, heading.replace("learns, ", "learns\n").replace("no skips", "no\nskips"))
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in whole.rows:
-        table.add_row(*row)
+        table.add_row(*map(terse, row))
     return table
+
+
+def terse(cell: str) -> str:
+    """A cell in little room.
+
+    >>> terse("99 (98–128)"), terse("all 128 (117–128)"), terse("1,592,832"), terse("-6,132")
+    ('99', '≥128', '1.6M', '-6.1k')
+    """
+    said = cell.partition(" (")[0].replace("all ", "≥")
+    digits = said.replace(",", "").removeprefix("-")
+    if "," in said and digits.isdecimal():
+        number = float(said.replace(",", ""))
+        return f"{number / 1e6:.1f}M" if abs(number) >= 1e6 else f"{number / 1e3:.1f}k"
+    return said

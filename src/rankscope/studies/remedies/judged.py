@@ -2,9 +2,10 @@
 
 | word                | when                                                                              |
 |---------------------|-----------------------------------------------------------------------------------|
-| agrees              | in the claimed direction: with every seed, wherever seeds agree on a direction    |
+| agrees              | in the claimed direction with every seed, wherever seeds agree on a direction and |
+|                     | the effect is more than half of what seeds differ by without a remedy             |
 | does not            | in the other direction, in the same way                                           |
-| does nothing here   | nowhere do all seeds agree, and medians differ by less than seeds do              |
+| does nothing here   | nowhere is there such an effect, and medians differ by less than seeds do         |
 | cannot be told      | depths disagree, fewer than two seeds, or it was not run                          |
 """
 
@@ -19,6 +20,8 @@ from rankscope.studies.remedies.reached import THRESHOLD, depth_reached, spread
 from rankscope.studies.remedies.table import Tables
 
 AGREES, NOT, NOTHING, UNTOLD = "agrees", "does not", "does nothing here", "cannot be told"
+LEAST = 0.5
+"""Of what seeds differ by without a remedy: a smaller effect is none, though every seed should show it."""
 NOT_RUN = "not run: rankscope remedies --train"
 
 
@@ -143,12 +146,13 @@ def weighed(
         each = list(pairs.values())
         middle = statistics.median(each)
         small &= abs(middle) <= noise[key]
+        idle = abs(middle) <= LEAST * noise[key]
         said.append(f"{key}: {learnt.Spread(middle, min(each), max(each), len(each)).said('+.3f')}")
-        ways.add(_way(each, sign))
+        ways.add(NOTHING if idle else _way(each, sign))
     fewest = min(map(len, found.values()))
     if fewest < 2:
         return Judged(f"{what} {'; '.join(said)}", UNTOLD, "one seed has no spread")
-    word = NOTHING if ways == {""} and small else _word(ways)
+    word = NOTHING if ways <= {"", NOTHING} and small else _word(ways)
     return Judged(f"{what} {'; '.join(said)}", word, f"the fewest seeds: {fewest}" if fewest < 3 else "")
 
 

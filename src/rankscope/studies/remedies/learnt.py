@@ -76,17 +76,17 @@ def depths(table: pl.DataFrame, setting: str, remedy: str | None = None) -> list
 
 def learns(table: pl.DataFrame, remedy: str, setting: str) -> Reached | None:
     """The deepest networks that learn: from the shallowest on, up to the first depth at which a seed does not
-    get `MARGIN` below the loss of who does not look. None where it was not trained."""
-    if not (known := depths(table, setting, remedy)):
-        return None
-    below = blind(setting) - MARGIN
-    deepest = 0
-    for depth in known:
-        losses = values(table, remedy, setting, depth, "loss")
-        if diverged(table, remedy, setting, depth) or not losses or max(losses.values()) > below:
+    get `MARGIN` below the loss of who does not look, or to the first at which it was not trained. None where
+    that is the shallowest."""
+    below, deepest = blind(setting) - MARGIN, 0
+    for depth in depths(table, setting):
+        losses, lost = values(table, remedy, setting, depth, "loss"), diverged(table, remedy, setting, depth)
+        if not losses and not lost:
+            break
+        if lost or max(losses.values()) > below:
             return Reached(deepest, False)
         deepest = depth
-    return Reached(deepest, True)
+    return Reached(deepest, True) if deepest else None
 
 
 @cache
