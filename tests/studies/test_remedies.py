@@ -178,13 +178,13 @@ def test_networks_learn_that_are_better_than_frequencies_with_every_seed_at_ever
     good, bad = learnt.blind("pre") - 0.6, learnt.blind("pre") - 0.4
 
     def learns(losses: dict[int, tuple[float, ...]], other: int | None = None) -> Reached | None:
-        rows = [
+        rows: list[dict[str, object]] = [
             {"remedy": "gate", "setting": "pre", "quantity": "loss", "depth": depth, "seed": seed,
              "value": loss}
             for depth, each in losses.items()
             for seed, loss in enumerate(each)
         ]  # fmt: skip
-        more = {
+        more: dict[str, object] = {
             "remedy": "none",
             "setting": "pre",
             "quantity": "loss",
