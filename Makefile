@@ -12,6 +12,8 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
 # Signatures say shapes; these rooms' tests hold them to it, at three times the time. `make nightly` checks all.
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
 ROOMS := tests/nets tests/metrics tests/doubled tests/paths
+# Formulas, networks, readings and the house itself: what most edits break first.
+QUICK := tests/test_house.py tests/metrics tests/nets tests/runs tests/profiles tests/theory
 
 .PHONY: demo quick test docs slow nightly wheel weights lint types browser format bench notebook families versions clean
 

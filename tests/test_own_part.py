@@ -197,7 +197,7 @@ def test_one_without_a_rule_falls_back_and_is_refused_by_paths() -> None:
     mixed = run.attention[1] @ (V2 + 0.5 * V1).view(2, 6, 2, 3).transpose(1, 2)
     expected = mixed.transpose(1, 2).flatten(-2) @ second.weights.attention.output.weight.flatten(0, 1)
     torch.testing.assert_close(run.states[2], expected, rtol=1e-12, atol=1e-13)
-    with pytest.raises(PathError, match="value_residual stands at values"):
+    with pytest.raises(PathError, match="value_residual changes the values"):
         decompose(mine, tokens())
 
 

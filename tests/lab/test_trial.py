@@ -70,7 +70,7 @@ def test_what_does_not_go_there_is_refused_in_the_table(remedy: str, setting: st
 def test_what_cannot_be_measured_says_why() -> None:
     table = trial("valueresidual").table()
     paths = table.filter(quantity="path_share")
-    assert paths["value"].null_count() == 2 and "valueresidual stands at values" in paths["refused"][0]
+    assert paths["value"].null_count() == 2 and "valueresidual changes the values" in paths["refused"][0]
     (entropy,) = trial("centred").table().filter(quantity="entropy", seed=0).iter_rows(named=True)
     assert entropy["value"] is None and "negative" in entropy["refused"]
 

@@ -225,7 +225,7 @@ def test_theorems_and_paths_refuse_with_a_reason() -> None:
         certify(san.remedied("logn"), X)
     found = certify(san.remedied("sinkhorn"), X, theorems="dong2021-2.3").table
     assert not found["met"].any() and "a kernel other than softmax" in found["why"][0]
-    with pytest.raises(PathError, match="head_norm stands at heads"):
+    with pytest.raises(PathError, match="head_norm changes the heads"):
         decompose(san.remedied("differential"), X)
 
 

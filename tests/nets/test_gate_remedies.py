@@ -75,7 +75,7 @@ def test_a_gate_of_each_entry_alike_is_one_of_the_head() -> None:
 
 def test_paths_take_one_and_refuse_the_other() -> None:
     check_paths(woken(small(norm_place="pre").remedied("gate")))
-    with pytest.raises(PathError, match="headgate stands at heads"):
+    with pytest.raises(PathError, match="headgate changes the heads"):
         decompose(small().remedied("headgate"), normal(1, 5, 4))
 
 

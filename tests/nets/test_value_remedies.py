@@ -120,7 +120,7 @@ def test_a_pass_that_begins_later_says_so() -> None:
 
 @pytest.mark.parametrize(("spec", "place"), [("valueresidual", "values"), ("neutreno", "values")])
 def test_paths_refuse_them(spec: str, place: str) -> None:
-    with pytest.raises(PathError, match=f"{spec} stands at {place}"):
+    with pytest.raises(PathError, match=f"{spec} changes the {place}"):
         decompose(small().remedied(spec), normal(1, 5, 4))
 
 
