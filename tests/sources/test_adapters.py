@@ -97,7 +97,7 @@ def test_a_language_models_adapter_is_read_from_its_folder_and_its_base(tmp_path
     with pytest.raises(SourceError, match="must say which model it is for"):
         load(tmp_path / "adapter")
     path.write_text(json.dumps(fields | {"base_model_name_or_path": str(tmp_path / "gone")}))
-    with pytest.raises(SourceError, match="must be a directory with config.json and its weights; there is none at"):
+    with pytest.raises(SourceError, match="must be a directory with config.json.*there is none at"):
         load(tmp_path / "adapter", local_files_only=True)
 
 
