@@ -2,7 +2,8 @@
 
 The hooks tell the recorder what happens, in order: a call of the model begins; a block is entered and left;
 inside it attention happens; the call ends. The recorder numbers layers and samples, reads the metrics on the
-device where the tensors are, and keeps only the readings. Layers are numbered by the order of calls within
+device where the tensors are, and keeps only the readings; copies of small states wait until they are asked
+about, since reading many is cheaper in one go. Layers are numbered by the order of calls within
 one call of the model, so that one module called twelve times is twelve layers. Nothing of a call that failed
 is kept.
 """

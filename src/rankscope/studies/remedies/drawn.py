@@ -98,10 +98,14 @@ def _curve(axes: Axes, known: Curves, remedy: str, which: tuple[str, str], depth
 
 
 def _ticks(lowest: float) -> list[float]:
-    """Powers of ten down to the lowest, few enough to read."""
+    """Powers of ten down to the lowest, few enough to read; the tenth lies on the one where there are many.
+
+    >>> _ticks(-500.0), _ticks(-1e12)
+    ([0.0, -1.0, -10.0, -100.0], [0.0, -1000.0, -1000000.0, -1000000000.0, -1000000000000.0])
+    """
     last = math.floor(math.log10(-lowest))
     step = max(1, math.ceil((last + 1) / 5))
-    return [0.0, *(-(10.0**k) for k in range(0, last + 1, step))]
+    return [0.0, *(-(10.0**k) for k in range(0 if step == 1 else step, last + 1, step))]
 
 
 def _priced(tables: Tables) -> bool:
