@@ -23,6 +23,7 @@ def parts() -> dict[str, Callable[..., str]]:
 
     return {
         "api": api.page,
+        "claims": remedies.claims,
         "commands": commands.page,
         "gallery": gallery.page,
         "metrics": metrics.page,
@@ -30,6 +31,7 @@ def parts() -> dict[str, Callable[..., str]]:
         "remedies": remedies.page,
         "tables": tables.page,
         "theorems": theorems.page,
+        "trainings": remedies.trainings,
     }
 
 

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from rankscope.lab import Training
+from rankscope.lab.ahead import reads_ahead
 from rankscope.lab.side_by_side import side_by_side
 from rankscope.lab.trial import SETTINGS, LateError, Sizes, Trial, finished, gradients
 from rankscope.nets import Transformer
@@ -65,6 +66,13 @@ def test_what_does_not_go_there_is_refused_in_the_table(remedy: str, setting: st
     (row,) = trial(remedy, setting).table().iter_rows(named=True)
     assert says in row["refused"] and (row["remedy"], row["setting"]) == (remedy, setting)
     assert row["quantity"] is row["value"] is row["seed"] is None
+
+
+def test_reading_ahead_is_found_where_tokens_become_the_same() -> None:
+    """After 48 layers without skips nothing of what was read is left, to float64."""
+    deep = trial("none", "no skips", 48).training().networks()[0].arch
+    assert reads_ahead(Transformer.random(deep).remedied("sinkhorn"))
+    assert deep.mask == "causal" and not reads_ahead(Transformer.random(deep))
 
 
 def test_what_cannot_be_measured_says_why() -> None:

@@ -21,11 +21,22 @@ from rankscope.sources.words import bundled_excerpts, word_tokens
 from rankscope.studies import Setup
 from rankscope.studies.remedies import cold, initial, learnt, theory
 from rankscope.studies.remedies.comparisons import CLAIMS, comparisons
-from rankscope.studies.remedies.judged import AGREES, NOT, NOTHING, UNTOLD, weighed
+from rankscope.studies.remedies.judged import (
+    AGREES,
+    NOT,
+    NOTHING,
+    UNTOLD,
+    lasting,
+    learns,
+    spread_out,
+    weighed,
+)
 from rankscope.studies.remedies.parts import Part, computed, each, parts
+from rankscope.studies.remedies.price import price
 from rankscope.studies.remedies.reached import Reached, depth_reached, over_seeds
 from rankscope.studies.remedies.run import Asked, outcome, write
 from rankscope.studies.remedies.said import SAID
+from rankscope.studies.remedies.shown import shown
 from rankscope.studies.remedies.table import Tables, rows
 
 FEW = ("none", "rezero", "attnscale", "lnscale", "gate")
@@ -170,6 +181,74 @@ def test_trainings_join_where_they_are_there(
     verdicts = {one.what: one.verdict for one in comparisons(tables)}
     assert verdicts["gate: a lower loss"] == UNTOLD
     assert verdicts["none: without skips collapse is doubly exponential"] == AGREES
+
+
+def of_trainings(
+    tables: Tables, quantity: str, values: dict[str, dict[int, tuple[float, ...]]], setting: str = "post"
+) -> Tables:
+    """By remedy and depth, a number a seed."""
+    found = [
+        {
+            "remedy": remedy,
+            "setting": setting,
+            "depth": depth,
+            "seed": seed,
+            "quantity": quantity,
+            "value": x,
+        }
+        for remedy, by_depth in values.items()
+        for depth, each in by_depth.items()
+        for seed, x in enumerate(each)
+    ]
+    return replace(tables, trained=learnt.whole(pl.DataFrame(found)))
+
+
+def test_that_deep_networks_learn_is_judged_by_the_depth_at_which_they_do(tables: Tables) -> None:
+    plain = {6: (2.0, 2.0), 12: (3.1, 3.1)}
+    both = of_trainings(tables, "loss", {"none": plain, "gate": {6: (2.1, 2.1), 12: (2.2, 2.2)}})
+    came = learns("gate", "post")(both)
+    assert came.verdict == AGREES and came.ours == "the deepest that learn, post: 12 layers, 6 without"
+    worse = of_trainings(tables, "loss", {"none": plain, "gate": {6: (2.1, 2.1), 12: (2.2, 3.0)}})
+    assert learns("gate", "post")(worse).verdict == NOT
+    assert learns("gate", "no skips")(both).verdict == UNTOLD
+
+
+def test_a_fall_with_depth_that_is_not_there_without_a_remedy_is_nothing_to_prevent(tables: Tables) -> None:
+    falling, level = {6: (0.0, 0.1), 48: (-5.0, -4.0)}, {6: (0.2, 0.1), 48: (-0.2, 0.1)}
+    judge = lasting("gate", "gradient_first_end", "post")
+
+    def word(**values: dict[int, tuple[float, ...]]) -> str:
+        return judge(of_trainings(tables, "gradient_first_end", values)).verdict
+
+    assert word(none=falling, gate=level) == AGREES
+    assert word(none=falling, gate=falling) == NOT
+    assert word(none=level, gate=level) == word(none=level, gate=falling) == word(none=falling) == UNTOLD
+
+
+def test_entropy_that_stays_without_a_remedy_says_nothing_of_it(tables: Tables) -> None:
+    def word(mine: float, plain: float) -> str:
+        given = {"none": {6: (plain, 2.0)}, "gate": {6: (mine, 2.0)}}
+        return spread_out("gate", "post")(of_trainings(tables, "entropy", given)).verdict
+
+    # Attention that is even has the mean of log 1 ... log 64, 3.2 nats: a tenth is where it has collapsed.
+    assert (word(1.0, 0.1), word(0.1, 0.1), word(1.0, 1.0), word(0.1, 1.0)) == (AGREES, NOT, UNTOLD, UNTOLD)
+
+
+def test_trainings_with_a_smaller_rate_have_a_table_and_a_ring(tables: Tables) -> None:
+    losses = {"none": {6: (2.0, 2.0), 12: (3.1, 3.1)}, "gate": {6: (2.0, 2.0), 12: (3.1, 3.0)}}
+    both = of_trainings(tables, "loss", losses)
+    again = of_trainings(tables, "loss", {"none": {12: (3.1, 3.1)}, "gate": {12: (2.2, 2.1)}}).trained
+    priced = replace(both, costs=learnt.priced(pl.DataFrame(
+        [{"remedy": each, "setting": "post", "depth": 6, "ratio": 1.0} for each in losses]
+    )))  # fmt: skip
+
+    def rings(which: Tables) -> int:
+        marks = price(which).axes[0].get_lines()
+        return sum(each.get_markerfacecolor() == "none" for each in marks)
+
+    assert (rings(priced), rings(replace(priced, slower=again))) == (0, 1)
+    titles = [each.title for each in shown(replace(priced, slower=again))]
+    assert "Trained from scratch, post, learning rate 0.0003" in titles
 
 
 def test_networks_learn_that_are_better_than_frequencies_with_every_seed_at_every_lesser_depth() -> None:

@@ -110,7 +110,8 @@ def remedies(
             "report": str(report),
         })  # fmt: skip
         return
-    console().print(shown(tables))
+    for table in shown(tables):
+        console().print(table)
     say("", found.said, *([] if quiet else ["", *found.notes]), "", claims_said(found.comparisons))
     if not quiet:
         say_where("Report", report)
@@ -150,28 +151,38 @@ def claims_said(claims: "list[Any]") -> str:
     return f"Of {len(claims)} published claims: {counts}. Each with its numbers is in the report."
 
 
-def shown(tables: "Tables") -> "Table":
-    """A row a remedy, in eighty columns: medians, whose ranges are in the report."""
+def shown(tables: "Tables") -> "list[Table]":
+    """Before training, and after it where there is some: a row a remedy, in eighty columns. Medians: their
+    ranges are in the report."""
     from rankscope.cli.show import titled
     from rankscope.studies.remedies.reached import THRESHOLD
-    from rankscope.studies.remedies.shown import chosen_by
+    from rankscope.studies.remedies.shown import BEFORE, chosen_by
 
     whole = chosen_by(tables)
-    learnt = any(heading.startswith("learns") for heading in whole.headings)
-    table = titled(
-        f"Layers until the relative residual falls below {THRESHOLD:g}",
-        f"post, pre, no skips: of {tables.deepest} layers at initialisation. log ×: by which the log of a "
-        "small residual is multiplied in a layer without skips. moved: tokens of the trained model, cold. "
-        + ("learns: the deepest that learn. " if learnt else "")
-        + "≥: all that there were.",
-    )  # fmt: skip
-    short = {"moved, cold": "moved", "added": "params", "log times": "log ×", "no skips": "no\nskips"}
+    before = titled(
+        f"At initialisation: layers until the relative residual falls below {THRESHOLD:g}",
+        f"post, pre, no skips: of {tables.deepest} layers; ≥: it never does. log ×: by which the log of a "
+        "small residual is multiplied in a layer without skips. moved: tokens of the trained model, cold.",
+    )
+    after = titled(
+        "Trained from scratch: the deepest networks that learn",
+        "≥: no deeper ones were trained. none: not even the shallowest. time: of a step, none = 1. added: "
+        "parameters, at the deepest.",
+    )
+    short = {"moved, cold": "moved", "log times": "log ×"}
+    first = len(BEFORE)
     for number, heading in enumerate(whole.headings):
-        name = short.get(heading, heading.replace("learns, ", "learns\n").replace("no skips", "no\nskips"))
+        table, name = (before if number < first else after), short.get(heading, heading)
+        if number == first:
+            after.add_column("remedy", no_wrap=True)
+        name = name.removeprefix("learns, ")
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for row in whole.rows:
-        table.add_row(*map(terse, row))
-    return table
+        cells = [terse(each) for each in row]
+        if row[0] in tables.remedies:
+            before.add_row(*cells[:first])
+        after.add_row(row[0], *cells[first:])
+    return [before, after] if len(whole.headings) > first else [before]
 
 
 def terse(cell: str) -> str:

@@ -123,8 +123,10 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """As a file may be called."""
-        return re.sub(r"[^\w.=]+", "-", f"trained-{self.remedy}-{self.setting}-{self.depth}")
+        """As a file may be called: apart where the learning rate is not the usual one."""
+        rate = self.sizes.rate
+        how = "trained" if rate == Sizes().rate else f"at={rate:g}"
+        return re.sub(r"[^\w.=]+", "-", f"{how}-{self.remedy}-{self.setting}-{self.depth}")
 
     def training(
         self, device: str = "cpu", capture: bool = True, dtype: torch.dtype = torch.float32

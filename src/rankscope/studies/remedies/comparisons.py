@@ -7,7 +7,17 @@ does to tokens and to a short training, on the same weights and texts as all the
 
 from typing import NamedTuple
 
-from rankscope.studies.remedies.judged import Judge, deeper, higher, lower, order, slower
+from rankscope.studies.remedies.judged import (
+    Judge,
+    deeper,
+    higher,
+    lasting,
+    learns,
+    lower,
+    order,
+    slower,
+    spread_out,
+)
 from rankscope.studies.remedies.table import Tables
 from rankscope.studies.study import Comparison
 
@@ -105,19 +115,19 @@ CLAIMS: tuple[Claim, ...] = (
         "deepnorm",
         "deep post-norm networks learn",
         "Wang et al. 2022: 1000 layers train",
-        lower("deepnorm", "loss", "post"),
+        learns("deepnorm", "post"),
     ),
     Claim(
         "rezero",
         "deep networks learn without norms",
         "Bachlechner et al. 2020",
-        lower("rezero", "loss", "pre", "post"),
+        learns("rezero", "pre", "post"),
     ),
     Claim(
         "skipinit",
         "deep networks learn without norms",
         "De & Smith 2020 (residual networks)",
-        lower("skipinit", "loss", "pre", "post"),
+        learns("skipinit", "pre", "post"),
     ),
     Claim("lnscale", "a lower perplexity", "Sun et al. 2025: -5 to -8%", lower("lnscale", "loss", "pre")),
     Claim(
@@ -130,7 +140,13 @@ CLAIMS: tuple[Claim, ...] = (
         "sqrtl",
         "gradients of the first layer do not vanish at the start",
         "Noci et al. 2022",
-        higher("sqrtl", "gradient_first_start", "post"),
+        lasting("sqrtl", "gradient_first_start", "post"),
+    ),
+    Claim(
+        "sqrtl",
+        "nor do they after training",
+        "Noci et al. 2022",
+        lasting("sqrtl", "gradient_first_end", "post"),
     ),
     Claim(
         "lambda",
@@ -160,7 +176,7 @@ CLAIMS: tuple[Claim, ...] = (
         "sigmareparam",
         "attention's entropy does not collapse in training",
         "Zhai et al. 2023",
-        higher("sigmareparam", "entropy", "pre", "post"),
+        spread_out("sigmareparam", "pre", "post"),
     ),
 )
 

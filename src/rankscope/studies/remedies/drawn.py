@@ -1,4 +1,4 @@
-"""Figures: residuals by layer, a figure for each family of remedies, and depth reached against its price."""
+"""Figures: residuals by layer, a figure for each family of remedies; depth reached and its price."""
 
 import math
 from collections.abc import Iterable
@@ -6,9 +6,10 @@ from collections.abc import Iterable
 from rankscope.figures import Axes, Figure, panels
 from rankscope.looks import FAINT, MARKERS, PALETTE, label, power, tick
 from rankscope.studies.remedies import learnt
-from rankscope.studies.remedies.initial import BARE, NONE, PLACES, WHOLE, Curves
-from rankscope.studies.remedies.reached import THRESHOLD, over_seeds
-from rankscope.studies.remedies.table import PLACED, Tables
+from rankscope.studies.remedies.initial import BARE, NONE, WHOLE, Curves
+from rankscope.studies.remedies.price import price
+from rankscope.studies.remedies.reached import THRESHOLD
+from rankscope.studies.remedies.table import Tables
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "attention": ("shaped", "attnscale", "centred"),
@@ -109,58 +110,6 @@ def _ticks(lowest: float) -> list[float]:
 
 
 def _priced(tables: Tables) -> bool:
-    return any(learnt.price(tables.costs, remedy) is not None for remedy in tables.remedies)
-
-
-def price(tables: Tables) -> Figure:
-    """Depth reached against time per step, a panel a setting: the deepest networks that learn, or where none
-    were trained how deep tokens stay apart at initialisation. Triangles: a lower limit."""
-    trained = [each for each in learnt.SETTINGS if learnt.depths(tables.trained, each)]
-    settings = trained or list(PLACED)
-    figure, axes = panels(len(settings), width=5.0, height=4.8)
-    for place, setting in zip(axes, settings, strict=True):
-        points: list[tuple[float, float, str]] = []
-        for remedy in tables.remedies:
-            cost = learnt.price(tables.costs, remedy)
-            if trained:
-                found = learnt.learns(tables.trained, remedy, setting)
-            else:
-                found = over_seeds(each) if (each := tables.at_start(remedy, setting)) else None
-            if cost is None or found is None:
-                continue
-            color = "black" if remedy == NONE else PALETTE[_family(remedy)]
-            place.plot(
-                [cost.median], [found.layers], marker="^" if found.whole else "o", color=color, markersize=7,
-                linestyle="none", zorder=3,
-            )  # fmt: skip
-            place.plot([cost.low, cost.high], [found.layers] * 2, color=color, linewidth=0.8, alpha=0.6)
-            points.append((cost.median, float(found.layers), remedy))
-        _named(place, points)
-        place.set_title(f"{setting}-norm" if setting in PLACES else setting, loc="left", fontsize=10)
-        place.set_xlabel("time per step, as a ratio to no remedy")
-    axes[0].set_ylabel(
-        "the deepest networks that learn" if trained else f"layers with a residual above {THRESHOLD:g}"
+    return len(tables.trained) > 0 and any(
+        learnt.price(tables.costs, remedy) is not None for remedy in tables.remedies
     )
-    figure.supxlabel("Triangles: all depths that were tried, a lower limit.", fontsize=9)
-    return figure
-
-
-def _family(remedy: str) -> int:
-    name = remedy.partition(":")[0]
-    return next((number for number, names in enumerate(FAMILIES.values()) if name in names), 4)
-
-
-def _named(axes: Axes, points: list[tuple[float, float, str]]) -> None:
-    """Names in a column at the right, deepest first, each tied to its point: many points lie on one."""
-    top = max((y for _, y, _ in points), default=1.0) or 1.0
-    ordered = sorted(points, key=lambda each: (-each[1], -each[0] if each[1] > top / 2 else each[0]))
-    for place, (x, y, name) in enumerate(ordered):
-        color = "black" if name == NONE else PALETTE[_family(name)]
-        leader = {"arrowstyle": "-", "color": color, "linewidth": 0.5, "alpha": 0.5, "shrinkB": 3}
-        axes.annotate(
-            label(name), (x, y), xytext=(1.06, 1 - (place + 0.5) / len(ordered)), textcoords="axes fraction",
-            fontsize=8, va="center", ha="left", color=color, annotation_clip=False,
-            arrowprops=leader | {"relpos": (0, 0.5)},
-        )  # fmt: skip
-    axes.set_ylim(-0.06 * top, 1.1 * top)
-    axes.margins(x=0.1)

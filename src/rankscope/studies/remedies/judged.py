@@ -6,13 +6,16 @@
 |                     | the effect is more than half of what seeds differ by without a remedy             |
 | does not            | in the other direction, in the same way                                           |
 | does nothing here   | nowhere is there such an effect, and medians differ by less than seeds do         |
-| cannot be told      | depths disagree, fewer than two seeds, or it was not run                          |
+| cannot be told      | depths disagree, fewer than two seeds, it was not run, or what it is to prevent   |
+|                     | does not happen without it either                                                 |
 """
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from rankscope.lab.trial import Sizes
 from rankscope.looks import power
 from rankscope.studies.remedies import learnt
 from rankscope.studies.remedies.initial import BARE, NONE
@@ -66,6 +69,74 @@ def lower(remedy: str, quantity: str, *settings: str, sign: int = -1) -> Judge:
 def higher(remedy: str, quantity: str, *settings: str) -> Judge:
     """The other way round."""
     return lower(remedy, quantity, *settings, sign=1)
+
+
+def learns(remedy: str, *settings: str) -> Judge:
+    """Networks of all depths that were trained learn with it, in every setting."""
+
+    def judge(tables: Tables) -> Judged:
+        said, met = [], set[bool]()
+        for setting in settings:
+            mine, plain = (learnt.learns(tables.trained, each, setting) for each in (remedy, NONE))
+            if mine is not None:
+                without = "" if plain is None else f", {plain.layers or 'none'} without"
+                said.append(f"{setting}: {mine.layers or 'none'} layers{without}")
+                met.add(mine.whole)
+        if not said:
+            return Judged(NOT_RUN, UNTOLD)
+        return Judged(f"the deepest that learn, {'; '.join(said)}", AGREES if met == {True} else NOT)
+
+    return judge
+
+
+def lasting(remedy: str, quantity: str, setting: str) -> Judge:
+    """From the shallowest networks to the deepest a quantity, whose log10 the tables have, falls by two
+    decades or more without the remedy, and by less than one with it."""
+
+    def judge(tables: Tables) -> Judged:
+        falls = []
+        for each in (remedy, NONE):
+            ends = [
+                learnt.values(tables.trained, each, setting, depth, quantity)
+                for depth in learnt.depths(tables.trained, setting, each)
+            ]
+            falls.append(
+                [ends[0][seed] - ends[-1][seed] for seed in ends[0] if seed in ends[-1]] if ends else []
+            )
+        mine, plain = (learnt.spread(dict(enumerate(each))) for each in falls)
+        if mine is None or plain is None or mine.seeds < 2:
+            return Judged(NOT_RUN, UNTOLD)
+        said = f"{setting}: falls by {mine.said('.2f')} decades to the deepest, {plain.said('.2f')} without"
+        if plain.low < 2:
+            return Judged(said, UNTOLD, "without it they do not vanish either")
+        return Judged(said, AGREES if mine.high < 1 else NOT if mine.low > 1 else UNTOLD)
+
+    return judge
+
+
+def spread_out(remedy: str, *settings: str) -> Judge:
+    """Entropy of attention falls below a tenth of that of even attention without the remedy, not with it."""
+
+    def judge(tables: Tables) -> Judged:
+        lowest = []
+        for each in (remedy, NONE):
+            found = [
+                learnt.values(tables.trained, each, setting, depth, "entropy")
+                for setting in settings
+                for depth in learnt.depths(tables.trained, setting, each)
+            ]
+            lowest.append(min((value for one in found for value in one.values()), default=None))
+        mine, plain = lowest
+        if mine is None or plain is None:
+            return Judged(NOT_RUN, UNTOLD)
+        tokens = Sizes().context
+        bound = 0.1 * math.lgamma(tokens + 1) / tokens
+        said = f"the lowest entropy is {mine:.2f} nats, {plain:.2f} without"
+        if plain > bound:
+            return Judged(said, UNTOLD, f"without it entropy stays above {bound:.2f} as well")
+        return Judged(said, AGREES if mine > bound else NOT)
+
+    return judge
 
 
 def deeper(remedy: str, *settings: str) -> Judge:

@@ -22,6 +22,8 @@ SCHEMA = {
     "remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "seed": pl.Int64, "quantity": pl.String,
     "value": pl.Float64, "refused": pl.String,
 }  # fmt: skip
+RATE = Sizes().rate
+"""Of learning, where nothing else is said."""
 PRICE = "seconds_per_step"
 COSTS = {"remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "ratio": pl.Float64}
 
@@ -78,15 +80,23 @@ def learns(table: pl.DataFrame, remedy: str, setting: str) -> Reached | None:
     """The deepest networks that learn: from the shallowest on, up to the first depth at which a seed does not
     get `MARGIN` below the loss of who does not look, or to the first at which it was not trained. None where
     that is the shallowest."""
-    below, deepest = blind(setting) - MARGIN, 0
+    deepest = 0
     for depth in depths(table, setting):
-        losses, lost = values(table, remedy, setting, depth, "loss"), diverged(table, remedy, setting, depth)
-        if not losses and not lost:
+        found = at(table, remedy, setting, depth)
+        if found is None:
             break
-        if lost or max(losses.values()) > below:
+        if not found:
             return Reached(deepest, False)
         deepest = depth
     return Reached(deepest, True) if deepest else None
+
+
+def at(table: pl.DataFrame, remedy: str, setting: str, depth: int) -> bool | None:
+    """Whether networks of this depth learn, with every seed; None where they were not trained."""
+    losses, lost = values(table, remedy, setting, depth, "loss"), diverged(table, remedy, setting, depth)
+    if not losses and not lost:
+        return None
+    return not lost and max(losses.values()) <= blind(setting) - MARGIN
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -21,7 +22,7 @@ from rankscope.studies.remedies.initial import HEADS, INIT, NONE, WIDTH, depths
 from rankscope.studies.remedies.parts import Part, each, parts
 from rankscope.studies.remedies.shown import shown
 from rankscope.studies.remedies.table import PLACED, Tables, rows
-from rankscope.studies.remedies.trained import gathered, trained
+from rankscope.studies.remedies.trained import SLOWER, gathered, trained
 from rankscope.studies.reproduce import described
 from rankscope.studies.study import Outcome, Setup
 
@@ -80,7 +81,7 @@ def gather(
         kind: pl.concat([tables[str(part)] for part in planned if part.kind == kind])
         for kind, tables in found.items()
     }
-    learned, timed = trainings(setup, asked)
+    learned, slower, timed = trainings(setup, asked)
     return Tables(
         joined["initial"],
         joined["theorems"],
@@ -88,21 +89,28 @@ def gather(
         joined.get("variance"),
         learnt.whole(learned),
         learnt.priced(timed),
+        learnt.whole(slower),
     )
 
 
-def trainings(setup: Setup, asked: Asked) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
-    """What trainings gave, and what steps cost: run where that is asked for, else what the folder has kept of
-    an earlier run, on whatever machine; None where there is nothing."""
+def trainings(
+    setup: Setup, asked: Asked
+) -> tuple[pl.DataFrame | None, pl.DataFrame | None, pl.DataFrame | None]:
+    """What trainings gave, what those with a smaller learning rate gave, and what steps cost: run where that
+    is asked for, else what the folder has kept of an earlier run, on whatever machine; None where there is
+    nothing."""
     if not asked.train:
-        kept = gathered(setup.folder)
-        kept = kept.filter(pl.col("remedy").is_in(asked.trained))
-        return (kept if len(kept) else None), _kept_costs(setup.folder)
-    table = trained(
-        setup, asked.trained, range(asked.seeds), depths=asked.depths, steps=asked.steps,
-        workers=asked.workers,
-    )  # fmt: skip
-    return table, costs(setup, asked.trained)
+        kept = [gathered(setup.folder, how) for how in ("trained", f"at={SLOWER.sizes.rate:g}")]
+        kept = [each.filter(pl.col("remedy").is_in(asked.trained)) for each in kept]
+        table, slower = (each if len(each) else None for each in kept)
+        return table, slower, _kept_costs(setup.folder)
+    train = partial(
+        trained, setup, asked.trained, range(asked.seeds), steps=asked.steps, workers=asked.workers
+    )
+    table, slower = train(depths=asked.depths), None
+    if setup.full and asked.depths is None:
+        slower = train(settings=SLOWER.settings, depths=SLOWER.depths, sizes=SLOWER.sizes)
+    return table, slower, costs(setup, asked.trained)
 
 
 def _kept_costs(folder: Path) -> pl.DataFrame | None:
@@ -117,6 +125,7 @@ def outcome(setup: Setup, asked: Asked, tables: Tables) -> Outcome:
         "laws": tables.laws,
     }  # fmt: skip
     data |= {"trained": tables.trained} if len(tables.trained) else {}
+    data |= {"slower": tables.slower} if len(tables.slower) else {}
     data |= {"costs": tables.costs} if len(tables.costs) else {}
     return Outcome(
         figures(tables), data, comparisons(tables), notes(setup, asked, tables), shown(tables), said(tables)

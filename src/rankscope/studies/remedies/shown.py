@@ -16,6 +16,8 @@ from rankscope.studies.remedies.theory import taken_out
 from rankscope.studies.study import Shown
 
 NOTHING = "–"
+BEFORE = ["remedy", *PLACED, "log times", "moved, cold"]
+"""Headings of what is known before training."""
 
 
 def shown(tables: Tables) -> list[Shown]:
@@ -34,7 +36,10 @@ def shown(tables: Tables) -> list[Shown]:
 def chosen_by(tables: Tables) -> Shown:
     """A row a remedy, the numbers to choose by."""
     rows: list[list[str]] = []
-    for remedy in tables.remedies:
+    only = [
+        each for each in tables.trained["remedy"].unique(maintain_order=True) if each not in tables.remedies
+    ]
+    for remedy in [*tables.remedies, *only]:
         cells = [remedy]
         for setting in PLACED:
             each = tables.at_start(remedy, setting)
@@ -52,7 +57,7 @@ def chosen_by(tables: Tables) -> Shown:
             cells.append(NOTHING if added.is_empty() else f"{max(added):,.0f}")
         rows.append(cells)
     learnt_in = [f"learns, {each}" for each in learnt.SETTINGS if learnt.depths(tables.trained, each)]
-    headings = ["remedy", *PLACED, "log times", "moved, cold", *learnt_in]
+    headings = [*BEFORE, *learnt_in]
     headings += ["time"] if len(tables.costs) else []
     headings += ["added"] if len(tables.trained) else []
     note = (
@@ -119,40 +124,45 @@ def put_cold(tables: Tables) -> Shown:
 
 
 def trainings(tables: Tables) -> list[Shown]:
-    """A table a setting, where some were trained there."""
-    found = []
-    for setting in learnt.SETTINGS:
-        depths = learnt.depths(tables.trained, setting)
-        if not depths:
-            continue
-        rows, reasons = [], list[str]()
-        for remedy in tables.trained["remedy"].unique(maintain_order=True):
-            cells = [remedy]
-            for depth in depths:
-                of = learnt.spread(learnt.values(tables.trained, remedy, setting, depth, "loss"))
-                lost = learnt.diverged(tables.trained, remedy, setting, depth)
-                cells.append((NOTHING if of is None else of.said()) + (f", {lost} diverged" if lost else ""))
-            for quantity, form in (("relative_residual", ""), ("entropy", ".2f"), ("gradient_first_end", "")):
-                of = learnt.spread(learnt.values(tables.trained, remedy, setting, depths[-1], quantity))
-                cells.append(NOTHING if of is None else of.said(form) if form else power(of.median))
-            lengths = [
-                length
-                for seed in tables.trained["seed"].drop_nulls().unique()
-                if (length := learnt.path_length(tables.trained, remedy, setting, depths[-1], seed))
-                is not None
-            ]
-            cells.append(f"{statistics.median(lengths):.2f}" if lengths else NOTHING)
-            why = learnt.refusal(tables.trained, remedy, setting)
-            reasons += [] if why is None else [f" {NOTHING} {remedy}: {why}."]
-            rows.append(cells)
-        headings = ["remedy", *(f"loss, {depth}" for depth in depths)]
-        headings += ["residual", "entropy", "gradient, layer 1", "path length"]
-        note = (
-            f"Median and range over seeds, by depth; the other numbers are of {depths[-1]} layers. Path "
-            "length: heads on a path, weighed by its share of the output. One recipe for all, tuned for none."
-        )
-        found.append(Shown(f"Trained from scratch, {setting}", headings, rows, note + "".join(reasons)))
-    return found
+    """A table a setting, where some were trained there; then those with a smaller learning rate."""
+    both = [(tables.trained, ""), (tables.slower, f", learning rate {tables.slower_rate:g}")]
+    return [
+        trained_in(table, setting, f"Trained from scratch, {setting}{how}")
+        for table, how in both
+        for setting in learnt.SETTINGS
+        if learnt.depths(table, setting)
+    ]
+
+
+def trained_in(table: pl.DataFrame, setting: str, title: str) -> Shown:
+    """A row a remedy: loss by depth, and what else was measured of the deepest."""
+    depths = learnt.depths(table, setting)
+    rows, reasons = [], list[str]()
+    for remedy in table["remedy"].unique(maintain_order=True):
+        cells = [remedy]
+        for depth in depths:
+            of = learnt.spread(learnt.values(table, remedy, setting, depth, "loss"))
+            lost = learnt.diverged(table, remedy, setting, depth)
+            cells.append((NOTHING if of is None else of.said()) + (f", {lost} diverged" if lost else ""))
+        for quantity, form in (("relative_residual", ""), ("entropy", ".2f"), ("gradient_first_end", "")):
+            of = learnt.spread(learnt.values(table, remedy, setting, depths[-1], quantity))
+            cells.append(NOTHING if of is None else of.said(form) if form else power(of.median))
+        lengths = [
+            length
+            for seed in table["seed"].drop_nulls().unique()
+            if (length := learnt.path_length(table, remedy, setting, depths[-1], seed)) is not None
+        ]
+        cells.append(f"{statistics.median(lengths):.2f}" if lengths else NOTHING)
+        why = learnt.refusal(table, remedy, setting)
+        reasons += [] if why is None else [f" {NOTHING} {remedy}: {why}."]
+        rows.append(cells)
+    headings = ["remedy", *(f"loss, {depth}" for depth in depths)]
+    headings += ["residual", "entropy", "gradient, layer 1", "path length"]
+    note = (
+        f"Median and range over seeds, by depth; the other numbers are of {depths[-1]} layers. Path "
+        "length: heads on a path, weighed by its share of the output. One recipe for all, tuned for none."
+    )
+    return Shown(title, headings, rows, note + "".join(reasons))
 
 
 def laws(tables: Tables) -> Shown:

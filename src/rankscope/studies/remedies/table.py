@@ -12,6 +12,7 @@ from rankscope.studies.remedies.initial import BARE, PLACES, WHOLE, Curves, curv
 from rankscope.studies.remedies.reached import Reached, depth_reached, over_seeds, spread
 from rankscope.studies.remedies.said import said_of
 from rankscope.studies.remedies.theory import laws, taken_out
+from rankscope.studies.remedies.trained import SLOWER
 
 PLACED = {"post": ("post", WHOLE), "pre": ("pre", WHOLE), "no skips": ("pre", BARE)}
 """The settings of training, as networks at initialisation have them: where norms stand, and which variant."""
@@ -27,6 +28,9 @@ class Tables:
     variances: pl.DataFrame | None = None
     trained: pl.DataFrame = field(default_factory=lambda: learnt.whole(None))
     costs: pl.DataFrame = field(default_factory=lambda: learnt.priced(None))
+    slower: pl.DataFrame = field(default_factory=lambda: learnt.whole(None))
+    """Trainings with a smaller learning rate, which is:"""
+    slower_rate: float = SLOWER.sizes.rate
 
     @property
     def remedies(self) -> list[str]:

@@ -39,6 +39,8 @@ class Plan:
 
 
 FULL = Plan(tuple(SETTINGS), (6, 12, 24, 48), Sizes())
+SLOWER = Plan(("post", "no skips"), (24,), Sizes(rate=3e-4))
+"""Where depth decides who learns: whether a smaller learning rate changes who."""
 QUICK = Plan(("pre",), (2, 6), Sizes(width=64, context=32, batch=8, steps=60, asked=64))
 
 
@@ -76,9 +78,9 @@ def trained(
     return pl.concat([found[each] if each in found else _failed(each, late) for each in trials])
 
 
-def gathered(folder: str | Path) -> pl.DataFrame:
-    """All that was kept in a folder by trials, on whatever machine."""
-    parts = sorted(Path(folder).glob("parts/trained-*.parquet"))
+def gathered(folder: str | Path, how: str = "trained") -> pl.DataFrame:
+    """All that was kept in a folder by trials, on whatever machine; `how` begins their names."""
+    parts = sorted(Path(folder).glob(f"parts/{how}-*.parquet"))
     return pl.concat([pl.DataFrame(schema=SCHEMA), *(tables.whole(part)[0] for part in parts)])
 
 
@@ -122,6 +124,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=math.inf)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--rate", type=float, help="of learning")
     parser.add_argument("--remedies", nargs="+", default=EVERY)
     parser.add_argument("--settings", nargs="+", choices=list(SETTINGS))
     parser.add_argument("--depths", nargs="+", type=int)
@@ -129,10 +132,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="at small sizes")
     given = parser.parse_args()
     started = time.time()
+    sizes = (QUICK if given.quick else FULL).sizes
     table = trained(
         Setup(given.folder, not given.quick, given.device, say=_say),
         given.remedies, given.seeds, settings=given.settings, depths=given.depths, steps=given.steps,
-        workers=given.workers, minutes=given.minutes,
+        sizes=replace(sizes, rate=given.rate or sizes.rate), workers=given.workers, minutes=given.minutes,
     )  # fmt: skip
     left = table.filter(pl.col("refused").str.starts_with("not run"))
     _say(f"{time.time() - started:.0f} s; {len(left)} left to do")
