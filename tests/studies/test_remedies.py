@@ -303,7 +303,7 @@ def test_the_page_has_every_part_and_a_damaged_one_is_refused(tables: Tables, tm
     setup = Setup(tmp_path)
     write(setup, outcome(setup, Asked(FEW[1:]), tables))
     page = write_report([tmp_path], tmp_path / "report.html").read_text()
-    titles = ["Remedies side by side", "To choose by", "At initialisation, whole",
+    titles = ["Remedies side by side", "To choose by, before training", "At initialisation, whole",
               "At initialisation, no skips",
               "Put cold on the trained model", "Laws, predicted and measured", "Theory",
               "Where a remedy does not go", "What was published"]  # fmt: skip

@@ -7,6 +7,8 @@ from rankscope.cli import names
 from rankscope.cli import options as opt
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.table import Table
 
     from rankscope.studies.remedies.table import Tables
@@ -111,8 +113,8 @@ def remedies(
         })  # fmt: skip
         return
     for table in shown(tables):
-        console().print(table)
-    say("", found.said, *([] if quiet else ["", *found.notes]), "", claims_said(found.comparisons))
+        console().print(table, "")
+    say(found.said, *([] if quiet else ["", *found.notes]), "", claims_said(found.comparisons))
     if not quiet:
         say_where("Report", report)
 
@@ -151,38 +153,35 @@ def claims_said(claims: "list[Any]") -> str:
     return f"Of {len(claims)} published claims: {counts}. Each with its numbers is in the report."
 
 
-def shown(tables: "Tables") -> "list[Table]":
+def shown(tables: "Tables") -> "Iterator[Table]":
     """Before training, and after it where there is some: a row a remedy, in eighty columns. Medians: their
     ranges are in the report."""
     from rankscope.cli.show import titled
     from rankscope.studies.remedies.reached import THRESHOLD
-    from rankscope.studies.remedies.shown import BEFORE, chosen_by
+    from rankscope.studies.remedies.shown import chosen_after, chosen_before
 
-    whole = chosen_by(tables)
-    before = titled(
+    short = {"moved, cold": "moved", "log times": "log ×"}
+    said = (
         f"At initialisation: layers until the relative residual falls below {THRESHOLD:g}",
         f"post, pre, no skips: of {tables.deepest} layers; ≥: it never does. log ×: by which the log of a "
         "small residual is multiplied in a layer without skips. moved: tokens of the trained model, cold.",
     )
-    after = titled(
+    learned = (
         "Trained from scratch: the deepest networks that learn",
         "≥: no deeper ones were trained. none: not even the shallowest. time: of a step, none = 1. added: "
         "parameters, at the deepest.",
     )
-    short = {"moved, cold": "moved", "log times": "log ×"}
-    first = len(BEFORE)
-    for number, heading in enumerate(whole.headings):
-        table, name = (before if number < first else after), short.get(heading, heading)
-        if number == first:
-            after.add_column("remedy", no_wrap=True)
-        name = name.removeprefix("learns, ")
-        table.add_column(name, justify="right" if number else "left", no_wrap=True)
-    for row in whole.rows:
-        cells = [terse(each) for each in row]
-        if row[0] in tables.remedies:
-            before.add_row(*cells[:first])
-        after.add_row(row[0], *cells[first:])
-    return [before, after] if len(whole.headings) > first else [before]
+    for words, found in ((said, chosen_before(tables)), (learned, chosen_after(tables))):
+        if found is None:
+            continue
+        table = titled(*words)
+        for heading in found.headings:
+            table.add_column(
+                short.get(heading, heading), justify="left" if heading == "remedy" else "right", no_wrap=True
+            )
+        for row in found.rows:
+            table.add_row(*map(terse, row))
+        yield table
 
 
 def terse(cell: str) -> str:

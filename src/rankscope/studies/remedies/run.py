@@ -1,6 +1,6 @@
 """The whole table: what is asked, gathered part by part, judged and written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from rankscope.studies.remedies.initial import HEADS, INIT, NONE, WIDTH, depths
 from rankscope.studies.remedies.parts import Part, each, parts
 from rankscope.studies.remedies.shown import shown
 from rankscope.studies.remedies.table import PLACED, Tables, rows
-from rankscope.studies.remedies.trained import SLOWER, gathered, trained
+from rankscope.studies.remedies.trained import SLOWER, gathered, recipes, trained
 from rankscope.studies.reproduce import described
 from rankscope.studies.study import Outcome, Setup
 
@@ -133,16 +133,9 @@ def outcome(setup: Setup, asked: Asked, tables: Tables) -> Outcome:
 
 
 def said(tables: Tables) -> str:
-    """What one would tell somebody who must choose."""
-    lines = []
-    for setting, words in (("no skips", "Without skips"), ("post", "In whole post-norm networks")):
-        kept = [
-            name for name in tables.remedies
-            if (found := tables.at_start(name, setting)) and all(one.whole for one in found)
-        ]  # fmt: skip
-        held = f"tokens stay apart for all {tables.deepest} layers with {_listed(kept)}"
-        none = f"none of them keeps tokens apart for all {tables.deepest} layers"
-        lines.append(f"{words}, at initialisation, {held if kept else none}.")
+    """What one would tell somebody who must choose: of trained networks; where nothing was trained, of those
+    at initialisation."""
+    lines = [*_trained_said(tables)] or [*_start_said(tables)]
     idle = [
         name for name in tables.remedies[1:]
         if all(tables.at_start(name, each) == tables.at_start(NONE, each) for each in PLACED)
@@ -152,6 +145,30 @@ def said(tables: Tables) -> str:
     if idle:
         lines.append(f"Before training {_listed(idle)} {'does' if len(idle) == 1 else 'do'} nothing.")
     return " ".join(lines)
+
+
+def _trained_said(tables: Tables) -> Iterator[str]:
+    """Of settings in which a remedy decides: with which the deepest networks learn."""
+    names = dict.fromkeys(tables.trained["remedy"])
+    for setting, words in (("no skips", "without skips"), ("post", "with norms after their skips")):
+        found = {name: learnt.learns(tables.trained, name, setting) for name in names}
+        deepest = [name for name, reached in found.items() if reached and reached.whole]
+        plain = found.get(NONE)
+        if plain is not None and not plain.whole:
+            depth = learnt.depths(tables.trained, setting)[-1]
+            which = f"with {_listed(deepest)}" if deepest else "with none of them"
+            yield f"Networks of {depth} layers {words} learn {which}."
+
+
+def _start_said(tables: Tables) -> Iterator[str]:
+    for setting, words in (("no skips", "Without skips"), ("post", "In whole post-norm networks")):
+        kept = [
+            name for name in tables.remedies
+            if (found := tables.at_start(name, setting)) and all(one.whole for one in found)
+        ]  # fmt: skip
+        held = f"tokens stay apart for all {tables.deepest} layers with {_listed(kept)}"
+        none = f"none of them keeps tokens apart for all {tables.deepest} layers"
+        yield f"{words}, at initialisation, {held if kept else none}."
 
 
 def notes(setup: Setup, asked: Asked, tables: Tables) -> list[str]:
@@ -166,7 +183,9 @@ def notes(setup: Setup, asked: Asked, tables: Tables) -> list[str]:
     left = tables.trained.filter(pl.col("refused").str.starts_with("not run"))
     if not len(tables.trained):
         found.append("Nothing was trained: rankscope remedies --train does it (hours on two cores).")
-    elif len(left):
+    else:
+        found += recipes(setup.folder)
+    if len(left):
         found.append(f"{len(left)} trainings were not finished: the same command goes on with them.")
     missing = [name for name in tables.remedies if name not in set(tables.trained["remedy"])]
     if len(tables.trained) and missing:

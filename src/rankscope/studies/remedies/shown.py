@@ -16,14 +16,14 @@ from rankscope.studies.remedies.theory import taken_out
 from rankscope.studies.study import Shown
 
 NOTHING = "–"
-BEFORE = ["remedy", *PLACED, "log times", "moved, cold"]
-"""Headings of what is known before training."""
 
 
 def shown(tables: Tables) -> list[Shown]:
     """In the order of reading."""
+    after = chosen_after(tables)
     found = [
-        chosen_by(tables),
+        *([] if after is None else [after]),
+        chosen_before(tables),
         initial(tables, WHOLE),
         initial(tables, BARE),
         put_cold(tables),
@@ -33,33 +33,14 @@ def shown(tables: Tables) -> list[Shown]:
     return [*found, theory(tables), refusals(tables)]
 
 
-def chosen_by(tables: Tables) -> Shown:
-    """A row a remedy, the numbers to choose by."""
+def chosen_before(tables: Tables) -> Shown:
+    """A row a remedy, the numbers to choose by that are known before training."""
     rows: list[list[str]] = []
-    only = [
-        each for each in tables.trained["remedy"].unique(maintain_order=True) if each not in tables.remedies
-    ]
-    for remedy in [*tables.remedies, *only]:
-        cells = [remedy]
-        for setting in PLACED:
-            each = tables.at_start(remedy, setting)
-            cells.append(spread(each) if each else NOTHING)
-        cells.append(_order(tables, remedy))
-        cells.append(_number(cold.mean(tables.cold, remedy, "moved"), ".2f"))
-        for setting in learnt.SETTINGS:
-            if learnt.depths(tables.trained, setting):
-                cells.append(_learns(learnt.learns(tables.trained, remedy, setting)))
-        if len(tables.costs):
-            price = learnt.price(tables.costs, remedy)
-            cells.append(NOTHING if price is None else f"{price.median:.2f}")
-        if len(tables.trained):
-            added = tables.trained.filter(remedy=remedy, quantity="parameters_added")["value"].drop_nulls()
-            cells.append(NOTHING if added.is_empty() else f"{max(added):,.0f}")
-        rows.append(cells)
-    learnt_in = [f"learns, {each}" for each in learnt.SETTINGS if learnt.depths(tables.trained, each)]
-    headings = [*BEFORE, *learnt_in]
-    headings += ["time"] if len(tables.costs) else []
-    headings += ["added"] if len(tables.trained) else []
+    for remedy in tables.remedies:
+        found = [tables.at_start(remedy, setting) for setting in PLACED]
+        cells = [spread(each) if each else NOTHING for each in found]
+        moved = _number(cold.mean(tables.cold, remedy, "moved"), ".2f")
+        rows.append([remedy, *cells, _order(tables, remedy), moved])
     note = (
         f"post, pre, no skips: depth reached, the layers until the relative residual falls below "
         f"{THRESHOLD:g}, of networks of {tables.deepest} layers at initialisation, median and range over "
@@ -70,13 +51,30 @@ def chosen_by(tables: Tables) -> Shown:
         f"layer's tokens of the trained model move, as a share of their length. {NOTHING} where a remedy "
         "does not go there, or leaves no token that is not zero; the reasons are below."
     )
-    if len(tables.trained):
-        note += (
-            " learns: the deepest networks that were trained and learnt with every seed (a held-out loss "
-            f"{learnt.MARGIN:g} below that of who knows how frequent characters or digits are and does not "
-            "look); “all” where no deeper ones were trained. time: per step, without = 1. added: parameters."
-        )
-    return Shown("To choose by", headings, rows, note)
+    return Shown("To choose by, before training", ["remedy", *PLACED, "log times", "moved, cold"], rows, note)
+
+
+def chosen_after(tables: Tables) -> Shown | None:
+    """The same of trained networks; None where there are none."""
+    settings = [each for each in learnt.SETTINGS if learnt.depths(tables.trained, each)]
+    if not settings:
+        return None
+    rows: list[list[str]] = []
+    for remedy in dict.fromkeys([*tables.remedies, *tables.trained["remedy"]]):
+        cells = [_learns(learnt.learns(tables.trained, remedy, setting)) for setting in settings]
+        if len(tables.costs):
+            price = learnt.price(tables.costs, remedy)
+            cells.append(NOTHING if price is None else f"{price.median:.2f}")
+        added = tables.trained.filter(remedy=remedy, quantity="parameters_added")["value"].drop_nulls()
+        rows.append([remedy, *cells, NOTHING if added.is_empty() else f"{max(added):,.0f}"])
+    headings = ["remedy", *settings, *(["time"] if len(tables.costs) else []), "added"]
+    note = (
+        "The deepest networks that learn: with every seed their held-out loss is "
+        f"{learnt.MARGIN:g} below that of a guess by frequency, of characters or digits; “all” where no "
+        "deeper ones were trained, “none” where not even the shallowest learn. time: of a step, none = 1. "
+        f"added: parameters, at the deepest. {NOTHING} not trained: the reasons are below."
+    )
+    return Shown("To choose by, trained from scratch", headings, rows, note)
 
 
 def initial(tables: Tables, variant: str) -> Shown:

@@ -79,9 +79,29 @@ def trained(
 
 
 def gathered(folder: str | Path, how: str = "trained") -> pl.DataFrame:
-    """All that was kept in a folder by trials, on whatever machine; `how` begins their names."""
-    parts = sorted(Path(folder).glob(f"parts/{how}-*.parquet"))
-    return pl.concat([pl.DataFrame(schema=SCHEMA), *(tables.whole(part)[0] for part in parts)])
+    """All that was kept in a folder by trials, on whatever machine, in the order of remedies; `how` begins
+    their names."""
+    parts = [tables.whole(part)[0] for part in sorted(Path(folder).glob(f"parts/{how}-*.parquet"))]
+    places = {remedy: place for place, remedy in enumerate(EVERY)}
+    parts.sort(key=lambda part: places.get(part["remedy"][0], len(places)))
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *parts])
+
+
+def recipes(folder: str | Path) -> list[str]:
+    """How networks were trained whose tables a folder has: a sentence for each way that there was."""
+    found: dict[str, int] = {}
+    for part in sorted(Path(folder).glob("parts/*.parquet")):
+        if not part.name.startswith(("trained-", "at=")):
+            continue
+        table, manifest = tables.whole(part)
+        key = manifest.key or {}
+        how, seeds = key["settings"]["sizes"], ", ".join(map(str, key["settings"]["seeds"]))
+        said = (
+            f"of width {how['width']}, {how['heads']} heads, {how['steps']} steps of AdamW, batches of "
+            f"{how['batch']}, learning rate {how['rate']:g}, seeds {seeds} ({key['device']})"
+        )
+        found[said] = found.get(said, 0) + len(table.filter(quantity="diverged"))
+    return [f"Trained: {number} networks {said}." for said, number in found.items() if number]
 
 
 def _kept(folder: Path, full: bool, device: str, until: float, trial: Trial) -> pl.DataFrame:
