@@ -155,7 +155,7 @@ class SqrtDepth(_Branches):
     power: float = 0.5
     norms: ClassVar[int] = 1
     name: ClassVar[str] = "sqrtl"
-    says: ClassVar[str] = "branches times 1/sqrt(L), L the depth"
+    says: ClassVar[str] = "branches times 1/L^power, L the depth: 1/sqrt(L)"
     source: ClassVar[str] = "Noci et al. 2022"
     zero: ClassVar[dict[str, float]] = {"power": 0.0}
 
@@ -172,7 +172,7 @@ class LayerNormScaling(Built):
 
     power: float = 0.5
     name: ClassVar[str] = "lnscale"
-    says: ClassVar[str] = "what branches read, times 1/sqrt(layer)"
+    says: ClassVar[str] = "what branches read, times 1/layer^power: 1/sqrt(layer)"
     source: ClassVar[str] = "Sun et al. 2025"
     zero: ClassVar[dict[str, float]] = {"power": 0.0}
 
@@ -240,7 +240,7 @@ class LambdaSkip(Built):
 
     weight: float = 2.0
     name: ClassVar[str] = "lambda"
-    says: ClassVar[str] = "the skip around attention has weight lambda"
+    says: ClassVar[str] = "the skip around attention has this weight, lambda in the paper"
     source: ClassVar[str] = "Joseph et al. 2024"
     zero: ClassVar[dict[str, float]] = {"weight": 1.0}
 

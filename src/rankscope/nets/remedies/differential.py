@@ -120,7 +120,9 @@ class Differential2(Built):
     weight: float = 1.0
     name: ClassVar[str] = "differential2"
     place: ClassVar[str] = "weights"
-    says: ClassVar[str] = "attention becomes P_1 - lambda P_2, lambda a sigmoid of the token that asks"
+    says: ClassVar[str] = (
+        "attention becomes P_1 - lambda P_2, lambda = weight times a sigmoid of the token that asks"
+    )
     source: ClassVar[str] = "Ye et al. 2026"
     zero: ClassVar[dict[str, float]] = {"weight": 0.0}
 

@@ -74,7 +74,7 @@ class Neutreno(Built):
 
     weight: float = 0.6
     name: ClassVar[str] = "neutreno"
-    says: ClassVar[str] = "heads say P V + lambda (V_1 - V), from layer 2 on"
+    says: ClassVar[str] = "heads say P V + weight (V_1 - V), from layer 2 on"
     source: ClassVar[str] = "Nguyen et al. 2023"
     zero: ClassVar[dict[str, float]] = {"weight": 0.0}
 
