@@ -53,7 +53,15 @@ def _of(paper: str) -> list[Picture]:
 def _cards(own: list[Picture]) -> str:
     cards = [
         f":::{{grid-item-card}} {each.title}\n:link: /{each.page.removesuffix('.md')}\n"
-        f":link-type: doc\n:img-top: /{each.path}\n:img-alt: {each.title}\n\n`{each.command}`\n:::"
+        f":link-type: doc\n:img-top: /{each.path}\n:img-alt: {each.title}\n"
+        f"{_shape(each)}\n`{each.command}`\n:::"
         for each in own
     ]
     return "::::{grid} 1 1 2 2\n:gutter: 3\n\n" + "\n\n".join(cards) + "\n::::"
+
+
+def _shape(each: Picture) -> str:
+    """Of a picture that is taller than wide, a page mostly, a card shows the top; of others the whole."""
+    size = (DOCS / each.path).read_bytes()[16:24]  # width and height, where every PNG has them
+    tall = int.from_bytes(size[4:]) > int.from_bytes(size[:4])
+    return ":class-img-top: tall\n" if tall else ""

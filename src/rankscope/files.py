@@ -1,4 +1,4 @@
-"""Writing files so that an interruption never leaves half of one."""
+"""Writing files so that an interruption never leaves half of one; a text that is not there."""
 
 import os
 import signal
@@ -59,6 +59,12 @@ def writable_folder(path: str | Path) -> None:
         raise FileError(
             f"{path} must be a place that can be written; {error.strerror}: choose another"
         ) from error
+
+
+def must_be_text(path: str) -> None:
+    """That something is there to be read as a text: said before a model is loaded for it."""
+    if path != "-" and not Path(path).exists():
+        raise FileError(f"a text is read from a file, a folder, or - for stdin; there is none at {path}")
 
 
 @contextmanager

@@ -1,10 +1,11 @@
-"""A model's name on the command line: understood, or answered at once, before torch or a hub is asked."""
+"""Names of models and texts on the command line: understood, or answered before torch is imported."""
 
 import sys
 from pathlib import Path
 
 from rankscope.cli import names
 from rankscope.errors import SourceError
+from rankscope.files import must_be_text
 from rankscope.naming import forgiven, is_path, may_be_on_hub, nearest
 
 LISTED = "rankscope models lists the names"
@@ -34,6 +35,13 @@ def model_named(name: str) -> str:
 def models_named(given: list[str] | None) -> list[str] | None:
     """Several of them."""
     return None if given is None else [model_named(name) for name in given]
+
+
+def text_named(path: str | None) -> str | None:
+    """The path of a text as it was given; a sentence where there is none."""
+    if path is not None:
+        must_be_text(path)
+    return path
 
 
 def tell_hub(model: str, quiet: bool) -> None:

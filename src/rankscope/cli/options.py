@@ -8,7 +8,7 @@ import typer
 
 from rankscope.cli import names
 from rankscope.cli.complete import compared, one, several
-from rankscope.cli.named import model_named
+from rankscope.cli.named import model_named, text_named
 
 NETWORK, TEXT, RESULT = "Network", "Text", "Result"
 """Panels of the help, in the order a command thinks: what runs, on what, and what comes of it."""
@@ -79,7 +79,10 @@ Stream = Annotated[bool, option(NETWORK, " ", "stream", (), "--stream")]
 On = Annotated[str | None, option(NETWORK, "WHERE", "on", ("ray",), show_default="this machine")]
 Tokens = Annotated[int, option(TEXT, "N", "tokens", min=1)]
 Samples = Annotated[int, option(TEXT, "N", "samples", min=1)]
-Text = Annotated[str | None, option(TEXT, "PATH", "text", (), "--text", show_default="Moby Dick")]
+Text = Annotated[
+    str | None,
+    option(TEXT, "PATH", "text", (), "--text", show_default="Moby Dick", callback=text_named),
+]
 Split = Annotated[str, option(TEXT, "NAME", "split", names.SPLITS)]
 Field = Annotated[str, option(TEXT, "NAME", "field")]
 Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", names.METRICS)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from rankscope.errors import FileError, RankscopeError, one_of
+from rankscope.files import must_be_text
 
 SPLITS = ("auto", "paragraph", "line", "jsonl")
 FIELD = "text"
@@ -230,8 +231,7 @@ def _size(path: str) -> int | None:
     if path == "-":
         return None
     with _readable(path, "text"):
-        if not Path(path).exists():
-            raise FileError(f"a text is read from a file, a folder, or - for stdin; there is none at {path}")
+        must_be_text(path)
         if not Path(path).is_dir():
             return Path(path).stat().st_size if Path(path).is_file() else None
         number = total = 0

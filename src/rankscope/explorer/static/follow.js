@@ -59,6 +59,10 @@ async function show(found) {
   ].filter(Boolean).join(" ");
   const { map, curves, paths } = found.figures;
   if (map && !matchMedia("(max-width: 56rem)").matches) curves.layout.height = map.layout.height; // they stand side by side
+  if (map) {
+    const lines = curves.data.length, layers = map.data[0].y.length; // of a deep network some layers have a line
+    $("curves-title").textContent = `Over the steps, ${lines < layers ? `${lines} of the ${layers} layers` : "a line for each layer"}`;
+  }
   $("run").closest(".card").classList.toggle("wide", !paths);
   for (const name of ["map", "curves", "run", "gradients", "paths"]) {
     const figure = found.figures[name];
