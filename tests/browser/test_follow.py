@@ -11,7 +11,7 @@ from rankscope.explorer.follow import app
 from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.serve import bound, server_of
 from tests.browser.waiting import Watched, until
-from tests.trainings import ALARM, SENTENCE, learned, look, opened
+from tests.trainings import ALARM, SENTENCE, learned, look, opened, written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -46,6 +46,7 @@ def test_it_shows_the_run_and_keeps_up(browser: "Browser", tmp_path: Path) -> No
                 assert page.locator(f"#{chart} .main-svg").count() > 0, chart
             assert page.locator("#map .heatmaplayer image").count() == 1
             assert page.inner_text("#none") == "None so far."
+            assert page.inner_text("#curves-title") == "Over the steps, a line for each layer"
 
             book.write(look(30, alarms=[ALARM], more=learned(30)))
             until(page, "document.body.dataset.looks === '4'")
@@ -67,3 +68,12 @@ def test_it_shows_the_run_and_keeps_up(browser: "Browser", tmp_path: Path) -> No
             assert watched.faults == [] and all(each.startswith(url) for each in watched.requests)
         until(page, "document.getElementById('error').textContent.includes('still running')")
     book.close()
+
+
+def test_a_deep_network_says_how_many_of_its_layers_have_a_line(browser: "Browser", tmp_path: Path) -> None:
+    folder = written(tmp_path, steps=(0, 10), layers=23)
+    with Watched(browser) as watched, served(folder) as url:
+        watched.page.goto(url)
+        until(watched.page, "document.body.dataset.looks === '2'")
+        lines = watched.page.evaluate("document.getElementById('curves').data.length")
+        assert watched.page.inner_text("#curves-title") == f"Over the steps, {lines} of the 24 layers"

@@ -13,12 +13,14 @@ from tests.cli.running import answered, printed, process, rankscope
 SMALL = ["bert-tiny", "--tokens", "16", "--samples", "2"]
 
 
-def test_help_version_and_completion_do_not_import_torch() -> None:
+def test_help_version_and_what_is_not_there_do_not_import_torch() -> None:
     code = (
         "import sys, rankscope, rankscope.cli\n"
         "from typer.testing import CliRunner\n"
         "for ask in ('--help', '--version', 'measure --help'):\n"
         "    assert CliRunner().invoke(rankscope.cli.app, ask.split()).exit_code == 0\n"
+        "for ask in ('measure --text absent.txt', 'paths minilm --text absent.txt', 'bounds nowhere'):\n"
+        "    assert CliRunner().invoke(rankscope.cli.app, ask.split()).exit_code == 2\n"
         "heavy = {'torch', 'polars', 'matplotlib', 'scipy', 'transformers', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

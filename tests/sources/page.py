@@ -44,11 +44,11 @@ HEAD = """# Families
 
 Written from the code by `make families`, with transformers {transformers} and torch {torch}: not by hand.
 
-`load` maps {number} families of models onto the canonical network ([how to load](models.md)). Each load compares
-the network with the model itself, in float64, and is refused above a difference of {tolerance:g}. For each family the
-tables give the largest differences on small random models: of states relative to their largest entry, and of
-attention weights, rounded up to a power of ten. Where a model computes parts in float32 whatever its dtype, the last
-column says how much this changes its states.
+`load` maps {number} families of models onto the canonical network ([how to load](models.md)). Each load
+compares the network with the model itself, in float64, and is refused above a difference of {tolerance:g}.
+For each family the tables give the largest differences on small random models: of states relative to their
+largest entry, and of attention weights, rounded up to a power of ten. Where a model computes parts in
+float32 whatever its dtype, the last column says how much this changes its states.
 """
 
 

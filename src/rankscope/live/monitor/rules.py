@@ -174,8 +174,8 @@ class GradientSize(Size):
     WORDS = ("gradients of queries and keys", "gradients of values and outputs", "gradients of the MLP",
              "gradients at the tokens")  # fmt: skip
     helps = (
-        "Gradients that vanish want skips and norms, those that blow up a lower learning rate, a longer "
-        "warm-up or clipping."
+        "Against vanishing gradients skips and norms help; against exploding ones a lower learning rate, a "
+        "longer warm-up or clipping."
     )
 
     def __init__(
