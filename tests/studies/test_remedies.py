@@ -3,6 +3,7 @@ none, and that trainings of the lab join it whether or not all of them are there
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -39,6 +40,7 @@ from rankscope.studies.remedies.said import SAID
 from rankscope.studies.remedies.shown import shown
 from rankscope.studies.remedies.table import Tables, rows
 
+ByDepth = Mapping[int, tuple[float, ...]]
 FEW = ("none", "rezero", "attnscale", "lnscale", "gate")
 LAYERS, SEEDS = 5, (0, 1)
 
@@ -184,7 +186,7 @@ def test_trainings_join_where_they_are_there(
 
 
 def of_trainings(
-    tables: Tables, quantity: str, values: dict[str, dict[int, tuple[float, ...]]], setting: str = "post"
+    tables: Tables, quantity: str, values: Mapping[str, ByDepth], setting: str = "post"
 ) -> Tables:
     """By remedy and depth, a number a seed."""
     found = [
@@ -217,7 +219,7 @@ def test_a_fall_with_depth_that_is_not_there_without_a_remedy_is_nothing_to_prev
     falling, level = {6: (0.0, 0.1), 48: (-5.0, -4.0)}, {6: (0.2, 0.1), 48: (-0.2, 0.1)}
     judge = lasting("gate", "gradient_first_end", "post")
 
-    def word(**values: dict[int, tuple[float, ...]]) -> str:
+    def word(**values: ByDepth) -> str:
         return judge(of_trainings(tables, "gradient_first_end", values)).verdict
 
     assert word(none=falling, gate=level) == AGREES

@@ -62,7 +62,7 @@ def _depths(axes: Axes, tables: Tables, setting: str, rows: dict[str, int]) -> N
         if found is None:
             axes.plot(0, y, marker="x", color=FAINT, markersize=4)
             continue
-        x = depths.index(found.layers)
+        x = depths.index(int(found.layers))
         color = "black" if remedy == NONE else HELD
         axes.plot([0, x], [y, y], color=color, linewidth=1.2)
         axes.plot(x, y, marker=">" if found.whole else "o", color=color, markersize=5, linestyle="none")

@@ -94,7 +94,9 @@ def recipes(folder: str | Path) -> list[str]:
         if not part.name.startswith(("trained-", "at=")):
             continue
         table, manifest = tables.whole(part)
-        key = manifest.key or {}
+        if manifest is None or manifest.key is None:
+            continue
+        key = manifest.key
         how, seeds = key["settings"]["sizes"], ", ".join(map(str, key["settings"]["seeds"]))
         said = (
             f"of width {how['width']}, {how['heads']} heads, {how['steps']} steps of AdamW, batches of "
