@@ -65,6 +65,7 @@ def test_a_trained_checkpoint_is_its_canonical_network(
     assert net.arch.layers == layers and max(origin.parity.states, origin.parity.attention) < 1e-12
     ids, padding = ids_of(folder, vocabulary)
     model = read(place(str(folder), {}), family).model
+    model.set_attn_implementation("eager")  # else it gives no attention
     theirs = model(ids, attention_mask=(~padding).long(), output_hidden_states=True, output_attentions=True)
     X, _ = net.encode(ids, tokens=ids.shape[1], padding=padding)
     run = net.run(X, padding, attention=True)
