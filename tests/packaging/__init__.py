@@ -1,1 +1,1 @@
-"""The wheel and the sdist, installed where the sources are not: `python -m tests.packaging`, `make wheel-check`."""
+"""The wheel and the sdist, installed where the sources are not: `make wheel-check`."""

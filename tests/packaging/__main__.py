@@ -1,9 +1,9 @@
-"""Installs the wheel into an empty environment, without extras and with each in turn, and does there what each
-is for: `python -m tests.packaging [CASE ...]`, or `make wheel-check`.
+"""Installs the wheel into an empty environment, without extras and with each in turn, and does there what
+each is for: `python -m tests.packaging [CASE ...]`, or `make wheel-check`.
 
-Cases are `core`, every extra of pyproject.toml that users install, and `sdist`. Each begins with rankscope and
-its core alone: what an extra brought is taken out again before the next. An environment takes 1.4 GB of disk
-with a torch for CPUs, and a case a minute or two, most of it pip's.
+Cases are `core`, every extra of pyproject.toml, and `sdist`. Each begins with rankscope and its core alone:
+what an extra brought is taken out again before the next. With a torch for CPUs an environment takes 1.4 GB of
+disk, and a case a minute or two.
 """
 
 import argparse

@@ -49,7 +49,7 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def run(self, *words: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
-        """Its interpreter with these words: nothing of the tree, of this process's path or of a hub is seen."""
+        """Its interpreter with these words: it sees nothing of the tree, of this process or of a hub."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
         ways = {**kept, "HF_HUB_OFFLINE": "1", **more}
         return subprocess.run([self.python, *words], cwd=self.cwd, env=ways, text=True, capture_output=True)
@@ -82,7 +82,9 @@ class Environment:
         says. `python -X importtime` has the same imports by module."""
         sizes = self.packages()
         found = {"packages": float(len(sizes)), "MB": sum(sizes.values()) / 1e6}
-        torch = sum(size for name, size in sizes.items() if re.fullmatch(r"torch|triton|nvidia-.*|cuda-.*", name))
+        torch = sum(
+            size for name, size in sizes.items() if re.fullmatch(r"torch|triton|nvidia-.*|cuda-.*", name)
+        )
         return {**found, "MB without torch": found["MB"] - torch / 1e6} | {
             name: min(self._seconds(words) for _ in range(5)) for name, words in TIMED.items()
         }

@@ -12,6 +12,16 @@ from urllib.request import Request, urlopen
 
 TEXTS = ["Call me Ishmael. Some years ago, never mind how long precisely", "It was the best of times"]
 SPEC = '[all]\nmodel = "bert-tiny"\nsamples = 1\ntokens = 8\n[grid]\nskip = [0.0, 1.0]\n'
+PRINTED = (
+    "measure bert-tiny --tokens 8",
+    "compare bert-tiny bert-mini --tokens 8",
+    "paths bert-tiny --tokens 8",
+    "bounds bert-tiny --tokens 8",
+    "masks",
+    "metrics",
+    "models",
+)
+"""Commands of the core that need nothing else."""
 MISSING = {
     "demo": ["demo"],
     "demo --train": ["report"],
@@ -38,7 +48,9 @@ def command(*words: str, code: int = 0) -> str:
     """`rankscope` with these words: what it says."""
     program = Path(sys.executable).with_name("rankscope")
     done = subprocess.run([program, *words], text=True, capture_output=True)
-    assert done.returncode == code, f"rankscope {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
+    assert done.returncode == code, (
+        f"rankscope {' '.join(words)}: {done.returncode}\n{done.stdout}{done.stderr}"
+    )
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout if code == 0 else done.stderr
 
@@ -102,8 +114,7 @@ def core() -> None:
     watched("plain")
     assert {0, 2, 4} >= set(read("plain").table("training")["step"]) > {2}
     assert "step 4" in command("follow", "plain", "--once")
-    for words in ("measure bert-tiny --tokens 8", "compare bert-tiny bert-mini --tokens 8", "masks", "metrics",
-                  "models", "paths bert-tiny --tokens 8", "bounds bert-tiny --tokens 8"):  # fmt: skip
+    for words in PRINTED:
         assert command(*words.split()), words
     Path("spec.toml").write_text(SPEC)
     for folder in ("model", "trained/checkpoint-1"):
@@ -113,7 +124,9 @@ def core() -> None:
         said = command(*words.split(), code=2).strip()
         found = re.search(r"not installed: pip install 'rankscope\[(.*)\]'$", said)
         assert found and "\n" not in said and found[1].split(",") == extras, f"{words}: {said}"
-    assert not Path("out").exists() and not Path("runs").exists(), "a command that could not run wrote a folder"
+    assert not Path("out").exists() and not Path("runs").exists(), (
+        "a command that could not run wrote a folder"
+    )
 
 
 def models() -> None:
@@ -260,7 +273,9 @@ def lightning() -> None:
 
     X = torch.randn(4, 6, 16)
     callback = MonitorCallback(probe=X, part="model", every=2, run="run")
-    fit = Trainer(max_steps=4, accelerator="cpu", callbacks=[callback], logger=False, enable_checkpointing=False)
+    fit = Trainer(
+        max_steps=4, accelerator="cpu", callbacks=[callback], logger=False, enable_checkpointing=False
+    )
     fit.fit(Learner(), torch.utils.data.DataLoader(list(X), batch_size=2))
     assert 4 in read("run").table("training")["step"]
 
