@@ -1,5 +1,6 @@
 """What can be done with few packages installed, each case in a process that finds no others."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -112,6 +113,12 @@ def test_every_extra_that_a_sentence_names_is_one() -> None:
     extras = PROJECT["optional-dependencies"]
     assert set(EXTRAS.values()) <= set(extras)
     assert install(["peft"]) == "pip install peft"
+
+
+def test_the_page_on_installing_has_every_extra() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert {*re.findall(r"`(\w+)`", " ".join(rows))} == {*PROJECT["optional-dependencies"]}
 
 
 def test_an_extra_that_comes_with_another_is_not_named_beside_it() -> None:
