@@ -3,9 +3,9 @@
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,8 +78,8 @@ class Environment:
             self.pip("uninstall", "--yes", *sorted(came))
 
     def weight(self) -> dict[str, float]:
-        """Packages, megabytes, and seconds of wall clock, the best of five: what the table of docs/start.md
-        says. `python -X importtime` has the same imports by module."""
+        """Packages, megabytes, and seconds of processor time, the best of five:
+        the numbers of docs/install.md. `python -X importtime` has the same imports by module."""
         sizes = self.packages()
         found = {"packages": float(len(sizes)), "MB": sum(sizes.values()) / 1e6}
         torch = sum(
@@ -90,7 +90,8 @@ class Environment:
         }
 
     def _seconds(self, words: list[str]) -> float:
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = self.run(*words)
         assert done.returncode == 0, done.stderr
-        return time.perf_counter() - start
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

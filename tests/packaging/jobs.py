@@ -136,9 +136,10 @@ def models() -> None:
 
     from rankscope import load, measure
 
-    size = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
-    net = load(BertModel(BertConfig(**size)).eval())
-    assert net.origin.parity.states < 1e-9
+    config = BertConfig(num_hidden_layers=2, hidden_size=16, num_attention_heads=2, intermediate_size=32)
+    net = load(BertModel(config).eval())
+    origin: Any = net.origin
+    assert origin.parity.states < 1e-9
     assert measure(net, net.encode(torch.arange(1000, 1008)[None])).curve("relative_residual").shape == (1, 3)
 
 
@@ -176,8 +177,7 @@ def explore(*models: str) -> None:
 
 def served(*words: str) -> Any:
     """The address of a page, while it is served."""
-    program = Path(sys.executable).with_name("rankscope")
-    line = [program, *words, "--no-open", "--json"]
+    line = [str(Path(sys.executable).with_name("rankscope")), *words, "--no-open", "--json"]
     with subprocess.Popen(line, text=True, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
@@ -276,7 +276,8 @@ def lightning() -> None:
     fit = Trainer(
         max_steps=4, accelerator="cpu", callbacks=[callback], logger=False, enable_checkpointing=False
     )
-    fit.fit(Learner(), torch.utils.data.DataLoader(list(X), batch_size=2))
+    rows: Any = list(X)
+    fit.fit(Learner(), torch.utils.data.DataLoader(rows, batch_size=2))
     assert 4 in read("run").table("training")["step"]
 
 
@@ -310,7 +311,9 @@ def mlflow() -> None:
     store = Path("mlruns").resolve().as_uri()
     watched("run", sinks=[MLflow(experiment="collapse", uri=store)])
     client = MlflowClient(store)
-    (run,) = client.search_runs([client.get_experiment_by_name("collapse").experiment_id])
+    experiment = client.get_experiment_by_name("collapse")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
     assert "monitor/loss" in run.data.metrics
 
 
