@@ -15,7 +15,7 @@ ROOMS := tests/nets tests/metrics tests/doubled tests/paths
 # Formulas, networks, readings and the house itself: what most edits break first.
 QUICK := tests/test_house.py tests/metrics tests/nets tests/runs tests/profiles tests/theory
 
-.PHONY: demo quick test docs slow nightly wheel weights lint types browser format bench notebook families versions clean
+.PHONY: demo quick test docs slow nightly wheel wheel-check weights lint types browser format bench notebook families versions clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
@@ -77,12 +77,13 @@ versions: $(TESTS)  ## the oldest and newest transformers and torch that we decl
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "rankscope needs Python 3.11 or newer; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) 'pip>=25.1'
 	$(INSTALL) -e '.[full]'
 	touch $(READY)
 
 # What only tests and tools need: `make demo` does without.
 $(TESTS): $(READY)
-	$(INSTALL) -e '.[dev,docs,full,ray,trainer,lightning,tensorboard,wandb,mlflow]'
+	$(INSTALL) -e '.[full,ray,trainer,lightning,tensorboard,wandb,mlflow]' --group dev
 	touch $(TESTS)
 
 # Their pins (scipy 1.4, transformers 4) are of no concern: only the files are used, nothing is imported.
@@ -94,6 +95,9 @@ $(WEIGHTS): $(READY)
 wheel: $(TESTS)  ## a wheel and an sdist, in dist
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
+
+wheel-check: $(TESTS)  ## the wheel and the sdist in an environment of their own: no extras, then each in turn
+	$(BIN)/python -m tests.packaging $(CASES)
 
 clean:
 	rm -rf $(VENV) .weights .versions runs dist docs/_build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,7 +13,7 @@ from packaging.version import Version
 from tests import versions
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("dev", "docs", "full", "ray", "trainer", "lightning", "tensorboard", "wandb", "mlflow")
+EXTRAS = ("full", "ray", "trainer", "lightning", "tensorboard", "wandb", "mlflow")
 ACCELERATORS = ("cuda-", "nvidia-", "triton")
 """What torch's wheel brings along with it depends on the index it came from; that wheel pins them itself."""
 
@@ -26,12 +26,22 @@ def pins() -> dict[str, str]:
     return {canonical(name): version for name, version in found}
 
 
+def grouped(groups: dict[str, list[str | dict[str, str]]], name: str) -> list[str]:
+    """Lines of a dependency group and of those that it includes."""
+    return [
+        line
+        for each in groups[name]
+        for line in ([each] if isinstance(each, str) else grouped(groups, each["include-group"]))
+    ]
+
+
 def required() -> set[str]:
     """Names of all that set-up asks for, and of what that asks for in its turn."""
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = told["project"]
-    wanted = [*told["build-system"]["requires"], *project["dependencies"]]
+    wanted = ["pip", *told["build-system"]["requires"], *project["dependencies"]]  # pip, for groups
     wanted += [line for extra in EXTRAS for line in project["optional-dependencies"][extra]]
+    wanted += grouped(told["dependency-groups"], "dev")
     waiting, met = [Requirement(line) for line in wanted], set()
     while waiting:
         asked = waiting.pop()
@@ -44,6 +54,10 @@ def required() -> set[str]:
                 each for each in further if each.marker is None or each.marker.evaluate({"extra": extra})
             ]
     return {canonical(name) for name, _ in met if name != "rankscope"}  # which has extras of extras
+
+
+def test_set_up_installs_these_extras_and_groups() -> None:
+    assert f"-e '.[{','.join(EXTRAS)}]' --group dev" in (ROOT / "Makefile").read_text()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="constraints.txt is what CI installs, on Linux")

@@ -1,5 +1,6 @@
 """What can be done with few packages installed, each case in a process that finds no others."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.extras import EXTRAS, install
+from rankscope.extras import EXTRAS, WITHIN, install
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -112,3 +113,33 @@ def test_every_extra_that_a_sentence_names_is_one() -> None:
     extras = PROJECT["optional-dependencies"]
     assert set(EXTRAS.values()) <= set(extras)
     assert install(["peft"]) == "pip install peft"
+
+
+def test_the_page_on_installing_has_every_extra() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8").partition("## What it weighs")[0]
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    assert {*re.findall(r"`(\w+)`", " ".join(rows))} == {*PROJECT["optional-dependencies"]}
+
+
+def test_an_extra_that_comes_with_another_is_not_named_beside_it() -> None:
+    """`WITHIN` says what pyproject.toml says, extras of extras followed."""
+    extras = PROJECT["optional-dependencies"]
+
+    def inside(extra: str) -> set[str]:
+        direct = {
+            name
+            for line in extras[extra]
+            if line.startswith("rankscope[")
+            for name in line[len("rankscope[") : -1].split(",")
+        }
+        return direct.union(*map(inside, direct))
+
+    named = {*EXTRAS.values()}
+    assert {name: {*holders} for name, holders in WITHIN.items()} == {
+        name: {other for other in named if name in inside(other)}
+        for name in named
+        if any(name in inside(other) for other in named)
+    }
+    assert install(EXTRAS)[len("pip install 'rankscope[") : -2].split(",") == [
+        name for name in dict.fromkeys(EXTRAS.values()) if name not in WITHIN
+    ]

@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / ".versions"
 MOVED = ("torch", "transformers")
-EXTRAS = "dev,full,trainer,lightning,tensorboard,wandb,mlflow"
+EXTRAS = "full,trainer,lightning,tensorboard,wandb,mlflow"
 ROOMS = ("tests/sources", "tests/nets", "tests/live")
 
 
@@ -58,7 +58,8 @@ def environment(which: str, torch: str) -> Path:
         "--disable-pip-version-check",
         "--upgrade",
     ]
-    subprocess.run([*install, "-c", pins, "-e", f".[{EXTRAS}]"], cwd=ROOT, check=True)
+    subprocess.run([*install, "-c", pins, "pip"], cwd=ROOT, check=True)  # one that knows groups
+    subprocess.run([*install, "-c", pins, "-e", f".[{EXTRAS}]", "--group", "test"], cwd=ROOT, check=True)
     return python
 
 

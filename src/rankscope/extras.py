@@ -11,6 +11,7 @@ from rankscope.errors import MissingExtraError
 
 EXTRAS = {
     "transformers": "models",
+    "huggingface_hub": "models",
     "matplotlib": "plot",
     "PIL": "plot",
     "jinja2": "report",
@@ -28,6 +29,12 @@ EXTRAS = {
     "trackio": "trackio",
 }
 """The extra that brings each package, by the name it is imported under."""
+WITHIN = {
+    "models": ("demo", "trainer"),
+    "plot": ("report", "explore", "demo"),
+    "report": ("explore", "demo"),
+}
+"""The extras that bring all of another."""
 
 
 def need(doing: str, *packages: str) -> None:
@@ -63,12 +70,14 @@ def there(*packages: str) -> bool:
 
 
 def install(packages: Iterable[str]) -> str:
-    """The line that installs packages.
+    """The line that installs packages; an extra that comes with another is not named.
 
-    >>> install(["jinja2", "matplotlib"])
-    "pip install 'rankscope[report,plot]'"
+    >>> install(["jinja2", "sklearn"]), install(["matplotlib", "plotly"])
+    ("pip install 'rankscope[report,lab]'", "pip install 'rankscope[report]'")
     """
     wanted = list(packages)
     if all(name in EXTRAS for name in wanted):
-        return f"pip install 'rankscope[{','.join(dict.fromkeys(EXTRAS[name] for name in wanted))}]'"
+        extras = dict.fromkeys(EXTRAS[name] for name in wanted)
+        named = [extra for extra in extras if not extras.keys() & {*WITHIN.get(extra, ())}]
+        return f"pip install 'rankscope[{','.join(named)}]'"
     return f"pip install {' '.join(wanted)}"

@@ -61,6 +61,7 @@ def checkpoints(
     from rankscope.cli.follow import described as told
     from rankscope.cli.follow import shown
     from rankscope.cli.measure import checked, command
+    from rankscope.cli.output import require_report
     from rankscope.cli.show import console, machine, say, say_where, steps
     from rankscope.live.monitor.book import Book
     from rankscope.report import write_report
@@ -71,6 +72,7 @@ def checkpoints(
 
     _, numbers, _ = checked("transformer", metrics, "deviation")
     found = checkpoints_in(directory)
+    require_report("a report of checkpoints", "transformers")
     read = excerpts_of(text, split, field, samples, tokens)
     output = Path("runs") / directory.resolve().name if output is None else output
     key = key_of(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from rankscope.cli import options as opt
-from rankscope.cli.output import opened, with_manifest
+from rankscope.cli.output import opened, require_report, with_manifest
 
 if TYPE_CHECKING:
     import polars as pl
@@ -58,7 +58,9 @@ def _measured(output: Path, as_json: bool, quiet: bool) -> None:
     from rankscope.profiles import DEFAULT_METRICS
     from rankscope.report import verdict, write_run_directory
     from rankscope.sources import load
+    from rankscope.sources.checkpoint import MINILM
 
+    require_report("the demo", MINILM, "transformers")
     store = opened(output)
     assert store is not None
     if not (quiet or as_json):

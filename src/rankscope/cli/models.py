@@ -16,11 +16,12 @@ def models(as_json: opt.Json = False, quiet: opt.Quiet = False) -> None:
     A small random model of every family is built, loaded and held against itself, here and now.
     """
     from rankscope.cli.show import console, machine, progress, say
+    from rankscope.extras import install, there
     from rankscope.sources import PRESETS
     from rankscope.sources.survey import survey
 
     with progress(quiet or as_json) as start:
-        found = survey(start("families"))
+        found = survey(start("families")) if there("transformers") else []
     if as_json:
         rows = [
             {"family": each.family, "config": each.config, "types": each.types, **each.parity.described()}
@@ -30,6 +31,9 @@ def models(as_json: opt.Json = False, quiet: opt.Quiet = False) -> None:
         return
     say(f"By name, random weights: {', '.join(PRESETS)}.")
     say("By name, trained: minilm (the demo extra).")
+    if not found:
+        say(f"Families that can be loaded are listed where transformers is: {install(['transformers'])}")
+        return
     say("Loaded: a directory or an id on the hub, of one of these families.\n")
     console().print(_table(found))
     if quiet:

@@ -22,12 +22,19 @@ ending = ExitStack()
 def opened(folder: Path | None) -> "Store | None":
     """The run folder, or None where nothing is to be written; refused before hours go into what it is to hold
     if it cannot be written, or another is writing there."""
-    from rankscope.extras import need
     from rankscope.runs import Store
 
     if folder is not None:
-        need("a folder with figures and a report", "matplotlib", "PIL", "jinja2", "plotly")
+        require_report()
     return None if folder is None else ending.enter_context(Store(folder))
+
+
+def require_report(what: str = "a folder with figures and a report", *also: str) -> None:
+    """A sentence with the line that installs what a report is made with, and packages that are needed
+    `also`, before any work goes into it."""
+    from rankscope.extras import need
+
+    need(what, *also, "matplotlib", "PIL", "jinja2", "plotly")
 
 
 def write_folder(

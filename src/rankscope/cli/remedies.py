@@ -63,6 +63,10 @@ def remedies(
     """  # fmt: skip
     from dataclasses import asdict
 
+    from rankscope.cli.output import require_report
+    from rankscope.sources.checkpoint import MINILM
+
+    require_report("the table of remedies", *((MINILM, "transformers") if model == "minilm" else ()))
     from rankscope.cli.exits import Stopped
     from rankscope.cli.measure import command
     from rankscope.cli.show import console, machine, progress, say, say_where

@@ -45,6 +45,10 @@ def reproduce(
     """
     from dataclasses import asdict, replace
 
+    from rankscope.cli.output import require_report
+    from rankscope.sources.checkpoint import MINILM
+
+    require_report("the papers' figures", *(() if figure or models else (MINILM,)), "transformers")
     from rankscope.cli.exits import Stopped
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder

@@ -36,11 +36,13 @@ def sweep(
     """
     from rankscope.cli.exits import Stopped, complain
     from rankscope.cli.measure import command
+    from rankscope.cli.output import require_report
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.engine import read_spec
     from rankscope.engine import sweep as swept
 
     found = read_spec(spec)
+    require_report()
     folder = Path("runs") / spec.stem if output is None else output
     counted = [0, len(found.cells)]
     try:

@@ -19,6 +19,7 @@ def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
 
     from rankscope.cards import counted
     from rankscope.cli.exits import Stopped
+    from rankscope.cli.output import require_report
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
     from rankscope.lab import Recipe, Shape, characters, training
@@ -26,6 +27,7 @@ def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
     from rankscope.report import write_report
     from rankscope.runs import read
 
+    require_report()
     writable_folder(output)
     if not (quiet or as_json):
         say(

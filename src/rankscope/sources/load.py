@@ -12,11 +12,12 @@ from torch import nn
 
 from rankscope.errors import RankscopeError, SourceError
 from rankscope.extras import need
+from rankscope.naming import forgiven
 from rankscope.nets import Transformer
 from rankscope.nets.saved import is_saved
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
 from rankscope.sources.canonical import canonical
-from rankscope.sources.checkpoint import Checkpoint, first_line, place
+from rankscope.sources.checkpoint import MINILM, Checkpoint, first_line, place
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.families.family import is_of_transformers
@@ -74,7 +75,8 @@ def load(
     if isinstance(source, str | Path) and is_saved(source):
         refuse_stream(stream, str(source), "was written by net.save")
         return read_saved(source, tokenizer).to(dtype, device)
-    need("loading a model", "transformers")
+    embedded = isinstance(source, str) and forgiven(source, ["minilm"]) == "minilm"
+    need("loading a model", "transformers", *([MINILM] if embedded else []))
     shelf = None
     if isinstance(source, nn.Module):
         refuse_stream(stream, type(source).__name__, "is in memory already")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import FileError
+from rankscope.extras import need
 from rankscope.nets import Transformer
 from rankscope.nets.origin import Origin
 from rankscope.nets.saved import read
@@ -56,6 +57,7 @@ def _origin(folder: Path, about: dict[str, Any] | None) -> Origin | None:
 def _config(fields: dict[str, Any] | None) -> Any:
     if fields is None:
         return None
+    need("the config of a network that was loaded", "transformers")
     from transformers import AutoConfig
 
     return AutoConfig.for_model(**fields)

@@ -19,11 +19,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
-from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
-from transformers.training_args import TrainingArguments
 
+from rankscope.extras import need
 from rankscope.live.monitor import Monitor
 from rankscope.live.monitor.gradients import plain
+
+need("this callback", "transformers", "accelerate")  # Trainer wants both
+# ruff: noqa: E402  What follows is there: else the line above has said what is missing.
+from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
+from transformers.training_args import TrainingArguments
 
 LOGGED = {"loss": "loss", "learning_rate": "lr"}
 """What Trainer logs, by the name it has here."""
