@@ -33,12 +33,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """Done by one process, without Ray."""
-    return swept(tmp_path_factory.mktemp("alone"), workers=1)
-
-
-@pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     """Two nodes of one core each; this process is connected to the first."""
     from ray.cluster_utils import Cluster as Nodes
