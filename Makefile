@@ -8,7 +8,8 @@ TESTS := $(VENV)/.tests
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WEIGHTS := .weights/.ready
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
+# Work is stolen test by test: the slowest file is no lower bound, and no worker idles at the end.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q
 # Signatures say shapes; these rooms' tests hold them to it, at three times the time. `make nightly` checks all.
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
 ROOMS := tests/nets tests/metrics tests/doubled tests/paths
