@@ -37,7 +37,7 @@ def nodes() -> Iterator[Any]:
     """Two nodes of one core each; this process is connected to the first."""
     from ray.cluster_utils import Cluster as Nodes
 
-    found = Nodes(initialize_head=True, head_node_args={"num_cpus": 1})
+    found = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     found.add_node(num_cpus=1)
     ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
     yield found
