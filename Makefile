@@ -15,7 +15,7 @@ CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
 ROOMS := tests/nets tests/metrics tests/doubled tests/paths
 # Formulas, networks, readings and the house itself: what most edits break first. `make quick ALSO=tests/theory`
 # adds the room that one works in.
-QUICK := tests/test_house.py tests/metrics tests/nets tests/runs tests/profiles
+QUICK := tests/test_house.py $(ROOMS) tests/runs tests/profiles
 ALSO :=
 
 .PHONY: demo quick test suite docs slow nightly wheel weights lint types browser format bench notebook families versions clean
