@@ -10,7 +10,7 @@ WEIGHTS := .weights/.ready
 
 # Work is stolen test by test: the slowest file is no lower bound, and no worker idles at the end.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q
-# Signatures say shapes; these rooms' tests hold them to it, at three times the time. `make nightly` checks all.
+# Signatures say shapes; these rooms' tests hold them to it, at twice the time and more. `make nightly` checks all.
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
 ROOMS := tests/nets tests/metrics tests/doubled tests/paths
 # Formulas, networks, readings and the house itself: what most edits break first. `make quick ALSO=tests/theory`

@@ -14,8 +14,8 @@ from rankscope.live.monitor import default_rules
 
 ALONE = {"alarms", "device", "lab", "peers", "rates", "recipes", "timing"}
 """Modules that `make bench` does not run: each has a command of its own, or none."""
-HEAVY = {"opening", "streaming", "sweeping"}
-"""They start whole commands, workers or a browser: `make slow` runs these."""
+HEAVY = {"monitoring", "opening", "streaming", "sweeping", "watching"}
+"""They start whole commands, workers or a browser, or train: `make slow` runs these."""
 
 
 def well_formed(rows: list[timing.Row]) -> None:

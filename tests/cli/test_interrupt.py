@@ -103,6 +103,7 @@ def test_bounds_keeps_the_samples_that_were_finished(tmp_path: Path) -> None:
     assert read(tmp_path / "out").manifests["bounds"].samples == 1
 
 
+@pytest.mark.slow
 def test_reproduce_says_that_it_goes_on(tmp_path: Path) -> None:
     code, _, said = interrupted("wu2024 fig1: ", "reproduce", "wu2024", "-o", "out", cwd=tmp_path)
     assert code == 130
