@@ -8,23 +8,29 @@ TESTS := $(VENV)/.tests
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 WEIGHTS := .weights/.ready
 
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile -q
-# Signatures say shapes; these rooms' tests hold them to it, at three times the time. `make nightly` checks all.
+# Work is stolen test by test: the slowest file is no lower bound, and no worker idles at the end.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -q
+# Signatures say shapes; these rooms' tests hold them to it, at twice the time and more. `make nightly` checks all.
 CHECKED := --jaxtyping-packages=rankscope,beartype.beartype
 ROOMS := tests/nets tests/metrics tests/doubled tests/paths
-# Formulas, networks, readings and the house itself: what most edits break first.
-QUICK := tests/test_house.py tests/metrics tests/nets tests/runs tests/profiles tests/theory
+# Formulas, networks, readings and the house itself: what most edits break first. `make quick ALSO=tests/theory`
+# adds the room that one works in.
+QUICK := tests/test_house.py $(ROOMS) tests/runs tests/profiles
+ALSO :=
 
-.PHONY: demo quick test docs slow nightly wheel wheel-check weights lint types browser format bench notebook families versions clean
+.PHONY: demo quick test suite docs slow nightly wheel wheel-check weights lint types browser format bench notebook families versions clean
 
 demo: $(READY)  ## measure the embedded default model and write a report
 	$(BIN)/rankscope demo -o runs/demo
 
-quick: $(TESTS)  ## what one runs at every edit: style, and the tests of formulas, networks and the house
-	$(BIN)/ruff check .
-	$(PYTEST) $(QUICK)
+quick: lint  ## what one runs at every edit: lint, and the tests of formulas, networks, readings and the house
+	$(PYTEST) $(QUICK) $(ALSO)
 
-test: lint types browser  ## lint, types, all tests but the slow ones
+# mypy has one core to itself for minutes where nothing is cached: tests run beside it.
+test: lint browser  ## lint, types, all tests but the slow ones
+	@$(MAKE) --no-print-directory --jobs=2 types suite
+
+suite: $(TESTS)
 	$(PYTEST) $(CHECKED) $(ROOMS)
 	$(PYTEST) $(ROOMS:%=--ignore=%)
 

@@ -14,6 +14,8 @@ from rankscope.live.monitor import default_rules
 
 ALONE = {"alarms", "device", "lab", "peers", "rates", "recipes", "timing"}
 """Modules that `make bench` does not run: each has a command of its own, or none."""
+HEAVY = {"monitoring", "opening", "streaming", "sweeping", "watching"}
+"""They start whole commands, workers or a browser, or train: `make slow` runs these."""
 
 
 def well_formed(rows: list[timing.Row]) -> None:
@@ -27,7 +29,9 @@ def test_every_module_is_run_or_stands_alone() -> None:
     assert modules == {*printed.TITLES, *ALONE}
 
 
-@pytest.mark.parametrize("module", printed.TITLES)
+@pytest.mark.parametrize(
+    "module", [pytest.param(each, marks=[pytest.mark.slow] * (each in HEAVY)) for each in printed.TITLES]
+)
 def test_a_benchmark_gives_ratios(module: str) -> None:
     if module == "opening" and opening.chromium() is None:
         pytest.skip("there is no Chromium here: apt-get install chromium")

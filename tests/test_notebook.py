@@ -22,7 +22,7 @@ def saved() -> Any:
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The notebook, run anew; kernels leave their files in a folder of the test's own."""
+    """The notebook, run anew, as `make docs` does too; kernels leave their files in a folder of their own."""
     book = nbformat.read(PLACE, 4)
     book.cells.append(nbformat.v4.new_code_cell(FIGURE))
     place = str(tmp_path_factory.mktemp("kernel"))
@@ -57,18 +57,21 @@ def test_the_saved_notebook_is_small_and_sound(saved: Any) -> None:
     assert [cell.execution_count for cell in codes(saved)] == list(range(1, len(codes(saved)) + 1))
 
 
+@pytest.mark.slow
 def test_every_cell_says_what_the_saved_one_says(saved: Any, live: Any) -> None:
     for old, new in zip(codes(saved), codes(live)[:-1], strict=True):
         assert old.source == new.source
         assert kinds(old) == kinds(new) and said(old) == said(new)
 
 
+@pytest.mark.slow
 def test_nothing_goes_to_stderr(live: Any) -> None:
     for cell in codes(live):
         for output in cell.outputs:
             assert output.output_type != "error" and output.get("name") != "stderr", output
 
 
+@pytest.mark.slow
 def test_what_stands_last_in_a_cell_is_shown(live: Any) -> None:
     for cell in codes(live):
         last = ast.parse(cell.source).body[-1]
@@ -79,6 +82,7 @@ def test_what_stands_last_in_a_cell_is_shown(live: Any) -> None:
     assert len(cards) >= 7 and all("data:image/png;base64," in card.data["text/html"] for card in cards)
 
 
+@pytest.mark.slow
 def test_a_figure_shows_itself_without_pyplot(live: Any) -> None:
     (offered,) = kinds(codes(live)[-1])
     assert "image/png" in offered

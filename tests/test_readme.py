@@ -15,23 +15,20 @@ def blocks(language: str, page: Path = ROOT / "README.md") -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
-def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
-    code = "\n".join(blocks("python"))
-    subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=tmp_path, check=True, timeout=300)
-    assert (tmp_path / "run.parquet").is_file() and (tmp_path / "runs" / "training").is_dir()
-
-
-def test_the_python_of_the_docs_runs(tmp_path: Path) -> None:
-    """All pages in one process. What a page takes as given is there: for models.md a model in memory, its
-    tokenizer and the folder that it names; an id on the hub needs a network and is left out."""
+def test_the_python_of_the_readme_and_docs_runs(tmp_path: Path) -> None:
+    """All pages in one process, each with names of its own. What a page of the docs takes as given is there:
+    for models.md a model in memory, its tokenizer and the folder that it names; an id on the hub needs a
+    network and is left out."""
     pages = {str(page.relative_to(ROOT / "docs")): blocks("python", page) for page in PAGES}
     assert {page for page, found in pages.items() if found} >= {"models.md", "start.md", "do/measure.md"}
-    code = [GIVEN]
+    readme = "\n".join(blocks("python"))
+    code = [f"exec({readme!r}, {{}})", GIVEN]
     for found in pages.values():
         lines = [line for line in "\n".join(found).splitlines() if "google-bert/" not in line]
         code.append(f"exec({chr(10).join(lines)!r}, dict(given))")
     done = subprocess.run([sys.executable, "-W", "error", "-c", "\n".join(code)], cwd=tmp_path, timeout=300)
     assert done.returncode == 0
+    assert (tmp_path / "run.parquet").is_file() and (tmp_path / "runs" / "training").is_dir()
 
 
 GIVEN = """

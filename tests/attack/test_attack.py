@@ -51,10 +51,13 @@ def test_ordinary_networks_are_not_marked() -> None:
     """Of 12 layers, width 32 and 24 tokens, as they start: nothing is in doubt."""
     for place in ("pre", "post"):
         arch = Architecture(layers=12, width=32, heads=4, norm_place=place)
-        found = measure(Transformer.random(arch, seed=1), normal(2, 24, 32, seed=2)).table
-        assert not found["below_floor"].any()
-        digits = found["digits"].min()
-        assert isinstance(digits, float) and digits > 11
+        net, X = Transformer.random(arch, seed=1), normal(2, 24, 32, seed=2)
+        ours, plain = (measure(net, X, arithmetic=each) for each in ("deviation", "float64"))
+        assert not ours.table["below_floor"].any()
+        assert float(ours.table["digits"].to_torch().min()) > 11  # as two arithmetics agree
+        for name in ours.metrics:
+            logs = (each.curve(name, "log10") for each in (ours, plain))
+            torch.testing.assert_close(*logs, rtol=0, atol=1e-11)
 
 
 def test_norm_free_llama_blocks_are_marked_where_rounding_decides() -> None:

@@ -75,15 +75,16 @@ def test_a_bad_option_is_exit_code_two() -> None:
 
 
 def test_odd_folder_names_are_printed_as_they_are(tmp_path: Path) -> None:
-    done = process("measure", *SMALL, "--variants", "san", "-o", "out[a]" + "x" * 90, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    path = done.stdout.splitlines()[-1].removeprefix("Report: ")
+    line = ["measure", *SMALL, "--variants", "san", "--metrics", "mu", "-o", "out[a]" + "x" * 90]
+    done = rankscope(*line, cwd=tmp_path)
+    assert done.code == 0, done.err
+    path = done.out.splitlines()[-1].removeprefix("Report: ")
     assert (tmp_path / path).is_file()
 
 
 def test_all_arithmetics_side_by_side(tmp_path: Path) -> None:
     out = printed("measure", *SMALL, "--variants", "san,san+norm+mlp+mlp_skip", "--arithmetic", "all",
-                  "--layers", "6", "-o", "out", cwd=tmp_path)  # fmt: skip
+                  "--metrics", "relative_residual", "--layers", "6", "-o", "out", cwd=tmp_path)  # fmt: skip
     for arithmetic in ("deviation", "float64", "float32", "bfloat16"):
         assert arithmetic in out
     assert (tmp_path / "out" / "arithmetics_san.png").is_file()
@@ -119,8 +120,8 @@ def test_paths_prints_tables_and_writes_a_folder(tmp_path: Path) -> None:
 
 
 def test_commands_into_one_folder_keep_their_manifests(tmp_path: Path) -> None:
-    for command in ("paths", "bounds", "measure"):
-        printed(command, *SMALL, "-o", "out", cwd=tmp_path)
+    for command, *more in (["paths"], ["bounds"], ["measure", "--variants", "san", "--metrics", "mu"]):
+        printed(command, *SMALL, *more, "-o", "out", cwd=tmp_path)
     run = read(tmp_path / "out")
     assert list(run.manifests) == ["paths", "bounds", "measure"]
     for name, manifest in run.manifests.items():

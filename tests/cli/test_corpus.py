@@ -11,9 +11,10 @@ import pytest
 from rankscope import fresh, read
 from rankscope.profiles import Summary
 from rankscope.sources import bundled_excerpts
-from tests.cli.running import COMMAND, answered, printed, process, rankscope
+from tests.cli.running import COMMAND, answered, printed, rankscope
 
-SHORT = ["measure", "bert-tiny", "--tokens", "8", "--variants", "san,transformer", "--batch", "8"]
+SHORT = ["measure", "bert-tiny", "--tokens", "8", "--variants", "san,transformer", "--batch", "8",
+         "--metrics", "relative_residual,mu"]  # fmt: skip
 LINES = [" ".join(text.split()[:12]) for text in bundled_excerpts(12)[:60]]
 
 
@@ -106,9 +107,9 @@ def test_ctrl_c_leaves_what_was_done_and_the_command_goes_on(corpus: Path) -> No
 
 def test_a_bad_line_far_down_is_said_after_what_was_done(corpus: Path) -> None:
     (corpus / "bad.txt").write_bytes("\n".join(LINES[:20]).encode() + b"\n\xff\n")
-    done = process(*SHORT, "--text", "bad.txt", "--split", "line", "-o", "out", cwd=corpus)
-    assert done.returncode == 2 and "median of 16 excerpts" in done.stdout
-    assert done.stderr.splitlines() == [
+    done = rankscope(*SHORT, "--text", "bad.txt", "--split", "line", "-o", "out", cwd=corpus)
+    assert done.code == 2 and "median of 16 excerpts" in done.out
+    assert done.err.splitlines() == [
         "rankscope: stopped after 16 excerpts; the same command goes on from here",
         "rankscope: bad.txt, line 21: text must be UTF-8; byte 0xff is not: save it as UTF-8, or leave out "
         "what is no text",

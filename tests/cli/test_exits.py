@@ -226,7 +226,7 @@ def test_tables_fit_their_terminal_and_a_pipe_has_no_colours(
 
 
 def test_quiet_leaves_out_where_things_lie(tmp_path: Path) -> None:
-    for line in (["measure", *SMALL, "--variants", "san"], ["bounds", *SMALL]):
+    for line in (["measure", *SMALL, "--variants", "san", "--metrics", "mu"], ["bounds", *SMALL]):
         loud, soft = (rankscope(*line, "-o", str(tmp_path / line[0]), *more) for more in ([], ["--quiet"]))
         assert str(tmp_path) in loud.out and str(tmp_path) not in soft.out
         assert loud.out.startswith(soft.out.rstrip())

@@ -124,7 +124,11 @@ def test_it_keeps_up_in_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [*COMMAND, "follow", str(tmp_path)]
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=env) as process:
+    # As from a shell: what runs in the background may have been told to ignore Ctrl-C.
+    with subprocess.Popen(
+        command, stdout=theirs, stderr=theirs, env=env,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as process:  # fmt: skip
         os.close(theirs)
 
         def until(words: str) -> None:

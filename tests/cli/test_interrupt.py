@@ -77,6 +77,7 @@ def test_compare_keeps_those_that_were_finished(tmp_path: Path) -> None:
     assert said == f"stopped after 2 of 3 ({done}); nothing is written without -o"
 
 
+@pytest.mark.slow
 def test_paths_keeps_lengths_and_heads(tmp_path: Path) -> None:
     code, out, said = interrupted(
         "heaviest single paths", "paths", "bert-mini", "--layers", "8", "--top", "99", "--samples", "1",
@@ -102,6 +103,7 @@ def test_bounds_keeps_the_samples_that_were_finished(tmp_path: Path) -> None:
     assert read(tmp_path / "out").manifests["bounds"].samples == 1
 
 
+@pytest.mark.slow
 def test_reproduce_says_that_it_goes_on(tmp_path: Path) -> None:
     code, _, said = interrupted("wu2024 fig1: ", "reproduce", "wu2024", "-o", "out", cwd=tmp_path)
     assert code == 130

@@ -84,7 +84,14 @@ def test_the_general_way_is_right_always(arch: Architecture, n: int, seed: int, 
         assert_same(one, other, 1e-9)
 
 
-@pytest.mark.parametrize("variant", ["transformer", "san", "san+mlp", "san+norm+skip"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        "transformer",
+        "san",
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("san+mlp", "san+norm+skip")),
+    ],
+)
 def test_a_traced_layer_gives_the_same_bits(variant: str) -> None:
     """Layers as graphs of tensors, which is what a compiler is given; equal layers share one."""
     arch = Architecture(layers=3, width=16, heads=2, mlp_width=32, norm="layer", mask="causal")

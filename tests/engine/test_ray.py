@@ -33,17 +33,11 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """Done by one process, without Ray."""
-    return swept(tmp_path_factory.mktemp("alone"), workers=1)
-
-
-@pytest.fixture(scope="module")
 def nodes() -> Iterator[Any]:
     """Two nodes of one core each; this process is connected to the first."""
     from ray.cluster_utils import Cluster as Nodes
 
-    found = Nodes(initialize_head=True, head_node_args={"num_cpus": 1})
+    found = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     found.add_node(num_cpus=1)
     ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
     yield found
@@ -76,12 +70,14 @@ def test_an_address_of_something_else_is_a_sentence(tmp_path: Path) -> None:
         thread.join()
 
 
+@pytest.mark.slow  # two nodes are a dozen processes
 def test_two_nodes_give_the_same_bits(nodes: Any, alone: Sweep, tmp_path: Path) -> None:
     found = swept(tmp_path / "run", on="ray")
     assert found.table.equals(alone.table) and len({each["NodeID"] for each in ray.nodes()}) == 2
     same(alone.run, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_cell_that_no_node_has_room_for_is_refused(nodes: Any, tmp_path: Path) -> None:
     with pytest.raises(SweepError, match="some node must have 3 cores and 0 GPUs"):
         swept(tmp_path / "run", on="ray", threads=3)
@@ -90,7 +86,8 @@ def test_a_cell_that_no_node_has_room_for_is_refused(nodes: Any, tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("excerpts", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("excerpts", [200, 10_000])
 def test_a_corpus_has_the_statistics_of_one_process(excerpts: int, nodes: Any, tmp_path: Path) -> None:
     words = " ".join(bundled_excerpts(20)).split()
     texts = [

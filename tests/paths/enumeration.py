@@ -7,6 +7,7 @@ walked on its own, from the embedding and from every single bias.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from typing import Any
 
@@ -172,9 +173,11 @@ class Enumeration:
         ways = product([*([None] if past else []), *range(arch.heads)], repeat=arch.layers - layer - 1)
         return [Term(layer, head, way, self.onward(layer, Y, way)) for way in ways]
 
+    @cached_property
     def embedding_terms(self) -> list[Term]:
         return self.terms(-1, None, self.X)
 
+    @cached_property
     def bias_terms(self) -> list[Term]:
         starts = (start for layer in range(self.arch.layers) for start in self.starts(layer))
         found = [term for start in starts for term in self.terms(*start)]

@@ -1,5 +1,6 @@
 """Every sum over paths against every path, walked one at a time by independent code."""
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,9 @@ def tokens(seed: int = 1, samples: int = 1) -> torch.Tensor:
     return normal(samples, 4, BASE["width"], seed=seed)
 
 
-def both(fields: dict[str, Any], seed: int = 0) -> tuple[Decomposition, Enumeration]:
-    net, X = network(fields, seed), tokens(seed + 1)
+@cache
+def both(case: str) -> tuple[Decomposition, Enumeration]:
+    net, X = network(CASES[case]), tokens()
     return decompose(net, X), Enumeration(net, X[0])
 
 
@@ -80,9 +82,9 @@ def close(mine: torch.Tensor, theirs: Any, scale: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_lengths_are_the_sums_of_their_paths(case: str) -> None:
-    d, reference = both(CASES[case])
+    d, reference = both(case)
     found = d.by_length()
-    embedding, bias = reference.embedding_terms(), reference.bias_terms()
+    embedding, bias = reference.embedding_terms, reference.bias_terms
     close(found.embedding[:, 0], sums(embedding, 4, reference.output), reference.output)
     close(found.bias[:, 0], sums(bias, 4, reference.output), reference.output)
     assert found.counts == [sum(t.length == k for t in embedding) for k in range(4)]
@@ -94,9 +96,9 @@ def test_lengths_are_the_sums_of_their_paths(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_table_says_what_the_sums_are(case: str) -> None:
-    d, reference = both(CASES[case])
+    d, reference = both(case)
     table = d.by_length().table
-    total = sums(reference.embedding_terms() + reference.bias_terms(), 4, reference.output)
+    total = sums(reference.embedding_terms + reference.bias_terms, 4, reference.output)
     O = reference.output  # noqa: E741
     for row in table.filter(start="all").iter_rows(named=True):
         term = total[row["length"]]
@@ -116,8 +118,8 @@ def test_the_table_says_what_the_sums_are(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_single_path(case: str) -> None:
-    d, reference = both(CASES[case])
-    for term in reference.embedding_terms():
+    d, reference = both(case)
+    for term in reference.embedding_terms:
         found = d.path(term.choices)
         close(found.term[0], term.value, reference.output)
         assert found.path == term.choices
@@ -137,8 +139,8 @@ def test_paths_of_pure_attention_are_the_theorems() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_keep(case: str) -> None:
     """Only some lengths, some paths, some heads: the sum of what is left."""
-    d, reference = both(CASES[case])
-    embedding, bias = reference.embedding_terms(), reference.bias_terms()
+    d, reference = both(case)
+    embedding, bias = reference.embedding_terms, reference.bias_terms
     zero = np.zeros_like(reference.output)
     for lengths in ([0, 2], [3], [0, 1, 2, 3]):
         alone = sum((t.value for t in embedding if t.length in lengths), zero)
@@ -165,8 +167,8 @@ BY_TURNS = [
 
 @pytest.mark.parametrize(("case", "by"), BY_TURNS)
 def test_top_is_the_sorted_enumeration(case: str, by: Any) -> None:
-    d, reference = both(CASES[case])
-    terms = reference.embedding_terms()
+    d, reference = both(case)
+    terms = reference.embedding_terms
 
     def weight(value: Any) -> float:
         return float(np.linalg.norm(value - value.mean(0) if by == "residual" else value))
@@ -191,11 +193,11 @@ def test_top_is_the_sorted_enumeration(case: str, by: Any) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_shares_of_heads_and_layers_are_those_of_their_paths(case: str) -> None:
     """Everything that passes through head h of layer l: the sum of all terms that name it."""
-    d, reference = both(CASES[case])
+    d, reference = both(case)
     O = reference.output  # noqa: E741
     centred = O - O.mean(0)
     heads, layers = d.by_head(), d.by_layer()
-    terms = reference.embedding_terms() + reference.bias_terms()
+    terms = reference.embedding_terms + reference.bias_terms
     for layer in range(3):
         through = [np.zeros_like(O) for _ in range(2)]
         for term in terms:

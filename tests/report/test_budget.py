@@ -9,16 +9,13 @@ import pytest
 from rankscope.report import read_run, render
 from rankscope.report.budget import BUDGET, LEFT_OUT, fit
 from rankscope.report.chapter import Chapter, chapter
-from tests.report.runs import links_within, study, whole_run
+from tests.report.runs import links_within, study
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def folders(everything: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("runs")
-    whole_run(root / "1")
-    for name in ("2", "3"):
-        shutil.copytree(root / "1", root / name)
-    return [root / name for name in "123"]
+    return [Path(shutil.copytree(everything, root / name)) for name in "123"]
 
 
 def chapters_of(folders: list[Path]) -> list[Chapter]:
@@ -79,8 +76,8 @@ def test_a_page_of_several_runs_says_what_it_leaves_out(folders: list[Path]) -> 
     links_within(three)
 
 
-def test_a_study_that_has_only_notes_stays_and_folders_are_quoted(tmp_path: Path) -> None:
-    folders = [whole_run(tmp_path / name).parent for name in ("1", "two words")]
+def test_a_study_that_has_only_notes_stays_and_folders_are_quoted(everything: Path, tmp_path: Path) -> None:
+    folders = [Path(shutil.copytree(everything, tmp_path / name)) for name in ("1", "two words")]
     study(folders[1] / "study", b"", "said")
     outcome = json.loads((folders[1] / "study" / "outcome.json").read_text())
     (folders[1] / "study" / "outcome.json").write_text(json.dumps({**outcome, "comparisons": []}))

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from rankscope.looks import power
+from rankscope.nets import named_variant
 from rankscope.profiles import Profile, Summary, measure
 from rankscope.report import Run, write_report, write_run_directory
 from rankscope.report.overview import side_by_side, titles
@@ -70,7 +71,8 @@ def test_a_variant_that_fell_back_to_a_coarser_arithmetic_is_shown_in_that() -> 
 
 def test_runs_of_other_variants_are_listed_alone(tmp_path: Path) -> None:
     for name in ("san", "transformer"):
-        write_run_directory(profile_of((name,)), tmp_path / name, name)
+        profile = measure(named_variant(NET, name), X, metrics="relative_residual", variant=name)
+        write_run_directory(profile, tmp_path / name, name)
     folders = [tmp_path / "san", tmp_path / "transformer"]
     html = write_report(folders, tmp_path / "both.html").read_text()
     assert "<h1>2 runs</h1>" in html and 'id="runs-beside"' not in html and "runs-figure" not in html

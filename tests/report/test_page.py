@@ -5,6 +5,8 @@ import hashlib
 import io
 import json
 import re
+import shutil
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -60,9 +62,15 @@ def parsed(html: str) -> Scripts:
     return found
 
 
-def test_the_run_directory_holds_everything(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
+    """(a profile, the page of its run)."""
     profile = profile_of()
-    page = write_run_directory(profile, tmp_path / "run", "a title")
+    return profile, write_run_directory(profile, tmp_path_factory.mktemp("run"), "a title")
+
+
+def test_the_run_directory_holds_everything(written: tuple[Profile, Path]) -> None:
+    profile, page = written
     names = {path.name for path in page.parent.iterdir()}
     assert {"profile.parquet", "manifest.json", "report.html"} <= names
     assert {f"{m}.{kind}" for m in profile.metrics for kind in ("png", "svg")} <= names
@@ -93,9 +101,9 @@ def test_the_page_stands_alone_and_runs_only_its_own_scripts(tmp_path: Path) -> 
     assert len(html) < 8e6
 
 
-def test_the_page_shows_each_layers_value_and_marks_the_floor(tmp_path: Path) -> None:
-    profile = profile_of()
-    html = write_run_directory(profile, tmp_path, "t").read_text()
+def test_the_page_shows_each_layers_value_and_marks_the_floor(written: tuple[Profile, Path]) -> None:
+    profile, page = written
+    html = page.read_text()
     for variant in profile.variants:
         for log10 in profile.curve("relative_residual", "log10", variant=variant).mean(0).tolist():
             assert f">{power(log10)}</td>" in html
@@ -105,10 +113,10 @@ def test_the_page_shows_each_layers_value_and_marks_the_floor(tmp_path: Path) ->
     assert verdict(profile) in bare.replace("&#39;", "'")
 
 
-def test_a_section_for_each_table_and_a_chapter_for_each_run(tmp_path: Path) -> None:
-    whole_run(tmp_path / "one")
-    write_run_directory(profile_of(), tmp_path / "two", "another")
-    html = write_report([tmp_path / "one", tmp_path / "two"], tmp_path / "both.html").read_text()
+def test_a_section_for_each_table_and_a_chapter_for_each_run(
+    everything: Path, written: tuple[Profile, Path], tmp_path: Path
+) -> None:
+    html = write_report([everything, written[1].parent], tmp_path / "both.html").read_text()
     assert html.count("<article") == 2
     assert 'id="run1-cloud"' in html and 'id="run2-residual"' in html and 'id="run2-cloud"' not in html
     links_within(html)
@@ -125,13 +133,14 @@ def test_several_arithmetics_are_drawn_side_by_side(tmp_path: Path) -> None:
 def test_a_name_may_be_anything(tmp_path: Path) -> None:
     """No file outside of the folder, no figure that its script cannot find."""
     names = ("../../org/model:san", "plain")
-    runs = [measure(NET, X, variant=v, arithmetic=a) for v in names for a in ("float64", "float32")]
+    measured = partial(measure, NET, X, metrics="relative_residual")
+    runs = [measured(variant=v, arithmetic=a) for v in names for a in ("float64", "float32")]
     run = tmp_path / "in" / "run"
     write_run_directory(Profile.join(runs), run, "half a character: \ud800")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     assert [path.name for path in run.parent.iterdir()] == ["run"]
     odd = ("a\rb\0c", "n" * 10_000, "turned \u202e about")
-    runs += [measure(NET, X, variant=v, arithmetic="float64") for v in odd]
+    runs += [measured(variant=v, arithmetic="float64") for v in odd]
     html = write_run_directory(Profile.join(runs), run, "odd").read_text(encoding="utf-8")
     assert "\u202e" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
     ids = set(re.findall(r'\bid="([^"]+)"', html))
@@ -160,8 +169,10 @@ def test_layers_of_networks_of_other_depths_stand_under_their_numbers() -> None:
             assert cell == (power(logs[int(layer)]) if int(layer) < len(logs) else "")
 
 
-def test_a_manifest_of_another_make_is_no_stumbling_block(tmp_path: Path) -> None:
-    write_run_directory(profile_of(), tmp_path, "t")
+def test_a_manifest_of_another_make_is_no_stumbling_block(
+    written: tuple[Profile, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(written[1].parent, tmp_path, dirs_exist_ok=True)
     for odd in ({"networks": "none", "origin": "here"}, {"networks": [{"architecture": {"layers": 1}}]}):
         (tmp_path / "manifest.json").write_text(json.dumps(odd))
         assert "Tokens stay apart" in write_report([tmp_path], tmp_path / "report.html").read_text()

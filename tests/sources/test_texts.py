@@ -1,11 +1,13 @@
 """Corpora as they come: long, broken, nested, endless."""
 
+import io
 import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -94,16 +96,14 @@ def test_an_endless_pipe_is_read_as_far_as_it_is_asked(tmp_path: Path) -> None:
     assert done.stdout == b"call me call me\n"
 
 
-def test_lines_come_from_stdin_and_json_if_asked() -> None:
-    code = "import sys; from rankscope.sources import excerpts; print([*excerpts('-', *sys.argv[1:])])"
+def test_lines_come_from_stdin_and_json_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(text: str, *arguments: Any) -> list[str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        return [*excerpts("-", *arguments)]
 
-    def read(text: str, *arguments: str) -> str:
-        command = [sys.executable, "-c", code, *arguments]
-        return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
-
-    assert read("one\ntwo\n\nthree") == "['one', 'two', 'three']\n"
-    assert read("one\ntwo\n\nthree", "paragraph") == "['one\\ntwo', 'three']\n"
-    assert read('{"a": "b"}\n', "jsonl", "a") == "['b']\n"
+    assert read("one\ntwo\n\nthree") == ["one", "two", "three"]
+    assert read("one\ntwo\n\nthree", "paragraph") == ["one\ntwo", "three"]
+    assert read('{"a": "b"}\n', "jsonl", "a") == ["b"]
 
 
 @pytest.mark.parametrize(

@@ -61,12 +61,12 @@ def test_kernels_and_scales_with_all_theorems(kernel: str, scale: float) -> None
 
 @pytest.mark.parametrize("mask", ["complete", "causal", "window:2", "longformer:1:1"])
 @pytest.mark.parametrize("variant", ["san", "skip", "sphere"])
-def test_three_hundred_tokens(mask: str, variant: str) -> None:
+def test_a_hundred_tokens(mask: str, variant: str) -> None:
     """Bounds hold among many tokens, where column sums of attention part from its row sums."""
     sphere = variant == "sphere"
     fields = SPHERE if sphere else {**SAN, "attention_skip": float(variant == "skip"), "biases": False}
     net = net_of("orthogonal" if sphere else "xavier", 3, width=8, mask=mask, **fields)
-    X = normal(1, 300, 8, seed=4)
+    X = normal(1, 100, 8, seed=4)
     found = certify(net, X.abs() if sphere else X)
     assert found.broken().is_empty()
     met = set(found.table.filter("met")["theorem"])

@@ -95,18 +95,18 @@ def test_losses_and_weights_are_the_same_to_the_last_bit(
         learners.append(Learner(checkpointed))
         fit(
             learners[-1], tmp_path, *callbacks,
-            steps=200, precision=precision, accumulate_grad_batches=accumulated,
+            steps=60, precision=precision, accumulate_grad_batches=accumulated,
         )  # fmt: skip
     bare, watched = learners
-    assert len(set(bare.losses)) > 100 and bare.losses == watched.losses
+    assert len(set(bare.losses)) > 30 and bare.losses == watched.losses
     assert tasks.same(bare, watched)
     rows = table(tmp_path / "run")
-    assert rows["step"].unique().sort().to_list() == list(range(0, 201, 10))
+    assert rows["step"].unique().sort().to_list() == list(range(0, 61, 10))
     # Three batches in each epoch: two accumulated, then the last alone.
     steps = [bare.losses[k : k + n] for k in range(0, len(bare.losses), 3) for k, n in ((k, 2), (k + 2, 1))]
     means = [sum(each) / len(each) for each in steps]
     shown = rows.filter(polars.col("metric") == "loss").sort("step")["value"].to_list()
-    assert shown == pytest.approx([sum(means[k : k + 10]) / 10 for k in range(0, 200, 10)], rel=1e-6)
+    assert shown == pytest.approx([sum(means[k : k + 10]) / 10 for k in range(0, 60, 10)], rel=1e-6)
     rates = rows.filter(polars.col("metric") == "lr").sort("step")["value"].to_list()
     assert rates[0] == pytest.approx(sum(1e-3 / n for n in range(1, 11)) / 10)
 

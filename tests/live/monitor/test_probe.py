@@ -20,7 +20,7 @@ LOOPS: dict[str, dict[str, Any]] = {
     "a plain loop": {},
     "bfloat16 by autocast": {"autocast": True},
     "a loop inside one autocast": {"autocast": True, "inside": True},
-    "accumulation": {"accumulate": 3, "steps": 80},
+    "accumulation": {"accumulate": 3, "steps": 40},
     "compiled": {"compiled": "aot_eager"},
 }
 
@@ -31,7 +31,7 @@ def test_losses_weights_and_generators_are_those_of_a_run_without_it(loop: str, 
     alone, watched = train(**LOOPS[loop]), train(probed(tmp_path, metrics=metrics), **LOOPS[loop])
     assert alone.same(watched)
     steps = rankscope.read(tmp_path).table("training")["step"].unique().sort().to_list()
-    assert steps == list(range(0, LOOPS[loop].get("steps", 200) + 1, 20))
+    assert steps == list(range(0, LOOPS[loop].get("steps", 60) + 1, 20))
 
 
 def test_activation_checkpointing_is_as_it_was(tmp_path: Path) -> None:

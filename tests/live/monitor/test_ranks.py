@@ -9,6 +9,7 @@ import pytest
 
 import rankscope
 from rankscope.live.monitor.parts import GROUPS
+from tests.live.monitor.ranks import main
 
 
 def together(number: int, folder: Path, *ways: str) -> list[str]:
@@ -31,7 +32,8 @@ def together(number: int, folder: Path, *ways: str) -> list[str]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """(where one process and two wrote, what the two said)."""
     folder = tmp_path_factory.mktemp("ranks")
-    together(1, folder / "1", "ddp", "inline", "paths")
+    (folder / "1").mkdir()
+    main(0, 1, folder / "1", ["ddp", "inline", "paths"])
     ways = ("ddp", "fsdp", "inline", "disagree", "silent", "paths", "paths_fsdp")
     return folder, together(2, folder / "2", *ways)
 

@@ -14,23 +14,22 @@ from rankscope import Monitor
 from rankscope.errors import MonitorError
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import GATHERED, Journal
+from tests.live.monitor.killed import main
 from tests.live.monitor.small import encoder, tokens
-
-STEPS = 300
 
 
 def table(run: Path) -> pl.DataFrame:
     return rankscope.read(run).table("training")
 
 
-def killed(folder: Path, rng: random.Random, kills: int) -> int:
+def killed(folder: Path, steps: int, kills: int) -> int:
     """Train to the end, killed so many times on the way; how often it was."""
-    command = [sys.executable, "-m", "tests.live.monitor.killed", str(folder), str(STEPS)]
-    done = 0
+    command = [sys.executable, "-m", "tests.live.monitor.killed", str(folder), str(steps)]
+    done, rng = 0, random.Random(kills)
     while True:
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert run.stdout is not None and run.stderr is not None
-        at = rng.randrange(5, STEPS // 3) if done < kills else None
+        at = rng.randrange(5, steps // 3) if done < kills else None
         for _ in run.stdout:
             at = None if at is None else at - 1
             if at == 0:
@@ -46,14 +45,14 @@ def killed(folder: Path, rng: random.Random, kills: int) -> int:
         assert code == -9, error
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.slow)])
-def test_killed_at_any_moment_the_table_is_the_same(kills: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("steps", "kills"), [(200, 1), pytest.param(300, 40, marks=pytest.mark.slow)])
+def test_killed_at_any_moment_the_table_is_the_same(steps: int, kills: int, tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
-    assert killed(tmp_path / "whole", random.Random(0), 0) == 0
-    assert killed(tmp_path / "killed", random.Random(kills), kills) > 0
+    main(tmp_path / "whole", steps)
+    assert killed(tmp_path / "killed", steps, kills) > 0
     assert table(tmp_path / "killed" / "run").equals(table(tmp_path / "whole" / "run"))
-    assert table(tmp_path / "whole" / "run")["step"].n_unique() == STEPS // 2 + 1
+    assert table(tmp_path / "whole" / "run")["step"].n_unique() == steps // 2 + 1
 
 
 def test_going_back_takes_away_what_came_later(tmp_path: Path) -> None:

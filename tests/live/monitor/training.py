@@ -52,7 +52,7 @@ def loss_of(logits: Tensor, ids: Tensor) -> Tensor:
 
 def train(
     monitor: Callable[[nn.Module], Monitor] | None = None,
-    steps: int = 200,
+    steps: int = 60,
     *,
     model: nn.Module | None = None,
     accumulate: int = 1,
