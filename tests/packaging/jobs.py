@@ -169,8 +169,8 @@ def explore(*models: str) -> None:
         with urlopen(Request(f"{part}api/answer", asked, head)) as answer:
             lines = [json.loads(line) for line in answer.read().splitlines()]
         assert lines and "error" not in lines[0], lines[:1]
-    watched("plain")
-    for part in served("follow", "plain", "--page"):
+    watched("followed")
+    for part in served("follow", "followed", "--page"):
         with urlopen(f"{part}api/training") as answer:
             assert json.load(answer)["step"] == 4
 
