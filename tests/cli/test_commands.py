@@ -180,7 +180,7 @@ def test_models_lists_every_family_with_its_parity() -> None:
 def test_remedies_are_put_side_by_side_and_gone_on_with(tmp_path: Path) -> None:
     line = ["remedies", "bert-tiny", "--remedy", "gate", "--remedy", "lnscale", "--seeds", "1", "-o", "out"]
     out = printed(*line, cwd=tmp_path)
-    assert "Depth reached" in out and "lnscale" in out and "Nothing was trained" in out
+    assert "At initialisation: layers until" in out and "lnscale" in out and "Nothing was trained" in out
     parts = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out" / "parts").iterdir()}
     answer = answered(*line, "--workers", "2", cwd=tmp_path)
     assert [row["remedy"] for row in answer["remedies"]] == ["none", "gate", "lnscale"]
