@@ -59,7 +59,9 @@ def test_a_package_that_is_not_here(eight_bits: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_layers_of_torch_ao_are_dequantised_and_it_is_said() -> None:
+def test_layers_of_torch_ao_are_dequantised_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The default engine may be one for another processor.
+    monkeypatch.setattr(torch.backends.quantized, "engine", "qnnpack")
     model = model_of("llama", "qwen 2").float()
     small: Any = torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)
     net: Any = load(small)
