@@ -214,7 +214,8 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixi
         x, R = chosen(short, v.x, x), chosen(short, straight, R)
     if len(speaking) < arch.heads:
         speaks = torch.zeros(arch.heads, 1, dtype=x.value.dtype, device=x.value.device)
-        speaks[list(speaking)] = 1.0
+        for head in speaking:  # a list of them would have to cross to where the heads are
+            speaks[head] = 1.0
         x, R = x.mapped(lambda t: t * speaks), R.mapped(lambda t: t * speaks[:, None])
     return Spoken(x.normalised(), R.normalised(), output, v.real)
 

@@ -24,6 +24,8 @@ Answers = dict[Question, int]
 """How much can be left out: 1 where a shortcut is allowed, or so many terms. 0 is right always, and so it is
 for what is not known."""
 Asking = TypeVar("Asking", bound="Recorded")
+GOING = ("traverse", "follow")
+"""Who goes through a layer: a pass, and a witness of it."""
 
 
 class Recorded:
@@ -35,9 +37,9 @@ class Recorded:
         self._before: Counter[Question] = Counter()
 
     def question(self) -> Question:
-        """The one that is being asked, by the lines from the rule that asks up to the traversal."""
+        """The one that is being asked, by the lines from the rule that asks up to who goes through a layer."""
         frame, lines = sys._getframe(2), [self.layer]
-        while frame.f_back is not None and frame.f_code.co_name != "traverse":
+        while frame.f_back is not None and frame.f_code.co_name not in GOING:
             lines += [id(frame.f_code), frame.f_lineno]
             frame = frame.f_back
         where = (*lines, frame.f_lineno)
@@ -101,6 +103,13 @@ def terms(enough: Tensor, most: int) -> int:
     """How many terms of a series are enough; more are right always, up to `most`."""
     asking = _asking.get()
     return int(enough) if asking is None else most - asking.answer(asking.question(), most - enough)
+
+
+def at_layer(number: int) -> None:
+    """Questions are of this layer from now on."""
+    asking = _asking.get()
+    if asking is not None:
+        asking.layer = number
 
 
 @contextmanager

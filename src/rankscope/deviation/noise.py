@@ -43,14 +43,15 @@ class Noise:
         place."""
         self.seed, self.most, self.units, self.calls = seed, most, units, 0
         self.row = torch.zeros(0, dtype=torch.float64)
+        self.rows: list[Tensor] = []
+        """Every one so far: a recorded pass reads them where they are."""
 
     def shaken(self, t: Tensor) -> Tensor:
         """Every entry moved, each by its own share."""
         number = t.numel()
         if len(self.row) < number + 4096 or self.row.device != t.device:
-            length = 2 * number + 8192
-            keeps = length <= KEPT.get(t.device.type, 2**25)
-            self.row = (_kept if keeps else _row)(self.seed, length, t.device)
+            self.row = (_kept if keeps(number, t.device) else _row)(self.seed, _length(number), t.device)
+            self.rows.append(self.row)
         self.calls += 1
         start = self.calls * 1009 % (len(self.row) - number)
         share = self.row[start : start + number].view(t.shape)
@@ -67,6 +68,15 @@ class Noise:
         """Values, and logs: one of 1e5 is rounded by 1e-11, and so is what it is the log of."""
         log = torch.where(part.log > LOWEST, self.shaken(part.log), part.log)
         return Scaled(self.shaken(part.value), log)
+
+
+def keeps(number: int, device: torch.device) -> bool:
+    """Whether a row for so many entries is drawn once."""
+    return _length(number) <= KEPT.get(device.type, 2**25)
+
+
+def _length(number: int) -> int:
+    return 2 * number + 8192
 
 
 def _row(seed: int, length: int, device: torch.device) -> Tensor:

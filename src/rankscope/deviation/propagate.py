@@ -92,24 +92,34 @@ def propagate(
             f"deviation arithmetic has no rule for {', '.join(without_rule(net))} of this network (kernels "
             f"that have one: {', '.join(KERNELS)}): use arithmetic='float64'"
         )
-    given = Given.of(net, X, padding, doubled=doubled, by_rows=by_rows)
-    rules, state = given.rules, given.state
+    yield from layers(Given.of(net, X, padding, doubled=doubled, by_rows=by_rows), compile)
+
+
+def layers(given: "Given", compile: bool = False) -> Iterator[DeviationStep]:
+    """The steps of a pass from what is given, which a network has rules for."""
+    net, rules, state = given.net, given.rules, given.state
     yield restored(DeviationStep(0, state, None), given.order)
-    if (
-        (compile or state.x.log.is_cuda)
-        and not (doubled or by_rows)
-        and repeats(given.net, given.setting, state)
-    ):
-        for number, passed in enumerate(replays(compile).passed(given.net, given.setting, state), 1):
+    if at_once(given, compile):
+        for number, passed in enumerate(replays(compile).passed(net, given.setting, state), 1):
             yield restored(DeviationStep(number, *passed), given.order)
         return
-    for block in given.net.blocks:
-        if not X.shape[1]:
+    for block in net.blocks:
+        if not state.R.value.shape[1]:
             yield DeviationStep(block.index + 1, state, _nothing(net, state))
             continue
         step = stepped(given.block(block.index), rules, state)
         state = step.state
         yield restored(step, given.order)
+
+
+def at_once(given: "Given", compile: bool = False, passes: int = 1) -> bool:
+    """Whether all layers of a pass, or of so many, are made in one go, and held (`replayed.py`)."""
+    asked = compile or given.state.x.log.is_cuda
+    return (
+        asked
+        and not (given.doubled or given.by_rows)
+        and repeats(given.net, given.setting, given.state, passes)
+    )
 
 
 def stepped(block: Block, rules: Deviation, state: State) -> DeviationStep:

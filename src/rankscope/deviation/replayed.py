@@ -7,8 +7,10 @@ answers taken as given, which nothing has to wait for, and all that they start i
 After that the graph is replayed. Where numbers no longer allow a shortcut, the pass is made by the rules, and
 that shortcut is not taken again.
 
+A second pass may go beside the first (`Beside`): it is asked, captured and replayed with it.
+
 `compile=True` has torch's compiler fuse the kernels once answers have settled: a minute or two, for passes
-that are made by the hundred.
+that are made by the hundred. A second pass is captured as it is.
 """
 
 from collections import OrderedDict
@@ -20,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.decisions import Answers, Question, presumed, recorded
+from rankscope.deviation.decisions import Answers, Question, at_layer, presumed, recorded
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.state import State
 from rankscope.nets.setting import Setting
@@ -57,8 +59,21 @@ class Given(NamedTuple):
 
 Layer = Callable[[Given], tuple[Passed, Tensor]]
 """What a layer gives, and where it has left out more than can be."""
-Whole = Callable[[Given], tuple[list[Passed], Tensor]]
-"""The same of all layers."""
+Beside = Callable[[Transformer, Setting, State, Sequence[Passed]], tuple[Any, Any]]
+"""What is made of a network, what it was given and what its layers gave: a structure of tensors, and what must
+not be dropped while they can be made again. Its questions have layers beyond the network's."""
+
+
+class Went(NamedTuple):
+    """A pass through all layers."""
+
+    passed: tuple[Passed, ...]
+    beside: Any = None
+    """What went beside it; None where nothing did."""
+
+
+Whole = Callable[[Given], tuple[Went, Tensor]]
+"""What all layers give, and where more was left out than can be."""
 
 
 class Ruled:
@@ -75,6 +90,28 @@ class Ruled:
             passed = given.anew().through(self.block)
         self.rests_on = asked.rests_on
         return passed, asked.doubts(given.state.x.log)
+
+
+class RuledBeside:
+    """What goes beside a pass, answers taken as given."""
+
+    def __init__(self, beside: Beside, net: Transformer, answers: Answers) -> None:
+        self.beside, self.net, self.answers = beside, net, answers
+        self.rests_on: list[Question] = []
+        self.held: Any = None
+
+    def __call__(self, given: Given, passed: Sequence[Passed]) -> tuple[Any, Tensor]:
+        """What it gives, and where it has left out more than can be."""
+        with presumed(self.answers) as asked:
+            found, self.held = beside_of(self.beside, self.net, given, passed)
+        self.rests_on = asked.rests_on
+        return found, asked.doubts(given.state.x.log)
+
+
+def beside_of(beside: Beside, net: Transformer, given: Given, passed: Sequence[Passed]) -> tuple[Any, Any]:
+    """With nothing that was kept with what it is made of, answers among it."""
+    setting, state, found = converted((given.setting, given.state, tuple(passed)), lambda t: t)
+    return beside(net, setting, state, found)
 
 
 class Compiled:
@@ -122,7 +159,7 @@ class Known:
 
     answers: Answers
     run: Whole | None = None
-    layers: list[Ruled] = field(default_factory=list)
+    layers: list[Ruled | RuledBeside] = field(default_factory=list)
     size: int = 0
     """Bytes that it holds."""
     changes: int = 0
@@ -151,49 +188,53 @@ class Replays:
 
     def passed(self, net: Transformer, setting: Setting, state: State) -> Sequence[Passed]:
         """What every layer gives."""
+        return self.went(net, setting, state).passed
+
+    def went(self, net: Transformer, setting: Setting, state: State, beside: Beside | None = None) -> Went:
+        """The same, with what goes beside."""
         given = Given(tuple(block.weights for block in net.blocks), setting, state)
-        key = (net.arch, _key(given))
+        key = (net.arch, _key(given), beside)
         known = self.known.get(key)
         if known is None:
             with recorded() as asked:
-                found = []
-                for block in net.blocks:
-                    asked.layer = block.index
-                    found.append(Given(block.weights, setting, state).anew().through(block))
-                    state = found[-1].state
+                went = _by_rules(net, given, beside)
             self.known[key] = Known(asked.answers)
             if len(self.known) > MOST:
                 self.known.popitem(last=False)
-            return found
+            return went
         self.known.move_to_end(key)
         if known.run is None or (self.fuse is not None and known.since == SETTLED):
-            self._prepare(known, net, given)
+            self._prepare(known, net, given, beside)
         assert known.run is not None
-        found, doubts = known.run(given)
+        went, doubts = known.run(given)
         known.since += 1
         if bool(doubts.any()):
             known.learn(doubts)
-            rules, found = Deviation(net.arch, setting), []
-            for block in net.blocks:
-                found.append(traverse(block, rules, state))
-                state = found[-1].state
-        return found
+            went = _by_rules(net, given, beside)
+        return went
 
-    def _prepare(self, known: Known, net: Transformer, given: Given) -> None:
+    def _prepare(self, known: Known, net: Transformer, given: Given, beside: Beside | None) -> None:
         """Make ready what is run: the rules, from a settled pass on compiled, on a GPU captured."""
-        known.layers = [Ruled(block, known.answers) for block in net.blocks]
-        layers: Sequence[Layer] = known.layers
+        ruled = [Ruled(block, known.answers) for block in net.blocks]
+        second = None if beside is None else RuledBeside(beside, net, known.answers)
+        known.layers = [*ruled, *([] if second is None else [second])]
+        layers: Sequence[Layer] = ruled
         if self.fuse is not None and known.since >= SETTLED:
             layers = [self.fuse(layer) for layer in layers]
 
-        def whole(given: Given) -> tuple[list[Passed], Tensor]:
+        def whole(given: Given) -> tuple[Went, Tensor]:
             state, found, doubts = given.state, [], []
             for layer, weights in zip(layers, given.weights, strict=True):
                 passed, doubted = layer(Given(weights, given.setting, state))
                 state = passed.state
                 found.append(passed)
                 doubts.append(doubted)
-            return found, torch.cat(doubts)
+            went = Went(tuple(found))
+            if second is not None:
+                other, doubted = second(given, found)
+                went = went._replace(beside=other)
+                doubts.append(doubted)
+            return went, torch.cat(doubts)
 
         known.run = whole
         if state_of(given).is_cuda:
@@ -214,16 +255,26 @@ class Replays:
         graph = torch.cuda.CUDAGraph()
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self.pool):
-            found, doubts = whole(kept)
+            went, doubts = whole(kept)
 
-        def replay(given: Given) -> tuple[list[Passed], Tensor]:
+        def replay(given: Given) -> tuple[Went, Tensor]:
             for here, there in zip(inputs, tensors_of(given[1:]), strict=True):
                 here.copy_(there)
             graph.replay()
             # The next replay writes where these are.
-            return [converted(each, torch.clone) for each in found], doubts
+            return converted(went, torch.clone), doubts
 
-        return replay, sum(t.nbytes for t in tensors_of(tuple(found)))
+        return replay, sum(t.nbytes for t in tensors_of(went))
+
+
+def _by_rules(net: Transformer, given: Given, beside: Beside | None) -> Went:
+    """Asked at every question, or as who listens wants it."""
+    state, found = given.state, []
+    for block, weights in zip(net.blocks, given.weights, strict=True):
+        at_layer(block.index)
+        found.append(Given(weights, given.setting, state).anew().through(block))
+        state = found[-1].state
+    return Went(tuple(found), None if beside is None else beside_of(beside, net, given, found)[0])
 
 
 @cache
@@ -232,10 +283,10 @@ def replays(compile: bool) -> Replays:
     return Replays(Compiled() if compile else None)
 
 
-def repeats(net: Transformer, setting: Setting, state: State) -> bool:
-    """Whether a pass can be made again without asking: parts of one's own may remember another, a mixture
-    goes through the experts that were chosen, layers that are read are elsewhere each time, and what layers
-    give must fit into what may be held."""
+def repeats(net: Transformer, setting: Setting, state: State, passes: int = 1) -> bool:
+    """Whether a pass, or so many side by side, can be made again without asking: parts of one's own may
+    remember another, a mixture goes through the experts that were chosen, layers that are read are elsewhere
+    each time, and what layers give must fit into what may be held."""
     if (
         net.streamed
         or net.arch.parts
@@ -247,7 +298,7 @@ def repeats(net: Transformer, setting: Setting, state: State) -> bool:
         return True
     samples, tokens = state.real.rows.shape
     layer = samples * tokens * (3 * net.arch.heads * tokens + 4 * net.arch.width) * 8
-    return net.arch.layers * layer <= torch.cuda.mem_get_info(state.x.log.device)[1] * SHARE
+    return passes * net.arch.layers * layer <= torch.cuda.mem_get_info(state.x.log.device)[1] * SHARE
 
 
 def state_of(given: Given) -> Tensor:

@@ -3,13 +3,14 @@
 The witness goes through each block after the first pass has, from its own state. Where float64 can see what
 tokens differ by, it takes the plain rules, which share no formula with deviation arithmetic; below that, the
 rules of deviation arithmetic, shaken (`noise.py`). It costs a plain pass where tokens stay apart, and as much
-as the first pass where they do not.
+as the first pass where they do not. On a GPU it is recorded and replayed with the first (`replayed.py`).
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +18,16 @@ from torch import Tensor
 
 from rankscope.deviation.attention import Attention
 from rankscope.deviation.blocks import AttentionByRows
-from rankscope.deviation.noise import ShakenDeviation, ShakenPlain, ShakenRows, ShakenStreamed
-from rankscope.deviation.propagate import DeviationStep, Given, restored, stepped
+from rankscope.deviation.decisions import at_layer, needed, spared
+from rankscope.deviation.noise import ShakenDeviation, ShakenPlain, ShakenRows, ShakenStreamed, keeps
+from rankscope.deviation.propagate import DeviationStep, Given, at_once, layers, restored, stepped
+from rankscope.deviation.replayed import replays
 from rankscope.deviation.scaled import LOWEST, Logs, Scaled, chosen
 from rankscope.deviation.state import State
 from rankscope.nets import Step, Transformer
+from rankscope.nets.setting import Setting
 from rankscope.nets.streaming import Asked, Numbers
-from rankscope.nets.traversal import Block, traverse
+from rankscope.nets.traversal import Block, Passed, traverse
 from rankscope.shapes import Bool, Float
 
 RESOLVED = 1e-4
@@ -45,21 +49,40 @@ Weights = Float[Tensor, "batch head row token"] | Callable[[slice], Tensor]
 """P, or what makes rows of it."""
 
 
+def witnessed(
+    given: Given, by_rows: Asked | None = None, compile: bool = False
+) -> Iterator[tuple[DeviationStep, "Seen"]]:
+    """The steps of a pass, each with what a witness saw of it; `by_rows` is what is asked of attention that is
+    too large to be held."""
+    witness = Witness(given, by_rows=by_rows)
+    if not (at_once(given, compile, passes=2) and _shakes(given)):
+        for step in layers(given, compile):
+            yield step, witness.follow(step)
+        return
+    went = replays(compile).went(given.net, given.setting, given.state, beside)
+    for number, followed in enumerate(went.beside):
+        step = DeviationStep(0, given.state, None)
+        if number:
+            step = DeviationStep(number, *went.passed[number - 1])
+        yield restored(step, given.order), followed.seen(witness, number)
+
+
+def _shakes(given: Given) -> bool:
+    """Whether its noise is kept, where a recorded pass can find it."""
+    arch, (samples, tokens) = given.net.arch, given.state.real.rows.shape
+    widest = max(arch.width, arch.mlp_width, arch.heads * max(tokens, arch.head_width))
+    return keeps(samples * tokens * widest, given.net.device)
+
+
 class Witness:
     """The second pass, one block at a time."""
 
     plain: ShakenPlain | ShakenStreamed
 
-    def __init__(
-        self,
-        net: Transformer,
-        X: Tensor,
-        padding: Tensor | None = None,
-        seed: int = 0,
-        by_rows: Asked | None = None,
-    ) -> None:
-        """`by_rows`: attention by blocks of rows, as the first pass has it, and what is asked of it."""
-        self.given = given = Given.of(net, X, padding, by_rows=by_rows is not None)
+    def __init__(self, given: Given, seed: int = 0, by_rows: Asked | None = None) -> None:
+        """Of what the first pass is given. `by_rows`: attention by blocks of rows, as it has it, and what is
+        asked of it."""
+        self.given = given
         arch, setting, seeds = given.net.arch, given.setting, (seed, seed + 1)
         if by_rows is None:
             self.plain = ShakenPlain(arch, setting, seed)
@@ -82,24 +105,49 @@ class Witness:
         sees, plain, numbers = _sees(before), None, None
         if self.given.net.arch.parts:  # what they remember of earlier layers is of one arithmetic
             sees = torch.zeros_like(sees)
-        if bool(sees.any()):
+        if needed(sees.any()):
             X, P, *rest = traverse(block, self.plain, before.tokens())
             X = before.real.cleared(X)
             numbers, P = (P, None) if isinstance(P, Numbers) else (None, P)
             # What the first pass has lost, float64 may still see.
             after = State.of(X.nan_to_num(0.0, 0.0, 0.0), before.real.rows)
             sees = sees & X.isfinite().flatten(1).all(1) & (_sees(step.state) | _sees(after))
-            plain = Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, *rest) if bool(sees.any()) else None
+            plain = Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, *rest) if needed(sees.any()) else None
         seen = Seen(self, block, before, sees, plain, self.lost, numbers)
         if plain is None:
             self.state = seen.passed.state
         else:
-            self.state = after if bool(sees.all()) else _chosen(sees, after, seen.passed.state)
-        unknown = _hidden(step, seen) | self.plain.signs.torn | self.fine.signs.torn
-        if bool(unknown.any()):
-            self.lost = self.lost | unknown
-            seen = replace(seen, lost=self.lost)
-        return seen
+            self.state = after if spared(sees.all()) else _chosen(sees, after, seen.passed.state)
+        self.lost = self.lost | _hidden(step, seen) | self.plain.signs.torn | self.fine.signs.torn
+        return replace(seen, lost=self.lost, made=seen.made_so_far)
+
+
+def beside(
+    net: Transformer, setting: Setting, state: State, passed: Sequence[Passed]
+) -> tuple[tuple["Followed", ...], Witness]:
+    """What a witness sees of all layers that a pass has gone through."""
+    witness, found = Witness(Given(net, state, setting, None)), []
+    steps = [DeviationStep(0, state, None), *(DeviationStep(n, *each) for n, each in enumerate(passed, 1))]
+    for step in steps:
+        at_layer(net.arch.layers + step.layer)
+        seen = witness.follow(step)
+        found.append(Followed(seen.before, seen.sees, seen.inside, seen.lost, seen.made_so_far))
+    return tuple(found), witness
+
+
+class Followed(NamedTuple):
+    """The tensors of one layer of a witness, as `Seen` has them."""
+
+    before: State
+    sees: Bool[Tensor, " batch"]
+    inside: Step | None
+    lost: Bool[Tensor, " batch"]
+    made: DeviationStep | None
+
+    def seen(self, witness: Witness, layer: int) -> "Seen":
+        """For a witness that has not gone through the layer itself."""
+        block = witness.given.net.blocks[layer - 1] if layer else None
+        return Seen(witness, block, self.before, self.sees, self.inside, self.lost, made=self.made)
 
 
 @dataclass(frozen=True)
@@ -120,10 +168,20 @@ class Seen:
     here or before: nothing is known of the sample since."""
     numbers: Numbers | None = None
     """Of attention by plain rules, where it is by rows; real tokens first."""
+    made: DeviationStep | None = None
+    """By shaken rules of deviation arithmetic, where they were gone through before."""
+
+    @property
+    def made_so_far(self) -> DeviationStep | None:
+        """The same, by now."""
+        found: DeviationStep | None = self.__dict__.get("passed", self.made)
+        return found
 
     @cached_property
     def passed(self) -> DeviationStep:
         """By shaken rules of deviation arithmetic, real tokens first."""
+        if self.made is not None:
+            return self.made
         if self.block is None:
             return DeviationStep(0, self.before, None)
         return stepped(self.block, self.witness.fine, self.before)
@@ -134,6 +192,14 @@ class Seen:
         if self.block is None:
             return self.fine
         return restored(stepped(self.block, self.witness.other, self.before), self.witness.given.order)
+
+    def again(self, where: Tensor) -> DeviationStep:
+        """`fine`, for the samples for which it is asked."""
+        return self.fine
+
+    def once_more(self, where: Tensor) -> DeviationStep:
+        """`other`, for those."""
+        return self.other
 
     @cached_property
     def plain(self) -> Step | None:
@@ -168,12 +234,12 @@ def _hidden(step: DeviationStep, seen: Seen) -> Bool[Tensor, " batch"]:
     found = torch.zeros_like(seen.sees)
     for whole, rows in (("attention", "rows"), ("cross", "cross_rows")):
         P: Attention | AttentionByRows | None = getattr(step, whole) or getattr(step, rows)
-        if P is None or not bool(steep(P).any()):
+        if P is None or not needed(steep(P).any()):
             continue
         plain: Weights | None = getattr(seen.plain, whole, None)
         if isinstance(P, AttentionByRows) and whole == "attention":
             plain = seen.plain_rows
-        if plain is not None and seen.plain is not None and bool(seen.sees.all()):
+        if plain is not None and seen.plain is not None and spared(seen.sees.all()):
             state = State.of(seen.plain.state, step.state.real.rows)
             found = found | elsewhere(P, plain) & (distance(step.state, state) <= ALIKE)
         else:
@@ -224,7 +290,7 @@ def apart(P: Attention | AttentionByRows, other: Weights) -> Float[Tensor, "batc
 def undecided(P: Attention | AttentionByRows, other: Attention | AttentionByRows) -> Bool[Tensor, " batch"]:
     """Where scores are steep, and two passes do not agree on by how much one token is looked at before
     another: the same token by chance, perhaps."""
-    if not bool(steep(P).any()):
+    if not needed(steep(P).any()):
         return _none(P)
     if isinstance(P, AttentionByRows):
         assert isinstance(other, AttentionByRows)

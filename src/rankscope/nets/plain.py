@@ -113,7 +113,8 @@ class Plain(Arithmetic):
         """Of what all heads say, that of those that speak."""
         if len(self.speaking(block)) < self.arch.heads:
             speaks = torch.zeros(self.arch.heads, 1, 1, dtype=heads.dtype, device=heads.device)
-            speaks[list(self.speaking(block))] = 1.0
+            for head in self.speaking(block):  # a list of them would have to cross to where the heads are
+                speaks[head] = 1.0
             heads = heads * speaks
         return heads.transpose(1, 2)
 

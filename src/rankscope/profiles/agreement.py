@@ -7,6 +7,7 @@ float64's own floor; then, and where float64 cannot see, deviation arithmetic is
 
 import math
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import SMALLEST, read
 from rankscope.deviation.witness import Seen, apart, distance, score_sizes, turned
 from rankscope.metrics import Metric, Reading, cosine, dobrushin
+from rankscope.nets import Step
+from rankscope.nets.streaming import Numbers
 from rankscope.profiles.rows import Found
 from rankscope.shapes import Float
 
@@ -30,7 +33,24 @@ BLIND = 1e3
 Errors = Float[Tensor, "..."]
 
 
-def checked(found: Found, plain: Found | None, step: DeviationStep, seen: Seen) -> Found:
+class Second(Protocol):
+    """What a second pass saw: of one layer (`Seen`), or of several side by side (`together.py`)."""
+
+    @property
+    def sees(self) -> Tensor: ...
+    @property
+    def lost(self) -> Tensor: ...
+    @property
+    def before(self) -> State: ...
+    @property
+    def plain(self) -> Step | None: ...
+    @property
+    def restored_numbers(self) -> Numbers | None: ...
+    def again(self, where: Tensor) -> DeviationStep: ...
+    def once_more(self, where: Tensor) -> DeviationStep: ...
+
+
+def checked(found: Found, plain: Found | None, step: DeviationStep, seen: Second) -> Found:
     """Readings with their digits, and marked where a second pass does not agree. `plain` are the witness's by
     plain rules, where it took them."""
     states = _states(step.state, seen)
@@ -64,7 +84,7 @@ def confirmed(found: Found, single: Found, here: Confirmation) -> Found:
 
 
 def _error(
-    each: Metric, one: Reading, plain: Reading | None, apart: Errors | None, step: DeviationStep, seen: Seen
+    each: Metric, one: Reading, plain: Reading | None, apart: Errors | None, step: DeviationStep, seen: Second
 ) -> Errors:
     """The relative error of a reading, as far as a second pass can tell; `apart` is how far what it is read
     off is from the second pass's."""
@@ -77,10 +97,10 @@ def _error(
         told = told | ((error <= AGREED) & (plain.value.abs() > BLIND * floor))
         again = ~_spread(seen.sees, error) | ~told
     if bool(again.any()):
-        found = _against(each, one, step, seen.fine)
+        found = _against(each, one, step, seen.again(again))
         if plain is not None and each.of != "tokens" and bool((found <= AGREED).any()):
             # What float64 is blind to beside what it sees may be a unit in the last place: asked twice.
-            found = torch.maximum(found, _against(each, one, step, seen.other))
+            found = torch.maximum(found, _against(each, one, step, seen.once_more(again)))
         error = torch.where(again, found, error)
     error = error if apart is None else torch.maximum(error, _spread(apart, error))
     if each.compute.__module__ == cosine.__name__ and each.of == "tokens":
@@ -124,29 +144,32 @@ def _inside(each: Metric, step: DeviationStep, another: DeviationStep) -> Errors
     return distance(rows[0], rows[1]).view(len(step.state.real.rows), -1)
 
 
-def _turned(state: State, seen: Seen) -> Errors:
+def _turned(state: State, seen: Second) -> Errors:
     """The largest difference of a token's direction: of one that is short beside the others, rounding may
     have decided no more than its sign."""
     if seen.plain is None:
-        return turned(state, seen.fine.state)
+        return turned(state, seen.again(~seen.sees).state)
     found = turned(state, State.of(seen.plain.state, state.real.rows))
-    return found if bool(seen.sees.all()) else torch.where(seen.sees, found, turned(state, seen.fine.state))
+    if bool(seen.sees.all()):
+        return found
+    return torch.where(seen.sees, found, turned(state, seen.again(~seen.sees).state))
 
 
-def _states(state: State, seen: Seen, deep: bool = True) -> Errors:
+def _states(state: State, seen: Second, deep: bool = True) -> Errors:
     """How far the deviations of the two passes are apart."""
     if seen.plain is None:
-        return distance(state, seen.fine.state, deep)
+        return distance(state, seen.again(~seen.sees).state, deep)
     apart = distance(state, State.of(seen.plain.state, state.real.rows), deep)
     if bool(seen.sees.all()):
         return apart
-    return torch.where(seen.sees, apart, distance(state, seen.fine.state, deep))
+    return torch.where(seen.sees, apart, distance(state, seen.again(~seen.sees).state, deep))
 
 
-def _weights(step: DeviationStep, seen: Seen) -> Errors | None:
+def _weights(step: DeviationStep, seen: Second) -> Errors | None:
     """The largest difference of an attention weight, by head: of whole matrices, since what is read off two
     that have nothing in common can be the same."""
     if step.rows is not None:
+        assert isinstance(seen, Seen)
         found = None if seen.inside is None else apart(step.rows, seen.plain_rows)
         if found is None or not bool(seen.sees.all()):
             assert seen.fine.rows is not None
@@ -158,8 +181,9 @@ def _weights(step: DeviationStep, seen: Seen) -> Errors | None:
     P = step.attention.matrix()
     plain = None if seen.plain is None else seen.plain.attention
     if plain is None or not bool(seen.sees.all()):
-        assert seen.fine.attention is not None
-        fine = seen.fine.attention.matrix()
+        again = seen.again(~seen.sees).attention
+        assert again is not None
+        fine = again.matrix()
         plain = fine if plain is None else torch.where(_spread(seen.sees, P), plain, fine)
     return (P - plain).abs().amax((-2, -1)).nan_to_num(nan=torch.inf)
 

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from rankscope.deviation import DeviationStep, applies, propagate
+from rankscope.deviation import DeviationStep, applies
 from rankscope.deviation.confirm import confirmations
+from rankscope.deviation.propagate import Given, at_once, layers
 from rankscope.deviation.readings import reads_rows
-from rankscope.deviation.witness import Witness
+from rankscope.deviation.witness import witnessed
 from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics.attention import defect_of_rows
 from rankscope.metrics.catalogue import Of
@@ -22,6 +23,7 @@ from rankscope.profiles.needs import MATRICES, available, batches_beside, check_
 from rankscope.profiles.readers import Reader
 from rankscope.profiles.rows import WHOLE
 from rankscope.profiles.steps import DEFECT, LayerStep
+from rankscope.profiles.together import Together
 
 ARITHMETICS: dict[str, torch.dtype] = {
     "deviation": torch.float64,
@@ -30,7 +32,7 @@ ARITHMETICS: dict[str, torch.dtype] = {
     "bfloat16": torch.bfloat16,
 }
 
-Given = TypeVar("Given")
+Gave = TypeVar("Gave")
 Progress = Callable[[int, int], None]
 """Called with (done, in all), here after each layer; what it raises ends the work."""
 
@@ -69,10 +71,10 @@ def one_pass(
     return ran
 
 
-def side_by_side(passes: Sequence[Generator[None, None, Given]]) -> list[Given]:
+def side_by_side(passes: Sequence[Generator[None, None, Gave]]) -> list[Gave]:
     """What each of these gives in the end, a layer of one after a layer of the other: networks whose layers
     are read from the same files read each once for all."""
-    found: dict[int, Given] = {}
+    found: dict[int, Gave] = {}
     with torch.no_grad():
         while len(found) < len(passes):
             for number, each in enumerate(passes):
@@ -184,9 +186,16 @@ def _steps(
         for here in confirmations(net, X, ~real):
             yield LayerStep(net, start, real, here.doubled, confirmation=here)
     else:
-        witness = Witness(net, X, ~real, by_rows=asked) if estimate and X.shape[1] else None
-        for each in propagate(net, X, ~real, compile=compile, by_rows=asked is not None):
-            yield LayerStep(net, start, real, each, None if witness is None else witness.follow(each))
+        given = Given.of(net, X, ~real, by_rows=asked is not None)
+        if estimate and X.shape[1]:
+            steps = (LayerStep(net, start, real, *each) for each in witnessed(given, asked, compile))
+        else:
+            steps = (LayerStep(net, start, real, each) for each in layers(given, compile))
+        if net.device.type != "cpu" and at_once(given, compile):
+            held = list(steps)
+            together = Together(held)
+            steps = (replace(step, among=together.readings) for step in held)
+        yield from steps
 
 
 def _large(net: Transformer, X: Tensor, kind: str) -> bool:

@@ -3,7 +3,7 @@
 What several readers need is computed once, what none asks for never.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,13 +16,12 @@ from rankscope.deviation.attention import Attention
 from rankscope.deviation.blocks import AttentionByRows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
-from rankscope.deviation.witness import Seen
 from rankscope.metrics import Metric
 from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.plain import contributions
 from rankscope.nets.streaming import Numbers
-from rankscope.profiles.agreement import checked, confirmed
+from rankscope.profiles.agreement import Second, checked, confirmed
 from rankscope.profiles.rows import Found, read_tokens, readings, row_sum_defect, with_holes
 from rankscope.profiles.shapes import Shape, shape_of
 from rankscope.shapes import Bool, Float
@@ -41,12 +40,14 @@ class LayerStep:
     real: Bool[Tensor, "batch token"]
     """Which tokens count."""
     step: Step | DeviationStep
-    seen: Seen | None = None
+    seen: Second | None = None
     """The same layer of a second pass, rounded otherwise; None where there is none."""
     rows: Numbers | None = None
     """Numbers of attention, where P itself is too large to be held."""
     confirmation: Confirmation | None = None
     """The same layer in float64 beside doubled precision, where that was asked for."""
+    among: Callable[[int, Sequence[Metric]], Found] | None = None
+    """Readings of a layer of this batch, by its number, where all layers are read together."""
 
     @property
     def layer(self) -> int:
@@ -72,6 +73,8 @@ class LayerStep:
 
     def readings(self, chosen: Sequence[Metric]) -> Found:
         """Those metrics that this layer has, in the order asked."""
+        if self.among is not None:
+            return self.among(self.layer, chosen)
         if isinstance(self.step, DeviationStep):
             found = _read(chosen, self.step)
             if self.confirmation is not None:
@@ -108,7 +111,7 @@ class LayerStep:
             return every
         return with_holes(every, (sums.isnan() & self.real[:, None]).any(-1).any(-1))
 
-    def _witnessed(self, found: Found, step: DeviationStep, seen: Seen) -> Found:
+    def _witnessed(self, found: Found, step: DeviationStep, seen: Second) -> Found:
         chosen = [each for each, _ in found]
         plain = None
         if seen.plain is not None:  # as much of it as there is of the first pass
