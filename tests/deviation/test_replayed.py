@@ -1,6 +1,7 @@
 """A pass that is made again without asking: the numbers of the rules, whatever it is given."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,13 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from rankscope.deviation import noise, replayed
 from rankscope.deviation.decisions import presumed, recorded
-from rankscope.deviation.propagate import Given, propagate
-from rankscope.deviation.replayed import Compiled, Replays, repeats
+from rankscope.deviation.propagate import DeviationStep, Given, propagate, stepped
+from rankscope.deviation.replayed import Compiled, Replays, Ruled, RuledBeside, repeats
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.state import State
+from rankscope.deviation.witness import Followed, Seen, Witness, beside
 from rankscope.nets import Architecture, Transformer, named_variant
 from rankscope.nets.traversal import traverse
+from rankscope.nets.weights import converted
 from tests.builders import normal
 from tests.strategies import architectures
 
@@ -143,6 +147,81 @@ def test_a_question_is_known_by_where_it_is_asked() -> None:
         close()
     doubts = asking.doubts(X)
     assert len(doubts) == len(asking.rests_on) and doubts.any()
+
+
+def witnesses(replays: Replays, net: Transformer, X: Tensor, padding: Tensor) -> list[Followed]:
+    start = Given.of(net, X, padding)
+    found: list[Followed] = list(replays.went(start.net, start.setting, start.state, beside).beside)
+    return found
+
+
+def followed(net: Transformer, X: Tensor, padding: Tensor) -> list[Seen]:
+    start = Given.of(net, X, padding)
+    witness = Witness(replace(start, order=None))
+    steps = [DeviationStep(0, start.state, None)]
+    for block in start.net.blocks:
+        steps.append(stepped(block, start.rules, steps[-1].state))
+    return [witness.follow(step) for step in steps]
+
+
+@settings(max_examples=8)
+@given(architectures(), st.integers(1, 5), st.integers(0, 2), st.integers(0, 999))
+def test_a_second_pass_is_replayed_with_the_first(arch: Architecture, n: int, before: int, seed: int) -> None:
+    """Its tokens, whether it sees them, and what is lost to it are those of a witness that asks, also with
+    tokens for which other shortcuts are allowed."""
+    arch = arch.replace(kernel="softmax") if arch.kernel == "sigmoid" else arch
+    net, padding = Transformer.random(arch, seed=seed, init="xavier"), padded(n, before, 1)
+    replays = Replays()
+    for number, close in enumerate((1.0, 1.0, 1e-9, 1.0)):
+        X = close * normal(2, padding.shape[1], 8, seed=seed + number) + (1 - close) * normal(
+            1, 1, 8, seed=seed + 7
+        )
+        start = Given.of(net, X, padding)
+        if not repeats(net, start.setting, start.state, passes=2):
+            return
+        pairs = zip(witnesses(replays, net, X, padding), followed(net, X, padding), strict=True)
+        for found, expected in pairs:
+            assert_same(found.before, expected.before, 1e-9)
+            assert torch.equal(found.sees, expected.sees) and torch.equal(found.lost, expected.lost)
+            assert (found.inside is None) <= (expected.inside is None)
+            if found.inside is not None and expected.inside is not None:
+                torch.testing.assert_close(found.inside.state, expected.inside.state, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("variant", ["transformer", "san", "san+mlp", "san+norm+skip"])
+def test_nothing_that_is_replayed_waits_for_a_number(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device without numbers (torch's "meta") both passes go through once they were asked: no question
+    reaches the host, nothing comes from it. A CUDA graph allows neither."""
+    arch = Architecture(layers=3, width=16, heads=2, mlp_width=32, norm="layer", mask="causal")
+    arch = arch.replace(kept_heads=((0,),) * 3) if variant == "transformer" else arch
+    net, padding, X = (
+        named_variant(Transformer.random(arch, seed=1), variant),
+        padded(6, 0, 2),
+        normal(2, 8, 16),
+    )
+    replays = Replays()
+    expected = witnesses(replays, net, X, padding)
+    (known,) = replays.known.values()
+    start = Given.of(net, X, padding)
+
+    def nowhere(t: Tensor) -> Tensor:
+        return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+
+    there = replace(start.net, weights=converted(start.net.weights, nowhere))
+    setting, state = converted((start.setting, start.state), nowhere)
+    given = replayed.Given(tuple(block.weights for block in there.blocks), setting, state)
+    monkeypatch.setattr(
+        noise, "_row", lambda seed, length, device: torch.empty(length, device=device).double()
+    )
+    found = []
+    for block in there.blocks:
+        passed, _ = Ruled(block, known.answers)(replayed.Given(block.weights, setting, state))
+        found.append(passed)
+        state = passed.state
+    made, doubts = RuledBeside(beside, there, known.answers)(given, found)
+    assert doubts.is_meta and len(doubts) > 10
+    for one, other in zip(made, expected, strict=True):
+        assert (one.inside is None, one.made is None) == (other.inside is None, other.made is None)
 
 
 @pytest.mark.slow

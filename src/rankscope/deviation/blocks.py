@@ -258,7 +258,7 @@ class AttentionByRows:
 
 def distance_of_rows(one: AttentionByRows, other: AttentionByRows) -> Float[Tensor, "batch head"]:
     """How far Delta of two passes is apart, as `witness.distance` has it of what tokens differ by: about its
-    mean row, as a direction and as a log; and how far the mean rows are apart."""
+    mean row, as a direction and as a log. The row that it is written about may be another in each."""
     real, both = one.maker.real, (one, other)
     number = real.number[..., None]
     means = [sum(P.Delta(rows).sum(2) for rows in P.maker.blocks()) / number for P in both]
@@ -280,7 +280,5 @@ def distance_of_rows(one: AttentionByRows, other: AttentionByRows) -> Float[Tens
     ).sum(0).sqrt()  # fmt: skip
     logs = [P.log + near.flatten(2)[..., 0].log() for P, near in zip(both, safe, strict=True)]
     deep = (logs[0].abs() / 1e3).clamp(min=1.0)
-    shift = torch.linalg.vector_norm(means[0] - Scaled(means[1], other.log).at(one.log), dim=-1)
-    shift = shift / (one.log.abs() / 1e3).clamp(min=1.0)
-    found = torch.maximum(torch.maximum(turned, (logs[0] - logs[1]).abs()) / deep, shift)
+    found = torch.maximum(turned, (logs[0] - logs[1]).abs()) / deep
     return found.nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -37,7 +37,7 @@ class Recorded:
         self._before: Counter[Question] = Counter()
 
     def question(self) -> Question:
-        """The one that is being asked, by the lines from the rule that asks up to who goes through a layer."""
+        """The one that is being asked, by the lines from the rule up to who goes through a layer."""
         frame, lines = sys._getframe(2), [self.layer]
         while frame.f_back is not None and frame.f_code.co_name not in GOING:
             lines += [id(frame.f_code), frame.f_lineno]

@@ -6,7 +6,6 @@ zero.
 """
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -31,6 +30,8 @@ from rankscope.nets.weights import Linear
 
 KEPT = {"cpu": 2**22}
 """Entries of a row up to which it is kept for the next pass, 2^25 elsewhere: drawing it takes long there."""
+A_LAYER = 1000
+"""Calls by which the noise of a layer is apart from that of the one before."""
 UNITS = 4
 """The most that an entry is moved by, in units of its last place."""
 
@@ -44,16 +45,16 @@ class Noise:
         self.seed, self.most, self.units, self.calls = seed, most, units, 0
         self.row = torch.zeros(0, dtype=torch.float64)
         self.rows: list[Tensor] = []
-        """Every one so far: a recorded pass reads them where they are."""
+        """All so far: a recorded pass reads them where they are."""
 
     def shaken(self, t: Tensor) -> Tensor:
         """Every entry moved, each by its own share."""
-        number = t.numel()
-        if len(self.row) < number + 4096 or self.row.device != t.device:
-            self.row = (_kept if keeps(number, t.device) else _row)(self.seed, _length(number), t.device)
+        number, length = t.numel(), _length(t.numel())
+        if len(self.row) < length or self.row.device != t.device:
+            self.row = (_kept if keeps(number, t.device) else _row)(self.seed, length, t.device)
             self.rows.append(self.row)
         self.calls += 1
-        start = self.calls * 1009 % (len(self.row) - number)
+        start = self.calls * 1009 % (length - number)
         share = self.row[start : start + number].view(t.shape)
         share = share * (self.units * precision(t) if self.most is None else self.most)
         return torch.addcmul(t, t, share)
@@ -85,7 +86,19 @@ def _row(seed: int, length: int, device: torch.device) -> Tensor:
     return (2 * drawn - 1).to(device)
 
 
-_kept = lru_cache(maxsize=8)(_row)
+_longest: dict[tuple[int, torch.device], Tensor] = {}
+"""Of a seed: a shorter row is the beginning of a longer one."""
+SEEDS = 8
+"""Whose rows are kept, the latest."""
+
+
+def _kept(seed: int, length: int, device: torch.device) -> Tensor:
+    row = _longest.get((seed, device))
+    if row is None or len(row) < length:
+        row = _longest[seed, device] = _row(seed, length, device)
+        if len(_longest) > SEEDS:
+            del _longest[next(iter(_longest))]
+    return row[:length]
 
 
 class _Shaken:
@@ -160,6 +173,10 @@ class ShakenDeviation(_Shaken, Deviation):
         self.noise, self.signs = Noise(seed), Signs(self.arch)
         self.wide = Noise(seed, units=16 * UNITS)
         self.rounding = self.wide.shaken
+
+    def begin(self, block: Block) -> None:
+        """Noise of a layer is its own, whatever was asked of others before."""
+        self.noise.calls = self.wide.calls = (block.index + 1) * A_LAYER
 
     def scores(self, block: Block, state: State) -> Scores:
         """What all rows share, and what they do not."""

@@ -60,8 +60,8 @@ class Given(NamedTuple):
 Layer = Callable[[Given], tuple[Passed, Tensor]]
 """What a layer gives, and where it has left out more than can be."""
 Beside = Callable[[Transformer, Setting, State, Sequence[Passed]], tuple[Any, Any]]
-"""What is made of a network, what it was given and what its layers gave: a structure of tensors, and what must
-not be dropped while they can be made again. Its questions have layers beyond the network's."""
+"""What is made of a network, what it was given and what its layers gave: a structure of tensors, and what
+must not be dropped while they can be made again. Its questions have layers beyond the network's."""
 
 
 class Went(NamedTuple):

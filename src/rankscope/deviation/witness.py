@@ -52,8 +52,8 @@ Weights = Float[Tensor, "batch head row token"] | Callable[[slice], Tensor]
 def witnessed(
     given: Given, by_rows: Asked | None = None, compile: bool = False
 ) -> Iterator[tuple[DeviationStep, "Seen"]]:
-    """The steps of a pass, each with what a witness saw of it; `by_rows` is what is asked of attention that is
-    too large to be held."""
+    """The steps of a pass, each with what a witness saw of it; `by_rows` is what is asked of attention that
+    is too large to be held."""
     witness = Witness(given, by_rows=by_rows)
     if not (at_once(given, compile, passes=2) and _shakes(given)):
         for step in layers(given, compile):
@@ -70,8 +70,10 @@ def witnessed(
 def _shakes(given: Given) -> bool:
     """Whether its noise is kept, where a recorded pass can find it."""
     arch, (samples, tokens) = given.net.arch, given.state.real.rows.shape
-    widest = max(arch.width, arch.mlp_width, arch.heads * max(tokens, arch.head_width))
-    return keeps(samples * tokens * widest, given.net.device)
+    memory = given.setting.memory
+    others = max(tokens, 0 if memory is None else memory.real.shape[1])
+    heads = arch.heads * max(others, arch.head_width, arch.value_width)
+    return keeps(2 * samples * others * max(arch.width, arch.mlp_width, heads), given.net.device)
 
 
 class Witness:
@@ -184,14 +186,18 @@ class Seen:
             return self.made
         if self.block is None:
             return DeviationStep(0, self.before, None)
-        return stepped(self.block, self.witness.fine, self.before)
+        return self._shaken(self.block, self.witness.fine)
 
     @cached_property
     def other(self) -> DeviationStep:
         """The same block, shaken otherwise, tokens where they stood."""
         if self.block is None:
             return self.fine
-        return restored(stepped(self.block, self.witness.other, self.before), self.witness.given.order)
+        return restored(self._shaken(self.block, self.witness.other), self.witness.given.order)
+
+    def _shaken(self, block: Block, rules: ShakenDeviation) -> DeviationStep:
+        rules.begin(block)
+        return stepped(block, rules, self.before)
 
     def again(self, where: Tensor) -> DeviationStep:
         """`fine`, for the samples for which it is asked."""

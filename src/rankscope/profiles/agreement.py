@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep, State
+from rankscope.deviation.attention import Attention
 from rankscope.deviation.blocks import distance_of_rows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import SMALLEST, read
+from rankscope.deviation.state import Real
 from rankscope.deviation.witness import Seen, apart, distance, score_sizes, turned
 from rankscope.metrics import Metric, Reading, cosine, dobrushin
 from rankscope.nets import Step
@@ -37,17 +39,30 @@ class Second(Protocol):
     """What a second pass saw: of one layer (`Seen`), or of several side by side (`together.py`)."""
 
     @property
-    def sees(self) -> Tensor: ...
+    def sees(self) -> Tensor:
+        """Of which samples float64 can see what the tokens differ by."""
+
     @property
-    def lost(self) -> Tensor: ...
+    def lost(self) -> Tensor:
+        """Of which samples nothing is known."""
+
     @property
-    def before(self) -> State: ...
+    def before(self) -> State:
+        """Its tokens before the layer, or before one of them."""
+
     @property
-    def plain(self) -> Step | None: ...
+    def plain(self) -> Step | None:
+        """By plain rules; None where float64 sees no sample."""
+
     @property
-    def restored_numbers(self) -> Numbers | None: ...
-    def again(self, where: Tensor) -> DeviationStep: ...
-    def once_more(self, where: Tensor) -> DeviationStep: ...
+    def restored_numbers(self) -> Numbers | None:
+        """Of attention by plain rules, where it is by rows."""
+
+    def again(self, where: Tensor) -> DeviationStep:
+        """By shaken rules of deviation arithmetic, for the samples for which that is asked."""
+
+    def once_more(self, where: Tensor) -> DeviationStep:
+        """The same, shaken otherwise."""
 
 
 def checked(found: Found, plain: Found | None, step: DeviationStep, seen: Second) -> Found:
@@ -133,7 +148,7 @@ def _inside(each: Metric, step: DeviationStep, another: DeviationStep) -> Errors
     unit in the last place or two are often the same by chance, matrices are not."""
     one, other = step.attention, another.attention
     if each.of == "attention" and each.compute is dobrushin and one is not None and other is not None:
-        rows = [State.of_heads(P.by_head, step.state.real) for P in (one, other)]
+        rows = [_differences(P, step.state.real) for P in (one, other)]
     elif each.of == "attention" and each.compute is dobrushin and step.rows is not None:
         assert another.rows is not None
         return distance_of_rows(step.rows, another.rows)
@@ -142,6 +157,12 @@ def _inside(each: Metric, step: DeviationStep, another: DeviationStep) -> Errors
     else:
         return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
     return distance(rows[0], rows[1]).view(len(step.state.real.rows), -1)
+
+
+def _differences(P: Attention, real: Real) -> State:
+    """What rows of P differ by, about their mean: the row that they are written about may be another."""
+    rows = State.of_heads(P.by_head, real)
+    return replace(rows, R=rows.centred()[1])
 
 
 def _turned(state: State, seen: Second) -> Errors:

@@ -1,8 +1,8 @@
 """Layers that were made at once are read at once.
 
 On a GPU the readings of a layer are hundreds of small kernels, which the host starts one by one: that takes
-longer than the pass that is read. A pass that was replayed (`deviation/replayed.py`) has all its layers; those
-that are alike are laid side by side, as if they were more samples, read in one go, and taken apart again.
+longer than the pass that is read. A pass that was replayed (`deviation/replayed.py`) has all its layers:
+those that are alike are laid side by side, as if they were more samples, read in one go, and taken apart.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ Structure = TypeVar("Structure")
 Bare = TypeVar("Bare", Step, DeviationStep)
 
 
-class Unlike(Exception):
+class UnlikeError(Exception):
     """Layers that cannot be laid side by side."""
 
 
@@ -51,7 +51,8 @@ class Together:
 
     def _read(self, chosen: Sequence[Metric]) -> list[Found]:
         shared = [each for each in chosen if each.of in ("tokens", "attention")]
-        alone = [each for each in chosen if each not in shared]  # what heads add hangs on a layer's weights
+        # What heads add hangs on a layer's weights.
+        alone = [each for each in chosen if each.of not in ("tokens", "attention")]
         found: list[Found] = [step.readings(alone) if alone else [] for step in self.steps]
         for group in self._alike(any(each.of == "attention" for each in shared)):
             for number, readings in zip(group, self._side_by_side(group, shared), strict=True):
@@ -76,12 +77,15 @@ class Together:
         try:
             whole = _laid(steps, any(each.of == "attention" for each in chosen)) if len(steps) > 1 else None
             found = [] if whole is None else whole.readings(chosen)
-        except Unlike:
+        except UnlikeError:
             whole = None
         if whole is None:
             return [step.readings(chosen) for step in steps]
         apart = [_apart(reading, len(steps)) for _, reading in found]
-        return [[(each, parts[k]) for (each, _), parts in zip(found, apart, strict=True)] for k in range(len(steps))]
+        metrics = [each for each, _ in found]
+        return [list(zip(metrics, parts, strict=True)) for parts in zip(*apart, strict=True)] or [
+            [] for _ in steps
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +117,8 @@ class Several:
     @cached_property
     def plain(self) -> Step | None:
         """By plain rules."""
-        found = [seen.plain for seen in self.each]
-        return None if found[0] is None else joined([_bare(one, self.attention) for one in found if one is not None])
+        found = [_bare(seen.plain, self.attention) for seen in self.each if seen.plain is not None]
+        return joined(found) if found else None
 
     def again(self, where: Tensor) -> DeviationStep:
         """By shaken rules of deviation arithmetic, of layers that hold a sample for which that is asked."""
@@ -164,13 +168,13 @@ def _apart(reading: Reading, number: int) -> list[Reading]:
         [None] * number if part is None else part.chunk(number)
         for part in (reading.value, reading.log10, reading.floor, reading.digits)
     )
-    return [Reading(*each) for each in zip(*parts, strict=True)]  # type: ignore[arg-type]
+    return [Reading(*each) for each in zip(*parts, strict=True)]
 
 
 def joined(parts: Sequence[Structure]) -> Structure:
     """Structures of one form as one, their tensors one after the other along the samples."""
     if any(_form(each) != _form(parts[0]) for each in parts[1:]):
-        raise Unlike
+        raise UnlikeError
     return _joined(parts)
 
 

@@ -1,0 +1,39 @@
+"""What a second pass says of a reading: by itself, and no more than it has to."""
+
+import polars as pl
+import pytest
+import torch
+
+from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.profiles import measure
+from tests.builders import normal
+
+BESIDE = ["mu", "entropy", "numerical_rank", "second_singular_value", "mean_cosine_gap", "head_mu"]
+
+
+@pytest.mark.parametrize("variant", ["transformer", "san", "san+mlp"])
+def test_digits_do_not_hang_on_what_else_is_asked(variant: str) -> None:
+    """Layers and rules are shaken by noise of their own, whatever was looked at before."""
+    arch = Architecture(layers=5, width=16, heads=2, mlp_width=32, norm="layer")
+    net, X = named_variant(Transformer.random(arch, seed=2), variant), normal(2, 5, 16, seed=1)
+    alone = measure(net, X, metrics=["dobrushin", "relative_mu"]).table
+    among = measure(net, X, metrics=[*BESIDE, "dobrushin", "relative_mu"]).table
+    among = among.filter(pl.col("metric").is_in(["dobrushin", "relative_mu"]))
+    assert alone["digits"].drop_nulls().len() > 20 and alone.equals(among)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("positions", ["none", "alibi", "rotary"])
+def test_attention_among_two_tokens_is_not_marked(positions: str, seed: int) -> None:
+    """Each is as far from the mean as the other: passes may write attention about one or the other, and what
+    its rows differ by is the same. In 32 digits it is what was read."""
+    arch = Architecture(
+        layers=3, width=8, heads=1, head_width=4, positions=positions, norm="layer", attention_skip=0.0,
+        mlp_skip=0.0,
+    )  # fmt: skip
+    net, X = Transformer.random(arch, seed=seed, init="xavier"), normal(2, 2, 8, seed=seed)
+    found, sure = (measure(net, X, metrics=["dobrushin"], confirm=confirm) for confirm in (False, True))
+    torch.testing.assert_close(
+        found.curve("dobrushin"), sure.curve("dobrushin"), rtol=1e-9, atol=0, equal_nan=True
+    )
+    assert not sure.table["below_floor"].any() and not found.table["below_floor"].any()
