@@ -28,7 +28,7 @@ from rankscope.deviation.state import State
 from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, Passed, traverse
-from rankscope.nets.weights import converted
+from rankscope.nets.weights import converted, outline
 
 SHARE = 1 / 8
 """The part of a GPU's memory that captured passes may hold."""
@@ -310,7 +310,7 @@ def _key(given: Given) -> tuple[Any, ...]:
     """The same for what has the same weights and differs by the values of its other tensors alone."""
     tensors = tensors_of(given[1:])
     numbers = {id(t): number for number, t in enumerate(tensors)}
-    shape = converted(given[1:], lambda t: numbers[id(t)])  # type: ignore[arg-type, return-value]
+    shape = outline(given[1:], lambda t: numbers[id(t)])
     weights = tuple((t.data_ptr(), t.shape, t.stride()) for t in tensors_of(given.weights))
     return weights, tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors), repr(shape)
 

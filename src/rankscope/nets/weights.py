@@ -188,6 +188,15 @@ def _moved(value: Any, move: Callable[[Tensor], Tensor], seen: dict[int, Any]) -
     return seen[id(value)]
 
 
+def outline(structure: Any, of: Callable[[Tensor], Any]) -> Any:
+    """The form of a structure as nested tuples, with what `of` says of each tensor in its place."""
+    if isinstance(structure, Tensor):
+        return of(structure)
+    if isinstance(structure, tuple | dict) or (is_dataclass(structure) and not isinstance(structure, type)):
+        return (type(structure), *((name, outline(item, of)) for name, item in _members(structure)))
+    return structure
+
+
 def _members(value: object) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         return list(value.items())

@@ -7,7 +7,7 @@ float64's own floor; then, and where float64 cannot see, deviation arithmetic is
 
 import math
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ BLIND = 1e3
 Errors = Float[Tensor, "..."]
 
 
+@runtime_checkable
 class Second(Protocol):
     """What a second pass saw: of one layer (`Seen`), or of several side by side (`together.py`)."""
 

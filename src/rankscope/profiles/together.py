@@ -19,6 +19,7 @@ from rankscope.deviation.witness import Seen
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step
 from rankscope.nets.streaming import Numbers
+from rankscope.nets.weights import outline
 from rankscope.profiles.needs import available
 from rankscope.profiles.rows import Found
 from rankscope.profiles.steps import LayerStep
@@ -192,12 +193,5 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 
 def _form(structure: Any) -> Any:
-    """The same for structures that can be joined."""
-    if isinstance(structure, Tensor):
-        # Without an axis of samples there is nothing to join along.
-        return (structure.shape, structure.dtype) if structure.ndim else object()
-    if isinstance(structure, tuple):
-        return (type(structure), *map(_form, structure))
-    if is_dataclass(structure) and not isinstance(structure, type):
-        return (type(structure), *(_form(getattr(structure, field.name)) for field in fields(structure)))
-    return structure
+    """The same for what can be joined; without an axis of samples there is nothing to join along."""
+    return outline(structure, lambda t: (t.shape, t.dtype) if t.ndim else object())
