@@ -51,7 +51,7 @@ def assert_same(apart: Profile, together: Profile) -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(
     architectures(),
     st.integers(1, 5),
