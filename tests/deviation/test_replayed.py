@@ -224,6 +224,32 @@ def test_nothing_that_is_replayed_waits_for_a_number(variant: str, monkeypatch: 
         assert (one.inside is None, one.made is None) == (other.inside is None, other.made is None)
 
 
+class Refusing(Replays):
+    """Where a pass cannot be captured."""
+
+    def captures(self, given: replayed.Given) -> bool:
+        return True
+
+    def _captured(self, whole: replayed.Whole, given: replayed.Given) -> tuple[replayed.Whole, int]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_a_second_pass_that_cannot_be_captured_is_gone_through() -> None:
+    """And it is said; of the first pass alone it is an error."""
+    arch, padding = Architecture(layers=2, width=8, heads=2), padded(4, 0, 0)
+    net, X, refusing = Transformer.random(arch, seed=1), normal(2, 4, 8, seed=2), Refusing()
+    witnesses(refusing, net, X, padding)
+    with pytest.warns(UserWarning, match="could not be captured, and is slower: operation not permitted"):
+        again = witnesses(refusing, net, X, padding)
+    for found, expected in zip(again, followed(net, X, padding), strict=True):
+        assert_same(found.before, expected.before, 1e-12)
+        assert torch.equal(found.lost, expected.lost)
+    witnesses(refusing, net, X, padding)  # said once
+    states(refusing, net, X, padding)
+    with pytest.raises(RuntimeError, match="not permitted"):
+        states(refusing, net, X, padding)
+
+
 @pytest.mark.slow
 def test_compiled_by_torch() -> None:
     """Through torch's own compiler."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
+from warnings import warn
 
 import torch
 from torch import Tensor
@@ -237,11 +238,25 @@ class Replays:
             return went, torch.cat(doubts)
 
         known.run = whole
-        if state_of(given).is_cuda:
-            known.run, known.size = self._captured(whole, given)
+        if self.captures(given):
+            try:
+                known.run, known.size = self._captured(whole, given)
+            except RuntimeError as refused:
+                if second is None:
+                    raise
+                # The same numbers, which nothing waits for either: what is started one by one takes longer.
+                warn(
+                    f"a pass with its second one could not be captured, and is slower: {refused}",
+                    stacklevel=2,
+                )
+                return
             most = torch.cuda.mem_get_info(state_of(given).device)[1] * SHARE
             while sum(each.size for each in self.known.values()) > most and len(self.known) > 1:
                 self.known.popitem(last=False)
+
+    def captures(self, given: Given) -> bool:
+        """Whether passes are captured where this one is."""
+        return state_of(given).is_cuda
 
     def _captured(self, whole: Whole, given: Given) -> tuple[Whole, int]:
         """A pass as a CUDA graph; weights are read where they are."""
