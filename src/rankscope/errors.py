@@ -35,7 +35,21 @@ from difflib import get_close_matches
 
 
 class RankscopeError(Exception):
-    """Base of every error that rankscope raises on purpose."""
+    """Base of every error that rankscope raises on purpose.
+
+    Args:
+        message: One sentence for people: what was expected, what came, what to do.
+        subject: What the error is about, for programs: the name of the argument, field, file or part that was
+            wrong (`"heads"`, `"attention_mask"`). Empty where the class alone says it.
+
+    >>> error = RankscopeError("heads must divide width; got 3 heads and width 64", subject="heads")
+    >>> str(error), error.subject
+    ('heads must divide width; got 3 heads and width 64', 'heads')
+    """
+
+    def __init__(self, message: str = "", *, subject: str = "") -> None:
+        super().__init__(message)
+        self.subject = subject
 
 
 class ArchitectureError(RankscopeError, ValueError):
