@@ -11,8 +11,8 @@ from PIL import Image
 
 from rankscope import Profile, certify, decompose, fresh, load, measure
 from rankscope.cards import ROWS, _columns, card, lines
-from rankscope.figures import panels, rendered
-from rankscope.looks import power
+from rankscope.figures.matplotlib import panels, rendered
+from rankscope.figures.text import power
 from rankscope.paths import path_counts
 from rankscope.profiles import Summary, measure_corpus
 from rankscope.theory import Certificates, critical_skip

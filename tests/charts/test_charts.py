@@ -13,7 +13,7 @@ from rankscope import charts
 from rankscope.charts import style
 from rankscope.charts.heads import COLUMNS
 from rankscope.errors import MetricError
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.paths import decompose
 from rankscope.profiles import Profile, measure
 from rankscope.profiles.cloud import cloud

@@ -7,7 +7,7 @@ import torch
 from matplotlib.axes import Axes
 
 from rankscope.errors import MetricError
-from rankscope.figures import panels, save
+from rankscope.figures.matplotlib import panels, save
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, measure
 from rankscope.profiles.plot import draw_arithmetics

@@ -9,7 +9,7 @@ import torch
 
 from rankscope import charts
 from rankscope.cli.show import curves_table
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Gathered, Profile, measure
 from rankscope.profiles.verdict import sentence

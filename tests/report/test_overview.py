@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.profiles import Profile, Summary, measure
 from rankscope.report import Run, write_report, write_run_directory
 from rankscope.report.overview import side_by_side, titles

@@ -17,8 +17,9 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.figures import Figure, panels
-from rankscope.looks import FAINT, MARKERS, PALETTE, tick
+from rankscope.figures.matplotlib import Figure, panels
+from rankscope.figures.style import FAINT, MARKERS, PALETTE
+from rankscope.figures.text import tick
 from rankscope.nets import DEFINED, Transformer
 from rankscope.profiles import measure
 from rankscope.studies.dong2021.networks import (

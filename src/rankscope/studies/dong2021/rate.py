@@ -17,8 +17,8 @@ from pathlib import Path
 import polars as pl
 import torch
 
-from rankscope.figures import Figure, panels
-from rankscope.looks import FAINT, MARKERS, PALETTE
+from rankscope.figures.matplotlib import Figure, panels
+from rankscope.figures.style import FAINT, MARKERS, PALETTE
 from rankscope.nets import Transformer
 from rankscope.paths import decompose
 from rankscope.sources import bundled_excerpts, fresh, load

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import polars as pl
 
-from rankscope.figures import Figure
-from rankscope.looks import power
+from rankscope.figures.matplotlib import Figure
+from rankscope.figures.text import power
 from rankscope.nets import Transformer
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Outcome, Setup, Study

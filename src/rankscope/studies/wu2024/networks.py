@@ -8,7 +8,7 @@ import polars as pl
 from torch import Tensor
 
 from rankscope.errors import SourceError
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.metrics import metric
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.nets import Transformer
