@@ -21,7 +21,7 @@ import torch
 from rankscope.errors import FileError, SourceError
 from rankscope.extras import need
 from rankscope.naming import forgiven, hub_address, is_path, may_be_on_hub, nearest
-from rankscope.nets.room import FLOAT64, OBJECTS, machine_memory, size
+from rankscope.nets.devices import FLOAT64_BYTES, LAYER_OVERHEAD_BYTES, format_bytes, machine_memory
 from rankscope.sources.families import Family
 from rankscope.sources.hub import answers
 from rankscope.sources.model_types import family_of
@@ -183,8 +183,8 @@ def _refuse_surplus(location: CheckpointLocation, model: Any, unexpected: Iterab
     if beside:
         raise SourceError(
             f"the weights of {location.name} must be what its config says; {beside[0]} stands beside a "
-            "matrix of the model, which does not read it: quantised weights need the quantization_config that "
-            "they were written with"
+            "matrix of the model, which does not read it: quantised weights need the quantization_config "
+            "that they were written with"
         )
     if surplus:
         raise SourceError(
@@ -261,11 +261,15 @@ def refuse_too_large(location: CheckpointLocation, whole: bool = True) -> None:
     for part in parts:
         layers, width = (max([0, *(part[n] for n in names if type(part.get(n)) is int)]) for names in SIZES)
         shared = part.get("model_type") == "albert"
-        needed = layers * OBJECTS + (layers if whole and not shared else 1) * 4 * width**2 * FLOAT64
+        needed = (
+            layers * LAYER_OVERHEAD_BYTES
+            + (layers if whole and not shared else 1) * 4 * width**2 * FLOAT64_BYTES
+        )
         if needed > machine_memory():
             raise SourceError(
                 f"a model must fit into memory; the config of {location.name} asks for {layers} layers of "
-                f"width {width}, at least {size(needed)}, and this machine has {size(machine_memory())}"
+                f"width {width}, at least {format_bytes(needed)}, and this machine has "
+                f"{format_bytes(machine_memory())}"
             )
 
 
@@ -322,7 +326,7 @@ def _sentence(location: CheckpointLocation, error: Exception) -> str:
     if location.unreached is not None:
         return (
             f"the hub ({location.unreached}) cannot be reached from here, and {location.name} is not in its "
-            f"cache on this machine: look at the network, or give a directory that holds the model{suggestion}"
+            f"cache on this machine: look at the network, or give a directory with the model{suggestion}"
         )
     if location.options.get("local_files_only"):
         return (

@@ -21,7 +21,7 @@ from rankscope.errors import FileError, SourceError, TokensError
 from rankscope.nets.norms import NormWeights, normalise
 from rankscope.nets.origin import Encoded
 from rankscope.nets.plain import affine
-from rankscope.nets.saved import read_tensors, write_tensors
+from rankscope.nets.storage import read_tensors, write_tensors
 from rankscope.nets.weights import Linear
 from rankscope.shapes import Bool, Float
 

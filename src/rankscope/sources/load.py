@@ -19,7 +19,7 @@ from rankscope.errors import RankscopeError, SourceError
 from rankscope.extras import need
 from rankscope.naming import forgiven
 from rankscope.nets import Transformer
-from rankscope.nets.saved import is_saved
+from rankscope.nets.storage import is_saved
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
 from rankscope.sources.canonical import canonical
 from rankscope.sources.checkpoint import MINILM, Checkpoint, first_line, locate

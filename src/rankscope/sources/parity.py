@@ -2,8 +2,8 @@
 
 The original runs in float64 on inputs with padding on either side, longer than any length that its config
 names (`parity_inputs.py`); every hidden state, the output and every attention pattern are compared with the
-canonical network's. It runs twice: with its own attention implementation, whose states count, and with eager attention,
-which gives its weights. Above `TOLERANCE` the load is refused.
+canonical network's. The original runs twice: with its own attention implementation, whose states count, and
+with eager attention, which returns patterns. Above `TOLERANCE` the load is refused.
 
 Many models compute a part in float32 whatever their dtype: a softmax, an RMSNorm, tables of angles. Two
 float64 networks that agree to 1e-15 disagree there by 1e-7, wherever an entry rounds the other way. So the
@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import ParityError
 from rankscope.nets import Transformer
-from rankscope.nets.steps import Run
+from rankscope.nets.steps import ForwardPass
 from rankscope.sources.checkpoint import first_line, quiet
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
@@ -74,7 +74,7 @@ class Original:
 
 @torch.no_grad()
 def original(family: Family, core: Any, arguments: Mapping[str, Any], attention: bool = True) -> Original:
-    """Run the original and keep its hidden states, output and (with `attention`) patterns."""
+    """ForwardPass the original and keep its hidden states, output and (with `attention`) patterns."""
     blocks = family.blocks(core)
     states: list[Tensor] = []
     wrapped: list[bool] = []
@@ -179,7 +179,7 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
 
 
 def _own(
-    network_run: Run, real: Tensor, family: Family, core: Any, arguments: Mapping[str, Any], name: str
+    network_run: ForwardPass, real: Tensor, family: Family, core: Any, arguments: Mapping[str, Any], name: str
 ) -> float:
     """How far the states are from the original's as it runs; 0 where that is eager attention, or one of
     transformers' own that needs another device or dtype and computes the same."""
@@ -220,7 +220,7 @@ def is_transformers_own(function: Any) -> bool:
     return str(getattr(getattr(function, "func", function), "__module__", "")).startswith("transformers.")
 
 
-def distance(network_run: Run, original_run: Original, real: Tensor, whole: bool, name: str) -> float:
+def distance(network_run: ForwardPass, original_run: Original, real: Tensor, whole: bool, name: str) -> float:
     """The largest relative difference of hidden states at valid tokens; with `whole`, also of the output."""
     if len(original_run.states) != len(network_run.states):
         raise ParityError(
@@ -232,7 +232,7 @@ def distance(network_run: Run, original_run: Original, real: Tensor, whole: bool
     return max(relative(a, b, real) for a, b in pairs)
 
 
-def _attention(network_run: Run, original_run: Original, real: Tensor) -> float | None:
+def _attention(network_run: ForwardPass, original_run: Original, real: Tensor) -> float | None:
     """The largest difference of attention patterns in rows of valid tokens (padded columns are zero)."""
     if not original_run.attention:
         return None

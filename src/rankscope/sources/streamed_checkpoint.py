@@ -215,8 +215,8 @@ class StreamedCheckpoint:
 
     @contextmanager
     def filled(self, block: nn.Module) -> Iterator[nn.Module]:
-        """A context manager in which a block has its numbers, in the dtype of its files: compute with them inside
-        `Widened`."""
+        """A context manager in which a block has its numbers, in the dtype of its files: compute with them
+        inside `Widened`."""
         kinds = {self._dtypes[key] for name in self._inside(block) for key in self._sources[name]}
         self.empty(block, DTYPES.get(next(iter(kinds)), torch.float64) if len(kinds) == 1 else torch.float64)
         self.fill(block)
@@ -245,8 +245,8 @@ class StreamedCheckpoint:
 
     @contextmanager
     def running(self) -> Iterator[Any]:
-        """A context manager that gives the original to run: each block is filled while it runs, and of the table
-        of words only the rows in use are widened."""
+        """A context manager that gives the original to run: each block is filled while it runs, and of the
+        table of words only the rows in use are widened."""
         handles = []
         for block in dict.fromkeys(self.blocks):
             handles.append(block.register_forward_pre_hook(self._before))

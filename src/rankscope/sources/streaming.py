@@ -4,10 +4,9 @@ import torch
 
 from rankscope.errors import SourceError, TooLargeError
 from rankscope.nets import Transformer
+from rankscope.nets.devices import FLOAT64_BYTES, check_device, check_dtype, format_bytes
 from rankscope.nets.fingerprint import digests
-from rankscope.nets.moving import refuse_absent, refuse_dtype
-from rankscope.nets.room import FLOAT64, size
-from rankscope.nets.stored import Stored
+from rankscope.nets.streamed_layers import StreamedLayers
 from rankscope.profiles.needs import available
 from rankscope.sources.canonical import StreamedNetwork
 from rankscope.sources.checkpoint import (
@@ -56,17 +55,17 @@ def from_shelf(
 
     Layers are left in their files with `stream=True`, or if they do not fit into the memory that is free.
     """
-    refuse_dtype(dtype)
-    refuse_absent(device)
+    check_dtype(dtype)
+    check_device(device)
     bytes_needed, bytes_free = (
-        checkpoint.numbers * dtype.itemsize + checkpoint.largest * FLOAT64,
+        checkpoint.numbers * dtype.itemsize + checkpoint.largest * FLOAT64_BYTES,
         available(torch.device(device)),
     )
     if bytes_free is not None and bytes_needed > bytes_free:
         if stream is False:
             raise TooLargeError(
-                f"a network must fit into memory; {checkpoint.name} takes {size(bytes_needed)} in {dtype}, "
-                f"and {size(bytes_free)} are free on {device}: stream=True reads its layers one at a time"
+                f"a network must fit into memory; {checkpoint.name} takes {format_bytes(bytes_needed)} in "
+                f"{dtype}, and {format_bytes(bytes_free)} are free on {device}: stream=True reads one layer at a time"
             )
         stream = True
     streamed_network = StreamedNetwork.of(checkpoint)
@@ -76,7 +75,7 @@ def from_shelf(
         )
     net = streamed_network.network(dtype, device)
     layers = net.weights.layers
-    assert isinstance(layers, Stored)
+    assert isinstance(layers, StreamedLayers)
     if stream:
         layers.source.note = digests
         return net, streamed_network.embedding, parity

@@ -45,8 +45,8 @@ class Excerpts(Iterator[str]):
         """How many excerpts were longer than `longest`."""
         if field != FIELD and not any(map(self._is_json, self._names())):
             raise FileError(
-                f"a field must go with JSON lines, of which {_file_label(self.path)} has none; got {field!r}: "
-                "leave it out, or split by jsonl"
+                f"a field must go with JSON lines, of which {_file_label(self.path)} has none; got "
+                f"{field!r}: leave it out, or split by jsonl"
             )
         self._stream = self._excerpts()
 
