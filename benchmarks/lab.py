@@ -13,7 +13,7 @@ import torch
 
 from rankscope.errors import ArchitectureError
 from rankscope.lab import Training
-from rankscope.lab.side_by_side import one_thread
+from rankscope.workers import threads_set
 from rankscope.lab.trial import Sizes, Trial, let_go
 from rankscope.studies.remedies.trained import EVERY
 
@@ -100,5 +100,5 @@ def _wait(device: str) -> None:
 
 
 if __name__ == "__main__":
-    with one_thread():
+    with threads_set(1):
         main()

@@ -21,6 +21,7 @@ FLOORS = [
     "metrics",
     "nets",
     "runs",
+    "workers",
     "deviation",
     "profiles",
     "paths",
