@@ -145,7 +145,7 @@ class Cluster:
             return _LostError("out of memory: Ray ended its worker; fewer tokens, or fewer at a time", True)
         except errors.RayTaskError as error:
             cause = error.cause
-            return cause if isinstance(cause, RankscopeError) else SweepError(failed(cause).reason)
+            return cause if isinstance(cause, RankscopeError) else SweepError(str(failed(cause).reason))
         except errors.RayError as error:
             return _LostError(f"its worker or node was lost {TRIES} times ({type(error).__name__})")
 
