@@ -13,9 +13,9 @@ import torch
 
 from rankscope.errors import ArchitectureError
 from rankscope.lab import Training
-from rankscope.workers import threads_set
 from rankscope.lab.trial import Sizes, Trial, let_go
 from rankscope.studies.remedies.trained import EVERY
+from rankscope.workers import threads_set
 
 SMALL = Sizes(width=32, context=16, batch=4, steps=5)
 

@@ -1,4 +1,4 @@
-"""How many cores and threads there are for a process; a fixed number of threads gives the same sums anywhere."""
+"""Cores and threads of a process: a fixed number of threads gives the same sums on any machine."""
 
 import os
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def environment(threads: int) -> dict[str, str]:
 
 @contextmanager
 def threads_set(threads: int) -> Iterator[None]:
-    """Inside, torch has so many threads: with a fixed number, sums are added up in one order on any machine."""
+    """Give torch so many threads inside the block: then sums are added up in one order on any machine."""
     import torch
 
     before = torch.get_num_threads()
