@@ -54,7 +54,7 @@ def test_threads_and_environment_are_set_for_workers_alone(monkeypatch: pytest.M
         seen = [result.value for result in run_pieces(describe, [1, 2], 2)]
         assert torch.get_num_threads() == threads + 1
     assert dict(os.environ) == before and torch.get_num_threads() == threads
-    indices, variables, counts, groups = zip(*seen, strict=True)  # type: ignore[arg-type]
+    indices, variables, counts, groups = zip(*seen, strict=True)
     assert {*indices} <= {0, 1} and {*variables} == {"1"} and {*counts} == {1}
     assert os.getpgid(0) not in groups  # Ctrl-C does not reach them
 

@@ -1,6 +1,7 @@
 """Cells on the processes of one machine, by the pool of `workers`."""
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,10 +38,11 @@ class Local:
     def outcomes(self, tasks: Iterable[Task], asked: Asked) -> Iterator[tuple[int, Outcome]]:
         """The outcome of each cell, by its number, in the order in which they end."""
         work = CellWork(asked, self.threads, self.gpus)
-        for result in run_pieces(work, tasks, self.workers, threads=self.threads):
-            number = result.piece[0]
-            # A worker hands back every error of a cell as an outcome; only its own death is left.
-            yield number, result.value or Outcome(reason=result.error, lasting=False)
+        with closing(run_pieces(work, tasks, self.workers, threads=self.threads)) as results:
+            for result in results:
+                # A worker hands back every error of a cell as an outcome; only its own death is left.
+                outcome = result.value or Outcome(reason=result.error, lasting=False)
+                yield result.piece[0], outcome
 
 
 @dataclass

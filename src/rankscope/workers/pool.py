@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
@@ -54,7 +54,7 @@ def run_pieces(
     threads: int = 1,
     cost: Callable[[Piece], float] | None = None,
     deadline: float = float("inf"),
-) -> Iterator[PieceResult[Piece, Result]]:
+) -> Generator[PieceResult[Piece, Result], None, None]:
     """Results of all pieces in the order in which they end; a piece that fails stops no other.
 
     Whoever closes the iterator, or Ctrl-C, ends the workers: SIGINT goes to the caller's process alone.
