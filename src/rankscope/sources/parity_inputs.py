@@ -117,15 +117,9 @@ class ParityInputs:
         memory_padding[1, : PADDING[1]] = memory_padding[2, -PADDING[1] :] = True
         return cls(*inputs, memory, memory_padding if "encoder_attention_mask" in parameters else None)
 
-<<<<<<< HEAD:src/rankscope/sources/parity_inputs.py
     def attach_memory(self, net: Transformer) -> Transformer:
         """A decoder with these inputs' memory attached; any other network unchanged."""
-        return net if self.memory is None else net.reading(self.memory, self.memory_padding)
-=======
-    def read_by(self, net: Transformer) -> Transformer:
-        """A decoder with the memory to read; any other network as it is."""
         return net if self.memory is None else net.with_memory(self.memory, self.memory_padding)
->>>>>>> trunk:src/rankscope/sources/probe.py
 
     @property
     def tokens(self) -> int:

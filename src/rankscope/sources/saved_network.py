@@ -8,12 +8,8 @@ from rankscope.errors import FileError
 from rankscope.extras import need
 from rankscope.nets import Transformer
 from rankscope.nets.origin import Origin
-<<<<<<< HEAD:src/rankscope/sources/saved_network.py
-from rankscope.sources.checkpoint import CheckpointLocation
-=======
 from rankscope.nets.storage import read
-from rankscope.sources.checkpoint import Place
->>>>>>> trunk:src/rankscope/sources/saved.py
+from rankscope.sources.checkpoint import CheckpointLocation
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.embedding import read_embedding
 from rankscope.sources.fresh import RandomOrigin

@@ -65,7 +65,8 @@ def from_shelf(
         if stream is False:
             raise TooLargeError(
                 f"a network must fit into memory; {checkpoint.name} takes {format_bytes(bytes_needed)} in "
-                f"{dtype}, and {format_bytes(bytes_free)} are free on {device}: stream=True reads one layer at a time"
+                f"{dtype}, and {format_bytes(bytes_free)} are free on {device}: stream=True reads one "
+                "layer at a time"
             )
         stream = True
     streamed_network = StreamedNetwork.of(checkpoint)

@@ -73,8 +73,8 @@ def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
         name = unlike[0]
         raise SourceError(
             f"{config.model_type} must be able to express the network; this one has {name} "
-            f"{_shortened(getattr(arch, name))}, and the config says {_shortened(getattr(theirs, name))}: save "
-            "it as it is, net.save(folder), or pass another config"
+            f"{_shortened(getattr(arch, name))}, and the config says {_shortened(getattr(theirs, name))}: "
+            "save it as it is, net.save(folder), or pass another config"
         )
     return config
 
