@@ -33,9 +33,9 @@ from rankscope.deviation.replay import replays
 from rankscope.deviation.scaled import LOWEST, LogScales, Scaled, chosen
 from rankscope.deviation.state import State
 from rankscope.nets import Step, Transformer
-from rankscope.nets.setting import Setting
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.streaming import Asked, Numbers
-from rankscope.nets.traversal import Block, Passed, traverse
+from rankscope.nets.traversal import Block, BlockOutput, traverse
 from rankscope.shapes import Bool, Float
 
 RESOLVED = 1e-4
@@ -68,7 +68,7 @@ def with_second_pass(
         for step in layers(inputs, compile):
             yield step, second_pass.run_layer(step)
         return
-    result = replays(compile).run(inputs.net, inputs.setting, inputs.state, second_pass_of_layers)
+    result = replays(compile).run(inputs.net, inputs.settings, inputs.state, second_pass_of_layers)
     for layer, tensors in enumerate(result.second_pass):
         step = DeviationStep(0, inputs.state, None)
         if layer:
@@ -80,8 +80,8 @@ def _perturbation_fits(inputs: PassInputs) -> bool:
     """True if the random row of `perturbation.py` is short enough to stay in memory, where a captured pass
     reads it."""
     arch, (samples, tokens) = inputs.net.arch, inputs.state.valid.mask.shape
-    memory = inputs.setting.memory
-    columns = max(tokens, 0 if memory is None else memory.real.shape[1])
+    memory = inputs.settings.memory
+    columns = max(tokens, 0 if memory is None else memory.valid.shape[1])
     heads = arch.heads * max(columns, arch.head_width, arch.value_width)
     return is_cached(2 * samples * columns * max(arch.width, arch.mlp_width, heads), inputs.net.device)
 
@@ -97,13 +97,13 @@ class SecondPass:
     def __init__(self, inputs: PassInputs, seed: int = 0, by_rows: Asked | None = None) -> None:
         """Starts from the inputs of the first pass; with `by_rows`, attention goes by blocks of rows."""
         self.inputs = inputs
-        arch, setting, seeds = inputs.net.arch, inputs.setting, (seed, seed + 1)
+        arch, settings, seeds = inputs.net.arch, inputs.settings, (seed, seed + 1)
         if by_rows is None:
-            self.plain_rules = PerturbedPlain(arch, setting, seed)
-            rules = [PerturbedDeviation(arch, setting, each_seed) for each_seed in seeds]
+            self.plain_rules = PerturbedPlain(arch, settings, seed)
+            rules = [PerturbedDeviation(arch, settings, each_seed) for each_seed in seeds]
         else:
-            self.plain_rules = PerturbedStreamed(inputs.net, setting, by_rows, seed)
-            rules = [PerturbedRows(inputs.net, setting, each_seed) for each_seed in seeds]
+            self.plain_rules = PerturbedStreamed(inputs.net, settings, by_rows, seed)
+            rules = [PerturbedRows(inputs.net, settings, each_seed) for each_seed in seeds]
         self.perturbed_rules, self.perturbed_again_rules = rules
         # The first product with a matrix rounds the input as well.
         self.state = self.perturbed_rules.noise.of(inputs.state)
@@ -147,12 +147,12 @@ class SecondPass:
 
 
 def second_pass_of_layers(
-    net: Transformer, setting: Setting, state: State, passed: Sequence[Passed]
+    net: Transformer, settings: PassSettings, state: State, passed: Sequence[BlockOutput]
 ) -> tuple[tuple["SecondPassTensors", ...], SecondPass]:
     """The second pass of all layers, after the first pass has run them all: what `replay.py` records.
 
     Its questions about numbers count as those of layers beyond the network's."""
-    second_pass, tensors = SecondPass(PassInputs(net, state, setting, None)), []
+    second_pass, tensors = SecondPass(PassInputs(net, state, settings, None)), []
     steps = [
         DeviationStep(0, state, None),
         *(DeviationStep(n, *output) for n, output in enumerate(passed, 1)),
@@ -265,7 +265,7 @@ class SecondPassLayer:
         """Some rows of the pattern by plain rules, made as they are asked for; valid tokens first."""
         assert self.numbers is not None and self.numbers.rows is not None
         maker, every = self.numbers.rows, slice(None)
-        pattern = maker.weights(every, every, rows.start, rows.stop)
+        pattern = maker.pattern(every, every, rows.start, rows.stop)
         return F.pad(pattern, (0, maker.k.shape[2] - pattern.shape[-1]))
 
 

@@ -20,7 +20,7 @@ def differential(
 ) -> DeviationPattern:
     """`P - lambda P_2`, both split by the same rule: p and Delta are differences alike, the second's Delta
     without column j* of the first, and rows sum to `total - lambda`."""
-    second: DeviationPattern = rules.weights(remedy.second(block), inside)
+    second: DeviationPattern = rules.pattern(remedy.second(block), inside)
     weight = remedy.weight(block)
     column = P.top[:, :, None].expand(-1, -1, P.others.value.shape[2], 1)
     taken = second.by_head.mapped(lambda t: (t * -weight).scatter(-1, column, 0.0)).normalised()
@@ -41,7 +41,7 @@ def differential2(
         Delta_1 - l Delta_2 - d_i (p_2 + Delta_2)    is not:
 
     rows sum to `total - l`, and each to `-d_i` beside."""
-    second: DeviationPattern = rules.weights(remedy.second(block), inside)
+    second: DeviationPattern = rules.pattern(remedy.second(block), inside)
     W = block.weights.parts[remedy.name]["share"]
     z = rules.touch(inside.x.mapped(lambda v: v @ W))  # [batch, head]
     d = rules.touch(inside.R.mapped(lambda v: v @ W))  # [batch, token, head]
