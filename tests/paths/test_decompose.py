@@ -11,7 +11,7 @@ import polars as pl
 import pytest
 import torch
 
-from rankscope.deviation.readings import UNIT
+from rankscope.metrics.log_readings import UNIT
 from rankscope.errors import ClosureError, FileError, PathError, TokensError
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import ByLength, all_paths, decompose, length_of, rate

@@ -56,7 +56,8 @@ def compare(
     from rankscope.cli.show import show_run
     from rankscope.nets import named_variant
     from rankscope.profiles.disagreement import disagreement, ends_of
-    from rankscope.profiles.verdict import is_share, listing
+    from rankscope.metrics import is_share
+    from rankscope.profiles.verdict import listing
     from rankscope.report import write_run_directory
 
     _, numbers, arithmetics = checked("transformer", metrics, arithmetic)

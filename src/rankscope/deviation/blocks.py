@@ -19,7 +19,7 @@ from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, spread
 from rankscope.deviation.scores import Prepared
 from rankscope.deviation.softmax import Shared
 from rankscope.deviation.state import Real
-from rankscope.metrics.rows import Rows
+from rankscope.metrics.rows import PatternRows
 from rankscope.shapes import Bool, Float, Int
 
 AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
@@ -242,7 +242,7 @@ class AttentionByRows:
             vars(found)["log"] = self.log[sample, head]
         return found
 
-    def by_head(self, make: Callable[["AttentionByRows", slice], Tensor]) -> Rows:
+    def by_head(self, make: Callable[["AttentionByRows", slice], Tensor]) -> PatternRows:
         """Rows of one head of one sample at a time, as `make` gives them."""
         kept: dict[tuple[int, int], AttentionByRows] = {}
 
@@ -253,7 +253,7 @@ class AttentionByRows:
             return make(kept[sample, head], slice(start, stop))[0, 0]
 
         batch, heads = self.shared.log.shape
-        return Rows(batch, heads, of_head, self.maker.real.rows)
+        return PatternRows(batch, heads, of_head, self.maker.real.rows)
 
 
 def distance_of_rows(one: AttentionByRows, other: AttentionByRows) -> Float[Tensor, "batch head"]:
