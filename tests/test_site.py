@@ -9,7 +9,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-import torch
 
 import rankscope
 from rankscope import errors
@@ -24,7 +23,6 @@ from sitegen.markdown import table as markdown_table
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [page for page in sorted(DOCS.glob("**/*.md")) if "_build" not in page.parts]
-TALL, WIDE = 7, 5
 
 
 def test_every_public_name_is_described() -> None:

@@ -65,7 +65,8 @@ def test_what_equal_tokens_give_is_said(name: str) -> None:
     assert meaning is not None and meaning.equal
     if meaning.equal.isdigit():
         x = torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64)
-        assert float(metric(name).read(x.expand(4, 3)).value) == pytest.approx(float(meaning.equal), abs=1e-12)
+        value = float(metric(name).read(x.expand(4, 3)).value)
+        assert value == pytest.approx(float(meaning.equal), abs=1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name, each in METRICS.items() if each.of == "tokens"])

@@ -30,8 +30,8 @@ METRICS = (
     "max_residual", "relative_max_residual", "high_frequency_share", "numerical_rank", "affine_rank",
     "stable_rank", "effective_rank", "participation_ratio", "sigma_min", "residual_stable_rank",
     "residual_effective_rank", "residual_singular_ratio", "mean_cosine", "mean_abs_cosine",
-    "mean_cosine_gap", "max_cosine_gap", "min_cosine", "dobrushin", "entropy", "second_singular_value", "spectral_gap",
-    "first_token_mass", "row_sum_defect", "expert_load", "expert_entropy",
+    "mean_cosine_gap", "max_cosine_gap", "min_cosine", "dobrushin", "entropy", "second_singular_value",
+    "spectral_gap", "first_token_mass", "row_sum_defect", "expert_load", "expert_entropy",
 )  # fmt: skip
 ARITHMETICS = ("deviation", "float64", "float32", "bfloat16")
 INITS = ("bert", "xavier", "kaiming", "orthogonal")

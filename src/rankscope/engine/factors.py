@@ -103,10 +103,9 @@ def base(cell: Cell, arch: Architecture | None) -> Transformer:
 
 def changed(net: Transformer, cell: Cell) -> Transformer:
     """The network as the cell has it, on the same weights."""
-    from rankscope.nets.variants import named_variant
 
     if "variant" in cell:
-        net = named_variant(net, str(cell["variant"]))
+        net = net.variant(str(cell["variant"]))
     apart = ("variant", "remedy")
     given: dict[str, Any] = {name: cell[name] for name in CHANGES if name in cell and name not in apart}
     if "depth" in given:
@@ -118,7 +117,7 @@ def changed(net: Transformer, cell: Cell) -> Transformer:
         given["divisor"] = net.arch.divisor * warmth
     net = net.variant(**given) if given else net
     remedy = cell.get("remedy", "none")
-    return net if remedy == "none" else net.remedied(str(remedy))
+    return net if remedy == "none" else net.with_remedy(str(remedy))
 
 
 def described(cell: Cell) -> str:

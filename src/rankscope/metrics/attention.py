@@ -147,7 +147,7 @@ def _entropy_rule(pattern: ScaledPattern) -> Reading:
 
 
 def _log_entropy(log_P: RowsOf) -> RowValues:
-    """The log of each row's entropy. The largest weight of a row is `1 - s`, s the sum of the others, and adds
+    """The log of each row's entropy. The largest weight of a row is `1 - s`, s the sum of the others: it adds
     `-(1 - s) log(1 - s)`."""
     small = log_P.scatter(-1, log_P.argmax(-1, keepdim=True), -torch.inf)
     terms = (small + (-small).log()).masked_fill(small == -torch.inf, -torch.inf).logsumexp(-1)

@@ -101,7 +101,7 @@ class Metric:
 
     # What it says about collapse.
     direction: Literal[-1, 0, 1] = 0
-    """1 where a large value means that tokens differ, -1 where it means that they are the same, 0: neither."""
+    """1 where a large value means that tokens differ, -1 where it means that they are the same; or 0."""
     share: bool = False
     """Whether it says by how much tokens differ as a share of their size: then a threshold can say when they
     are uniform."""
@@ -121,7 +121,7 @@ class Metric:
     """The reading at any scale: `rule(ScaledTokens)`, or of attention `rule(ScaledPattern)` (see
     `log_readings.py`). Left out, it is read off float64 tokens of size one, and scaled by its degree."""
     rule_streams: bool = False
-    """Of attention: whether the rule never asks for the whole matrix, so that long contexts are read by it."""
+    """Of attention: whether the rule never asks for the whole matrix, so that it reads long contexts."""
     sensitive_to: Sensitive | None = None
     """What a second pass must agree on, beside the tokens and the value, for the reading to stand: the
     directions of single tokens, however short; or by what the rows of a pattern differ."""
@@ -180,7 +180,7 @@ class Metric:
         return by_parts and self.scale is None and not self.count
 
     def from_rows(self, numbers: Tensor, valid: Tensor, unit: float) -> Reading:
-        """The reading from numbers of all rows `[batch, head, token]`; `valid` `[batch, token]` rows count."""
+        """The reading from a number of every row `[batch, head, token]`; `valid` rows `[batch, token]` count."""
         counts = valid[:, None]
         kept = numbers.masked_fill(~counts, 0.0)
         value = kept.amax(-1) if self.largest else kept.sum(-1) / counts.sum(-1)

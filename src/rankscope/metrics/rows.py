@@ -25,7 +25,9 @@ class PatternRows:
     """Rows that count."""
 
     @classmethod
-    def of(cls, P: Float[Tensor, "*batch head token token"], real: Bool[Tensor, "*batch 1 token"]) -> "PatternRows":
+    def of(
+        cls, P: Float[Tensor, "*batch head token token"], real: Bool[Tensor, "*batch 1 token"]
+    ) -> "PatternRows":
         """Of a matrix that is there."""
         held = P.reshape(-1, *P.shape[-3:])
         counts = real.expand(*P.shape[:-3], 1, P.shape[-1]).reshape(-1, P.shape[-1])

@@ -179,7 +179,8 @@ METRICS = [
         ),
     ),
     Metric(
-        "affine_rank", affine_rank, "rank res X", r"\mathrm{rank\,res}\,X", count=True, rule=_affine_rank_rule,
+        "affine_rank", affine_rank, "rank res X", r"\mathrm{rank\,res}\,X", count=True,
+        rule=_affine_rank_rule,
         meaning=Meaning(
             "0 to min(n - 1, d)", "tokens are the same (0)", "tokens differ in many directions", _RESOLVED,
             equal="0",

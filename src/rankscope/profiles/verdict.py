@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.metrics import is_share
 from rankscope.profiles.views import CurveView, digits_lost, since
 
