@@ -2,8 +2,8 @@
 
 Called by `profiles/steps.py` for each layer of a pass, and by `profiles/agreement.py` for the second pass. A
 metric that brings a `rule` is read by it at any scale, off the interfaces of `metrics/log_readings.py`, which
-`StateTokens`, `WholePattern` and `StreamedPattern` are. Any other is read off ordinary float64 tokens in units
-of their own size, `X = e^s Y`, with float64's floor: a metric of degree k is `e^{k s}` times that of Y.
+`StateTokens`, `WholePattern` and `StreamedPattern` are. Others are read off ordinary float64 tokens in units of
+their own size, `X = e^s Y`, with float64's floor: a metric of degree k is `e^{k s}` times that of Y.
 """
 
 import math
@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import Attention
-from rankscope.deviation.blocks import AttentionByRows
+from rankscope.deviation.attention import DeviationPattern
+from rankscope.deviation.blocks import PatternByRows
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.propagate import DeviationStep
-from rankscope.deviation.scaled import LOWEST, Logs, Scaled
+from rankscope.deviation.scaled import LOWEST, LogScales, Scaled
 from rankscope.deviation.state import State
 from rankscope.metrics import Metric, Reading
 from rankscope.metrics.log_readings import SMALLEST, UNIT
@@ -30,7 +30,7 @@ LARGEST = torch.finfo(torch.float64).max
 
 def read(metric: Metric, step: DeviationStep) -> Reading | None:
     """The metric of one step; None where the step has no attention, heads or routing to read it off."""
-    padding = ~step.state.real.rows
+    padding = ~step.state.valid.mask
     if metric.of == "routing":
         return None if step.routing is None else metric.read(step.routing, padding, unit=UNIT)
     if metric.of == "attention":
@@ -42,7 +42,7 @@ def read(metric: Metric, step: DeviationStep) -> Reading | None:
     if step.heads is None:
         return None
     # What each head adds: a metric of tokens, [batch, head].
-    reading = _of_state(replace(metric, of="tokens"), step.heads.contributions(step.state.real))
+    reading = _of_state(replace(metric, of="tokens"), step.heads.contributions(step.state.valid))
     shape = (len(padding), -1)
     return Reading(reading.value.view(shape), reading.log10.view(shape), reading.floor.view(shape))
 
@@ -61,7 +61,7 @@ class StateTokens:
     @property
     def padding(self) -> Tensor:
         """True at padded tokens."""
-        return ~self.state.real.rows
+        return ~self.state.valid.mask
 
     @property
     def residual(self) -> Scaled:
@@ -74,7 +74,7 @@ class StateTokens:
         return self.state.whole
 
     @property
-    def log(self) -> Logs:
+    def log(self) -> LogScales:
         """The log-scale of X."""
         return self.state.log
 
@@ -94,8 +94,8 @@ class StateTokens:
         return normalise(self.state, "scale", NormWeights(), 0.0).residual
 
     @property
-    def norms(self) -> dict[str, Logs]:
-        """Logs of the residual's norms that were taken so far."""
+    def norms(self) -> dict[str, LogScales]:
+        """LogScales of the residual's norms that were taken so far."""
         return self.state.sizes
 
 
@@ -103,11 +103,11 @@ class StateTokens:
 class WholePattern:
     """Attention that is held, as rules of metrics see it: `ScaledPattern`."""
 
-    attention: Attention
+    attention: DeviationPattern
     padding: Tensor
 
     @property
-    def differences(self) -> tuple[Tensor, Logs]:
+    def differences(self) -> tuple[Tensor, LogScales]:
         """`P - 1 p^T`, each head at a scale of its own."""
         Delta = self.attention.by_head
         return Delta.value, Delta.log
@@ -128,15 +128,15 @@ class WholePattern:
 class StreamedPattern:
     """Attention whose rows are made as they are asked for, as rules of metrics see it: `ScaledPattern`."""
 
-    attention: AttentionByRows
+    attention: PatternByRows
 
     @property
     def padding(self) -> Tensor:
         """True at padded tokens."""
-        return ~self.attention.maker.real.rows
+        return ~self.attention.maker.valid.mask
 
     @property
-    def differences(self) -> tuple[PatternRows, Logs]:
+    def differences(self) -> tuple[PatternRows, LogScales]:
         """Rows of `P - 1 p^T`, each head at a scale of its own."""
         return self.attention.by_head(lambda P, rows: P.Delta(rows)), self.attention.log
 
@@ -153,21 +153,21 @@ def _of_state(metric: Metric, state: State) -> Reading:
     """By its rule; of a metric without one, in units of the tokens' own size."""
     if metric.rule is not None:
         return metric.rule(StateTokens(state))
-    reading = metric.read(state.whole, ~state.real.rows, unit=UNIT)
+    reading = metric.read(state.whole, ~state.valid.mask, unit=UNIT)
     return _rescaled(reading, metric.degree * state.log) if metric.degree else reading
 
 
-def _of_pattern(metric: Metric, P: Attention, padding: Tensor) -> Reading:
+def _of_pattern(metric: Metric, P: DeviationPattern, padding: Tensor) -> Reading:
     if metric.rule is not None:
         return metric.rule(WholePattern(P, padding))
     return metric.read(P.matrix(), padding, unit=UNIT)
 
 
-def _of_rows(metric: Metric, P: AttentionByRows) -> Reading:
+def _of_rows(metric: Metric, P: PatternByRows) -> Reading:
     """By rows that are made as they are asked for."""
     if metric.rule is not None:
         return metric.rule(StreamedPattern(P))
-    valid, by_row = P.maker.real.rows, metric.by_row
+    valid, by_row = P.maker.valid.mask, metric.by_row
     if by_row is not None:
         numbers = P.of_rows(lambda rows: by_row(P.matrix(rows), valid[:, None]))
         return metric.from_rows(numbers, valid, UNIT)
@@ -175,7 +175,7 @@ def _of_rows(metric: Metric, P: AttentionByRows) -> Reading:
     return metric.from_heads(metric.by_head(P.by_head(lambda P, rows: P.matrix(rows))), UNIT)
 
 
-def _rescaled(reading: Reading, log: Logs) -> Reading:
+def _rescaled(reading: Reading, log: LogScales) -> Reading:
     """A reading of tokens in units of e^log, in units of one: 0 or infinite where that leaves the range, and
     noise where it was."""
     log10 = reading.log10 + log / math.log(10)

@@ -72,7 +72,7 @@ def tokens_of(cell: Cell) -> Cell:
 
 def architecture_of(cell: Cell) -> Architecture | None:
     """Of a network that is drawn; None where its weights are loaded."""
-    from rankscope.sources.named import is_drawn
+    from rankscope.sources.network_names import is_drawn
     from rankscope.sources.presets import PRESETS, preset
 
     model = str(cell["model"])

@@ -17,12 +17,12 @@ from rankscope.metrics.metric import Reading
 from rankscope.metrics.rows import PatternRows
 from rankscope.shapes import Bool, Float
 
-Logs = Float[Tensor, "*batch"]
+LogScales = Float[Tensor, "*batch"]
 
 LOWEST = -1e300
-"""Logs end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well."""
+"""LogScales end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well."""
 FARTHEST = 1e250
-"""Logs beyond +-this are not known: scores beyond e^600 are cut."""
+"""LogScales beyond +-this are not known: scores beyond e^600 are cut."""
 SMALLEST = 5e-324
 UNIT = torch.finfo(torch.float64).eps
 
@@ -35,7 +35,7 @@ class ScaledTensor(Protocol):
         """Numbers of size one."""
 
     @property
-    def log(self) -> Logs:
+    def log(self) -> LogScales:
         """The log of their scale."""
 
 
@@ -55,7 +55,7 @@ class ScaledTokens(Protocol):
         """X itself in units of `e^log`, as ordinary float64 tokens."""
 
     @property
-    def log(self) -> Logs:
+    def log(self) -> LogScales:
         """The log-scale of X."""
 
     @property
@@ -71,8 +71,8 @@ class ScaledTokens(Protocol):
         """The residual of the unit vectors `x_i / |x_i|`."""
 
     @property
-    def norms(self) -> dict[str, Logs]:
-        """Logs of the residual's norms that were taken so far: a metric and its relative form share one."""
+    def norms(self) -> dict[str, LogScales]:
+        """LogScales of the residual's norms that were taken so far: a metric and its relative form share one."""
 
 
 class ScaledPattern(Protocol):
@@ -83,7 +83,7 @@ class ScaledPattern(Protocol):
         """True at padded tokens."""
 
     @property
-    def differences(self) -> tuple[Float[Tensor, "batch head token token"] | PatternRows, Logs]:
+    def differences(self) -> tuple[Float[Tensor, "batch head token token"] | PatternRows, LogScales]:
         """`P - 1 p^T`, p a row that all rows share, in units of `e^log`, a log for each head."""
 
     def log_rows(self, number: Callable[[Tensor], Tensor]) -> Float[Tensor, "batch head token"] | None:
@@ -93,13 +93,13 @@ class ScaledPattern(Protocol):
         """P as an ordinary tensor; a rule that asks for it cannot have `rule_streams`."""
 
 
-def log_of(value: Tensor, log: Logs) -> Logs:
+def log_of(value: Tensor, log: LogScales) -> LogScales:
     """log(value e^log); the lowest of all where the value is zero."""
     total = value.masked_fill(value == 0, 1.0).log() + log
     return torch.where(value == 0, torch.full_like(total, LOWEST), total).clamp(LOWEST, -LOWEST)
 
 
-def reading_of_tokens(log: Logs, tokens: ScaledTokens) -> Reading:
+def reading_of_tokens(log: LogScales, tokens: ScaledTokens) -> Reading:
     """A reading of tokens from its log. Equal tokens have log10 -inf. The floor is 0, but where the log is
     out of reach."""
     empty = tokens.padding.all(-1)
@@ -110,7 +110,7 @@ def reading_of_tokens(log: Logs, tokens: ScaledTokens) -> Reading:
     return Reading(*(part.masked_fill(empty, torch.nan) for part in (value, log10, floor)))
 
 
-def reading_of_pattern(log: Logs) -> Reading:
+def reading_of_pattern(log: LogScales) -> Reading:
     """A reading of attention from its log, head by head; one out of reach is marked."""
     marked = (log < -FARTHEST) & (log > LOWEST)
     log10 = torch.where(log <= LOWEST, torch.full_like(log, -torch.inf), log / math.log(10))

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rankscope.metrics.centre import Centre, Norm, centred
-from rankscope.metrics.log_readings import LOWEST, Logs, ScaledTokens, log_of, reading_of_tokens
+from rankscope.metrics.log_readings import LOWEST, LogScales, ScaledTokens, log_of, reading_of_tokens
 from rankscope.metrics.metric import Meaning, Metric, Reading
 from rankscope.metrics.tokens import (
     Tokens,
@@ -166,7 +166,9 @@ def high_frequency_share(X: TokensLike, padding: Tensor | None = None) -> Values
     return relative_mu(X, padding).square()
 
 
-def log_residual(tokens: ScaledTokens, norm: Norm, centre: Centre = "mean", relative: bool = False) -> Logs:
+def log_residual(
+    tokens: ScaledTokens, norm: Norm, centre: Centre = "mean", relative: bool = False
+) -> LogScales:
     """The log of a norm of the residual in deviation arithmetic, or of its share of the tokens' norm."""
     log = _log_about_mean(tokens, norm) if centre == "mean" else _log_about(tokens, norm, centre)
     if not relative:
@@ -175,13 +177,13 @@ def log_residual(tokens: ScaledTokens, norm: Norm, centre: Centre = "mean", rela
     return torch.where(log <= LOWEST, log, log - whole)
 
 
-def _log_about_mean(tokens: ScaledTokens, norm: Norm) -> Logs:
+def _log_about_mean(tokens: ScaledTokens, norm: Norm) -> LogScales:
     if norm not in tokens.norms:
         tokens.norms[norm] = log_of(NORMS[norm](tokens.residual.value), tokens.residual.log)
     return tokens.norms[norm]
 
 
-def _log_about(scaled: ScaledTokens, norm: Norm, centre: Centre) -> Logs:
+def _log_about(scaled: ScaledTokens, norm: Norm, centre: Centre) -> LogScales:
     R = scaled.residual
     return log_of(NORMS[norm](centred(tokens(R.value, scaled.padding), centre, norm)), R.log)
 
@@ -216,9 +218,7 @@ def _absolute(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str,
     )  # fmt: skip
 
 
-def _share(
-    compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, **words: Any
-) -> Metric:
+def _share(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, **words: Any) -> Metric:
     """A norm of the residual as a share of the same norm of the tokens."""
     whole, whole_tex = symbol.replace("res X", "X"), tex.replace(r"\mathrm{res}\,X", "X")
     return Metric(
