@@ -20,9 +20,9 @@ from rankscope.shapes import Bool, Float
 LogScales = Float[Tensor, "*batch"]
 
 LOWEST = -1e300
-"""LogScales end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well."""
+"""Logs end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well."""
 FARTHEST = 1e250
-"""LogScales beyond +-this are not known: scores beyond e^600 are cut."""
+"""Logs beyond +-this are not known: scores beyond e^600 are cut."""
 SMALLEST = 5e-324
 UNIT = torch.finfo(torch.float64).eps
 
@@ -72,7 +72,7 @@ class ScaledTokens(Protocol):
 
     @property
     def norms(self) -> dict[str, LogScales]:
-        """LogScales of the residual's norms that were taken so far: a metric and its relative form share one."""
+        """Logs of the residual's norms that were taken so far: a metric and its relative form share one."""
 
 
 class ScaledPattern(Protocol):
