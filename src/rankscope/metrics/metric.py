@@ -180,7 +180,7 @@ class Metric:
         return by_parts and self.scale is None and not self.count
 
     def from_rows(self, numbers: Tensor, valid: Tensor, unit: float) -> Reading:
-        """The reading from numbers of all rows `[batch, head, token]`; `valid` `[batch, token]` are tokens."""
+        """The reading from numbers of rows `[batch, head, token]`; `valid` `[batch, token]` are tokens."""
         counts = valid[:, None]
         kept = numbers.masked_fill(~counts, 0.0)
         value = kept.amax(-1) if self.largest else kept.sum(-1) / counts.sum(-1)
