@@ -13,9 +13,12 @@ from torch import Tensor
 
 from rankscope.deviation.decisions import saves_a_pass
 from rankscope.doubled import near_log
-from rankscope.metrics.log_readings import LOWEST, LogScales
+from rankscope.metrics import log_readings
 from rankscope.shapes import Bool, Float
 
+LogScales = log_readings.LogScales
+LOWEST = log_readings.LOWEST
+"""Logs end here: what is smaller counts as this, and zero has this log as well."""
 STEEPEST = 600.0
 """Exponents are cut to +-this where e^x is formed: 1e-261 and 1e261 act as zero and infinity there."""
 WIDEST = 30.0

@@ -126,8 +126,9 @@ def defect_of_rows(P: RowsOf, real: Bool[Tensor, "*batch 1 token"]) -> RowValues
 def _dobrushin_rule(pattern: ScaledPattern) -> Reading:
     """Rows of P differ by rows of `P - 1 p^T`, at any scale."""
     Delta, log = pattern.differences
-    by_rows = isinstance(Delta, PatternRows)
-    value = contraction.by_head(Delta) if by_rows else dobrushin(Delta, pattern.padding)
+    value = (
+        contraction.by_head(Delta) if isinstance(Delta, PatternRows) else dobrushin(Delta, pattern.padding)
+    )
     return reading_of_pattern(torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + log))
 
 

@@ -228,10 +228,12 @@ def _share(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, **
     )  # fmt: skip
 
 
-_COMPOSITE = ("composite", "‖res X‖₁,∞", r"\|\mathrm{res}\,X\|_{1,\infty}")
-_FROBENIUS = ("frobenius", "‖res X‖_F", r"\|\mathrm{res}\,X\|_F")
-_SPECTRAL = ("spectral", "‖res X‖₂", r"\|\mathrm{res}\,X\|_2")
-_MAX = ("max", "max |res X|", r"\max\,|\mathrm{res}\,X|")
+_Norm = tuple[Norm, str, str]
+"""A norm, and how a terminal and a figure write that of the residual."""
+_COMPOSITE: _Norm = ("composite", "‖res X‖₁,∞", r"\|\mathrm{res}\,X\|_{1,\infty}")
+_FROBENIUS: _Norm = ("frobenius", "‖res X‖_F", r"\|\mathrm{res}\,X\|_F")
+_SPECTRAL: _Norm = ("spectral", "‖res X‖₂", r"\|\mathrm{res}\,X\|_2")
+_MAX: _Norm = ("max", "max |res X|", r"\max\,|\mathrm{res}\,X|")
 METRICS = [
     _absolute(residual, *_COMPOSITE, large=DIFFER),
     _share(relative_residual, *_COMPOSITE, range="0 to 2", large=DIFFER, note=f"{ABOVE_ONE} {VERDICT}"),
