@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rankscope.errors import TheoremError, one_of
 from rankscope.theory.dobrushin import DOBRUSHIN
 from rankscope.theory.factors import ATTENTION, EXACT, OSCILLATION
+from rankscope.theory.free_directions import UNTOUCHED
 from rankscope.theory.lambda_skip import LAMBDA_SKIP
 from rankscope.theory.masked_attention import MASKED
 from rankscope.theory.pure_attention import GAMMA_ONE, SEVERAL, SINGLE
@@ -12,7 +13,6 @@ from rankscope.theory.ranks import NEUTRAL
 from rankscope.theory.skip_lower import ALIGNED, ELEMENTARY
 from rankscope.theory.sphere import COSINES, FULL_RANK, HEMISPHERE
 from rankscope.theory.theorem import Theorem
-from rankscope.theory.free_directions import UNTOUCHED
 from rankscope.theory.with_mlp import WITH_MLP
 from rankscope.theory.with_skip import WITH_SKIP
 

@@ -20,7 +20,7 @@ from rankscope.theory.facts import Centre, Facts
 from rankscope.theory.hypotheses import Hypothesis, outside
 from rankscope.theory.logs import TEN
 from rankscope.theory.observation import observe
-from rankscope.theory.rounding import COPIES, noisy_layers, layer_bounds
+from rankscope.theory.rounding import COPIES, layer_bounds, noisy_layers
 from rankscope.theory.theorem import Theorem
 from rankscope.theory.weight_norms import WeightNorms
 
