@@ -18,7 +18,7 @@ from typing import Any
 
 from rankscope.engine.factors import Cell
 from rankscope.engine.laid import Laid, laid
-from rankscope.engine.pool import Task, environment
+from rankscope.engine.pool import Task
 from rankscope.engine.shared import Shared
 from rankscope.engine.spec import Asked
 from rankscope.engine.work import Opener, Outcome, Ready, Worker, failed
@@ -26,6 +26,7 @@ from rankscope.errors import RankscopeError, SweepError
 from rankscope.extras import need
 from rankscope.runs.key import difference
 from rankscope.runs.manifest import versions
+from rankscope.workers import environment
 
 TRIES = 4
 """Workers or nodes that a piece of work may lose."""

@@ -2,7 +2,7 @@
 
 `Monitor` makes one `ProbePaths` and calls `measure` when it is due. The model's weights are then copied to
 the CPU in float64, as a canonical network whose output is compared with the model's on the probe itself
-(`sources/running.py`), and of that network are read
+(`sources/batch_network.py`), and of that network are read
 
     paths_0, paths_1, ...    the share of the output that paths of each length carry, biases included:
                              <T_l, Y> / <Y, Y>, T_l the sum of their terms, Y the output; they add up to 1
@@ -32,8 +32,8 @@ from rankscope.live.monitor.training_state import preserved_training_state
 from rankscope.nets import Architecture
 from rankscope.paths import decompose
 from rankscope.runs import Manifest
+from rankscope.sources.batch_network import network_on_batch
 from rankscope.sources.checkpoint import first_line
-from rankscope.sources.running import running
 from rankscope.theory import certify
 from rankscope.theory.certificates import Certificates
 
@@ -81,7 +81,7 @@ class ProbePaths:
         failure = None
         try:
             with self._isolated():
-                canonical = running(self.model, self.batch)
+                canonical = network_on_batch(self.model, self.batch)
             self.lengths, samples = canonical.net.arch.layers + 1, len(canonical.X)
             self.samples = self._affordable_samples(canonical.net.arch, samples, canonical.X.shape[1])
         except RankscopeError as error:
@@ -100,7 +100,7 @@ class ProbePaths:
         table, failure = None, None
         try:
             with self._isolated():
-                net, X, padding = running(self.model, self.batch)
+                net, X, padding = network_on_batch(self.model, self.batch)
                 rows = decompose(net, X, padding).by_length().table.filter(start="all").sort("length")
                 shares = torch.tensor(rows["share"].to_list(), dtype=torch.float64).view_as(shares)
                 table = certify(net, X, padding).table.drop("hypotheses")
