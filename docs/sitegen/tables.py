@@ -31,7 +31,7 @@ WRITTEN = {
     "certificates": "`bounds`, `demo`: each theorem at each layer; of several variants a file each.",
     "training": "`Monitor`, `checkpoints`; grows while it is written.",
     "alarms": "`Monitor`: what its rules said; grows while it is written.",
-    "training_certificates": "`Monitor(paths_every=)`: what theorems say of the probe; grows while it is written.",
+    "training_certificates": "`Monitor(paths_every=)`: theorems of the probe; grows while it is written.",
     "kept": "`sweep`: how each cell ended; grows while it is written.",
 }
 """Which command writes a table, and what a row of it is about."""
