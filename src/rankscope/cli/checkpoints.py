@@ -96,8 +96,10 @@ def checkpoints(
             with steps(quiet or as_json, [1.0] * len(left)) as step:
                 for each in left:
                     tell = step(each.folder.name)
-                    found = measurement_of(each, directory, tokenizer, device, read, tokens, numbers, tell)
-                    write(run_writer, found)
+                    measurement = measurement_of(
+                        each, directory, tokenizer, device, read, tokens, numbers, tell
+                    )
+                    write(run_writer, measurement)
         except KeyboardInterrupt as stop:
             number = len(measured(run_writer))
             raise Stopped(
