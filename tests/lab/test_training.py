@@ -48,9 +48,9 @@ def same(a: Training, b: Training, within: float = 0.0) -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"beginning": Initialisation(dropout=0.2)},
-        {"beginning": Initialisation(sigma_reparam="one")},
-        {"seeds": [0, 5], "beginning": Initialisation(sigma_reparam="sigma")},
+        {"initialisation": Initialisation(dropout=0.2)},
+        {"initialisation": Initialisation(sigma_reparam="one")},
+        {"seeds": [0, 5], "initialisation": Initialisation(sigma_reparam="sigma")},
         {"task": Memorization(12, 48)},
     ],
     ids=["dropout", "sigma", "seeds", "padding"],
@@ -99,7 +99,7 @@ def test_a_run_that_was_killed_goes_on_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "beginning"),
+    ("task", "initialisation"),
     [
         (TASK, Initialisation()),
         (TASK, Initialisation(sigma_reparam="one")),
@@ -109,7 +109,7 @@ def test_a_run_that_was_killed_goes_on_to_the_bit(tmp_path: Path) -> None:
 )
 def test_one_of_several_learns_what_it_learns_alone(task: Task, initialisation: Initialisation) -> None:
     """Its own samples, gradients and clipping."""
-    kwargs: Any = {"task": task, "beginning": initialisation, "dtype": WIDE}
+    kwargs: Any = {"task": task, "initialisation": initialisation, "dtype": WIDE}
     together = made(seeds=[3, 0, 8], **kwargs).finish()
     for place, seed in enumerate(together.seeds):
         alone = made(seeds=[seed], **kwargs).finish()
@@ -138,15 +138,17 @@ def test_monitors_of_several_see_what_that_of_one_sees(tmp_path: Path) -> None:
     ("task", "more"),
     [
         (Memorization(12, 48), {}),
-        (TASK, {"beginning": Initialisation(dropout=0.2)}),
+        (TASK, {"initialisation": Initialisation(dropout=0.2)}),
         (TASK, {"mlp": "experts", "experts": Experts(number=3, chosen=2, width=4)}),
     ],
     ids=["padding", "dropout", "experts"],
 )
 def test_where_they_cannot_learn_at_once_they_do_one_after_the_other(task: Task, more: Any) -> None:
-    initialisation = more.get("beginning", Initialisation())
-    arch = task.architecture(2, 8, 2, **{name: each for name, each in more.items() if name != "beginning"})
-    kwargs: Any = {"beginning": initialisation, "dtype": WIDE}
+    initialisation = more.get("initialisation", Initialisation())
+    arch = task.architecture(
+        2, 8, 2, **{name: each for name, each in more.items() if name != "initialisation"}
+    )
+    kwargs: Any = {"initialisation": initialisation, "dtype": WIDE}
     together = Training(task, arch, RECIPE, seeds=[3, 0], **kwargs).finish()
     for place, seed in enumerate(together.seeds):
         alone = Training(task, arch, RECIPE, seeds=[seed], **kwargs).finish()

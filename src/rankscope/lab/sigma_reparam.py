@@ -29,8 +29,8 @@ MATRICES = ("query", "key", "value", "gate", "output", "up", "down", "query_late
 
 
 class SigmaReparam(nn.Module):
-    """The parametrisation `g W / sigma(W)` of one weight; with three axes, it is the matrix of its `rows` first
-    axes by the others."""
+    """The parametrisation `g W / sigma(W)` of one weight; a weight with three axes is the matrix of its first
+    `rows` axes by the others."""
 
     u: Tensor
 

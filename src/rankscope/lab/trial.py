@@ -144,7 +144,7 @@ class Trial:
         )  # fmt: skip
 
     def table(self, device: str = "cpu", until: float = math.inf) -> pl.DataFrame:
-        """Train, and measure; a `TrialDeadlineError` where that is not done `until` then (seconds since 1970)."""
+        """Train and measure; a `TrialDeadlineError` if that is not done by `until` (seconds since 1970)."""
         try:
             training = self.training(device)
         except ArchitectureError as error:

@@ -80,7 +80,7 @@ def prose(texts: int, longest: int) -> list[list[str]]:
                 found.append(piece)
     if len(found) < texts:
         raise LabError(
-            f"texts must be at most {len(found)}: the bundled prose has no more of {longest} words; got {texts}",
+            f"texts must be at most {len(found)}, all that the prose has of {longest} words; got {texts}",
             subject="texts",
         )
     return found[:texts]
