@@ -20,7 +20,7 @@ import rankscope
 from rankscope import fresh, read
 from rankscope.engine import Sweep, sweep
 from rankscope.engine.cluster import Cluster
-from rankscope.engine.spread import Corpus
+from rankscope.engine.ray_jobs import CorpusJob
 from rankscope.errors import SweepError
 from rankscope.profiles.corpus import gathering, measure_corpus
 from rankscope.runs import Store
@@ -98,7 +98,7 @@ def test_a_corpus_has_the_statistics_of_one_process(excerpts: int, nodes: Any, t
     given: dict[str, Any] = {"metrics": ["relative_mu", "entropy"], "tokens": 8, "batch": 32}
     alone = measure_corpus(nets, texts, **given)
     with Cluster() as cluster, Store(tmp_path) as store:
-        steps = list(gathering(nets, iter(texts), store, **given, spread=Corpus(cluster)))
+        steps = list(gathering(nets, iter(texts), store, **given, spread=CorpusJob(cluster)))
         there = steps[-1].summary()
     assert there.excerpts == alone.excerpts == excerpts
     assert_frame_equal(there.table, alone.table, check_exact=True)

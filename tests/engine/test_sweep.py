@@ -17,7 +17,7 @@ import pytest
 import rankscope
 from rankscope import Architecture, certify, decompose, fresh, load, measure
 from rankscope.engine import Sweep, sweep
-from rankscope.engine.texts import excerpts_for
+from rankscope.engine.shared_inputs import excerpts_for
 from rankscope.errors import SweepError
 from tests.cli.running import COMMAND
 from tests.engine.swept import CELLS, SPEC, same, swept

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 from rankscope.engine.factors import Cell
-from rankscope.engine.spec import Asked
-from rankscope.engine.work import Opener, Outcome, Worker
+from rankscope.engine.spec import SweepOptions
+from rankscope.engine.work import InputsLoader, CellOutcome, CellWorker
 from rankscope.errors import SweepError
 
 TRIES = 2
@@ -28,7 +28,7 @@ THREADS = (
     "POLARS_MAX_THREADS",
 )  # fmt: skip
 """Where libraries look up how many threads they may start."""
-Task = tuple[int, Cell, Opener]
+CellTask = tuple[int, Cell, InputsLoader]
 """The number of a cell, its factors, and what finds its network and tokens."""
 
 
@@ -61,7 +61,7 @@ class Local:
     def __exit__(self, *_: object) -> None:
         return
 
-    def outcomes(self, tasks: Iterable[Task], asked: Asked) -> Iterator[tuple[int, Outcome]]:
+    def outcomes(self, tasks: Iterable[CellTask], asked: SweepOptions) -> Iterator[tuple[int, CellOutcome]]:
         """What came of each cell, by its number, in the order in which they end."""
         return _Team(self, asked).run(tasks)
 
@@ -73,16 +73,16 @@ class Local:
 class _Team:
     """Processes at work."""
 
-    def __init__(self, local: Local, asked: Asked) -> None:
+    def __init__(self, local: Local, asked: SweepOptions) -> None:
         self.local, self.asked = local, asked
-        self.busy: dict[Connection, Task] = {}
+        self.busy: dict[Connection, CellTask] = {}
         self.idle: list[Connection] = []
         self.processes: dict[Connection, tuple[int, subprocess.Popen[bytes]]] = {}
         """By the pipe to each: its place in the team, and itself."""
         self.deaths: dict[int, int] = {}
 
-    def run(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Outcome]]:
-        waiting, again = iter(tasks), list[Task]()
+    def run(self, tasks: Iterable[CellTask]) -> Iterator[tuple[int, CellOutcome]]:
+        waiting, again = iter(tasks), list[CellTask]()
         try:
             while True:
                 while len(self.busy) < self.local.workers:
@@ -135,14 +135,14 @@ class _Team:
             mine.send(self.asked)
         return mine
 
-    def _died(self, pipe: Connection, task: Task) -> Outcome | None:
+    def _died(self, pipe: Connection, task: CellTask) -> CellOutcome | None:
         """None where the cell is to be tried again."""
         code = self._buried(pipe, PATIENCE)
         self.deaths[task[0]] = self.deaths.get(task[0], 0) + 1
         if self.deaths[task[0]] < TRIES:
             return None
         said = f"its worker died twice (exit code {code}; -9: killed, mostly for want of memory)"
-        return Outcome(reason=said, lasting=False)
+        return CellOutcome(reason=said, lasting=False)
 
     def _buried(self, pipe: Connection, patience: float = 0.0) -> int:
         """Ended, if it does not end by itself; its exit code."""
@@ -157,12 +157,12 @@ class _Team:
 
 def serve(handle: int, threads: int, device: str) -> None:
     """A worker: one cell after another until the pipe is closed."""
-    worker = Worker(threads, device)
+    worker = CellWorker(threads, device)
     with Connection(handle) as pipe, suppress(EOFError, OSError):
         asked = pipe.recv()
         while True:
             cell, opener = pipe.recv()
-            pipe.send(worker.do(cell, asked, opener))
+            pipe.send(worker.measure(cell, asked, opener))
 
 
 def _gpus() -> int:
