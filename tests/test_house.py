@@ -14,7 +14,6 @@ FLOORS = [
     "naming",
     "shapes",
     "files",
-    "looks",
     "figures",
     "cards",
     "doubled",

@@ -16,7 +16,7 @@ from rankscope.deviation.replayed import Compiled, Replays, Ruled, RuledBeside, 
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.state import State
 from rankscope.deviation.witness import Followed, Seen, Witness, beside
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.nets.traversal import traverse
 from rankscope.nets.weights import converted
 from tests.builders import normal
@@ -31,12 +31,12 @@ def padded(n: int, before: int, after: int) -> Tensor:
 
 def states(replays: Replays, net: Transformer, X: Tensor, padding: Tensor) -> list[State]:
     start = Given.of(net, X, padding)
-    return [passed.state for passed in replays.passed(start.net, start.setting, start.state)]
+    return [passed.state for passed in replays.passed(start.net, start.settings, start.state)]
 
 
 def asked(net: Transformer, X: Tensor, padding: Tensor) -> list[State]:
     start = Given.of(net, X, padding)
-    rules, state, found = Deviation(net.arch, start.setting), start.state, []
+    rules, state, found = Deviation(net.arch, start.settings), start.state, []
     for block in start.net.blocks:
         state = traverse(block, rules, state).state
         found.append(state)
@@ -67,7 +67,7 @@ def test_what_is_replayed_is_what_the_rules_give(
         shared = normal(1, 1, 8, seed=seed + 7)
         X = close * normal(2, padding.shape[1], 8, seed=seed + number) + (1 - close) * shared
         start = Given.of(net, X, padding)
-        if not repeats(net, start.setting, start.state):
+        if not repeats(net, start.settings, start.state):
             return
         for found, expected in zip(states(replays, net, X, padding), asked(net, X, padding), strict=True):
             assert_same(found, expected, 1e-9)
@@ -99,7 +99,7 @@ def test_the_general_way_is_right_always(arch: Architecture, n: int, seed: int, 
 def test_a_traced_layer_gives_the_same_bits(variant: str) -> None:
     """Layers as graphs of tensors, which is what a compiler is given; equal layers share one."""
     arch = Architecture(layers=3, width=16, heads=2, mlp_width=32, norm="layer", mask="causal")
-    net, padding = named_variant(Transformer.random(arch, seed=1), variant), padded(6, 0, 0)
+    net, padding = Transformer.random(arch, seed=1).variant(variant), padded(6, 0, 0)
     fuse = Compiled(lambda graph: graph)
     replays = Replays(fuse)
     for _ in range(5):
@@ -130,7 +130,7 @@ def test_a_question_is_known_by_where_it_is_asked() -> None:
 
     def through(X: Tensor) -> Callable[[], object]:
         start = Given.of(net, X, padding)
-        rules = Deviation(net.arch, start.setting)
+        rules = Deviation(net.arch, start.settings)
         return lambda: traverse(start.net.blocks[0], rules, start.state)
 
     def answers(X: Tensor) -> dict[tuple[int, ...], int]:
@@ -151,7 +151,7 @@ def test_a_question_is_known_by_where_it_is_asked() -> None:
 
 def witnesses(replays: Replays, net: Transformer, X: Tensor, padding: Tensor) -> list[Followed]:
     start = Given.of(net, X, padding)
-    found: list[Followed] = list(replays.went(start.net, start.setting, start.state, beside).beside)
+    found: list[Followed] = list(replays.went(start.net, start.settings, start.state, beside).beside)
     return found
 
 
@@ -177,7 +177,7 @@ def test_a_second_pass_is_replayed_with_the_first(arch: Architecture, n: int, be
             1, 1, 8, seed=seed + 7
         )
         start = Given.of(net, X, padding)
-        if not repeats(net, start.setting, start.state, passes=2):
+        if not repeats(net, start.settings, start.state, passes=2):
             return
         pairs = zip(witnesses(replays, net, X, padding), followed(net, X, padding), strict=True)
         for found, expected in pairs:
@@ -195,7 +195,7 @@ def test_nothing_that_is_replayed_waits_for_a_number(variant: str, monkeypatch: 
     arch = Architecture(layers=3, width=16, heads=2, mlp_width=32, norm="layer", mask="causal")
     arch = arch.replace(kept_heads=((0,),) * 3) if variant == "transformer" else arch
     net, padding, X = (
-        named_variant(Transformer.random(arch, seed=1), variant),
+        Transformer.random(arch, seed=1).variant(variant),
         padded(6, 0, 2),
         normal(2, 8, 16),
     )
@@ -208,14 +208,14 @@ def test_nothing_that_is_replayed_waits_for_a_number(variant: str, monkeypatch: 
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
     there = replace(start.net, weights=converted(start.net.weights, nowhere))
-    setting, state = converted((start.setting, start.state), nowhere)
-    given = replayed.Given(tuple(block.weights for block in there.blocks), setting, state)
+    settings, state = converted((start.settings, start.state), nowhere)
+    given = replayed.Given(tuple(block.weights for block in there.blocks), settings, state)
     monkeypatch.setattr(
         noise, "_row", lambda seed, length, device: torch.empty(length, device=device).double()
     )
     found = []
     for block in there.blocks:
-        passed, _ = Ruled(block, known.answers)(replayed.Given(block.weights, setting, state))
+        passed, _ = Ruled(block, known.answers)(replayed.Given(block.weights, settings, state))
         found.append(passed)
         state = passed.state
     made, doubts = RuledBeside(beside, there, known.answers)(given, found)

@@ -71,7 +71,7 @@ def test_what_does_not_go_there_is_refused_in_the_table(remedy: str, setting: st
 def test_reading_ahead_is_found_where_tokens_become_the_same() -> None:
     """After 48 layers without skips nothing of what was read is left, to float64."""
     deep = trial("none", "no skips", 48).training().networks()[0].arch
-    assert reads_ahead(Transformer.random(deep).remedied("sinkhorn"))
+    assert reads_ahead(Transformer.random(deep).with_remedy("sinkhorn"))
     assert deep.mask == "causal" and not reads_ahead(Transformer.random(deep))
 
 

@@ -45,7 +45,7 @@ def network(
     net = named_network(model, seed or 0, init or "bert", device, stream or None)
     net = net if mask is None and layers is None else net.variant(mask=mask, layers=layers)
     for each in known:
-        net = net.remedied(each)
+        net = net.with_remedy(each)
     return net
 
 

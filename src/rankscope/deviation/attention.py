@@ -182,7 +182,7 @@ class Mixing(Protocol):
         """`P V`."""
 
 
-def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixing, v: Values) -> Spoken:
+def mixed(arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: Mixing, v: Values) -> Spoken:
     """Rows of P sum to one: the common value passes, the deviation is averaged and differenced, both about
     the token that most attend to. Where they sum to something else, so much of the common value passes, and
     where some rows sum to more than others, tokens differ by as much of it.
@@ -212,9 +212,9 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixi
     if not P.signed and needed((short := _short(P, dv, mean, v.real)).any()):
         straight = Scaled(P.averaged(dv.value), dv.log)
         x, R = chosen(short, v.x, x), chosen(short, straight, R)
-    if len(speaking) < arch.heads:
+    if len(active_heads) < arch.heads:
         speaks = torch.zeros(arch.heads, 1, dtype=x.value.dtype, device=x.value.device)
-        for head in speaking:  # a list of them would have to cross to where the heads are
+        for head in active_heads:  # a list of them would have to cross to where the heads are
             speaks[head] = 1.0
         x, R = x.mapped(lambda t: t * speaks), R.mapped(lambda t: t * speaks[:, None])
     return Spoken(x.normalised(), R.normalised(), output, v.real)

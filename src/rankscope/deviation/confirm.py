@@ -30,8 +30,8 @@ class _Pass:
 
     def __init__(self, net: Transformer, X: Tensor, padding: Tensor | None) -> None:
         self.given = Given.of(net, X, padding, doubled=True)
-        self.rules = Deviation(self.given.net.arch, self.given.setting)
-        self.shaken = ShakenDeviation(self.given.net.arch, self.given.setting)
+        self.rules = Deviation(self.given.net.arch, self.given.settings)
+        self.shaken = ShakenDeviation(self.given.net.arch, self.given.settings)
         self.state = self.given.state
         self.second: State | None = None
 

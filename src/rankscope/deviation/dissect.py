@@ -11,7 +11,7 @@ from rankscope.deviation.noise import Noise, ShakenDeviation
 from rankscope.deviation.rules import Deviation, total
 from rankscope.deviation.state import State
 from rankscope.nets.order import Branching, Half
-from rankscope.nets.setting import Setting
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 
@@ -118,24 +118,24 @@ class _NotedShaken(_Noting, ShakenDeviation):
         return bool(self.signs.torn)
 
 
-def started(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State, Setting]:
+def started(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State, PassSettings]:
     """What a pass over tokens without padding starts from; with a seed, shaken (`noise.py`): the split into
     a common token and deviations rounds as any rule does."""
     X, real, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), None)
-    setting = net.setting(X, real)
+    settings = net.settings(X, real)
     if seed is None:
-        return State.of(X, real), setting
+        return State.of(X, real), settings
     noise = Noise(seed)
     X = X if net.weights.positions is None else noise.shaken(X)  # a sum, which was rounded
-    return noise.of(State.of(X, real)), setting
+    return noise.of(State.of(X, real)), settings
 
 
 def dissect(net: Transformer, X: Tensor, seed: int | None = None) -> Iterator[BlockTaken]:
     """The pass over tokens without padding, at least one, block by block with its parts; with a seed, by
     rules that are shaken."""
     net = net.to(torch.float64)
-    state, setting = started(net, X, seed)
-    rules = _Noted(net.arch, setting) if seed is None else _NotedShaken(net.arch, setting, seed)
+    state, settings = started(net, X, seed)
+    rules = _Noted(net.arch, settings) if seed is None else _NotedShaken(net.arch, settings, seed)
     for block in net.blocks:
         rules.forget()
         state, P, heads, *_ = traverse(block, rules, state)

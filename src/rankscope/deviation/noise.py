@@ -21,8 +21,8 @@ from rankscope.deviation.streaming import StreamedDeviation
 from rankscope.doubled import precision
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
-from rankscope.nets.setting import Setting
 from rankscope.nets.streaming import Asked, Numbers, Streamed
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
@@ -106,10 +106,10 @@ class _Shaken:
 
     noise: Noise
     signs: Signs
-    setting: Setting
+    settings: PassSettings
 
     def norm(self, block: Block, name: str, state: Any) -> Any:
-        self.signs.met(state, self.setting.real)
+        self.signs.met(state, self.settings.valid)
         return self.noise.of(super().norm(block, name, state))
 
     def values(self, block: Block, state: Any) -> Any:
@@ -141,16 +141,16 @@ class _ShakenTokens(_Shaken):
 class ShakenPlain(_ShakenTokens, Plain):
     """The plain arithmetic, shaken."""
 
-    def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
-        super().__init__(arch, setting)
+    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0) -> None:
+        super().__init__(arch, settings)
         self.noise, self.signs = Noise(seed), Signs(arch)
 
 
 class ShakenStreamed(_ShakenTokens, Streamed):
     """The same, attention by rows, which can be made again."""
 
-    def __init__(self, net: Transformer, setting: Setting, asked: Asked, seed: int = 0) -> None:
-        super().__init__(net, setting, asked)
+    def __init__(self, net: Transformer, settings: PassSettings, asked: Asked, seed: int = 0) -> None:
+        super().__init__(net, settings, asked)
         self.noise, self.signs = Noise(seed), Signs(net.arch)
 
     def mix(self, block: Block, P: Numbers, V: Tensor) -> Tensor:  # type: ignore[override]
@@ -165,8 +165,8 @@ class ShakenDeviation(_Shaken, Deviation):
     """Deviation arithmetic, shaken; scores too, since rules on them take differences, and by more: what is
     left of two scores may be a unit in the last place, and two such units the same by chance."""
 
-    def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
-        super().__init__(arch, setting)
+    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0) -> None:
+        super().__init__(arch, settings)
         self._shake(seed)
 
     def _shake(self, seed: int) -> None:
@@ -200,8 +200,8 @@ class ShakenDeviation(_Shaken, Deviation):
 class ShakenRows(ShakenDeviation, StreamedDeviation):
     """The same, attention by rows."""
 
-    def __init__(self, net: Transformer, setting: Setting, seed: int = 0) -> None:
-        StreamedDeviation.__init__(self, net.arch, setting, net.weights)
+    def __init__(self, net: Transformer, settings: PassSettings, seed: int = 0) -> None:
+        StreamedDeviation.__init__(self, net.arch, settings, net.weights)
         self._shake(seed)
 
     def rows(self, maker: RowMaker) -> AttentionByRows:

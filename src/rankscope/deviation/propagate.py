@@ -20,7 +20,7 @@ from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
-from rankscope.nets.setting import Setting
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
@@ -81,8 +81,8 @@ def propagate(
     or two and is worth it for passes by the hundred over batches of one shape (`replayed.py`). `by_rows`:
     attention a block of rows at a time, so that no `[head, token, token]` is held (`blocks.py`).
 
-    >>> from rankscope.nets import Architecture, named_variant
-    >>> san = named_variant(Transformer.random(Architecture(layers=8, width=64, heads=4)), "san")
+    >>> from rankscope.nets import Architecture
+    >>> san = Transformer.random(Architecture(layers=8, width=64, heads=4)).variant("san")
     >>> *_, last = propagate(san, torch.randn(1, 16, 64))
     >>> bool(last.state.R.log < -1000)
     True
@@ -100,7 +100,7 @@ def layers(given: "Given", compile: bool = False) -> Iterator[DeviationStep]:
     net, rules, state = given.net, given.rules, given.state
     yield restored(DeviationStep(0, state, None), given.order)
     if at_once(given, compile):
-        for number, passed in enumerate(replays(compile).passed(net, given.setting, state), 1):
+        for number, passed in enumerate(replays(compile).passed(net, given.settings, state), 1):
             yield restored(DeviationStep(number, *passed), given.order)
         return
     for block in net.blocks:
@@ -118,7 +118,7 @@ def at_once(given: "Given", compile: bool = False, passes: int = 1) -> bool:
     return (
         asked
         and not (given.doubled or given.by_rows)
-        and repeats(given.net, given.setting, given.state, passes)
+        and repeats(given.net, given.settings, given.state, passes)
     )
 
 
@@ -148,7 +148,7 @@ class Given:
 
     net: Transformer
     state: State
-    setting: Setting
+    settings: PassSettings
     order: TokenOrder | None
     """How real tokens were moved to the front, if they were."""
     doubled: bool = False
@@ -169,23 +169,25 @@ class Given:
         X = X.to(dtype=torch.float64, device=net.device)
         if doubled:
             X, real, order = net.prepared(Doubled.of(X), padding)
-            setting = net.setting(X, real)
-            if setting.memory is not None:
-                wide = replace(setting.memory, tokens=Doubled.of(setting.memory.tokens))
-                setting = replace(setting, memory=wide)
-            return cls(net, State.of(X, real), setting, order, doubled)
+            settings = net.settings(X, real)
+            if settings.memory is not None:
+                wide = replace(settings.memory, tokens=Doubled.of(settings.memory.tokens))
+                settings = replace(settings, memory=wide)
+            return cls(net, State.of(X, real), settings, order, doubled)
         X, real, order = net.prepared(X, padding, positions=False)
         table = net.weights.positions
         state = State.of(X, real) if table is None else State.placed(X, table[: X.shape[1]], real)
-        setting = Setting.of(net.arch, net.weights, X, real, net.memory, whole_masks=not by_rows)
-        return cls(net, state, setting, order, by_rows=by_rows)
+        settings = PassSettings.of(net.arch, net.weights, X, real, net.memory, whole_masks=not by_rows)
+        return cls(net, state, settings, order, by_rows=by_rows)
 
     @property
     def rules(self) -> Deviation:
         """What takes states through blocks."""
         arch, weights = self.net.arch, self.net.weights
         return (
-            StreamedDeviation(arch, self.setting, weights) if self.by_rows else Deviation(arch, self.setting)
+            StreamedDeviation(arch, self.settings, weights)
+            if self.by_rows
+            else Deviation(arch, self.settings)
         )
 
     def block(self, index: int) -> Block:

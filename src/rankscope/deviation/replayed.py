@@ -26,9 +26,9 @@ from torch import Tensor
 from rankscope.deviation.decisions import Answers, Question, at_layer, presumed, recorded
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.state import State
-from rankscope.nets.setting import Setting
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.transformer import Transformer
-from rankscope.nets.traversal import Block, Passed, traverse
+from rankscope.nets.traversal import Block, BlockOutput, traverse
 from rankscope.nets.weights import converted, outline
 
 SHARE = 1 / 8
@@ -45,22 +45,22 @@ class Given(NamedTuple):
     """What layers are made of and given."""
 
     weights: Any
-    setting: Setting
+    settings: PassSettings
     state: State
 
     def anew(self) -> "Given":
         """With nothing that was kept with its parts, answers among it."""
         return converted(self, lambda t: t)
 
-    def through(self, block: Block) -> Passed:
+    def through(self, block: Block) -> BlockOutput:
         """Through a block with these weights."""
-        rules = Deviation(block.arch, self.setting)
+        rules = Deviation(block.arch, self.settings)
         return traverse(block.with_weights(self.weights), rules, self.state)
 
 
-Layer = Callable[[Given], tuple[Passed, Tensor]]
+Layer = Callable[[Given], tuple[BlockOutput, Tensor]]
 """What a layer gives, and where it has left out more than can be."""
-Beside = Callable[[Transformer, Setting, State, Sequence[Passed]], tuple[Any, Any]]
+Beside = Callable[[Transformer, PassSettings, State, Sequence[BlockOutput]], tuple[Any, Any]]
 """What is made of a network, what it was given and what its layers gave: a structure of tensors, and what
 must not be dropped while they can be made again. Its questions have layers beyond the network's."""
 
@@ -68,7 +68,7 @@ must not be dropped while they can be made again. Its questions have layers beyo
 class Went(NamedTuple):
     """A pass through all layers."""
 
-    passed: tuple[Passed, ...]
+    passed: tuple[BlockOutput, ...]
     beside: Any = None
     """What went beside it; None where nothing did."""
 
@@ -84,7 +84,7 @@ class Ruled:
         self.block, self.answers = block, answers
         self.rests_on: list[Question] = []
 
-    def __call__(self, given: Given) -> tuple[Passed, Tensor]:
+    def __call__(self, given: Given) -> tuple[BlockOutput, Tensor]:
         """What it gives, and where it has left out more than can be."""
         with presumed(self.answers) as asked:
             asked.layer = self.block.index
@@ -101,7 +101,7 @@ class RuledBeside:
         self.rests_on: list[Question] = []
         self.held: Any = None
 
-    def __call__(self, given: Given, passed: Sequence[Passed]) -> tuple[Any, Tensor]:
+    def __call__(self, given: Given, passed: Sequence[BlockOutput]) -> tuple[Any, Tensor]:
         """What it gives, and where it has left out more than can be."""
         with presumed(self.answers) as asked:
             found, self.held = beside_of(self.beside, self.net, given, passed)
@@ -109,10 +109,12 @@ class RuledBeside:
         return found, asked.doubts(given.state.x.log)
 
 
-def beside_of(beside: Beside, net: Transformer, given: Given, passed: Sequence[Passed]) -> tuple[Any, Any]:
+def beside_of(
+    beside: Beside, net: Transformer, given: Given, passed: Sequence[BlockOutput]
+) -> tuple[Any, Any]:
     """With nothing that was kept with what it is made of, answers among it."""
-    setting, state, found = converted((given.setting, given.state, tuple(passed)), lambda t: t)
-    return beside(net, setting, state, found)
+    settings, state, found = converted((given.settings, given.state, tuple(passed)), lambda t: t)
+    return beside(net, settings, state, found)
 
 
 class Compiled:
@@ -127,12 +129,12 @@ class Compiled:
         """The same layer, traced and compiled when it is first gone through."""
         made: list[tuple[Callable[..., Any], Any]] = []
 
-        def fused(given: Given) -> tuple[Passed, Tensor]:
+        def fused(given: Given) -> tuple[BlockOutput, Tensor]:
             tensors = tensors_of(given)
             if not made:
                 made.append(self._made(layer, given, tensors))
             function, like = made[0]
-            found: tuple[Passed, Tensor] = with_tensors(like, function(tensors))
+            found: tuple[BlockOutput, Tensor] = with_tensors(like, function(tensors))
             return found
 
         return fused
@@ -140,7 +142,7 @@ class Compiled:
     def _made(self, layer: Layer, given: Given, tensors: list[Tensor]) -> tuple[Callable[..., Any], Any]:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        like: list[tuple[Passed, Tensor]] = []
+        like: list[tuple[BlockOutput, Tensor]] = []
 
         def flat(tensors: list[Tensor]) -> list[Tensor]:
             like.append(layer(with_tensors(given, tensors)))
@@ -187,13 +189,15 @@ class Replays:
     pool: Any = None
     """What graphs need in between, which they share."""
 
-    def passed(self, net: Transformer, setting: Setting, state: State) -> Sequence[Passed]:
+    def passed(self, net: Transformer, settings: PassSettings, state: State) -> Sequence[BlockOutput]:
         """What every layer gives."""
-        return self.went(net, setting, state).passed
+        return self.went(net, settings, state).passed
 
-    def went(self, net: Transformer, setting: Setting, state: State, beside: Beside | None = None) -> Went:
+    def went(
+        self, net: Transformer, settings: PassSettings, state: State, beside: Beside | None = None
+    ) -> Went:
         """The same, with what goes beside."""
-        given = Given(tuple(block.weights for block in net.blocks), setting, state)
+        given = Given(tuple(block.weights for block in net.blocks), settings, state)
         key = (net.arch, _key(given), beside)
         known = self.known.get(key)
         if known is None:
@@ -226,7 +230,7 @@ class Replays:
         def whole(given: Given) -> tuple[Went, Tensor]:
             state, found, doubts = given.state, [], []
             for layer, weights in zip(layers, given.weights, strict=True):
-                passed, doubted = layer(Given(weights, given.setting, state))
+                passed, doubted = layer(Given(weights, given.settings, state))
                 state = passed.state
                 found.append(passed)
                 doubts.append(doubted)
@@ -260,7 +264,7 @@ class Replays:
 
     def _captured(self, whole: Whole, given: Given) -> tuple[Whole, int]:
         """A pass as a CUDA graph; weights are read where they are."""
-        kept = Given(given.weights, *converted((given.setting, given.state), torch.clone))
+        kept = Given(given.weights, *converted((given.settings, given.state), torch.clone))
         inputs = tensors_of(kept[1:])
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -287,7 +291,7 @@ def _by_rules(net: Transformer, given: Given, beside: Beside | None) -> Went:
     state, found = given.state, []
     for block, weights in zip(net.blocks, given.weights, strict=True):
         at_layer(block.index)
-        found.append(Given(weights, given.setting, state).anew().through(block))
+        found.append(Given(weights, given.settings, state).anew().through(block))
         state = found[-1].state
     return Went(tuple(found), None if beside is None else beside_of(beside, net, given, found)[0])
 
@@ -298,7 +302,7 @@ def replays(compile: bool) -> Replays:
     return Replays(Compiled() if compile else None)
 
 
-def repeats(net: Transformer, setting: Setting, state: State, passes: int = 1) -> bool:
+def repeats(net: Transformer, settings: PassSettings, state: State, passes: int = 1) -> bool:
     """Whether a pass, or so many side by side, can be made again without asking: parts of one's own may
     remember another, a mixture goes through the experts that were chosen, layers that are read are elsewhere
     each time, and what layers give must fit into what may be held."""

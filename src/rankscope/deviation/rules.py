@@ -30,7 +30,7 @@ from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
 from rankscope.nets.parts import Part
-from rankscope.nets.setting import Setting
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.traversal import Arithmetic, Block
 from rankscope.nets.weights import Latent, Linear
 
@@ -42,8 +42,8 @@ class Deviation(Arithmetic):
     rounding: Callable[[Tensor], Tensor] | None = None
     """What is done to a product before it is taken from another."""
 
-    def __init__(self, arch: Architecture, setting: Setting) -> None:
-        self.arch, self.setting = arch, setting
+    def __init__(self, arch: Architecture, settings: PassSettings) -> None:
+        self.arch, self.settings = arch, settings
         self.memory: dict[str, Any] = {}
         self.routed: dict[int, Tensor] = {}
         self.crossed: dict[int, Attention] = {}
@@ -61,9 +61,9 @@ class Deviation(Arithmetic):
         common, deviation = heads(state.x, w, self.arch), deviations(state.R, w, self.arch)
         return Values(common.by_head(), deviation.by_head(), state.real)
 
-    def weights(self, block: Block, state: State) -> Attention:
+    def pattern(self, block: Block, state: State) -> Attention:
         """P as what all rows share and what they do not (`attention.py`)."""
-        visible = self.setting.visible[self.arch.mask_of(block.index)]
+        visible = self.settings.visible[self.arch.mask_of(block.index)]
         visible = visible.expand(len(state.real.rows), -1, -1, -1)
         found = balanced(self.scores(block, state), visible, state.real, self.arch.sinkhorn_rounds or 0)
         return split(found, visible, state.real)
@@ -73,11 +73,11 @@ class Deviation(Arithmetic):
         return self.prepared(block, state).scores()
 
     def prepared(self, block: Block, state: State, bias: Callable[[slice], Tensor] | None = None) -> Prepared:
-        """What they are made of; `bias` makes rows of what positions add, where the setting has not all."""
+        """What they are made of; `bias` makes rows of what positions add, where the settings have not all."""
         w = block.weights.attention
         asking, keys = self.latent(state, w.query_latent), self.latent(state, w.key_latent)
         touched = (self.touch, self.rounding)
-        return prepared(self.arch, block.index, w, asking, self.setting, *touched, keys, bias)
+        return prepared(self.arch, block.index, w, asking, self.settings, *touched, keys, bias)
 
     def latent(self, state: State, w: Latent | None, *, alone: bool = False) -> State:
         """What queries, or keys and values, are linear in (`latents.py`)."""
@@ -85,7 +85,7 @@ class Deviation(Arithmetic):
 
     def mix(self, block: Block, P: Mixing, values: Values) -> Spoken:
         """What each head says."""
-        return mixed(self.arch, self.speaking(block), block.weights.attention.output.weight, P, values)
+        return mixed(self.arch, self.active_heads(block), block.weights.attention.output.weight, P, values)
 
     def gate(self, block: Block, spoken: Spoken, state: State) -> Spoken:
         """What each head says, times its gate (`gates.py`)."""
@@ -108,14 +108,14 @@ class Deviation(Arithmetic):
         """What cross-attention adds: the values are the memory's, a common one and deviations as tokens have
         them, and rows of P differ by what queries differ by."""
         there = block.crossing
-        P = self.crossed[block.index] = self.cross_weights(there, state)
+        P = self.crossed[block.index] = self.cross_pattern(there, state)
         values = replace(self.values(there, self.source), real=state.real)
         return self.output(there, self.mix(there, P, values))
 
-    def cross_weights(self, there: Block, state: State) -> Attention:
+    def cross_pattern(self, there: Block, state: State) -> Attention:
         """P of the tokens on the memory."""
-        assert self.setting.memory is not None
-        visible = self.setting.memory.visible(state.real.rows)
+        assert self.settings.memory is not None
+        visible = self.settings.memory.visible(state.real.rows)
         return split(self.cross_scores(there, state), visible, state.real, tokens=False)
 
     def cross_scores(self, there: Block, state: State) -> Scores:
@@ -124,14 +124,14 @@ class Deviation(Arithmetic):
 
     def cross_prepared(self, there: Block, state: State) -> Prepared:
         """What these are made of."""
-        w, setting = there.weights.attention, self.setting.bare()
-        return prepared(self.arch, there.index, w, state, setting, self.touch, self.rounding, self.source)
+        w, settings = there.weights.attention, self.settings.bare()
+        return prepared(self.arch, there.index, w, state, settings, self.touch, self.rounding, self.source)
 
     @cached_property
     def source(self) -> State:
         """The memory, in two parts as tokens are."""
-        assert self.setting.memory is not None
-        return State.of(self.setting.memory.tokens, self.setting.memory.real)
+        assert self.settings.memory is not None
+        return State.of(self.settings.memory.tokens, self.settings.memory.valid)
 
     def mlp(self, block: Block, state: State) -> State:
         """What the MLP adds (`mlp.py`), or a mixture of experts (`experts.py`)."""

@@ -26,9 +26,9 @@ from rankscope.deviation.state import Real, State
 from rankscope.doubled import quotient
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.positions import by_offset, rotate
-from rankscope.nets.setting import Setting
-from rankscope.nets.weights import Attention as AttentionWeights
+from rankscope.nets.weights import AttentionWeights
 from rankscope.shapes import Float, Int
 
 EVERY = slice(None)
@@ -128,15 +128,15 @@ def prepared(
     index: int,
     w: AttentionWeights,
     state: State,
-    setting: Setting,
+    settings: PassSettings,
     touch: Callable[[Scaled], Scaled] = lambda part: part,
     rounding: Touch | None = None,
     keys: State | None = None,
     bias: Callable[[slice], Tensor] | None = None,
 ) -> Prepared:
     """The scores of a layer, head by head. `touch` is asked of queries and keys, `rounding` in their norm.
-    `keys` are of the same tokens, or of a memory; then the setting must be `bare`. `bias` makes rows of what
-    positions add, where the setting has not all of it."""
+    `keys` are of the same tokens, or of a memory; then the settings must be `bare`. `bias` makes rows of what
+    positions add, where the settings have not all of it."""
     n, keys = state.real.rows.shape[1], state if keys is None else keys
     zero = state.R.value.new_zeros(len(state.real.rows), arch.heads, keys.real.rows.shape[1])
     ref = Scaled.plain(zero).by_head()  # zeros do not set the scale
@@ -150,8 +150,8 @@ def prepared(
         q, dq = normed_heads(q, dq, w.query_norm, state.real, arch.norm_eps, rounding)
         k, dk = normed_heads(k, dk, w.key_norm, state.real, arch.norm_eps, rounding)
     if arch.kernel == "linear":
-        if setting.rotary:
-            turned = [_turned(arch, index, setting, _rows(c, n) + d) for c, d in ((q, dq), (k, dk))]
+        if settings.rotary:
+            turned = [_turned(arch, index, settings, _rows(c, n) + d) for c, d in ((q, dq), (k, dk))]
             held = Scores(ref, whole_log_weights(*turned).normalised())
         else:
             held = Scores(*log_weights(q, dq, k, dk))
@@ -165,7 +165,7 @@ def prepared(
     share = quotient(1.0, arch.divisor, zero)
     constant = None
     products: tuple[tuple[Scaled, Scaled], ...] = ((dq, dk),)
-    if not setting.rotary:
+    if not settings.rotary:
         if arch.score_cap:
             constant = Constant(
                 Scaled((content.value * k.value).sum(-1), content.log + k.log) * share,
@@ -174,17 +174,17 @@ def prepared(
         ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
     else:
         asks, moves, answers, differs = (
-            _turned(arch, index, setting, part) for part in (_rows(content, n), dq, _rows(k, n), dk)
+            _turned(arch, index, settings, part) for part in (_rows(content, n), dq, _rows(k, n), dk)
         )
         products = ((asks, answers), (moves, answers), (asks, differs), (moves, differs))
     offset: tuple[Scaled, ...] = ()
-    if setting.sinusoids is not None:
+    if settings.sinusoids is not None:
         assert w.position_bias is not None
         offset = (_rows(q + Scaled.plain(w.position_bias.expand_as(q.value)).by_head(), n), dq)
-    if setting.bias is not None:
-        bias = _of_all(setting.bias)
+    if settings.bias is not None:
+        bias = _of_all(settings.bias)
     gain = arch.log_gain * keys.real.number.to(zero).log() if arch.log_gain else None  # [batch, 1]
-    made = (products, offset, setting.sinusoids, bias, constant, n, EVERY)
+    made = (products, offset, settings.sinusoids, bias, constant, n, EVERY)
     return Prepared(arch, w, ref * share, *made, gain=gain)
 
 
@@ -223,8 +223,8 @@ def normed_heads(
     return together(done.x), together(done.R)
 
 
-def _turned(arch: Architecture, index: int, setting: Setting, part: Scaled) -> Scaled:
-    return part.mapped(lambda t: rotate(t, setting.rotary_of(index), arch.rotary_pairs))
+def _turned(arch: Architecture, index: int, settings: PassSettings, part: Scaled) -> Scaled:
+    return part.mapped(lambda t: rotate(t, settings.rotary_of(index), arch.rotary_pairs))
 
 
 def _rows(x: Scaled, n: int) -> Scaled:

@@ -25,9 +25,9 @@ from rankscope.deviation.replayed import replays
 from rankscope.deviation.scaled import LOWEST, Logs, Scaled, chosen
 from rankscope.deviation.state import State
 from rankscope.nets import Step, Transformer
-from rankscope.nets.setting import Setting
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.streaming import Asked, Numbers
-from rankscope.nets.traversal import Block, Passed, traverse
+from rankscope.nets.traversal import Block, BlockOutput, traverse
 from rankscope.shapes import Bool, Float
 
 RESOLVED = 1e-4
@@ -59,7 +59,7 @@ def witnessed(
         for step in layers(given, compile):
             yield step, witness.follow(step)
         return
-    went = replays(compile).went(given.net, given.setting, given.state, beside)
+    went = replays(compile).went(given.net, given.settings, given.state, beside)
     for number, followed in enumerate(went.beside):
         step = DeviationStep(0, given.state, None)
         if number:
@@ -70,8 +70,8 @@ def witnessed(
 def _shakes(given: Given) -> bool:
     """Whether its noise is kept, where a recorded pass can find it."""
     arch, (samples, tokens) = given.net.arch, given.state.real.rows.shape
-    memory = given.setting.memory
-    others = max(tokens, 0 if memory is None else memory.real.shape[1])
+    memory = given.settings.memory
+    others = max(tokens, 0 if memory is None else memory.valid.shape[1])
     heads = arch.heads * max(others, arch.head_width, arch.value_width)
     return keeps(2 * samples * others * max(arch.width, arch.mlp_width, heads), given.net.device)
 
@@ -85,13 +85,13 @@ class Witness:
         """Of what the first pass is given. `by_rows`: attention by blocks of rows, as it has it, and what is
         asked of it."""
         self.given = given
-        arch, setting, seeds = given.net.arch, given.setting, (seed, seed + 1)
+        arch, settings, seeds = given.net.arch, given.settings, (seed, seed + 1)
         if by_rows is None:
-            self.plain = ShakenPlain(arch, setting, seed)
-            self.fine, self.other = (ShakenDeviation(arch, setting, each) for each in seeds)
+            self.plain = ShakenPlain(arch, settings, seed)
+            self.fine, self.other = (ShakenDeviation(arch, settings, each) for each in seeds)
         else:
-            self.plain = ShakenStreamed(given.net, setting, by_rows, seed)
-            self.fine, self.other = (ShakenRows(given.net, setting, each) for each in seeds)
+            self.plain = ShakenStreamed(given.net, settings, by_rows, seed)
+            self.fine, self.other = (ShakenRows(given.net, settings, each) for each in seeds)
         self.state = self.fine.noise.of(given.state)  # as a first product of it with a matrix is rounded
         self.before: State | None = None
         self.lost = torch.zeros(len(given.state.real.rows), dtype=torch.bool, device=given.net.device)
@@ -125,10 +125,10 @@ class Witness:
 
 
 def beside(
-    net: Transformer, setting: Setting, state: State, passed: Sequence[Passed]
+    net: Transformer, settings: PassSettings, state: State, passed: Sequence[BlockOutput]
 ) -> tuple[tuple["Followed", ...], Witness]:
     """What a witness sees of all layers that a pass has gone through."""
-    witness, found = Witness(Given(net, state, setting, None)), []
+    witness, found = Witness(Given(net, state, settings, None)), []
     steps = [DeviationStep(0, state, None), *(DeviationStep(n, *each) for n, each in enumerate(passed, 1))]
     for step in steps:
         at_layer(net.arch.layers + step.layer)
@@ -225,7 +225,7 @@ class Seen:
         """Some rows of P by plain rules, where they are made as they are asked for; real tokens first."""
         assert self.numbers is not None and self.numbers.rows is not None
         there, every = self.numbers.rows, slice(None)
-        found = there.weights(every, every, rows.start, rows.stop)
+        found = there.pattern(every, every, rows.start, rows.stop)
         return F.pad(found, (0, there.k.shape[2] - found.shape[-1]))
 
     @cached_property

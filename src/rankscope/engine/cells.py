@@ -4,6 +4,7 @@
 factors. `compare` asks `choice_in` whether an argument names cells, and `profile_of` for their numbers.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import polars as pl
@@ -30,7 +31,7 @@ def choice_in(argument: str) -> tuple[Path, str] | None:
 
 
 def profile_of(folder: Path, choice: str) -> Profile:
-    """The readings of the chosen cells; each is a variant, named by its number and the factors that differ."""
+    """The readings of the chosen cells; each cell is a variant, named by its number and varied factors."""
     run = read(folder)
     cells = chosen_cells(run, choice)
     varied = [name for name in run.manifests["sweep"].more.get("varied", []) if name in cells.columns]
@@ -77,8 +78,8 @@ def chosen_cells(run: Run, choice: str) -> pl.DataFrame:
 def parse_choice(choice: str, cells: pl.DataFrame) -> dict[str, str]:
     """The factors that a choice asks for, by name; a number alone is the factor `cell`.
 
-    A value may hold commas, as that of a remedy with two options does: what follows a comma belongs to the value
-    before it if some cell has such a value.
+    A value may hold commas, as that of a remedy with two options does: what follows a comma belongs to the
+    value before it if some cell has such a value.
 
     >>> cells = pl.DataFrame({"remedy": ["shaped:alpha=1,beta=2", "none"], "depth": [6, 6]})
     >>> parse_choice("remedy=shaped:alpha=1,beta=2,depth=6", cells)
@@ -92,7 +93,7 @@ def parse_choice(choice: str, cells: pl.DataFrame) -> dict[str, str]:
     factor = ""
     for part in choice.split(","):
         longer = f"{wanted.get(factor, '')},{part.strip()}"
-        values = cells[factor].cast(pl.String).drop_nulls() if factor in cells.columns else []
+        values: Iterable[str] = cells[factor].cast(pl.String).drop_nulls() if factor in cells.columns else []
         name, _, value = (piece.strip() for piece in part.partition("="))
         unknown_option = ":" in wanted.get(factor, "") and name not in cells.columns
         if unknown_option or any(known.startswith(longer) for known in values):

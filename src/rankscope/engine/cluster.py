@@ -5,7 +5,8 @@ object store, which workers read without a copy). Lost work is submitted again a
 by Ray, which would repeat a cell that needs too much memory again and again. Work that never answers is
 cancelled after `stuck_after` seconds in which nothing at all ended.
 
-`sweep.py` runs cells here (`outcomes`); `ray_jobs.py` runs batches of a corpus and studies (`in_order`, `run`).
+`sweep.py` runs cells here (`outcomes`); `ray_jobs.py` runs batches of a corpus and studies (`in_order`,
+`run`).
 """
 
 import hashlib
@@ -23,20 +24,23 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.engine.factors import Cell
-from rankscope.engine.pool import CellTask, environment
+from rankscope.engine.pool import CellTask
 from rankscope.engine.shared_inputs import SharedInputs
-from rankscope.engine.spec import STUCK_AFTER, SweepOptions
+from rankscope.engine.spec import SweepOptions
 from rankscope.engine.work import CellInputs, CellOutcome, CellWorker, InputsLoader, failed
 from rankscope.engine.zero_copy_pickle import ZeroCopyPickle, dump
 from rankscope.errors import RankscopeError, SweepError
 from rankscope.extras import need
 from rankscope.runs.key import difference
 from rankscope.runs.manifest import versions
+from rankscope.workers import environment
 
 ATTEMPTS = 4
 """How often a piece of work is submitted whose worker or node is lost."""
 STUCK_ATTEMPTS = 2
 """How often a piece of work is submitted that does not answer."""
+STUCK_AFTER = 6 * 3600.0
+"""Seconds without any result after which the work that runs is taken to be stuck."""
 PIECES_PER_CORE = 2
 """Pieces of work that are submitted for each core, so that none waits for the driver."""
 RESIZE_SECONDS = 5.0
@@ -58,8 +62,8 @@ class Cluster:
         workers: Pieces of work at a time; as many as there are cores if left out.
         threads: Threads, and so cores, of each piece of work.
         gpus: GPUs of each piece of work, or a share of one.
-        stuck_after: Seconds without any result after which the work that runs is cancelled and submitted again,
-            once; then it has failed.
+        stuck_after: Seconds without any result after which the work that runs is cancelled and submitted
+            again, once; then it has failed.
         connect_within: Seconds within which the cluster at `address` must answer.
     """
 
@@ -105,9 +109,7 @@ class Cluster:
         if self.started_here:
             self.ray.shutdown()
 
-    def outcomes(
-        self, tasks: Iterable[CellTask], options: SweepOptions
-    ) -> Iterator[tuple[int, CellOutcome]]:
+    def outcomes(self, tasks: Iterable[CellTask], options: SweepOptions) -> Iterator[tuple[int, CellOutcome]]:
         """Measure cells; each outcome comes with the number of its cell, in the order in which they end."""
         stored_options, device = self.ray.put(options), "cuda" if self.gpus else "cpu"
         pieces = (
@@ -135,7 +137,7 @@ class Cluster:
                 yield result
 
     def run(self, work: Callable[..., Any], pieces: Iterable[Piece]) -> Iterator[tuple[int, Any]]:
-        """Run `work` on each piece; results come with their numbers as they end, a failure as its exception."""
+        """Run `work` on each piece; yield (number, result) as they end, of a failure its exception."""
         task = self.ray.remote(work).options(
             num_cpus=self.threads, num_gpus=self.gpus, max_retries=0,
             runtime_env={"env_vars": environment(self.threads)},
@@ -177,8 +179,8 @@ class Cluster:
         for reference in stuck:
             self.ray.cancel(reference, force=True)
         reason = (
-            f"no answer within {self.stuck_after:g} s, {STUCK_ATTEMPTS} times: its worker was stopped; take a "
-            "smaller cell, or give it more time (stuck_after)"
+            f"no answer within {self.stuck_after:g} s, {STUCK_ATTEMPTS} times: its worker was stopped; take "
+            "a smaller cell, or give it more time (stuck_after)"
         )
         return [(reference, _LostError(reason, STUCK_ATTEMPTS)) for reference in stuck]
 
@@ -356,8 +358,8 @@ def require_same_software(theirs: dict[str, str], where: str, mine: dict[str, st
 def require_answer(address: str, seconds: float) -> None:
     """Refuse an address at which no Ray cluster answers within so many seconds.
 
-    `ray.init` itself would try for minutes. So it is tried in a process of its own, which can be ended; a port
-    at which nothing listens is found out even before.
+    `ray.init` itself would try for minutes. So it is tried in a process of its own, which can be ended; a
+    port at which nothing listens is found out even before.
     """
     try:
         if "://" not in address and address != "auto":
@@ -372,7 +374,9 @@ def require_answer(address: str, seconds: float) -> None:
     except (OSError, OverflowError) as error:
         why = str(error)
     if why:
-        raise SweepError(f"Ray must answer at its address; {address} does not ({why}): {ADVICE}", subject="on")
+        raise SweepError(
+            f"Ray must answer at its address; {address} does not ({why}): {ADVICE}", subject="on"
+        )
 
 
 def _failed_connection(address: str, seconds: float) -> str:

@@ -14,8 +14,8 @@
 | `text`                               | a file or folder; left out, the bundled prose                      |
 | `samples`, `tokens`                  | how many excerpts, and how long                                    |
 
-Factors of the weights (`model`, fields, `init`, `seed`) say which network is built (`base_network`); the others
-change it afterwards and share its weights (`cell_network`).
+Factors of the weights (`model`, fields, `init`, `seed`) say which network is built (`base_network`); the
+others change it afterwards and share its weights (`cell_network`).
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ DEFAULTS: Cell = {"model": "bert-base", "samples": 4, "tokens": 32}
 
 
 def checked(cell: Mapping[str, Any]) -> Cell:
-    """A cell with its defaults filled in; factors that do not exist and values of the wrong type are refused."""
+    """A cell with its defaults filled in; unknown factors and values of the wrong type are refused."""
     for name, value in cell.items():
         if name not in FACTORS:
             raise SweepError(one_of("a factor", name, FACTORS), subject=name)
@@ -79,7 +79,7 @@ def architecture_of(cell: Cell) -> Architecture | None:
 
 
 def base_network(cell: Cell, arch: Architecture | None) -> Transformer:
-    """The network before the cell changes it: random weights on `arch`, or loaded weights if `arch` is None."""
+    """The network before the cell changes it: with random weights on `arch`, or loaded if that is None."""
     from rankscope.sources import load
     from rankscope.sources.fresh import untrained
 
@@ -101,10 +101,8 @@ def base_network(cell: Cell, arch: Architecture | None) -> Transformer:
 
 def cell_network(net: Transformer, cell: Cell) -> Transformer:
     """The network of a cell: `net` with the cell's changes, on the same weights."""
-    from rankscope.nets.variants import named_variant
-
     if "variant" in cell:
-        net = named_variant(net, str(cell["variant"]))
+        net = net.variant(str(cell["variant"]))
     changes: dict[str, Any] = {
         name: cell[name] for name in CHANGES if name in cell and name not in ("variant", "remedy")
     }
@@ -119,7 +117,7 @@ def cell_network(net: Transformer, cell: Cell) -> Transformer:
         changes["divisor"] = net.arch.divisor * temperature
     net = net.variant(**changes) if changes else net
     remedy = cell.get("remedy", "none")
-    return net if remedy == "none" else net.remedied(str(remedy))
+    return net if remedy == "none" else net.with_remedy(str(remedy))
 
 
 def described(cell: Cell) -> str:

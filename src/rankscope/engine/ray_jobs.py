@@ -28,8 +28,8 @@ from rankscope.studies.reproduce import home
 class CorpusJob:
     """Measures the batches of a corpus on a cluster; the `spread` argument of `profiles.corpus.gathering`.
 
-    Free workers take the next batch, and results come back in the order of the batches. Weights, embedding and
-    tokenizer go to each node once.
+    Free workers take the next batch, and results come back in the order of the batches. Weights, embedding
+    and tokenizer go to each node once.
     """
 
     def __init__(self, cluster: Cluster) -> None:

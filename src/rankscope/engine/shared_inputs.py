@@ -2,8 +2,8 @@
 
 Files are read by the driver alone, so that every worker has the same, wherever it runs. Trained weights are
 loaded once. On one machine they are in a file that workers map into memory; on a cluster in Ray's object
-store, which brings them to each node once (`cluster.RaySharedInputs`). Random weights are drawn in the worker:
-that is quicker than sending them.
+store, which brings them to each node once (`cluster.RaySharedInputs`). Random weights are drawn in the
+worker: that is quicker than sending them.
 """
 
 import shutil
@@ -29,7 +29,7 @@ PREFIX = ".shared-"
 
 
 class FileChecksums:
-    """Checksums of the models and texts that cells name: where a file's content differs, so do the numbers."""
+    """Checksums of the models and texts that cells name: other content gives other numbers."""
 
     def __init__(self, cells: Sequence[Cell]) -> None:
         self._models = {name: _model_checksums(name) for name in {str(cell["model"]) for cell in cells}}

@@ -40,8 +40,6 @@ from rankscope.profiles import ARITHMETICS, DEFAULT_METRICS
 
 MOST_CELLS = 1_000_000
 """Cells that a sweep may have."""
-STUCK_AFTER = 6 * 3600.0
-"""Seconds without any result after which the work that runs on a cluster is taken to be stuck."""
 PARTS = ("all", "grid", "list", "sample")
 
 
@@ -112,9 +110,7 @@ def spec_of(tables: Mapping[str, Any]) -> Spec:
     if "metrics" in options:
         metrics = options["metrics"]
         if not isinstance(metrics, str | list | tuple) or not all(isinstance(name, str) for name in metrics):
-            raise SweepError(
-                f'metrics must be names, as ["relative_mu"]; got {metrics!r}', subject="metrics"
-            )
+            raise SweepError(f'metrics must be names, as ["relative_mu"]; got {metrics!r}', subject="metrics")
         options["metrics"] = tuple([metrics] if isinstance(metrics, str) else metrics)
     for name in ("all", "grid", "sample"):
         if not isinstance(tables.get(name, {}), Mapping):
@@ -139,7 +135,7 @@ def spec_of(tables: Mapping[str, Any]) -> Spec:
 
 
 def _cells(tables: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The factors of each cell of a specification; one cell of defaults where it has no part that names any."""
+    """The factors of each cell of a specification; one cell of defaults if it names none."""
     if "grid" in tables:
         yield from _grid(tables["grid"])
     listed = tables.get("list", [])
@@ -162,8 +158,8 @@ def _grid(grid: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if count > MOST_CELLS:
         sizes = " x ".join(f"{len(values)} {factor}" for factor, values in levels.items())
         raise SweepError(
-            f"a sweep must have at most {MOST_CELLS:,} cells; this grid has {count:,} ({sizes}): fewer levels, "
-            "or [sample]",
+            f"a sweep must have at most {MOST_CELLS:,} cells; this grid has {count:,} ({sizes}): take fewer "
+            "levels, or [sample]",
             subject="grid",
         )
     for values in product(*levels.values()):
@@ -208,7 +204,7 @@ def _sample(sample: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _draw(factor: str, entry: Any, generator: random.Random) -> Any:
-    """One value of a sampled factor: from a list, or between `low` and `high`, uniform or in its logarithm."""
+    """One value of a sampled factor: from a list, or between `low` and `high`."""
     if isinstance(entry, list) and entry:
         return generator.choice(entry)
     if not isinstance(entry, Mapping):

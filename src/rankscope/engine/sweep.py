@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from rankscope.engine.cluster import STUCK_AFTER, RaySharedInputs, cluster
 from rankscope.engine.pool import Local
 from rankscope.engine.shared_inputs import FileChecksums, SharedInputs
-from rankscope.engine.spec import STUCK_AFTER, Spec, SweepOptions, read_spec, spec_of
+from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
 from rankscope.engine.views import view_of
 from rankscope.engine.work import TABLES, CellOutcome
 from rankscope.errors import SweepError
@@ -71,8 +72,8 @@ class Sweep:
     ) -> "Figure":
         """Draw a metric by layer in small multiples and, below, at the last layer factor by factor.
 
-        `metric` is the first of the sweep if left out. The figure is new, of `figsize` inches, or goes into as
-        many axes `ax` as it has panels.
+        `metric` is the first of the sweep if left out. The figure is new, of `figsize` inches, or goes into
+        as many axes `ax` as it has panels.
         """
         from rankscope.engine.plot import plot_sweep
 
@@ -129,7 +130,11 @@ def sweep(
     """
     if not isinstance(spec, Spec):
         spec = spec_of(spec) if isinstance(spec, Mapping) else read_spec(spec)
-    for name, value, least in (("workers", workers, 1), ("threads", threads, 1), ("gpus_per_cell", gpus_per_cell, 0)):
+    for name, value, least in (
+        ("workers", workers, 1),
+        ("threads", threads, 1),
+        ("gpus_per_cell", gpus_per_cell, 0),
+    ):
         if value is not None and value < least:
             raise SweepError(f"{name} must be {least} or more; got {value:g}", subject=name)
     checksums = FileChecksums(spec.cells)
@@ -207,7 +212,7 @@ class CellJournal:
             journal.gather()
 
     def table(self, name: str) -> pl.DataFrame:
-        """The rows of a table, of each cell those of its last attempt; `at` numbers them as they were written."""
+        """The rows of each cell's last attempt, in the order in which they were written (`at`)."""
         rows = read(self.store.folder).table(f"{JOURNAL}_{name}").with_row_index("at")
         last = pl.DataFrame(
             [(key, row["step"]) for key, row in self.ended.items()],
@@ -257,6 +262,4 @@ def _engine(
     """Where cells are measured, and the class that brings shared inputs there."""
     if on is None:
         return Local(workers, threads, gpus), SharedInputs
-    from rankscope.engine.cluster import RaySharedInputs, cluster
-
     return cluster(on, workers, threads, gpus, stuck_after), RaySharedInputs

@@ -1,8 +1,8 @@
 """The work of one cell, in whatever process it is done: build its network, measure, return rows.
 
 `CellWorker.measure` is called by the processes of `pool.py` and by the Ray tasks of `cluster.py`. What a cell
-needs that is large (trained weights, tokens) comes from an `InputsLoader` (`shared_inputs.py`). Numbers depend
-on the cell alone: every worker has the same number of threads.
+needs that is large (trained weights, tokens) comes from an `InputsLoader` (`shared_inputs.py`). Numbers
+depend on the cell alone: every worker has the same number of threads.
 """
 
 import re

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.metrics.catalogue import METRICS
 from rankscope.profiles.verdict import is_share
 from rankscope.profiles.views import CurveView

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.profiles.views import CurveView, digits_lost, since
 
 APART, UNIFORM = 0.05, 1e-3

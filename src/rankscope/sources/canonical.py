@@ -7,9 +7,9 @@ from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.assembled import assemble_layer, assemble_stored
+from rankscope.nets.assembly import assemble_layer, assemble_stored
 from rankscope.nets.fields import BIASES
-from rankscope.nets.stored import Source, Stored
+from rankscope.nets.streamed_layers import LayerSource, StreamedLayers
 from rankscope.nets.weights import Layer
 from rankscope.sources.checkpoint import Checkpoint
 from rankscope.sources.embedding import Embedding
@@ -85,8 +85,8 @@ class Canonical:
         """In a dtype, on a device, its layers still in their files."""
         first = {id(block): index for index, block in reversed([*enumerate(self.shelf.blocks)])}
         like = torch.empty(0, dtype=dtype, device=device)
-        source = Source(lambda place: self.layer(place, like), like)
-        layers = Stored(source, [first[id(block)] for block in self.shelf.blocks])
+        source = LayerSource(lambda place: self.layer(place, like), like)
+        layers = StreamedLayers(source, [first[id(block)] for block in self.shelf.blocks])
         others = {name: _copied(tensor, like) for name, tensor in self.others.items()}
         return Transformer(self.arch, assemble_stored(self.arch, layers, others))
 

@@ -21,7 +21,7 @@ import torch
 from rankscope.errors import FileError, SourceError
 from rankscope.extras import need
 from rankscope.naming import forgiven, hub_address, is_path, may_be_on_hub, nearest
-from rankscope.nets.room import FLOAT64, OBJECTS, machine_memory, size
+from rankscope.nets.devices import FLOAT64_BYTES, LAYER_OVERHEAD_BYTES, format_bytes, machine_memory
 from rankscope.sources.families import Family
 from rankscope.sources.hub import answers
 from rankscope.sources.model_types import family_of
@@ -248,11 +248,15 @@ def refuse_too_large(found: Place, whole: bool = True) -> None:
     for part in parts:
         layers, width = (max([0, *(part[n] for n in names if type(part.get(n)) is int)]) for names in SIZES)
         shared = part.get("model_type") == "albert"
-        needed = layers * OBJECTS + (layers if whole and not shared else 1) * 4 * width**2 * FLOAT64
+        needed = (
+            layers * LAYER_OVERHEAD_BYTES
+            + (layers if whole and not shared else 1) * 4 * width**2 * FLOAT64_BYTES
+        )
         if needed > machine_memory():
             raise SourceError(
                 f"a model must fit into memory; the config of {found.name} asks for {layers} layers of width "
-                f"{width}, at least {size(needed)}, and this machine has {size(machine_memory())}"
+                f"{width}, at least {format_bytes(needed)}, and this machine has "
+                f"{format_bytes(machine_memory())}"
             )
 
 

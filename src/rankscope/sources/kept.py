@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rankscope.errors import FileError, SourceError
 from rankscope.nets.norms import NormWeights
-from rankscope.nets.saved import read_tensors, write_tensors
+from rankscope.nets.storage import read_tensors, write_tensors
 from rankscope.nets.weights import Linear
 from rankscope.sources.embedding import (
     Convolution,

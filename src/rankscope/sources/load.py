@@ -14,7 +14,7 @@ from rankscope.errors import RankscopeError, SourceError
 from rankscope.extras import need
 from rankscope.naming import forgiven
 from rankscope.nets import Transformer
-from rankscope.nets.saved import is_saved
+from rankscope.nets.storage import is_saved
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
 from rankscope.sources.canonical import canonical
 from rankscope.sources.checkpoint import MINILM, Checkpoint, first_line, place
@@ -52,7 +52,7 @@ def load(
     dequantised, on a copy, and `net.origin` says so.
     `family` names the family where a config does not say its model
     type, or which part of a model to load: an encoder-decoder is its encoder unless the decoder is asked for,
-    `family="t5_decoder"`, which needs a memory to read, `net.reading(M)`; or is one of your own, a
+    `family="t5_decoder"`, which needs a memory to read, `net.with_memory(M)`; or is one of your own, a
     `sources.Family`, for any module in memory.
     `revision`, `cache_dir`, `local_files_only` and `token` are as transformers has them; code that comes with
     a checkpoint runs only with `remote_code=True`.

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import ParityError
 from rankscope.nets import Transformer
-from rankscope.nets.steps import Run
+from rankscope.nets.steps import ForwardPass
 from rankscope.sources.checkpoint import first_line, quiet
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
@@ -178,7 +178,9 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
     return replace(parity, reach=reach, named=max((n for n in lengths if beyond(n) > reach), default=None))
 
 
-def _own(mine: Run, real: Tensor, family: Family, core: Any, given: Mapping[str, Any], name: str) -> float:
+def _own(
+    mine: ForwardPass, real: Tensor, family: Family, core: Any, given: Mapping[str, Any], name: str
+) -> float:
     """How far the states are from the original's as it runs; 0 where that is eager attention, or one of
     transformers' own that needs another device or dtype and computes the same."""
     how = getattr(config_of(core), "_attn_implementation", None)
@@ -216,7 +218,7 @@ def is_transformers_own(function: Any) -> bool:
     return str(getattr(getattr(function, "func", function), "__module__", "")).startswith("transformers.")
 
 
-def distance(mine: Run, theirs: Original, real: Tensor, whole: bool, name: str) -> float:
+def distance(mine: ForwardPass, theirs: Original, real: Tensor, whole: bool, name: str) -> float:
     """Over all states at real tokens, and the output where that is the `whole` network's."""
     if len(theirs.states) != len(mine.states):
         raise ParityError(
@@ -228,7 +230,7 @@ def distance(mine: Run, theirs: Original, real: Tensor, whole: bool, name: str) 
     return max(relative(a, b, real) for a, b in pairs)
 
 
-def _attention(mine: Run, theirs: Original, real: Tensor) -> float | None:
+def _attention(mine: ForwardPass, theirs: Original, real: Tensor) -> float | None:
     """Of real rows; a padded column has weight zero in both."""
     if not theirs.attention:
         return None

@@ -117,7 +117,7 @@ class Probe:
 
     def read_by(self, net: Transformer) -> Transformer:
         """A decoder with the memory to read; any other network as it is."""
-        return net if self.memory is None else net.reading(self.memory, self.memory_padding)
+        return net if self.memory is None else net.with_memory(self.memory, self.memory_padding)
 
     @property
     def tokens(self) -> int:

@@ -65,7 +65,7 @@ def _reading(net: Transformer, given: Mapping[str, Any], name: str) -> Transform
     memory, mask = given.get("encoder_hidden_states"), given.get("encoder_attention_mask")
     if not isinstance(memory, Tensor):
         raise TokensError(f"{name} reads a memory; the batch must hold encoder_hidden_states, and has none")
-    return net.reading(memory, None if mask is None else mask == 0)
+    return net.with_memory(memory, None if mask is None else mask == 0)
 
 
 def _padding(mask: Any, X: Tensor) -> Tensor:

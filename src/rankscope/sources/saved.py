@@ -8,7 +8,7 @@ from rankscope.errors import FileError
 from rankscope.extras import need
 from rankscope.nets import Transformer
 from rankscope.nets.origin import Origin
-from rankscope.nets.saved import read
+from rankscope.nets.storage import read
 from rankscope.sources.checkpoint import Place
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.fresh import Untrained

@@ -4,10 +4,9 @@ import torch
 
 from rankscope.errors import SourceError, TooLargeError
 from rankscope.nets import Transformer
+from rankscope.nets.devices import FLOAT64_BYTES, check_device, check_dtype, format_bytes
 from rankscope.nets.fingerprint import digests
-from rankscope.nets.moving import refuse_absent, refuse_dtype
-from rankscope.nets.room import FLOAT64, size
-from rankscope.nets.stored import Stored
+from rankscope.nets.streamed_layers import StreamedLayers
 from rankscope.profiles.needs import available
 from rankscope.sources.canonical import Canonical
 from rankscope.sources.checkpoint import (
@@ -52,14 +51,17 @@ def from_shelf(
 ) -> tuple[Transformer, Embedding, Parity]:
     """The network of a checkpoint, its layers in memory or left in their files, and how far it is from the
     original: both are run a layer at a time."""
-    refuse_dtype(dtype)
-    refuse_absent(device)
-    needed, free = shelf.numbers * dtype.itemsize + shelf.largest * FLOAT64, available(torch.device(device))
+    check_dtype(dtype)
+    check_device(device)
+    needed, free = (
+        shelf.numbers * dtype.itemsize + shelf.largest * FLOAT64_BYTES,
+        available(torch.device(device)),
+    )
     if free is not None and needed > free:
         if stream is False:
             raise TooLargeError(
-                f"a network must fit into memory; {shelf.name} takes {size(needed)} in {dtype}, and "
-                f"{size(free)} are free on {device}: stream=True reads its layers one at a time"
+                f"a network must fit into memory; {shelf.name} takes {format_bytes(needed)} in {dtype}, and "
+                f"{format_bytes(free)} are free on {device}: stream=True reads its layers one at a time"
             )
         stream = True
     made = Canonical.of(shelf)
@@ -67,7 +69,7 @@ def from_shelf(
         parity = check(made.network(), shelf.family, core, made.embedding, shelf.name)
     net = made.network(dtype, device)
     layers = net.weights.layers
-    assert isinstance(layers, Stored)
+    assert isinstance(layers, StreamedLayers)
     if stream:
         layers.source.note = digests
         return net, made.embedding, parity

@@ -12,8 +12,8 @@ from rankscope.deviation.attention import Attention
 from rankscope.deviation.noise import ShakenPlain
 from rankscope.deviation.witness import RESOLVED, WITHIN, distance
 from rankscope.nets import Transformer
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
-from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, traverse
 
 
@@ -21,8 +21,8 @@ class Float64:
     """The plain rules beside deviation arithmetic, with which they share no formula, from where float64 last
     could not see."""
 
-    def __init__(self, net: Transformer, setting: Setting) -> None:
-        self.rules = Plain(net.arch, setting)
+    def __init__(self, net: Transformer, settings: PassSettings) -> None:
+        self.rules = Plain(net.arch, settings)
         self.X: Tensor | None = None
 
     def follow(self, block: Block, before: State, after: State) -> float:
@@ -47,10 +47,10 @@ def visible_to_float64(state: State) -> bool:
     return share > math.log(RESOLVED) and abs(size) < WITHIN
 
 
-def plainly(net: Transformer, first: State, setting: Setting, seed: int | None) -> Iterator[BlockTaken]:
+def plainly(net: Transformer, first: State, settings: PassSettings, seed: int | None) -> Iterator[BlockTaken]:
     """The pass in float64, with what can be had of each block without a rule: its attention, and of a layer
     without norms and MLP what was added to the skip."""
-    rules = Plain(net.arch, setting) if seed is None else ShakenPlain(net.arch, setting, seed)
+    rules = Plain(net.arch, settings) if seed is None else ShakenPlain(net.arch, settings, seed)
     before, real, weight = first.tokens(), first.real.rows, net.arch.attention_skip
     for block in net.blocks:
         after, P, *_ = traverse(block, rules, before)

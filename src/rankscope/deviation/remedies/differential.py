@@ -18,7 +18,7 @@ from rankscope.nets.remedies.differential import Differential, Differential2, He
 def differential(remedy: Differential, P: Attention, block: Any, rules: Any, inside: Any) -> Attention:
     """`P - lambda P_2`, both split by the same rule: p and Delta are differences alike, the second's Delta
     without column j* of the first, and rows sum to `total - lambda`."""
-    second: Attention = rules.weights(remedy.second(block), inside)
+    second: Attention = rules.pattern(remedy.second(block), inside)
     weight = remedy.weight(block)
     column = P.top[:, :, None].expand(-1, -1, P.others.value.shape[2], 1)
     taken = second.by_head.mapped(lambda t: (t * -weight).scatter(-1, column, 0.0)).normalised()
@@ -37,7 +37,7 @@ def differential2(remedy: Differential2, P: Attention, block: Any, rules: Any, i
         Delta_1 - l Delta_2 - d_i (p_2 + Delta_2)    is not:
 
     rows sum to `total - l`, and each to `-d_i` beside."""
-    second: Attention = rules.weights(remedy.second(block), inside)
+    second: Attention = rules.pattern(remedy.second(block), inside)
     W = block.weights.parts[remedy.name]["share"]
     z = rules.touch(inside.x.mapped(lambda v: v @ W))  # [batch, head]
     d = rules.touch(inside.R.mapped(lambda v: v @ W))  # [batch, token, head]

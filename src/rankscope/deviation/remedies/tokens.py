@@ -41,7 +41,7 @@ def contrasted(part: Contrast, state: State, block: Any, rules: Any, inside: Any
     h, d = rules.touch(unit.x), rules.touch(unit.R)
     ref = Scaled((d.value @ h.value[..., None])[..., 0], d.log + h.log)
     D = Scaled(d.value @ d.value.mT, 2 * d.log)
-    visible = rules.setting.visible[block.arch.mask_of(block.index)].expand(len(state.real.rows), -1, -1, -1)
+    visible = rules.settings.visible[block.arch.mask_of(block.index)].expand(len(state.real.rows), -1, -1, -1)
     S = split(Scores(_head(ref), _head(D)), visible, state.real)
     everyone, output = tuple(range(block.arch.heads)), block.weights.attention.output.weight
     said = mixed(block.arch, everyone, output, S, Values(_head(state.x), _head(state.R), state.real))
