@@ -20,6 +20,7 @@ FLOORS = [
     "metrics",
     "nets",
     "runs",
+    "workers",
     "deviation",
     "profiles",
     "paths",

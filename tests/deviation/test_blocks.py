@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rankscope import measure
 from rankscope.deviation import blocks, propagate
 from rankscope.deviation.propagate import DeviationStep
-from rankscope.deviation.witness import distance
+from rankscope.deviation.second_pass import distance
 from rankscope.metrics import Reading, metric
 from rankscope.nets import Architecture, Transformer, streaming
 from rankscope.profiles import propagation

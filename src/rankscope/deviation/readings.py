@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import Attention
-from rankscope.deviation.blocks import AttentionByRows
+from rankscope.deviation.attention import DeviationPattern
+from rankscope.deviation.blocks import PatternByRows
 from rankscope.deviation.norms import normalise
 from rankscope.deviation.propagate import DeviationStep
-from rankscope.deviation.scaled import LOWEST, Logs
+from rankscope.deviation.scaled import LOWEST, LogScales
 from rankscope.deviation.state import State
 from rankscope.metrics import METRICS, Metric, Reading, attention, contraction, cosine, residuals, spectrum
 from rankscope.metrics.catalogue import ROUNDING
@@ -38,19 +38,19 @@ SMALLEST, LARGEST = 5e-324, torch.finfo(torch.float64).max
 def read(each: Metric, step: DeviationStep) -> Reading | None:
     """The metric of one step; None where the step has no attention, heads or routing to read it off."""
     if each.of == "routing":
-        padding = ~step.state.real.rows
+        padding = ~step.state.valid.mask
         return None if step.routing is None else each.read(step.routing, padding, unit=UNIT)
     if each.of == "attention":
         if step.rows is not None:
             return _of_rows(each, step.rows)
-        return None if step.attention is None else _of_attention(each, step.attention, ~step.state.real.rows)
+        return None if step.attention is None else _of_attention(each, step.attention, ~step.state.valid.mask)
     if each.of == "tokens":
         return _of_state(each, step.state)
     if step.heads is None:
         return None
     # What each head adds: a metric of tokens, [batch, head].
-    reading = _of_state(replace(each, of="tokens"), step.heads.contributions(step.state.real))
-    shape = (len(step.state.real.rows), -1)
+    reading = _of_state(replace(each, of="tokens"), step.heads.contributions(step.state.valid))
+    shape = (len(step.state.valid.mask), -1)
     return Reading(reading.value.view(shape), reading.log10.view(shape), reading.floor.view(shape))
 
 
@@ -59,11 +59,11 @@ def _of_state(each: Metric, state: State) -> Reading:
     rule = _rule(each)
     if rule is not None:
         return rule(state)
-    reading = each.read(state.whole, ~state.real.rows, unit=UNIT)
+    reading = each.read(state.whole, ~state.valid.mask, unit=UNIT)
     return _rescaled(reading, each.degree * state.log) if each.degree else reading
 
 
-def _of_attention(each: Metric, P: Attention, padding: Tensor) -> Reading:
+def _of_attention(each: Metric, P: DeviationPattern, padding: Tensor) -> Reading:
     rule = _rule(each)
     return each.read(P.matrix(), padding, unit=UNIT) if rule is None else rule(P, padding)
 
@@ -73,17 +73,17 @@ def reads_rows(each: Metric) -> bool:
     return each.streams and each.rule is None
 
 
-def _of_rows(each: Metric, P: AttentionByRows) -> Reading:
+def _of_rows(each: Metric, P: PatternByRows) -> Reading:
     """By rows that are made as they are asked for."""
-    real = P.maker.real.rows
+    valid = P.maker.valid.mask
     if each.compute is attention.entropy:
-        return _mean_entropy(P.of_rows(lambda rows: _entropy_of_rows(P.log_matrix(rows))), ~real)
+        return _mean_entropy(P.of_rows(lambda rows: _entropy_of_rows(P.log_matrix(rows))), ~valid)
     if each.compute is attention.dobrushin:
         return _of_difference(contraction.by_head(P.by_head(lambda P, rows: P.Delta(rows))), P.log)
     by_row = each.by_row
     if by_row is not None:
-        numbers = P.of_rows(lambda rows: by_row(P.matrix(rows), real[:, None]))
-        return each.of_rows(numbers, real, UNIT)
+        numbers = P.of_rows(lambda rows: by_row(P.matrix(rows), valid[:, None]))
+        return each.of_rows(numbers, valid, UNIT)
     assert each.by_head is not None
     return each.of_heads(each.by_head(P.by_head(lambda P, rows: P.matrix(rows))), UNIT)
 
@@ -100,7 +100,7 @@ def _rule(each: Metric) -> Callable[..., Reading] | None:
     return partial(rule, **options) if rule is not None else None
 
 
-def _residual(state: State, norm: Norm, centre: Centre = "mean", relative: bool = False) -> Logs:
+def _residual(state: State, norm: Norm, centre: Centre = "mean", relative: bool = False) -> LogScales:
     """The log of a residual, or of its share of the tokens' norm."""
     log = _size(state, norm) if centre == "mean" else _about(state, norm, centre)
     if not relative:
@@ -109,16 +109,16 @@ def _residual(state: State, norm: Norm, centre: Centre = "mean", relative: bool 
     return torch.where(log <= LOWEST, log, log - whole)
 
 
-def _size(state: State, norm: Norm) -> Logs:
+def _size(state: State, norm: Norm) -> LogScales:
     """About the mean."""
     if norm not in state.sizes:
         state.sizes[norm] = _log(residuals.NORMS[norm](state.residual.value), state.residual.log)
     return state.sizes[norm]
 
 
-def _about(state: State, norm: Norm, centre: Centre) -> Logs:
+def _about(state: State, norm: Norm, centre: Centre) -> LogScales:
     R = state.residual
-    deviation = centred(tokens(R.value, ~state.real.rows), centre, norm)
+    deviation = centred(tokens(R.value, ~state.valid.mask), centre, norm)
     return _log(residuals.NORMS[norm](deviation), R.log)
 
 
@@ -131,7 +131,7 @@ def _of_residual(
 def _affine_rank(state: State) -> Reading:
     """A singular value near the tolerance, or up to a thousand times above it, may be rounding: then it is
     marked."""
-    R, padding = state.residual.value, ~state.real.rows
+    R, padding = state.residual.value, ~state.valid.mask
     value = spectrum.numerical_rank(R, padding)
     low, high = (spectrum.numerical_rank(R, padding, unit=UNIT * share) for share in (1 / 3, 1e3))
     return Reading.of(value, torch.where(low == high, 0.0, value.clamp(min=1.0)))
@@ -139,19 +139,19 @@ def _affine_rank(state: State) -> Reading:
 
 def _shape(state: State, compute: Callable[..., Tensor], bounded: bool = False) -> Reading:
     """As uncertain as rounding: a share of the value, or of the largest it could be, one."""
-    value = compute(state.residual.value, ~state.real.rows)
+    value = compute(state.residual.value, ~state.valid.mask)
     return Reading.of(value, ROUNDING * UNIT * (torch.ones_like(value) if bounded else value))
 
 
 def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
     """`|u_i - u_j|^2 / 2` of the unit vectors, whose deviation is a norm's."""
-    plain = Metric("gap", gap, power=2).read(state.whole, ~state.real.rows, unit=UNIT)
+    plain = Metric("gap", gap, power=2).read(state.whole, ~state.valid.mask, unit=UNIT)
     directions = normalise(state, "scale", NormWeights(), 0.0).residual
     if gap is cosine.mean_cosine_gap:
-        number = (state.real.number[:, 0] - 1).clamp(min=1)
+        number = (state.valid.count[:, 0] - 1).clamp(min=1)
         square = residuals.NORMS["frobenius"](directions.value).square() / number
     else:
-        square = _widest(directions.value, state.real.rows).square() / 2
+        square = _widest(directions.value, state.valid.mask).square() / 2
     log = _log(square, 2 * directions.log)
     fine = _in_logs(log, state)
     # Directions are known to the rounding of what tokens differ by.
@@ -168,31 +168,31 @@ def _cosine_gap(state: State, gap: Callable[..., Tensor]) -> Reading:
     )
 
 
-def _widest(R: Tensor, real: Tensor) -> Tensor:
-    """The largest distance of two real tokens of each sample, all pairs of some tokens at a time."""
-    batch, n = real.shape
+def _widest(R: Tensor, valid: Tensor) -> Tensor:
+    """The largest distance of two valid tokens of each sample, all pairs of some tokens at a time."""
+    batch, n = valid.shape
     widest = R.new_zeros(batch)
     step = max(1, AT_ONCE // max(1, 8 * batch * n))
     for start in range(0, n, step):
         here = slice(start, start + step)
-        pairs = real[:, here, None] & real[:, None, :]
+        pairs = valid[:, here, None] & valid[:, None, :]
         found = torch.cdist(R[:, here], R).masked_fill(~pairs, 0.0)
         widest = torch.maximum(widest, found.flatten(1).amax(1))
     return widest
 
 
-def _dobrushin(P: Attention, padding: Tensor) -> Reading:
+def _dobrushin(P: DeviationPattern, padding: Tensor) -> Reading:
     """Rows of P differ by rows of Delta."""
     Delta = P.by_head
     return _of_difference(attention.dobrushin(Delta.value, padding), Delta.log)
 
 
-def _of_difference(value: Tensor, log: Logs) -> Reading:
+def _of_difference(value: Tensor, log: LogScales) -> Reading:
     """A number of rows of Delta, in units of e^log."""
     return _of_heads(torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + log))
 
 
-def _entropy(P: Attention, padding: Tensor) -> Reading:
+def _entropy(P: DeviationPattern, padding: Tensor) -> Reading:
     """Mean over rows of `-sum_j P_ij log P_ij`, in logs. The largest weight of a row is `1 - s`, s the sum of
     the others: `-(1 - s) log(1 - s)`."""
     if P.logits is None or P.signed or not padding.shape[1]:
@@ -249,15 +249,15 @@ RULES: dict[Callable[..., Tensor], Callable[..., Reading]] = {
 """Of the functions that can be read at any scale; a metric of one's own brings its `rule`."""
 
 
-def _log(value: Tensor, log: Logs) -> Logs:
+def _log(value: Tensor, log: LogScales) -> LogScales:
     """log(value e^log); the lowest of all where the value is zero."""
     found = value.masked_fill(value == 0, 1.0).log() + log
     return torch.where(value == 0, torch.full_like(found, LOWEST), found).clamp(LOWEST, -LOWEST)
 
 
-def _in_logs(log: Logs, state: State) -> Reading:
+def _in_logs(log: LogScales, state: State) -> Reading:
     """A reading from its log. Zeros have log10 -inf. The floor is 0, but where the log is out of reach."""
-    empty = ~state.real.rows.any(-1)
+    empty = ~state.valid.mask.any(-1)
     zero = state.R.largest() == 0
     value = log.exp()
     floor = torch.where((log.abs() > -LEAST) & ~zero, value.clamp(min=SMALLEST), torch.zeros_like(log))
@@ -269,7 +269,7 @@ def _log10(log: Tensor) -> Tensor:
     return torch.where(log <= LOWEST, torch.full_like(log, -torch.inf), log / math.log(10))
 
 
-def _rescaled(reading: Reading, log: Logs) -> Reading:
+def _rescaled(reading: Reading, log: LogScales) -> Reading:
     """A reading of tokens in units of e^log, in units of one: 0 or infinite where that leaves the range, and
     noise where it was."""
     log10 = reading.log10 + log / math.log(10)

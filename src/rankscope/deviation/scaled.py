@@ -27,7 +27,7 @@ DISTANT = 300.0
 SMALL = 1e-200
 """Factors below this go into the log."""
 
-Logs = Float[Tensor, "*batch"]
+LogScales = Float[Tensor, "*batch"]
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Scaled:
     """`e^log value`, sample by sample; where heads have logs of their own, head by head."""
 
     value: Float[Tensor, "..."]
-    log: Logs
+    log: LogScales
 
     @classmethod
     def plain(cls, value: Float[Tensor, "..."]) -> "Scaled":
         """An ordinary tensor, at scale one."""
         return cls(value, value.new_zeros(len(value)))
 
-    def largest(self) -> Logs:
+    def largest(self) -> LogScales:
         """The size of the largest entry of each sample's value."""
         flat = self.value.flatten(self.log.ndim)
         if not flat.shape[-1]:
@@ -51,7 +51,7 @@ class Scaled:
             return torch.maximum(flat.amax(-1), -flat.amin(-1))
         return torch.linalg.vector_norm(flat, ord=torch.inf, dim=-1)
 
-    def log_size(self) -> Logs:
+    def log_size(self) -> LogScales:
         """The log of the largest entry, scale and all; the lowest of all where everything is zero."""
         size = self.largest()
         found = self.log + near_log(size.masked_fill(size == 0, 1.0))
@@ -92,7 +92,7 @@ class Scaled:
             return Scaled(self.value * math.copysign(1.0, factor), self.log + math.log(abs(factor)))
         return self if factor == 1.0 else Scaled(self.value * factor, self.log)
 
-    def at(self, log: Logs) -> Float[Tensor, "..."]:
+    def at(self, log: LogScales) -> Float[Tensor, "..."]:
         """The value in units of e^log."""
         step = self.log - log
         if saves_a_pass(step, lambda: (step == 0).all()):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rankscope.engine.cluster import STUCK_AFTER, RaySharedInputs, cluster
-from rankscope.engine.pool import Local
+from rankscope.engine.pool import LocalProcesses
 from rankscope.engine.shared_inputs import FileChecksums, SharedInputs
 from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
 from rankscope.engine.views import view_of
@@ -261,5 +261,5 @@ def _engine(
 ) -> tuple[Any, type[SharedInputs]]:
     """Where cells are measured, and the class that brings shared inputs there."""
     if on is None:
-        return Local(workers, threads, gpus), SharedInputs
+        return LocalProcesses(workers, threads, gpus), SharedInputs
     return cluster(on, workers, threads, gpus, stuck_after), RaySharedInputs

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockTaken, Scaled, State, applies, dissect
+from rankscope.deviation import BlockRecord, Scaled, State, applies, dissect
 from rankscope.deviation.attention import deviations, heads
 from rankscope.deviation.dissect import started
 from rankscope.deviation.propagate import DeviationStep
@@ -45,7 +45,7 @@ def observe(
 ) -> Facts:
     """Run the network on one sample's tokens and note what the theorems ask for. `norms` reads each layer's
     weights once, for a network and its variants. With a `seed` every rule's answer is shaken in its last
-    digits (`deviation/noise.py`); without, float64 is asked as well, where it can see."""
+    digits (`deviation/perturbation.py`); without, float64 is asked as well, where it can see."""
     net = net.to(torch.float64)
     sizes, layers, norms = [], [], WeightNorms() if norms is None else norms
     deviates = applies(net)
@@ -115,7 +115,7 @@ def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
 def _layer(
     net: Transformer,
     index: int,
-    found: BlockTaken,
+    found: BlockRecord,
     settings: PassSettings,
     norms: tuple[HeadNorms, MLPNorms],
     centre: Centre,
@@ -154,7 +154,7 @@ def _dobrushin(Delta: Float[Tensor, "1 head token token"]) -> Float[Tensor, " he
     return dobrushin(Delta)[0]
 
 
-def _matrix(block: Block, found: BlockTaken, settings: PassSettings) -> Float[Tensor, "head token token"]:
+def _matrix(block: Block, found: BlockRecord, settings: PassSettings) -> Float[Tensor, "head token token"]:
     """P from the tokens themselves, in which small weights are not differences of large ones; from its two
     parts where tokens have left floating point's range."""
     if not found.halves[0].branches:
