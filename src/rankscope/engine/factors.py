@@ -69,7 +69,7 @@ def input_factors(cell: Cell) -> Cell:
 
 def architecture_of(cell: Cell) -> Architecture | None:
     """The architecture of a cell's network with random weights; None where its weights are loaded."""
-    from rankscope.sources.named import is_drawn
+    from rankscope.sources.network_names import is_drawn
     from rankscope.sources.presets import PRESETS, preset
 
     model = str(cell["model"])

@@ -16,7 +16,7 @@ from rankscope.deviation import Scaled, State, applies, propagate
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
-from rankscope.metrics.catalogue import Reading, metric
+from rankscope.metrics import Reading, metric
 from rankscope.metrics.tokens import tokens
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer
