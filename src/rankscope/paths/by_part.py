@@ -21,7 +21,7 @@ from rankscope.nets.traversal import Block
 from rankscope.paths.frozen import Frozen, FrozenLayer
 from rankscope.paths.shares import cosine
 from rankscope.paths.shares import share as share_of
-from rankscope.paths.terms import HeadTerms, WholeNetwork, Terms
+from rankscope.paths.terms import HeadTerms, Terms, WholeNetwork
 
 
 class _PartTracker(WholeNetwork):

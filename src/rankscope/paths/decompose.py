@@ -32,7 +32,7 @@ from rankscope.paths.counts import (
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
-from rankscope.paths.terms import PathRules, WholeNetwork, Terms
+from rankscope.paths.terms import PathRules, Terms, WholeNetwork
 from rankscope.paths.walk import OwnAttention, Step, own_step, shared_step, total
 from rankscope.shapes import Float
 

@@ -30,7 +30,7 @@ from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import DIGITS
 from rankscope.paths.rounding import noise_of
-from rankscope.paths.terms import PathExtensions, FrozenRules, Terms
+from rankscope.paths.terms import FrozenRules, PathExtensions, Terms
 from rankscope.paths.walk import shared_step
 
 Progress = Callable[[int, int], None]

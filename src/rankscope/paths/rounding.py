@@ -17,7 +17,7 @@ from rankscope.nets.order import Half
 from rankscope.nets.traversal import Block
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer
-from rankscope.paths.terms import PathRules, FrozenRules, HeadTerms, Terms
+from rankscope.paths.terms import FrozenRules, HeadTerms, PathRules, Terms
 
 UNITS = 4.0
 """By how many units of rounding a number is perturbed: a sum of products rounds more than once."""

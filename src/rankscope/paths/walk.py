@@ -15,7 +15,7 @@ from rankscope.nets.plain import Plain, Tokens
 from rankscope.nets.traversal import traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen
-from rankscope.paths.terms import PathRules, OnePath
+from rankscope.paths.terms import OnePath, PathRules
 
 Step = Callable[[int, Tensor, int | None], Tensor]
 """(layer, tokens, head or None) -> tokens."""
