@@ -13,10 +13,12 @@ from torch import Tensor
 
 from rankscope.deviation.decisions import saves_a_pass
 from rankscope.doubled import near_log
+from rankscope.metrics import log_readings
 from rankscope.shapes import Bool, Float
 
-LOWEST = -1e300
-"""Logs end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well."""
+LogScales = log_readings.LogScales
+LOWEST = log_readings.LOWEST
+"""Logs end here: what is smaller counts as this, and zero has this log as well."""
 STEEPEST = 600.0
 """Exponents are cut to +-this where e^x is formed: 1e-261 and 1e261 act as zero and infinity there."""
 WIDEST = 30.0
@@ -26,8 +28,6 @@ DISTANT = 300.0
 """Logs this far apart are looked at before they are added: what is written at the larger may be zero."""
 SMALL = 1e-200
 """Factors below this go into the log."""
-
-LogScales = Float[Tensor, "*batch"]
 
 
 @dataclass(frozen=True)
