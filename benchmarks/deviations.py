@@ -11,7 +11,7 @@ from rankscope.deviation import propagate
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from rankscope.sources.presets import preset
-from rankscope.sources.words import bundled_excerpts, word_tokens
+from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 
 VARIANTS = ("transformer", "san+norm+skip", "san+mlp", "san")
 """From tokens that stay apart to tokens that fall together."""

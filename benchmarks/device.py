@@ -19,7 +19,7 @@ from rankscope.paths.frozen import freeze
 from rankscope.paths.polynomials import length_terms
 from rankscope.profiles import measure
 from rankscope.sources.presets import preset
-from rankscope.sources.words import bundled_excerpts, word_tokens
+from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.theory import certify
 
 WARM = 6

@@ -12,7 +12,7 @@ from rankscope.deviation import Scaled, State, applies, finish, propagate
 from rankscope.deviation.mlp import mlp
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import LOWEST
-from rankscope.deviation.state import Real
+from rankscope.deviation.state import ValidTokens
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import metric
 from rankscope.nets import Architecture, Transformer
@@ -292,7 +292,7 @@ def test_an_mlp_far_out_in_its_tails_does_not_lose_what_tokens_differ_by(activat
     arch = Architecture(layers=1, width=8, heads=1, norm="none", biases=False, activation=activation)
     layer = Transformer.random(arch, init="xavier").weights.layers[0]
     x, R = 1e20 * tokens(1, 8)[:, 0], tokens(4, 8, seed=3)
-    real = Real(torch.ones(1, 4, dtype=torch.bool))
+    real = ValidTokens(torch.ones(1, 4, dtype=torch.bool))
     assert layer.mlp is not None
     found = mlp(arch, layer.mlp, State(Scaled.plain(x), Scaled.plain(R), real)).R.explicit()
     opened = torch.ones(1, 32) if activation == "identity" else x @ layer.mlp.up.weight > 0

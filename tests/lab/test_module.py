@@ -112,7 +112,7 @@ def gradients(model: Any, net: Transformer, ids: Tensor, padding: Tensor) -> lis
     (out * weight).sum().backward()
     module = Trainable(net)
     (module(*net.encode(ids, padding=padding)) * weight).sum().backward()
-    mapped = dict(family.others(core))
+    mapped = dict(family.other_tensors(core))
     for index, block in enumerate(family.blocks(core)):
         mapped |= {f"layers.{index}.{name}": each for name, each in family.layer(block, net.arch).items()}
     mine = {name: each.grad for name, each in module.named_parameters()}

@@ -15,7 +15,7 @@ from rankscope.nets.plain import Plain
 from rankscope.nets.remedies import remedy
 from rankscope.nets.traversal import traverse
 from rankscope.paths import decompose
-from rankscope.sources.saved import read_saved
+from rankscope.sources.saved_network import read_saved
 from rankscope.theory import certify
 from tests.builders import normal, thinned
 from tests.deviation.remedied import check_paths, small

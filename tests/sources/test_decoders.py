@@ -12,9 +12,9 @@ from rankscope.nets import Transformer
 from rankscope.paths import decompose
 from rankscope.profiles import measure
 from rankscope.sources import load
+from rankscope.sources.batch_network import network_on_batch
 from rankscope.sources.families import FAMILIES
 from rankscope.sources.parity import lifted
-from rankscope.sources.running import running
 from rankscope.theory import certify, critical_skip
 from rankscope.theory.transverse import transverse_exponent
 from tests.sources.models import DECODERS, model_of
@@ -100,7 +100,7 @@ def test_deviation_and_float64_agree(name: str, label: str) -> None:
 @torch.no_grad()
 def test_both_sides_are_the_whole(name: str) -> None:
     """The decoder reading the encoder's output is the model of both."""
-    model: Any = model_of(name, next(iter(FAMILIES[name].tiny())))
+    model: Any = model_of(name, next(iter(FAMILIES[name].tiny_configs())))
     encoder, decoder = load(model), load(model, family=name)
     inner: Any = encoder.origin
     assert inner.family == SIDES[name]
@@ -122,7 +122,7 @@ def test_both_sides_are_the_whole(name: str) -> None:
 @pytest.mark.parametrize("name", SIDES)
 def test_each_side_by_itself_is_known_for_what_it_is(name: str, tmp_path: Path) -> None:
     """Taken out of the model, and read from its files."""
-    model: Any = model_of(name, next(iter(FAMILIES[name].tiny())))
+    model: Any = model_of(name, next(iter(FAMILIES[name].tiny_configs())))
     decoder = load(model, family=name)
     assert load(FAMILIES[name].core(model)).fingerprint == decoder.fingerprint
     if name != "t5_decoder":  # whose encoder alone has a class of its own
@@ -149,10 +149,10 @@ def test_a_decoder_is_saved_without_its_memory(tmp_path: Path) -> None:
 def test_a_batch_of_a_decoder_is_its_own() -> None:
     core: Any = FAMILIES["t5_decoder"].core(model_of("t5_decoder", "gated"))
     inputs, padding = given(core, "t5_decoder", 6, "left", 1)
-    net, X, found = running(core, inputs)
+    net, X, found = network_on_batch(core, inputs)
     assert torch.equal(found, padding) and net.memory is not None and len(net.run(X, found).states) == 3
     with pytest.raises(TokensError, match="the batch must hold encoder_hidden_states"):
-        running(core, {key: inputs[key] for key in ("input_ids", "attention_mask")})
+        network_on_batch(core, {key: inputs[key] for key in ("input_ids", "attention_mask")})
 
 
 def test_what_needs_tokens_of_one_kind_is_refused() -> None:

@@ -25,7 +25,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.nets.streamed_layers import StreamedLayers
 from rankscope.profiles import measure_together, needs
 from rankscope.sources import FAMILIES as KNOWN
-from rankscope.sources import streamed
+from rankscope.sources import streaming
 from tests.sources.models import model_of
 
 FAMILIES = [
@@ -46,7 +46,7 @@ made of a latent, shifted by one, with a table in the first block, in float32 wh
 
 
 def saved(folder: Path, name: str, label: str | None, dtype: torch.dtype = torch.bfloat16) -> Path:
-    model = model_of(name, label or next(iter(KNOWN[name].tiny()))).to(dtype)
+    model = model_of(name, label or next(iter(KNOWN[name].tiny_configs()))).to(dtype)
     model.save_pretrained(folder, max_shard_size="3KB")
     return folder
 
@@ -284,22 +284,22 @@ def test_a_network_in_memory_does_not_hold_its_files(tmp_path: Path) -> None:
     net = load(tmp_path)
     X, padding = inputs(net)
     before, ids = net.run(X, padding).output, torch.arange(1, 9)[None]
-    embedded = net.encode(ids).X
+    embedding_parts = net.encode(ids).X
     path = tmp_path / "model.safetensors"
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 8)
         file.write(bytes(path.stat().st_size - path.stat().st_size // 8))
-    assert torch.equal(net.run(X, padding).output, before) and torch.equal(net.encode(ids).X, embedded)
+    assert torch.equal(net.run(X, padding).output, before) and torch.equal(net.encode(ids).X, embedding_parts)
 
 
 def test_what_does_not_fit_is_streamed_by_itself_or_refused(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamed, "available", lambda device: 10_000)
+    monkeypatch.setattr(streaming, "available", lambda device: 10_000)
     assert load(llama).streamed
     refused("takes .* in torch.float32.*are free on cpu: stream=True reads", TooLargeError, llama,
             dtype=torch.float32, stream=False)  # fmt: skip
-    monkeypatch.setattr(streamed, "available", needs.available)
+    monkeypatch.setattr(streaming, "available", needs.available)
     assert not load(llama).streamed
 
 

@@ -18,7 +18,7 @@ from rankscope.lab.tasks import Copying
 from rankscope.metrics import METRICS
 from rankscope.nets.remedies import REMEDIES
 from rankscope.report import read_run, write_report
-from rankscope.sources.words import bundled_excerpts, word_tokens
+from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.studies import Setup
 from rankscope.studies.remedies import cold, initial, learnt, theory
 from rankscope.studies.remedies.comparisons import CLAIMS, comparisons

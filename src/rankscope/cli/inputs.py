@@ -51,7 +51,7 @@ def network(
 
 def drawn(model: str, init: str | None, seed: int | None) -> bool:
     """Whether the model's weights are random; what draws them must not be asked of a trained one."""
-    from rankscope.sources.named import is_drawn
+    from rankscope.sources.network_names import is_drawn
 
     random = is_drawn(model)
     given = [name for name, value in (("--init", init), ("--seed", seed)) if value is not None]

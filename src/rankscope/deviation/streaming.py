@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from rankscope.deviation.blocks import AttentionByRows, RowMaker
+from rankscope.deviation.blocks import PatternByRows, RowMaker
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
@@ -22,26 +22,26 @@ class StreamedDeviation(Deviation):
         super().__init__(arch, settings)
         self.table = weights
 
-    def pattern(self, block: Block, state: State) -> AttentionByRows:  # type: ignore[override]
+    def pattern(self, block: Block, state: State) -> PatternByRows:  # type: ignore[override]
         """What rows of P share: they are made as they are mixed."""
         mask, settings = self.arch.mask_of(block.index), self.settings
         scores = self.prepared(block, state, self._bias(block))
         return self.rows(
-            RowMaker(scores, lambda rows: settings.rows(mask, rows.start, rows.stop), state.real)
+            RowMaker(scores, lambda rows: settings.rows(mask, rows.start, rows.stop), state.valid)
         )
 
-    def cross_pattern(self, there: Block, state: State) -> AttentionByRows:  # type: ignore[override]
+    def cross_pattern(self, there: Block, state: State) -> PatternByRows:  # type: ignore[override]
         """The same of the tokens on the memory."""
-        memory, real = self.settings.memory, state.real
+        memory, valid = self.settings.memory, state.valid
         assert memory is not None
         scores = self.cross_prepared(there, state)
         return self.rows(
-            RowMaker(scores, lambda rows: memory.visible(real.rows[:, rows]), real, tokens=False)
+            RowMaker(scores, lambda rows: memory.visible(valid.mask[:, rows]), valid, tokens=False)
         )
 
-    def rows(self, maker: RowMaker) -> AttentionByRows:
+    def rows(self, maker: RowMaker) -> PatternByRows:
         """Attention of these rows."""
-        return AttentionByRows.of(maker)
+        return PatternByRows.of(maker)
 
     def _bias(self, block: Block) -> Callable[[slice], Tensor] | None:
         if self.arch.positions not in ("bias", "alibi"):

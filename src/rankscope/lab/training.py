@@ -28,7 +28,7 @@ from rankscope.lab.recipe import Initialisation, Recipe
 from rankscope.lab.sigma_reparam import reparametrise
 from rankscope.lab.tasks import Batch, Task
 from rankscope.lab.tasks.task import STEPS
-from rankscope.live.monitor import Hears, Monitor
+from rankscope.live.monitor import AlarmSource, Monitor
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.dropout import Dropout
 from rankscope.nets.remedies import Remedy
@@ -93,7 +93,7 @@ class Training:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         metrics: Sequence[str] = MONITOR_METRICS,
-        alarms: Callable[[], Sequence[Hears]] | None = None,
+        alarms: Callable[[], Sequence[AlarmSource]] | None = None,
         monitored: bool = True,
         capture: bool = False,
     ) -> None:
@@ -138,7 +138,7 @@ class Training:
             try:
                 for step in range(self.steps, recipe.steps):
                     self._set_lr(recipe.lr * recipe.lr_scale(step))
-                    losses = self._make_step(step, bool(monitors) and (step + 1) % recipe.measure_every == 0)
+                    losses = self._make_step(step, any(monitor.recording for monitor in monitors))
                     self.losses.append(losses)
                     for monitor, loss in zip(monitors, losses, strict=False):
                         monitor.step(loss=loss)
@@ -268,7 +268,7 @@ class Training:
         if self._monitor_states:
             monitor.load_state_dict(self._monitor_states[k])
         elif earlier:
-            monitor.go_on(0)
+            monitor.resume(0)
         return monitor
 
     def _checkpoint(self, monitors: Sequence[Monitor]) -> None:

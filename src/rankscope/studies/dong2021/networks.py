@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources import bundled_excerpts, load
-from rankscope.sources.words import split
+from rankscope.sources.random_embedding import split
 
 FAMILIES: dict[str, tuple[str, dict[str, int]]] = {
     "bert": ("Bert", {"vocab_size": 28996}),

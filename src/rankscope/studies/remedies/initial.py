@@ -7,7 +7,7 @@ import polars as pl
 from rankscope.errors import ArchitectureError
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
-from rankscope.sources.words import bundled_excerpts, word_tokens
+from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.studies.study import Setup
 
 DEPTHS = (12, 48, 128)

@@ -22,7 +22,7 @@ import polars as pl
 
 from rankscope.errors import ArchitectureError, TheoremError
 from rankscope.nets import Transformer
-from rankscope.sources.words import bundled_excerpts, word_tokens
+from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.studies.remedies.initial import BARE, NONE, TOKENS, WHOLE, WIDTH, Curves, curves, network
 from rankscope.studies.remedies.reached import THRESHOLD
 from rankscope.studies.remedies.said import said_of

@@ -16,7 +16,7 @@ from rankscope.nets.dropout import Dropout, training_states
 from rankscope.profiles import measure
 from rankscope.profiles.rows import Entry, readings, table
 from rankscope.sources import load
-from rankscope.sources.words import bundled_excerpts
+from rankscope.sources.random_embedding import bundled_excerpts
 from rankscope.studies.study import Setup
 
 VARIANTS = {

@@ -1,0 +1,322 @@
+"""A checkpoint that stays in its files: a model of transformers on the meta device, filled block by block.
+
+transformers itself says which tensors of the files are which of the model, and stacks, splits and renames
+them (experts that lie one by one in a file are one tensor in the model). A block is filled in float64, read,
+and emptied again; the table of words alone stays, in the dtype of its file.
+"""
+
+import copy
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from rankscope.errors import FileError, SourceError
+from rankscope.sources.checkpoint import (
+    SETTINGS,
+    Checkpoint,
+    CheckpointLocation,
+    checked,
+    quiet,
+    read_config,
+)
+from rankscope.sources.families import Family
+from rankscope.sources.model_types import family_of
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+"""Floating dtypes by the names that safetensors has for them."""
+MOVING = (
+    "__get__", "__getitem__", "cat", "chunk", "contiguous", "detach", "expand", "flatten", "permute",
+    "reshape", "split", "stack", "transpose", "unbind", "unflatten",
+)  # fmt: skip
+"""Names of torch functions that move numbers without changing them."""
+ASKED = ("revision", "cache_dir", "local_files_only", "token")
+
+
+def weight_files(location: CheckpointLocation) -> list[str]:
+    """The safetensors files of a checkpoint; an empty list where it has none."""
+    from transformers.utils import hub
+
+    cached_file: Any = hub.cached_file
+    shards_of: Any = hub.get_checkpoint_shard_files
+
+    options = {name: value for name, value in location.options.items() if name in ASKED}
+    absent = {"_raise_exceptions_for_missing_entries": False}
+    single = cached_file(location.path_or_id, SINGLE, **options, **absent)
+    if single is not None:
+        return [single]
+    index = cached_file(location.path_or_id, INDEX, **options, **absent)
+    return [] if index is None else list(shards_of(location.path_or_id, index, **options)[0])
+
+
+class _Header:
+    """A tensor of a file as far as its shape: what transformers makes of it has no numbers."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = tuple(shape)
+
+    def __getitem__(self, whole: Any) -> "_Header":
+        return self
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(self.shape, dtype=dtype, device="meta")
+
+
+class StreamedCheckpoint:
+    """A model of transformers without numbers, and the files that have them.
+
+    `filled(block)` gives a block its numbers for a while; `running()` runs the original block by block.
+    """
+
+    def __init__(
+        self, location: CheckpointLocation, files: Sequence[str], family: str | Family | None
+    ) -> None:
+        import transformers
+
+        shapes: dict[str, tuple[int, ...]] = {}
+        self._dtypes: dict[str, str] = {}
+        self.files: dict[str, str] = {}
+        for path in files:
+            with safe_open(path, "pt") as file:
+                keys = list(file.keys())
+                headers = {key: file.get_slice(key) for key in keys}
+                shapes |= {key: tuple(header.get_shape()) for key, header in headers.items()}
+                self._dtypes |= {key: header.get_dtype() for key, header in headers.items()}
+                self.files |= dict.fromkeys(keys, path)
+        self._stamps = {path: _stamp(path) for path in files}
+        config = read_config(location, family)
+        kind = family_of(config.model_type, family)
+        loader: Any = getattr(transformers, kind.loader)
+        if hasattr(loader, "from_config"):  # one of transformers' automatic classes: which it would be
+            with torch.device("meta"):
+                trusted = {"trust_remote_code": location.options.get("trust_remote_code")}
+                loader = type(loader.from_config(copy.deepcopy(config), **trusted))
+        model, report = loader.from_pretrained(
+            None, config=config, state_dict={key: _Header(shape) for key, shape in shapes.items()}, **SETTINGS
+        )
+        model.config.name_or_path = location.path_or_id
+        self.checkpoint: Checkpoint = checked(location, kind, model, report)
+        self.model, self.family, self.name = model, kind, location.name
+        self.core = kind.prepare_for_float64(kind.core(model))
+        self.core.requires_grad_(False)
+        self.blocks: list[nn.Module] = kind.blocks(self.core)
+        self._paths = {id(part): path for path, part in model.named_modules()}
+        self._random = {id(weight) for weight in model.parameters() if not weight.is_meta}
+        """Those that the files lack, which transformers has drawn."""
+        self.words = self._fill_around()
+
+    @property
+    def numbers(self) -> int:
+        """The number of parameters of the network, its table of words included."""
+        return sum(weight.numel() for weight in self.core.parameters())
+
+    @property
+    def largest(self) -> int:
+        """The number of parameters of the largest block."""
+        return max(sum(weight.numel() for weight in block.parameters()) for block in self.blocks)
+
+    @cached_property
+    def _mapping(self) -> list[Any]:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+
+        return list(get_model_conversion_mapping(self.model))
+
+    @cached_property
+    def _sources(self) -> dict[str, list[str]]:
+        """The tensors of the files that each of the model's is made of."""
+        from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+        renamings = [item for item in self._mapping if isinstance(item, WeightRenaming)]
+        converters = [item for item in self._mapping if isinstance(item, WeightConverter)]
+        state_dict, prefix = self.model.state_dict(), self.model.base_model_prefix
+        location: dict[str, list[str]] = {}
+        for key in self.files:
+            target, _ = rename_source_key(key, renamings, converters, prefix, state_dict)
+            if target not in state_dict and key in state_dict:
+                target, _ = rename_source_key(key, [], [], prefix, state_dict)
+            location.setdefault(target, []).append(key)
+        return location
+
+    def _inside(self, part: nn.Module) -> list[str]:
+        """Names, in the model, of what is inside a part."""
+        path = self._paths[id(part)]
+        return [name for name in self._sources if not path or name.startswith(f"{path}.")]
+
+    def _load(self, names: Sequence[str]) -> None:
+        """Put tensors of the files into the model, in float64."""
+        from transformers.core_model_loading import convert_and_load_state_dict_in_model
+        from transformers.modeling_utils import LoadStateDictConfig
+
+        keys = [key for name in names for key in self._sources[name]]
+        # Whatever lifts float32 to float64 while the original runs must leave the files' own dtypes alone.
+        with ExitStack() as opened, quiet(), _in_this_thread(), torch._C.DisableTorchFunction():
+            self._refuse_changed()
+            files = {
+                path: opened.enter_context(safe_open(path, "pt"))
+                for path in {self.files[key] for key in keys}
+            }
+            tensors = {key: files[self.files[key]].get_slice(key) for key in keys}
+            how = LoadStateDictConfig(dtype=torch.float64, weight_mapping=self._mapping)
+            convert_and_load_state_dict_in_model(self.model, tensors, how)
+
+    def _refuse_changed(self) -> None:
+        for path, stamp in self._stamps.items():
+            try:
+                changed = _stamp(path) != stamp
+            except OSError:
+                changed = True
+            if changed:
+                raise FileError(
+                    f"the files of {self.name} must stay as they are while its layers are read from them; "
+                    f"{path} is gone or was changed: load it again"
+                )
+
+    def _fill_around(self) -> nn.Embedding | None:
+        """Fill all that is in no block; the table of words, if there is one, in its own dtype."""
+        ties = dict(getattr(self.model, "all_tied_weights_keys", {}))
+        inside = {name for block in self.blocks for name in self._inside(block)}
+        path = self._paths[id(self.core)]
+        own_names = [name for name in self.model.state_dict() if not path or name.startswith(f"{path}.")]
+        around = set(own_names) - inside
+        around |= {name_a for pair in ties.items() for name_a in pair if around & set(pair)}
+        words = self.core.get_input_embeddings() if hasattr(self.core, "get_input_embeddings") else None
+        words = words if isinstance(words, nn.Embedding) else None
+        if words is not None:
+            name = f"{self._paths[id(words)]}.weight"
+            same = {name} | {name_a for pair in ties.items() for name_a in pair if name in pair}
+            keys = [key for item in same for key in self._sources.get(item, ())]
+            around -= same
+            with safe_open(self.files[keys[0]], "pt") as file:
+                words.weight = nn.Parameter(file.get_tensor(keys[0]).clone(), requires_grad=False)
+        self._load([name for name in around if name in self._sources])
+        for name in around:
+            weight = self.model.get_parameter_or_buffer(name)
+            weight.data = weight.data.clone()  # it may share the memory of a file
+        for pair in ties.items():
+            self._tie(*pair)
+        self.core.requires_grad_(False)
+        return words
+
+    def _tie(self, name_a: str, name_b: str) -> None:
+        """Where one of two names of a tensor is filled, so is the other."""
+        for name, arguments in ((name_a, name_b), (name_b, name_a)):
+            weight = self.model.get_parameter(arguments)
+            if self.model.get_parameter(name).is_meta and not weight.is_meta:
+                path, _, leaf = name.rpartition(".")
+                setattr(self.model.get_submodule(path), leaf, weight)
+
+    @contextmanager
+    def filled(self, block: nn.Module) -> Iterator[nn.Module]:
+        """A context manager in which a block has its numbers, in the dtype of its files: compute with them
+        inside `Widened`."""
+        kinds = {self._dtypes[key] for name in self._inside(block) for key in self._sources[name]}
+        self.empty(block, DTYPES.get(next(iter(kinds)), torch.float64) if len(kinds) == 1 else torch.float64)
+        self.fill(block)
+        try:
+            yield block
+        finally:
+            self.empty(block)
+
+    def fill(self, block: nn.Module) -> None:
+        """Read the numbers of a block from its files into the model."""
+        self._load(self._inside(block))
+        block.requires_grad_(False)
+        for name, weight in block.named_parameters():
+            if weight.is_meta:
+                raise SourceError(
+                    f"layers that are read one at a time must each have their own weights; {name} of "
+                    f"{self.name} belongs to another part of the model: stream=False reads it whole"
+                )
+
+    def empty(self, block: nn.Module, dtype: torch.dtype = torch.float64) -> None:
+        """Drop the numbers of a block; `dtype` is the one that it will be filled with next."""
+        for part in block.modules():
+            for name, weight in part.named_parameters(recurse=False):
+                if id(weight) not in self._random:
+                    setattr(part, name, nn.Parameter(weight.to("meta", dtype), requires_grad=False))
+
+    @contextmanager
+    def running(self) -> Iterator[Any]:
+        """A context manager that gives the original to run: each block is filled while it runs, and of the
+        table of words only the rows in use are widened."""
+        handles = []
+        for block in dict.fromkeys(self.blocks):
+            handles.append(block.register_forward_pre_hook(self._before))
+            handles.append(block.register_forward_hook(self._after, always_call=True))
+        if self.words is not None:
+            handles.append(self.words.register_forward_pre_hook(_few_words))
+            handles.append(self.words.register_forward_hook(_all_words(self.words.weight), always_call=True))
+        try:
+            yield self.core
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _before(self, block: nn.Module, args: Any) -> None:
+        if "forward" not in vars(block):  # else it only notes what it is given
+            self.fill(block)
+
+    def _after(self, block: nn.Module, args: Any, output: Any) -> None:
+        self.empty(block)
+
+
+class Widened(TorchFunctionMode):
+    """A context manager in which torch computes in float64; what is only moved keeps its dtype."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        arguments = args, kwargs or {}
+        args, named = arguments if func.__name__ in MOVING else _wide(arguments)
+        return func(*args, **named)
+
+
+def _wide(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: _wide(item) for name, item in value.items()}
+    return type(value)(map(_wide, value)) if type(value) in (list, tuple) else value
+
+
+@contextmanager
+def _in_this_thread() -> Iterator[None]:
+    """Make transformers load in this thread: its short-lived threads leave memory behind that cannot be
+    used again."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    location = Path(path).stat()
+    return location.st_size, location.st_mtime_ns
+
+
+def _few_words(table: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A pre-hook that replaces the table of words by the rows in use, in float64."""
+    ids, indices = args[0].unique(return_inverse=True)
+    table.weight = nn.Parameter(table.weight[ids].double(), requires_grad=False)
+    return indices, *args[1:]
+
+
+def _all_words(weight: Tensor) -> Any:
+    def restore(table: Any, args: Any, output: Any) -> None:
+        table.weight = weight
+
+    return restore
