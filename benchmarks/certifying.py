@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.timing import Row, ratios
 from rankscope.deviation import propagate
-from rankscope.nets import Transformer, named_variant
+from rankscope.nets import Transformer
 from rankscope.sources import preset
 from rankscope.theory import certify
 from rankscope.theory.constants import HeadNorms, MLPNorms
@@ -21,7 +21,7 @@ def rows(small: bool = False) -> list[Row]:
     X = torch.randn(2, tokens, arch.width, generator=generator, dtype=torch.float64)
     found = []
     for name in ("transformer", "san"):
-        variant = named_variant(net, name)
+        variant = net.variant(name)
         cases = {
             "plain": lambda variant=variant: [step.layer for step in propagate(variant, X)],
             f"certify, {name}": lambda variant=variant: certify(variant, X),

@@ -8,10 +8,10 @@ import torch
 
 from benchmarks.timing import Row, least_seconds
 from rankscope.deviation import propagate
-from rankscope.nets import Transformer, named_variant
+from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from rankscope.sources.presets import preset
-from rankscope.sources.words import bundled_excerpts, word_tokens
+from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 
 VARIANTS = ("transformer", "san+norm+skip", "san+mlp", "san")
 """From tokens that stay apart to tokens that fall together."""
@@ -25,7 +25,7 @@ def rows(small: bool = False) -> list[Row]:
     X, _ = word_tokens(bundled_excerpts(128)[:4], net.arch.width, 8 if small else 128)
     found = []
     for name in VARIANTS:
-        variant = named_variant(net, name)
+        variant = net.variant(name)
         cases = {
             "plain": lambda variant=variant: _walk(variant.steps(X)),
             "deviation": lambda variant=variant: _walk(propagate(variant, X)),

@@ -14,12 +14,12 @@ import torch
 
 from benchmarks.timing import least_seconds
 from rankscope.deviation import propagate
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.paths.frozen import freeze
 from rankscope.paths.polynomials import length_terms
 from rankscope.profiles import measure
 from rankscope.sources.presets import preset
-from rankscope.sources.words import bundled_excerpts, word_tokens
+from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.theory import certify
 
 WARM = 6
@@ -67,7 +67,7 @@ def passes() -> None:
 
 def _passes(batch: int, name: str) -> None:
     net, X = _bert(batch)
-    variant = named_variant(net, name)
+    variant = net.variant(name)
     measured = partial(measure, variant, X, batch=batch)
     cases: dict[str, Callable[[], object]] = {
         "plain": lambda: _walk(variant.steps(X)),
@@ -89,7 +89,7 @@ def agreement() -> None:
     net, X = _bert(4, "cpu")
     metrics = ["relative_residual", "mu", "mean_cosine_gap", "entropy"]
     for name, compile in product(("transformer", "san"), (False, True)):
-        variant = named_variant(net, name)
+        variant = net.variant(name)
         here = measure(variant, X, metrics=metrics)
         for _ in range(WARM):
             there = measure(variant, X, metrics=metrics, device="cuda", compile=compile)

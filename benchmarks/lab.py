@@ -13,9 +13,9 @@ import torch
 
 from rankscope.errors import ArchitectureError
 from rankscope.lab import Training
-from rankscope.lab.side_by_side import one_thread
 from rankscope.lab.trial import Sizes, Trial, let_go
 from rankscope.studies.remedies.trained import EVERY
+from rankscope.workers import threads_set
 
 SMALL = Sizes(width=32, context=16, batch=4, steps=5)
 
@@ -100,5 +100,5 @@ def _wait(device: str) -> None:
 
 
 if __name__ == "__main__":
-    with one_thread():
+    with threads_set(1):
         main()

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 
 ROWS: list[tuple[str, str, dict[str, Any]]] = [
@@ -38,7 +38,7 @@ def rows(small: bool = False) -> Iterator[tuple[str, list[float], float, float]]
     X = torch.randn(4, tokens, width, generator=torch.Generator().manual_seed(0))
     for label, variant, change in ROWS[:: 4 if small else 1]:
         arch = Architecture(layers=48, width=width, heads=4, **change)
-        net = named_variant(Transformer.random(arch, init="xavier"), variant)
+        net = Transformer.random(arch, init="xavier").variant(variant)
         log10 = measure(net, X, metrics="relative_residual").curve("relative_residual", "log10").mean(0)
         early, late = float(log10[8] - log10[16]) / 8, float(log10[40] - log10[48]) / 8
         yield label, [float(log10[layer]) for layer in LAYERS], early, late

@@ -11,9 +11,8 @@ from PIL import Image
 
 from rankscope import Profile, certify, decompose, fresh, load, measure
 from rankscope.cards import ROWS, _columns, card, lines
-from rankscope.figures import panels, rendered
-from rankscope.looks import power
-from rankscope.nets import named_variant
+from rankscope.figures.matplotlib import panels, rendered
+from rankscope.figures.text import power
 from rankscope.paths import path_counts
 from rankscope.profiles import Summary, measure_corpus
 from rankscope.theory import Certificates, critical_skip
@@ -76,7 +75,7 @@ def shown(thing: object) -> Page:
 
 def test_a_profile_shows_the_ends_of_its_curves() -> None:
     profile = Profile.join(
-        [measure(named_variant(NET, "san"), *ENCODED, variant=EVIL), measure(NET, *ENCODED, variant="whole")]
+        [measure(NET.variant("san"), *ENCODED, variant=EVIL), measure(NET, *ENCODED, variant="whole")]
     )
     page = shown(profile)
     assert len(page.images) == 1 and page.rows[0][1:] == ["first", "middle", "last"]
@@ -103,7 +102,7 @@ def test_metrics_of_attention_and_noise() -> None:
     attention = measure(NET, *ENCODED, ["dobrushin"])
     mean = attention.curve("dobrushin", "log10")[:, 1].mean()
     assert shown(attention).rows[1][1] == power(float(mean))
-    deep = named_variant(NET, "san").variant(layers=6)
+    deep = NET.variant("san").variant(layers=6)
     noise = shown(measure(deep, *ENCODED, arithmetic="float32"))
     assert noise.rows[0][-1] == "at floor" and noise.rows[1][-1].startswith("from layer")
 
@@ -138,7 +137,7 @@ def test_a_decomposition_shows_its_lengths() -> None:
 
 
 def test_certificates_show_bounds_next_to_measurements() -> None:
-    found = certify(named_variant(NET, "san"), *ENCODED)
+    found = certify(NET.variant("san"), *ENCODED)
     page = shown(found)
     met = found.summary().filter(pl.col("met_to") > 0)
     assert [row[0] for row in page.rows[1:]] == met["theorem"].to_list()
@@ -154,7 +153,7 @@ def test_certificates_show_bounds_next_to_measurements() -> None:
 
 
 def test_a_collapse_depth_shows_what_is_measured_and_proved() -> None:
-    found: Certificates = certify(named_variant(NET, "san").variant(layers=4), *ENCODED)
+    found: Certificates = certify(NET.variant("san").variant(layers=4), *ENCODED)
     depth = depth_of(found, 1e-6)
     page = shown(depth)
     layer = max(depth.measured["layer"].to_list())

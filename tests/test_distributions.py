@@ -73,7 +73,7 @@ def test_the_package_of_the_wheel_runs_elsewhere(built: tuple[Path, Path], tmp_p
         return done.stdout.strip()
 
     assert said("-m", "rankscope", "--version") == f"rankscope {PROJECT['version']}"
-    code = "import rankscope.metrics as m; from rankscope.sources.words import bundled_excerpts as b; "
+    code = "import rankscope.metrics as m; from rankscope.sources import bundled_excerpts as b; "
     assert said("-c", code + "print(m.__file__, len(b(8)) > 0)") == (
         f"{tmp_path / 'unpacked' / 'rankscope' / 'metrics' / '__init__.py'} True"
     )

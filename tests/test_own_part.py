@@ -28,15 +28,15 @@ class AttnScale:
 
     w: float
     name: ClassVar[str] = "attn_scale"
-    place: ClassVar[Any] = "weights"
+    place: ClassVar[Any] = "pattern"
 
     def plain(self, P: Tensor, block: Any, rules: Any, inside: Tensor) -> Tensor:
-        real = rules.setting.real[:, None].to(P.dtype)  # [batch, 1, token]
+        real = rules.settings.valid[:, None].to(P.dtype)  # [batch, 1, token]
         C = real[..., None] * (real / real.sum(-1, keepdim=True))[:, :, None]
         return C + (1 + self.w) * (P - C)
 
     def deviation(self, P: Any, block: Any, rules: Any, inside: Any) -> Any:
-        real = rules.setting.real[:, None].double()
+        real = rules.settings.valid[:, None].double()
         c = real / real.sum(-1, keepdim=True)  # every row of C
         p, others = c + (1 + self.w) * (P.p - c), P.others * (1 + self.w)
         return replace(P, p=p, others=others, signed=True)

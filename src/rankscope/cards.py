@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from rankscope.extras import there
 
 if TYPE_CHECKING:
-    from rankscope.figures import Figure
+    from rankscope.figures.matplotlib import Figure
 
 ROWS = 12
 """Lines of a table at most; the rest is counted."""
@@ -117,7 +117,7 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _images(figure: "Figure", title: str) -> list[str]:
     """The figure, an image for each panel."""
-    from rankscope.figures import SHARPNESS, png, rendered
+    from rankscope.figures.matplotlib import SHARPNESS, png, rendered
 
     image = rendered(figure)
     found: list[str] = []

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from rankscope import certify, decompose, fresh, measure
-from rankscope.nets import named_variant
 from tests.browser.waiting import Watched
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ def page_of_cards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     things: list[Any] = [
         measure(net, *encoded, variant=HOSTILE),
         decompose(net, *encoded),
-        certify(named_variant(net, "san"), *encoded),
+        certify(net.variant("san"), *encoded),
     ]
     cards = "".join(thing._repr_html_() for thing in things)
     path = tmp_path_factory.mktemp("cards") / "cards.html"

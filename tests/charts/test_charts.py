@@ -13,8 +13,7 @@ from rankscope import charts
 from rankscope.charts import style
 from rankscope.charts.heads import COLUMNS
 from rankscope.errors import MetricError
-from rankscope.looks import power
-from rankscope.nets import named_variant
+from rankscope.figures.text import power
 from rankscope.paths import decompose
 from rankscope.profiles import Profile, measure
 from rankscope.profiles.cloud import cloud
@@ -23,7 +22,7 @@ from rankscope.theory import Certificates, certify
 from tests.report.runs import NET, X, profile_of, summary_of
 
 HOSTILE = "<b>&amp;<script>alert(1)</script>"
-NETS = {name: named_variant(NET, name) for name in ("san", "transformer")}
+NETS = {name: NET.variant(name) for name in ("san", "transformer")}
 
 
 @pytest.fixture(scope="module")
@@ -133,13 +132,13 @@ def test_the_cloud_of_a_network_that_ends_earlier_stays_where_it_ended() -> None
 def test_the_cloud_shows_where_tokens_begin_however_long_they_are_one() -> None:
     line = torch.zeros_like(X)
     line[:, :, 0] = X[:, :, 0]  # on one axis: half of all coordinates are zero
-    figure = charts.cloud(cloud({"san": named_variant(NET, "san").variant(layers=60)}, line))
+    figure = charts.cloud(cloud({"san": NET.variant("san").variant(layers=60)}, line))
     first = max(map(abs, figure["frames"][0]["data"][0]["x"]))
     assert figure["layout"]["xaxis"]["range"][1] > 0.3 * first > 0
 
 
 def test_bounds_are_drawn_where_they_are_at_any_depth() -> None:
-    net = named_variant(NET, "san").variant(layers=40)
+    net = NET.variant("san").variant(layers=40)
     found = certify(net, X)
     measured = next(t for t in charts.bounds(found)["data"] if t["name"] == "measured")
     rows = found.table.filter(sample=0, quantity="residual", theorem="dong2021-2.3")

@@ -8,7 +8,6 @@ import torch
 from rankscope import Profile, fresh, measure
 from rankscope.cli.compare import Side, unique
 from rankscope.explorer.shelf import Shelf
-from rankscope.nets import named_variant
 from rankscope.sources import bundled_excerpts, load
 from tests.cli.running import inside, rankscope
 
@@ -23,7 +22,7 @@ def test_depths_and_widths_may_differ_and_the_numbers_are_those_of_measure() -> 
     tiny, mini = answer["lines"]
     assert (tiny["name"], mini["name"]) == ("bert-tiny (random weights)", "bert-mini:san (random weights)")
     for found, model, variant in ((tiny, "bert-tiny", "transformer"), (mini, "bert-mini", "san")):
-        net = named_variant(fresh(model), variant)
+        net = fresh(model).variant(variant)
         X, padding = net.encode(bundled_excerpts(8)[:2], 8)
         expected = measure(net, X, padding, ["relative_mu"]).curve("relative_mu", "log10").mean(0)
         assert torch.allclose(torch.tensor(found["log10"], dtype=torch.float64), expected, atol=1e-12)

@@ -121,10 +121,10 @@ def test_every_help_is_one_line_and_fits() -> None:
 
 def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.metrics import METRICS
-    from rankscope.nets import mask_matrix, named_variant
+    from rankscope.nets import mask_matrix
     from rankscope.nets.initial import SCHEMES
     from rankscope.nets.remedies import REMEDIES
-    from rankscope.nets.variant_names import PARTS
+    from rankscope.nets.variants import VARIANT_PARTS
     from rankscope.profiles import ARITHMETICS
     from rankscope.sources import PRESETS, fresh
     from rankscope.sources.texts import SPLITS
@@ -132,7 +132,7 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     from rankscope.theory.catalogue import THEOREMS
 
     assert ("minilm", *PRESETS) == names.MODELS
-    assert names.PARTS == PARTS and names.SPLITS == SPLITS and tuple(SCHEMES) == names.INITS
+    assert names.PARTS == VARIANT_PARTS and names.SPLITS == SPLITS and tuple(SCHEMES) == names.INITS
     assert tuple(METRICS) == names.METRICS and tuple(ARITHMETICS) == names.ARITHMETICS
     assert tuple(REMEDIES) == names.REMEDIES
     assert tuple(THEOREMS) == names.THEOREMS
@@ -140,7 +140,7 @@ def test_the_names_that_shells_complete_are_the_names_there_are() -> None:
     assert studies == [(study.paper, study.figure) for study in STUDIES]
     net = fresh("bert-tiny")
     for variant in names.VARIANTS:
-        named_variant(net, variant)
+        net.variant(variant)
     for mask in names.MASKS:
         mask_matrix(mask, 16)
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from rankscope import measure
 from rankscope.deviation import blocks, propagate
 from rankscope.deviation.propagate import DeviationStep
-from rankscope.deviation.witness import distance
+from rankscope.deviation.second_pass import distance
 from rankscope.metrics import Reading, metric
-from rankscope.nets import Architecture, Transformer, named_variant, streaming
+from rankscope.metrics.log_readings import ScaledPattern
+from rankscope.nets import Architecture, Transformer, streaming
 from rankscope.profiles import propagation
 from rankscope.profiles.needs import by_rows
 from tests.builders import normal
@@ -74,7 +75,7 @@ def test_states_are_those_of_the_whole_matrix(
 
 def test_pure_attention_at_any_depth() -> None:
     """Logs of residuals to the digits that they have, far below 1e-1000."""
-    net = named_variant(Transformer.random(Architecture(layers=9, width=32, heads=2), seed=0), "san")
+    net = Transformer.random(Architecture(layers=9, width=32, heads=2), seed=0).variant("san")
     *_, (whole, rows) = both(net, 0.5 * normal(1, 13, 32), None)
     assert float(whole.state.R.log) < -1000 * 2.31
     assert float(rows.state.R.log) == pytest.approx(float(whole.state.R.log), rel=1e-13)
@@ -103,7 +104,7 @@ def test_readings_are_those_of_the_whole_matrix(kind: str, padding: torch.Tensor
     net = Transformer.random(Architecture(**{"layers": 2, "width": 8, "heads": 2, **NETWORKS[kind]}), seed=1)
     X = normal(2, 11, 8, seed=2)
     if net.arch.cross_attention:
-        net = net.reading(normal(2, 7, 8, seed=3))
+        net = net.with_memory(normal(2, 7, 8, seed=3))
     whole = measure(net, X, padding, METRICS).table
     with rows_at_once(3, net, X):
         rows = measure(net, X, padding, METRICS).table
@@ -136,7 +137,7 @@ def test_what_rounding_decides_is_marked(divisor: float) -> None:
 
 
 def test_a_metric_with_a_rule_of_its_own_keeps_the_matrix() -> None:
-    def rule(P: Any, padding: torch.Tensor) -> Reading:
+    def rule(P: ScaledPattern) -> Reading:
         trace = P.matrix().diagonal(dim1=-2, dim2=-1).sum(-1)
         return Reading.of(trace, torch.zeros_like(trace))
 

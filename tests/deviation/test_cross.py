@@ -29,7 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_residuals_are_those_of_hundreds_of_digits(case: str) -> None:
-    net = awake(Architecture(**SMALL, **CASES[case]), 3).reading(normal(1, 5, 8, seed=9))
+    net = awake(Architecture(**SMALL, **CASES[case]), 3).with_memory(normal(1, 5, 8, seed=9))
     X = normal(1, 4, 8, seed=4)
     with mp.workdps(300):  # without skips the log triples from layer to layer
         exact = [log10_residual(state) for state in Network(net).states(X[0])]
@@ -43,14 +43,14 @@ def test_tokens_meet_far_below_float64() -> None:
     """What tokens differ by goes through a causal attention and the queries of a cross-attention to first
     order: below float64 it falls at one rate, however small it is."""
     arch = Architecture(**SMALL, **BARE, mask="causal").replace(layers=60)
-    net = awake(arch, 3).variant(layers=[0] * 60).reading(normal(1, 5, 8, seed=9))
+    net = awake(arch, 3).variant(layers=[0] * 60).with_memory(normal(1, 5, 8, seed=9))
     found = measure(net, normal(1, 4, 8, seed=4), metrics="residual").curve("residual", "log10")[0]
     rates = found[41:] - found[40:-1]
     assert float(found[-1]) < -30 and float(rates.max() - rates.min()) < 1e-6
 
 
 def test_equal_tokens_stay_equal() -> None:
-    net = awake(Architecture(**SMALL), 3).reading(normal(2, 5, 8, seed=9))
+    net = awake(Architecture(**SMALL), 3).with_memory(normal(2, 5, 8, seed=9))
     found = measure(net, normal(2, 1, 8, seed=4).expand(-1, 4, -1), metrics="mu")
     assert float(found.curve("mu").max()) == 0.0
 
@@ -64,8 +64,10 @@ def test_padding_of_tokens_and_memory(kind: str) -> None:
     aside[0, 3:] = aside[2, :4] = aside[4, 1::2] = True
     X, M = normal(5, 6, 8, seed=4), normal(5, 7, 8, seed=9)
     net = awake(Architecture(**SMALL, norm_place="pre", mask="causal"), 3).variant(layers=2)
-    together = measure(net.reading(M, aside), X, hidden, "mu", batch=2, confirm=kind == "doubled").curve("mu")
+    together = measure(net.with_memory(M, aside), X, hidden, "mu", batch=2, confirm=kind == "doubled").curve(
+        "mu"
+    )
     for sample in range(5):
-        alone = net.reading(M[sample : sample + 1, ~aside[sample]])
+        alone = net.with_memory(M[sample : sample + 1, ~aside[sample]])
         mine = measure(alone, X[sample : sample + 1, ~hidden[sample]], None, "mu", "float64").curve("mu")
         torch.testing.assert_close(together[sample], mine[0], rtol=1e-11, atol=0)

@@ -12,10 +12,10 @@ from rankscope.deviation import Scaled, State, applies, finish, propagate
 from rankscope.deviation.mlp import mlp
 from rankscope.deviation.readings import read
 from rankscope.deviation.scaled import LOWEST
-from rankscope.deviation.state import Real
+from rankscope.deviation.state import ValidTokens
 from rankscope.errors import ArchitectureError
 from rankscope.metrics import metric
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 from tests.builders import normal
 from tests.strategies import architectures
@@ -55,7 +55,7 @@ def test_states_and_attention_equal_float64_where_that_can_see(
 def test_pure_attention_cubes_its_residual(seed: int, heads: int) -> None:
     """Dong et al. 2021, Thm 2.3: log res grows by 3 a layer. Measured to layer 12, at 1e-100000."""
     arch = Architecture(layers=12, width=32, heads=heads)
-    net = named_variant(Transformer.random(arch, seed=seed, init="xavier"), "san")
+    net = Transformer.random(arch, seed=seed, init="xavier").variant("san")
     log10 = measure(net, 0.5 * tokens(16, 32, seed=seed), metrics=["residual"]).curve("residual", "log10")[0]
     assert log10[2] < log10[1] < log10[0]
     ratio = log10[1:] / log10[:-1]
@@ -74,7 +74,7 @@ def test_masks_and_relative_positions_make_the_fall_exponential(change: dict[str
 
     The factor is bounded away from 0: over 40 layers its log varies, but does not grow."""
     arch = Architecture(layers=40, width=32, heads=2, **change)
-    net = named_variant(Transformer.random(arch, seed=1, init="xavier"), "san")
+    net = Transformer.random(arch, seed=1, init="xavier").variant("san")
     state = net.state()
     for name, tensor in state.items():
         if name.endswith(("bias_table", "content_bias", "position_bias")):
@@ -93,7 +93,7 @@ def test_skips_stop_the_collapse() -> None:
     arch = Architecture(layers=100, width=32, heads=2)
     X = tokens(16, 32)
     for name in ("san+skip", "san+norm+skip"):
-        net = named_variant(Transformer.random(arch, seed=1), name)
+        net = Transformer.random(arch, seed=1).variant(name)
         curve = measure(net, X, metrics=["relative_residual"]).curve("relative_residual")
         assert float(curve.min()) > 0.02
 
@@ -112,7 +112,7 @@ THOUSANDS = [
 def test_a_thousand_layers_stay_in_range(mask: str, name: str, gain: float) -> None:
     """Collapse to 10^(-10^299) or growth beyond 10^308: every number stays a number."""
     arch = Architecture(layers=4, width=8, heads=2, mask=mask, biases=False)
-    net = named_variant(Transformer.random(arch, seed=1, init="xavier"), name).variant(layers=1000)
+    net = Transformer.random(arch, seed=1, init="xavier").variant(name).variant(layers=1000)
     tensors = {k: gain * v if k.endswith("weight") else v for k, v in net.state().items()}
     net = Transformer.from_weights(net.arch, tensors)
     names = ["relative_residual", "mu", "mean_cosine_gap", "dobrushin", "residual_effective_rank"]
@@ -127,7 +127,7 @@ def test_a_thousand_layers_stay_in_range(mask: str, name: str, gain: float) -> N
 
 
 def test_what_falls_through_the_lowest_scale_is_at_the_floor() -> None:
-    net = named_variant(Transformer.random(Architecture(layers=1, width=8, heads=1), init="xavier"), "san")
+    net = Transformer.random(Architecture(layers=1, width=8, heads=1), init="xavier").variant("san")
     profile = measure(net.variant(layers=700), tokens(5, 8), metrics=["residual"], estimate=False)
     marked = profile.curve("residual", "below_floor")[0]
     assert marked[-1] == 1 and marked[300] == 0
@@ -136,7 +136,7 @@ def test_what_falls_through_the_lowest_scale_is_at_the_floor() -> None:
 
 @pytest.mark.parametrize("name", ["san", "san+norm", "san+mlp", "transformer"])
 def test_equal_tokens_stay_exactly_equal(name: str) -> None:
-    net = named_variant(Transformer.random(Architecture(layers=3, width=8, heads=2), init="xavier"), name)
+    net = Transformer.random(Architecture(layers=3, width=8, heads=2), init="xavier").variant(name)
     X = tokens(1, 8).expand(2, 6, 8).clone()
     profile = measure(net, X, metrics=["residual", "relative_mu", "mean_cosine_gap", "affine_rank"])
     for each in profile.metrics:
@@ -164,7 +164,7 @@ def test_one_token_only_padding_and_silent_heads() -> None:
         for plain, step in zip(silent.steps(X), propagate(silent, X), strict=True):
             assert torch.allclose(step.state.tokens(), plain.state, atol=1e-12)
     # Zero queries without skips: one layer averages everything, exactly.
-    san = named_variant(Transformer.from_weights(net.arch, state), "san")
+    san = Transformer.from_weights(net.arch, state).variant("san")
     assert measure(san, tokens(5, 8), metrics=["residual"]).curve("residual", "log10")[0, 1] == -math.inf
 
 
@@ -189,7 +189,7 @@ def test_metrics_agree_with_float64s_where_it_can_see(scale: float, seed: int) -
 
 @pytest.mark.parametrize("name", ["residual@argmin", "relative_residual@argmin", "max_residual@argmin"])
 def test_other_centres_work_at_any_scale(name: str) -> None:
-    net = named_variant(Transformer.random(Architecture(layers=5, width=6, heads=1), init="xavier"), "san")
+    net = Transformer.random(Architecture(layers=5, width=6, heads=1), init="xavier").variant("san")
     X = tokens(4, 6)
     log10 = measure(net, X, metrics=[name]).curve(name, "log10")[0]
     mean = measure(net, X, metrics=[name.partition("@")[0]]).curve(name.partition("@")[0], "log10")[0]
@@ -256,7 +256,7 @@ def test_attention_is_never_negative_and_has_its_entropy() -> None:
 
 def test_value_and_log10_say_the_same_or_the_value_is_out_of_range() -> None:
     arch = Architecture(layers=200, width=8, heads=2, biases=False)
-    shrinking = named_variant(Transformer.random(arch), "san")
+    shrinking = Transformer.random(arch).variant("san")
     profile = measure(shrinking, tokens(5, 8), metrics=["mu", "sigma_min", "max_residual"])
     for name in profile.metrics:
         value, log10 = profile.curve(name), profile.curve(name, "log10")
@@ -292,7 +292,7 @@ def test_an_mlp_far_out_in_its_tails_does_not_lose_what_tokens_differ_by(activat
     arch = Architecture(layers=1, width=8, heads=1, norm="none", biases=False, activation=activation)
     layer = Transformer.random(arch, init="xavier").weights.layers[0]
     x, R = 1e20 * tokens(1, 8)[:, 0], tokens(4, 8, seed=3)
-    real = Real(torch.ones(1, 4, dtype=torch.bool))
+    real = ValidTokens(torch.ones(1, 4, dtype=torch.bool))
     assert layer.mlp is not None
     found = mlp(arch, layer.mlp, State(Scaled.plain(x), Scaled.plain(R), real)).R.explicit()
     opened = torch.ones(1, 32) if activation == "identity" else x @ layer.mlp.up.weight > 0

@@ -7,7 +7,7 @@ import mpmath as mp
 import pytest
 
 from rankscope.deviation import propagate
-from rankscope.nets import Architecture, Transformer, mask_matrix, named_variant
+from rankscope.nets import Architecture, Transformer, mask_matrix
 from rankscope.nets.remedies import remedy
 from rankscope.profiles import measure
 from tests.builders import awake, normal, thinned
@@ -149,7 +149,7 @@ def test_sinkhorn_attention_collapses_doubly_exponentially_and_no_slower_than_so
     softmax, and by the last layer the residual is no larger than a softmax's, a tenth of its log to spare."""
     for seed in range(3):
         net = Transformer.random(Architecture(layers=7, width=16, heads=4), seed=seed, init="xavier")
-        san, X, last = named_variant(net, "san"), normal(1, 8, 16, seed=seed + 100), []
+        san, X, last = net.variant("san"), normal(1, 8, 16, seed=seed + 100), []
         for kernel in ("softmax", "sinkhorn:3", "sinkhorn:10"):
             log10 = measure(san.variant(kernel=kernel), X, metrics="residual").curve("residual", "log10")[0]
             dropped = log10.diff()

@@ -6,7 +6,7 @@ import mpmath as mp
 import pytest
 import torch
 
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 from tests.builders import awake, normal
 from tests.deviation.reference import Network, log10_residual
@@ -52,7 +52,7 @@ def test_differences_within_clusters_are_resolved() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["transformer", "san"])
 def test_a_whole_bert_base_is_confirmed(variant: str) -> None:
-    net = named_variant(Transformer.random(Architecture(layers=12, width=768, heads=12), seed=0), variant)
+    net = Transformer.random(Architecture(layers=12, width=768, heads=12), seed=0).variant(variant)
     once, twice = (measure(net, normal(1, 16, 768), confirm=sure) for sure in (False, True))
     assert not twice.table["below_floor"].any()
     logs = (each.curve("relative_residual", "log10") for each in (once, twice))

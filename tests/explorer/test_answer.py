@@ -42,7 +42,7 @@ def test_the_numbers_are_those_of_the_library(served: Served, turns: dict[str, A
     assert list(parts) == ["curve", "cloud", "paths", "bounds", "end"]
     net = tiny()
     if "remedies" in turns:
-        net = net.variant(layers=turns["layers"]).remedied("attnscale", w=0.5).remedied("sqrtl")
+        net = net.variant(layers=turns["layers"]).with_remedy("attnscale", w=0.5).with_remedy("sqrtl")
     changes = {key: value for key, value in turns.items() if key in ("skip", "mlp", "norm", "mask", "layers")}
     divisor = turns.get("divisor", net.arch.divisor) * turns.get("temperature", 1.0)
     if "window" in turns:

@@ -160,7 +160,7 @@ def fitting(name: str) -> Architecture:
         TASK.architecture(2, 8, 2, norm_place="post", final_norm=False),
     )
     try:
-        net = Transformer.random(before).remedied(name)
+        net = Transformer.random(before).with_remedy(name)
     except ArchitectureError:
         return after
     return TASK.architecture(2, 8, 2, mask="complete") if reads_ahead(net) else before

@@ -39,7 +39,7 @@ def tokens(seed: int = 1) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("padding", [None, PADDING])
 def test_its_numbers_are_those_of_the_plain_rules(kind: str, padding: Tensor | None) -> None:
-    net = Transformer.random(ARCH.replace(**KINDS[kind]), init="xavier").remedied("attnscale", w=0.3)
+    net = Transformer.random(ARCH.replace(**KINDS[kind]), init="xavier").with_remedy("attnscale", w=0.3)
     module, run = Trainable(net), net.run(tokens(), padding)
     assert set(module.state_dict()) == set(net.state())
     assert torch.equal(module(tokens(), padding), run.output)
@@ -53,7 +53,7 @@ def test_its_numbers_are_those_of_the_plain_rules(kind: str, padding: Tensor | N
 
 def test_a_decoder_reads_its_memory_in_any_dtype() -> None:
     net = Transformer.random(ARCH.replace(cross_attention=True, mask="causal"), init="xavier")
-    net = net.reading(tokens(3)[:, :4])
+    net = net.with_memory(tokens(3)[:, :4])
     module = Trainable(net)
     assert torch.equal(module(tokens()), net.run(tokens()).output)
     narrow = module.float()(tokens().float())
@@ -63,7 +63,7 @@ def test_a_decoder_reads_its_memory_in_any_dtype() -> None:
 
 def test_what_is_learnt_is_saved_and_loads_again(tmp_path: Path) -> None:
     """Tensors of a remedy are trained with the rest; the network that was given stays as it was."""
-    net = Transformer.random(ARCH, init="xavier").remedied("attnscale", w=0.0)
+    net = Transformer.random(ARCH, init="xavier").with_remedy("attnscale", w=0.0)
     before = {name: each.clone() for name, each in net.state().items()}
     module = Trainable(net)
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
@@ -85,7 +85,7 @@ def test_what_is_learnt_is_saved_and_loads_again(tmp_path: Path) -> None:
 def test_a_watch_sees_in_it_what_is_measured_of_its_network(remedy: str | None) -> None:
     """Attention too, which a remedy has changed."""
     net = Transformer.random(ARCH.replace(mask="causal", norm_place="pre"), init="xavier")
-    net = net if remedy is None else net.remedied(remedy)
+    net = net if remedy is None else net.with_remedy(remedy)
     names = ["relative_residual", "mu", "entropy", "dobrushin", "head_mu"]
     names = names if remedy is None else [*names[:2], "head_mu"]
     module = Trainable(net)
@@ -112,7 +112,7 @@ def gradients(model: Any, net: Transformer, ids: Tensor, padding: Tensor) -> lis
     (out * weight).sum().backward()
     module = Trainable(net)
     (module(*net.encode(ids, padding=padding)) * weight).sum().backward()
-    mapped = dict(family.others(core))
+    mapped = dict(family.other_tensors(core))
     for index, block in enumerate(family.blocks(core)):
         mapped |= {f"layers.{index}.{name}": each for name, each in family.layer(block, net.arch).items()}
     mine = {name: each.grad for name, each in module.named_parameters()}

@@ -1,10 +1,8 @@
-"""A trial trains a remedy with several seeds and measures what became of it; pieces of work side by side."""
+"""A trial trains a remedy with several seeds and measures what became of it."""
 
 import math
-import os
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -13,7 +11,6 @@ from torch.nn import functional as F
 
 from rankscope.lab import Training
 from rankscope.lab.ahead import reads_ahead
-from rankscope.lab.side_by_side import side_by_side
 from rankscope.lab.trial import SETTINGS, LateError, Sizes, Trial, finished, gradients
 from rankscope.nets import Transformer
 
@@ -71,7 +68,7 @@ def test_what_does_not_go_there_is_refused_in_the_table(remedy: str, setting: st
 def test_reading_ahead_is_found_where_tokens_become_the_same() -> None:
     """After 48 layers without skips nothing of what was read is left, to float64."""
     deep = trial("none", "no skips", 48).training().networks()[0].arch
-    assert reads_ahead(Transformer.random(deep).remedied("sinkhorn"))
+    assert reads_ahead(Transformer.random(deep).with_remedy("sinkhorn"))
     assert deep.mask == "causal" and not reads_ahead(Transformer.random(deep))
 
 
@@ -140,32 +137,3 @@ def test_gradients_are_those_of_the_loss(remedy: str) -> None:
 def test_it_ends_when_the_time_is_over() -> None:
     with pytest.raises(LateError, match="step 4 of 4"):
         trial().table(until=time.time())
-
-
-def squared(number: int) -> int:
-    """Of a module, as processes look it up; some do badly."""
-    if number == 5:
-        raise ValueError("five")
-    return number * number
-
-
-def dies_once(path: str) -> int:
-    """The first time, with its process."""
-    if path and not Path(path).exists():
-        Path(path).touch()
-        os._exit(1)
-    return os.getpid()
-
-
-def test_pieces_come_longest_first_and_one_that_fails_stops_no_other() -> None:
-    made = list(side_by_side(squared, [2, 5, 9, 1], size=float))
-    assert [each.piece for each in made] == [9, 5, 2, 1]
-    assert [each.found for each in made] == [81, None, 4, 1]
-    assert made[1].failed == "ValueError: five"
-    assert list(side_by_side(squared, [2, 1], size=float, until=time.time())) == []
-
-
-@pytest.mark.slow
-def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
-    made = list(side_by_side(dies_once, [str(tmp_path / "seen"), ""], 2, size=lambda path: 1 + len(path)))
-    assert len(made) == 2 and all(each.failed is None and each.found != os.getpid() for each in made)

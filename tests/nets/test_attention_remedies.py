@@ -10,12 +10,12 @@ from torch import Tensor
 
 from rankscope.deviation import propagate, rounded
 from rankscope.errors import ArchitectureError, PathError, TheoremError
-from rankscope.nets import Architecture, Transformer, mask_matrix, named_variant
+from rankscope.nets import Architecture, Transformer, mask_matrix
 from rankscope.nets.plain import Plain
 from rankscope.nets.remedies import remedy
 from rankscope.nets.traversal import traverse
 from rankscope.paths import decompose
-from rankscope.sources.saved import read_saved
+from rankscope.sources.saved_network import read_saved
 from rankscope.theory import certify
 from tests.builders import normal, thinned
 from tests.deviation.remedied import check_paths, small
@@ -30,7 +30,7 @@ ALIKE = ["sinkhorn:rounds=3", "logn:gamma=0.8", "differential", "linear"]
 
 def network(mask: str = "complete", variant: str = "transformer", **fields: Any) -> Transformer:
     arch = Architecture(layers=3, width=8, heads=2, mask=mask, mlp_width=16, **fields)
-    return named_variant(Transformer.random(arch, seed=1, init="xavier"), variant)
+    return Transformer.random(arch, seed=1, init="xavier").variant(variant)
 
 
 def scores(net: Transformer, prefix: str = "layers.0.attention") -> Tensor:
@@ -60,7 +60,7 @@ def first(net: Transformer) -> Tensor:
 def test_sinkhorn_divides_columns_and_rows_in_turn(mask: str) -> None:
     """Loops over tokens; only real ones have sums."""
     net = network(mask)
-    found = first(net.remedied("sinkhorn", rounds=3))
+    found = first(net.with_remedy("sinkhorn", rounds=3))
     expected = softmax(scores(net), mask)
     for sample in range(2):
         real = [i for i in range(6) if not PADDING[sample, i]]
@@ -72,7 +72,7 @@ def test_sinkhorn_divides_columns_and_rows_in_turn(mask: str) -> None:
                     P[i] = P[i] / sum(float(P[i, j]) for j in real)
     assert torch.allclose(found, expected, atol=1e-14)
     if mask == "complete":
-        many = first(net.remedied("sinkhorn", rounds=200))
+        many = first(net.with_remedy("sinkhorn", rounds=200))
         assert torch.allclose(many.sum(-2), (~PADDING).double()[:, None], atol=1e-12)
 
 
@@ -87,7 +87,7 @@ def test_scores_grow_with_the_log_of_the_number_of_real_tokens(mask: str) -> Non
     net = network(mask)
     gain = torch.tensor([math.log(6), math.log(4)])[:, None, None, None] * 0.8
     assert torch.allclose(
-        first(net.remedied("logn", gamma=0.8)), softmax(scores(net) * gain, mask), atol=1e-14
+        first(net.with_remedy("logn", gamma=0.8)), softmax(scores(net) * gain, mask), atol=1e-14
     )
 
 
@@ -95,7 +95,7 @@ def test_scores_grow_with_the_log_of_the_number_of_real_tokens(mask: str) -> Non
 def test_the_gain_multiplies_positions_and_caps_as_well(fields: dict[str, Any]) -> None:
     """log P, but for a constant of each row, is so many times what it was."""
     net = network(**fields)
-    logs = [first(each)[0].log() for each in (net, net.remedied("logn", gamma=0.8))]
+    logs = [first(each)[0].log() for each in (net, net.with_remedy("logn", gamma=0.8))]
     before, after = (each - each.mean(-1, keepdim=True) for each in logs)
     assert torch.allclose(after, 0.8 * math.log(6) * before, atol=1e-12)
 
@@ -103,7 +103,7 @@ def test_the_gain_multiplies_positions_and_caps_as_well(fields: dict[str, Any]) 
 @pytest.mark.parametrize("norm", [0, 1])
 @pytest.mark.parametrize("mask", MASKS)
 def test_differential_attention(mask: str, norm: int) -> None:
-    net = network(mask).remedied("differential", norm=norm)
+    net = network(mask).with_remedy("differential", norm=norm)
     state, mine = net.state(), "layers.0.parts.differential"
     a, b, c, d = (state[f"{mine}.lambda_{each}"] for each in ("query_1", "key_1", "query_2", "key_2"))
     weight = math.exp(float(a @ b)) - math.exp(float(c @ d)) + 0.2
@@ -120,7 +120,7 @@ def test_differential_attention(mask: str, norm: int) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 def test_the_second_differential_attention(mask: str, key_heads: int) -> None:
     """Each token takes its own share of a second attention to the same keys and values."""
-    net = network(mask, key_heads=key_heads).remedied("differential2")
+    net = network(mask, key_heads=key_heads).with_remedy("differential2")
     state, found = net.state(), first(net)
     mine = {name: state[f"layers.0.parts.differential2.{name}"] for name in ("query", "share")}
     k = torch.einsum("btd,dhc->bhtc", X, state["layers.0.attention.key.weight"])
@@ -137,14 +137,14 @@ def test_the_second_differential_attention(mask: str, key_heads: int) -> None:
 
 
 def test_paths_take_the_second_differential_attention_as_it_came_out() -> None:
-    check_paths(small(norm_place="pre", mask="causal").remedied("differential2"))
+    check_paths(small(norm_place="pre", mask="causal").with_remedy("differential2"))
 
 
 @pytest.mark.parametrize(
     ("spec", "variant", "mask"), thinned(SPECS, ["transformer", "san", "san+norm"], MASKS)
 )
 def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: str) -> None:
-    net = network(mask, variant).remedied(spec)
+    net = network(mask, variant).with_remedy(spec)
     equal(net)
 
 
@@ -162,7 +162,7 @@ def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: 
 def test_remedies_go_together(specs: tuple[str, ...], mask: str) -> None:
     net = network(mask, "san+norm")
     for spec in specs:
-        net = net.remedied(spec)
+        net = net.with_remedy(spec)
     equal(net)
 
 
@@ -181,7 +181,7 @@ def equal(net: Transformer) -> None:
 )
 def test_in_doubled_precision(spec: str) -> None:
     """One layer by the same rules with 32 digits."""
-    net = network("causal", kernel="linear") if spec == "linear" else network("causal").remedied(spec)
+    net = network("causal", kernel="linear") if spec == "linear" else network("causal").with_remedy(spec)
     net = net.variant(layers=1, mlp=False)
     plain, fine = (list(propagate(net, X, PADDING, doubled=each))[1] for each in (False, True))
     assert torch.allclose(rounded(fine).state.tokens(), plain.state.tokens(), rtol=0, atol=1e-12)
@@ -210,7 +210,7 @@ def test_weights_of_the_linear_kernel_that_floating_point_cannot_hold() -> None:
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_saved_and_read_back(spec: str, tmp_path: Any) -> None:
-    net = network().remedied(spec)
+    net = network().with_remedy(spec)
     net.save(tmp_path / "net")
     again = read_saved(tmp_path / "net")
     assert again.arch == net.arch and again.fingerprint == net.fingerprint
@@ -219,14 +219,14 @@ def test_saved_and_read_back(spec: str, tmp_path: Any) -> None:
 
 def test_theorems_and_paths_refuse_with_a_reason() -> None:
     san = network(variant="san")
-    found = certify(san.remedied("differential"), X, theorems="dong2021-2.3").table
+    found = certify(san.with_remedy("differential"), X, theorems="dong2021-2.3").table
     assert not found["met"].any() and "differential" in found["why"][0]
     with pytest.raises(TheoremError, match="log of the number of tokens"):
-        certify(san.remedied("logn"), X)
-    found = certify(san.remedied("sinkhorn"), X, theorems="dong2021-2.3").table
+        certify(san.with_remedy("logn"), X)
+    found = certify(san.with_remedy("sinkhorn"), X, theorems="dong2021-2.3").table
     assert not found["met"].any() and "a kernel other than softmax" in found["why"][0]
     with pytest.raises(PathError, match="head_norm changes the heads"):
-        decompose(san.remedied("differential"), X)
+        decompose(san.with_remedy("differential"), X)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_differential_attention_is_that_of_diffllama(key_heads: int, spread: flo
         layers=4, width=16, heads=2, key_heads=key_heads // 2, head_width=4, value_width=8, mask="causal",
         positions="rotary", norm="none", mlp="none", attention_skip=0.0, biases=False,
     )  # fmt: skip
-    net = Transformer.random(arch, seed=0).remedied("differential")
+    net = Transformer.random(arch, seed=0).with_remedy("differential")
     state, prefix = net.state(), f"layers.{index}"
 
     def split(linear: torch.nn.Linear) -> tuple[Tensor, Tensor]:
@@ -281,6 +281,6 @@ def test_differential_attention_is_that_of_diffllama(key_heads: int, spread: flo
     hidden = torch.full((n, n), -torch.inf, dtype=torch.float64).triu(1)[None, None]
     with torch.no_grad():
         expected = theirs(tokens, turned, hidden)[0]
-    rules = Plain(net.arch, net.setting(tokens, torch.ones(1, n, dtype=torch.bool)))
+    rules = Plain(net.arch, net.settings(tokens, torch.ones(1, n, dtype=torch.bool)))
     found = traverse(net.blocks[index], rules, tokens).state
     assert torch.allclose(found, expected, rtol=0, atol=within)

@@ -40,19 +40,19 @@ class Weighted(Remedied):
     [("rezero", "pre"), ("skipinit", "post"), ("sqrtl", "post"), ("sqrtl", "pre"), ("lnscale", "pre")],
 )
 def test_weights_are_their_formulas(name: str, place: Any, mask: str) -> None:
-    net = stirred(small(norm_place=place, mask=mask).remedied(name))
+    net = stirred(small(norm_place=place, mask=mask).with_remedy(name))
     check(net, Weighted(net))
 
 
 @pytest.mark.parametrize("name", ["rezero", "skipinit", "sqrtl", "lnscale"])
 def test_every_digit_below_float64(name: str) -> None:
-    net = stirred(small(norm_place="pre", layers=4, **PURE).remedied(name))
+    net = stirred(small(norm_place="pre", layers=4, **PURE).with_remedy(name))
     assert check_digits(net, Weighted(net), normal(1, 4, 4, seed=1)) < -20
 
 
 @pytest.mark.parametrize("name", ["rezero", "skipinit"])
 def test_at_first_a_layer_is_the_identity_without_norms(name: str) -> None:
-    net, X = small(norm_place="post").remedied(name), normal(2, 5, 4)
+    net, X = small(norm_place="post").with_remedy(name), normal(2, 5, 4)
     assert net.arch.norm == "none" and not any("_norm" in each for each in net.state())
     assert torch.equal(net.run(X).output, X)
 
@@ -60,13 +60,13 @@ def test_at_first_a_layer_is_the_identity_without_norms(name: str) -> None:
 def test_rezero_has_one_number_a_layer_and_skipinit_one_a_branch() -> None:
     plain = small()
     for name, numbers in (("rezero", 1), ("skipinit", 2)):
-        held = [each for each in plain.remedied(name).state() if each.startswith("layers.1.parts.")]
+        held = [each for each in plain.with_remedy(name).state() if each.startswith("layers.1.parts.")]
         assert len(held) == numbers
-    assert len([e for e in small(mlp="none").remedied("skipinit").state() if ".1.parts." in e]) == 1
+    assert len([e for e in small(mlp="none").with_remedy("skipinit").state() if ".1.parts." in e]) == 1
 
 
 def test_a_deeper_variant_has_branches_of_its_own_depth() -> None:
-    net, X = small().remedied("sqrtl"), normal(2, 5, 4)
+    net, X = small().with_remedy("sqrtl"), normal(2, 5, 4)
     deeper = net.variant(layers=[0, 1, 2, 0])
     alone = Transformer.from_weights(deeper.arch, deeper.state())
     assert torch.equal(deeper.run(X).output, alone.run(X).output)
@@ -76,7 +76,7 @@ def test_a_deeper_variant_has_branches_of_its_own_depth() -> None:
 def test_deepnorm_is_its_skip_weight() -> None:
     """On the weights as it divides them, a post-norm network of that skip weight, and nothing else."""
     plain, X = small(norm_place="post", mlp="gated"), normal(2, 5, 4)
-    net = plain.remedied("deepnorm")
+    net = plain.with_remedy("deepnorm")
     assert net.arch == plain.arch.replace(attention_skip=6**0.25, mlp_skip=6**0.25)
     divided = (".value.", ".output.", ".mlp.gate.", ".down.")  # the gate goes through the activation
     for name, tensor in net.state().items():
@@ -85,25 +85,25 @@ def test_deepnorm_is_its_skip_weight() -> None:
     skipping = Transformer.from_weights(plain.arch, net.state()).variant(skip=6**0.25)
     assert torch.equal(net.run(X).output, skipping.run(X).output)
     check(net, Remedied(net))
-    assert net.remedied("lambda", weight=0.7).arch.attention_skip == 0.7
+    assert net.with_remedy("lambda", weight=0.7).arch.attention_skip == 0.7
 
 
 def test_deepnorm_on_a_decoder_has_its_own_numbers_and_goes_on_once() -> None:
     plain = small(norm_place="post", cross_attention=True)
-    net = plain.remedied("deepnorm")
+    net = plain.with_remedy("deepnorm")
     assert net.arch.attention_skip == net.arch.mlp_skip == 9**0.25
     for name in ("attention.value", "cross.value", "cross.output", "mlp.up", "mlp.down"):
         before, after = (each.state()[f"layers.1.{name}.weight"] for each in (plain, net))
         assert torch.allclose(after, before / 36**0.25, rtol=1e-15, atol=0)
     with pytest.raises(ArchitectureError, match="on already"):
-        net.remedied("deepnorm")
-    repeated: Any = plain.variant(layers=[0, 0, 1]).remedied("deepnorm").weights.layers
+        net.with_remedy("deepnorm")
+    repeated: Any = plain.variant(layers=[0, 0, 1]).with_remedy("deepnorm").weights.layers
     assert repeated[0].mlp.up.weight is repeated[1].mlp.up.weight  # what was shared stays shared
 
 
 @pytest.mark.parametrize("spec", ["lambda:weight=0.4", "deepnorm"])
 def test_skips_go_on_pure_attention(spec: str) -> None:
-    net = small(norm_place="post", mlp="none").remedied(spec)
+    net = small(norm_place="post", mlp="none").with_remedy(spec)
     check_digits(net, Remedied(net), normal(1, 4, 4, seed=1))
 
 
@@ -118,19 +118,19 @@ def test_skips_go_on_pure_attention(spec: str) -> None:
 )
 def test_where_one_has_no_meaning_it_says_so(name: str, fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ArchitectureError, match=says):
-        small(**fields).remedied(name)
+        small(**fields).with_remedy(name)
 
 
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.parametrize("name", ["rezero", "skipinit", "sqrtl", "lnscale"])
 def test_paths_add_up(name: str, parallel: bool) -> None:
-    check_paths(stirred(small(norm_place="pre", parallel=parallel).remedied(name)))
+    check_paths(stirred(small(norm_place="pre", parallel=parallel).with_remedy(name)))
 
 
 @pytest.mark.parametrize("name", ["skipinit", "lnscale"])
 def test_heaviest_paths_are_proved(name: str) -> None:
     """Against all of them, one by one."""
-    net, X = stirred(small(norm_place="pre", layers=2).remedied(name)), normal(1, 5, 4)
+    net, X = stirred(small(norm_place="pre", layers=2).with_remedy(name)), normal(1, 5, 4)
     d = decompose(net, X)
     counts = d.by_length().counts
     every = [path for length, count in enumerate(counts) for path in d.sample(length, count)]
@@ -142,6 +142,6 @@ def test_heaviest_paths_are_proved(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rezero", "skipinit", "sqrtl", "lnscale"])
 def test_saved_and_read_back(name: str) -> None:
-    net = stirred(small(norm_place="pre").remedied(name))
+    net = stirred(small(norm_place="pre").with_remedy(name))
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
     assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint

@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.dropout import Dropout, training_states
-from rankscope.nets.variants import named_variant
 from rankscope.studies.wu2024 import networks
 
 
@@ -23,7 +22,7 @@ def test_without_dropout_training_is_the_plain_forward_pass(
     variant: str, place: str, padded: str | None
 ) -> None:
     arch = Architecture(layers=3, width=12, heads=3, mask="causal", norm_place=place)  # type: ignore[arg-type]
-    net = named_variant(Transformer.random(arch, seed=1), networks.VARIANTS[variant])
+    net = Transformer.random(arch, seed=1).variant(networks.VARIANTS[variant])
     X = torch.randn(2, 7, 12, dtype=torch.float64)
     padding = torch.zeros(2, 7, dtype=torch.bool)
     if padded is not None:

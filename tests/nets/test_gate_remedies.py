@@ -39,13 +39,13 @@ def woken(net: Transformer) -> Transformer:
 @pytest.mark.parametrize(("mask", "biases"), [("complete", False), ("causal", True)])
 @pytest.mark.parametrize(("name", "exact"), [("gate", Network), ("headgate", Gated)])
 def test_they_are_their_formulas(name: str, exact: type[Network], mask: str, biases: bool) -> None:
-    net = woken(stirred(small(norm_place="pre", mask=mask, biases=biases).remedied(name)))
+    net = woken(stirred(small(norm_place="pre", mask=mask, biases=biases).with_remedy(name)))
     check(net, exact(net))
 
 
 @pytest.mark.parametrize(("name", "exact"), [("gate", Network), ("headgate", Gated)])
 def test_every_digit_of_pure_attention(name: str, exact: type[Network]) -> None:
-    net = small(layers=4, mlp="none", norm="none", attention_skip=0.0, biases=False).remedied(name)
+    net = small(layers=4, mlp="none", norm="none", attention_skip=0.0, biases=False).with_remedy(name)
     check_digits(woken(net), exact(woken(net)), normal(1, 4, 4, seed=1))
 
 
@@ -53,7 +53,7 @@ def test_every_digit_of_pure_attention(name: str, exact: type[Network]) -> None:
 def test_they_start_half_open(name: str) -> None:
     """N(0, 0.02), each layer drawn for itself, biases 0; the rest of the network is as it was."""
     plain = Transformer.random(Architecture(layers=2, width=64, heads=4))
-    net = plain.remedied(name)
+    net = plain.with_remedy(name)
     drawn = [tensor for key, tensor in net.state().items() if key.endswith("gate.weight")]
     assert len(drawn) == 2 and not torch.equal(*drawn)
     for tensor in drawn:
@@ -63,7 +63,7 @@ def test_they_start_half_open(name: str) -> None:
 
 
 def test_a_gate_of_each_entry_alike_is_one_of_the_head() -> None:
-    net, X = woken(small(norm_place="pre").remedied("headgate")), normal(2, 5, 4)
+    net, X = woken(small(norm_place="pre").with_remedy("headgate")), normal(2, 5, 4)
     state: dict[str, Any] = net.state()
     for layer in range(3):
         for leaf in ("weight", "bias"):
@@ -74,18 +74,18 @@ def test_a_gate_of_each_entry_alike_is_one_of_the_head() -> None:
 
 
 def test_paths_take_one_and_refuse_the_other() -> None:
-    check_paths(woken(small(norm_place="pre").remedied("gate")))
+    check_paths(woken(small(norm_place="pre").with_remedy("gate")))
     with pytest.raises(PathError, match="headgate changes the heads"):
-        decompose(small().remedied("headgate"), normal(1, 5, 4))
+        decompose(small().with_remedy("headgate"), normal(1, 5, 4))
 
 
 def test_heads_have_one_gate() -> None:
     with pytest.raises(ArchitectureError, match="have gates"):
-        small().remedied("gate").remedied("gate")
+        small().with_remedy("gate").with_remedy("gate")
 
 
 @pytest.mark.parametrize("name", ["gate", "headgate"])
 def test_saved_and_read_back(name: str) -> None:
-    net = small().remedied(name)
+    net = small().with_remedy(name)
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
     assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint

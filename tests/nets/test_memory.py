@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rankscope.errors import ArchitectureError, TokensError
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.nets.dropout import Dropout, training_states
 from rankscope.nets.order import norms, order
 from tests.builders import awake, normal
@@ -22,7 +22,7 @@ def test_cross_attention_is_its_formula() -> None:
     tensors = awake(arch, 3).state()
     tensors["layers.0.attention.output.weight"] = torch.zeros(2, 4, 8, dtype=torch.float64)
     X, M = normal(1, 5, 8, seed=1), normal(1, 7, 8, seed=2)
-    run = Transformer.from_weights(arch, tensors).reading(M).run(X, attention=True)
+    run = Transformer.from_weights(arch, tensors).with_memory(M).run(X, attention=True)
     Q, K, V, out = (tensors[f"layers.0.cross.{name}.weight"] for name in ("query", "key", "value", "output"))
     added = torch.zeros_like(X)
     for h in range(2):
@@ -66,8 +66,8 @@ def test_the_third_half_has_norms_of_its_own_kind() -> None:
 
 def test_variants_dtypes_and_samples_keep_the_memory() -> None:
     net, M = awake(Architecture(**CROSS), 3), normal(3, 7, 8, seed=2)
-    read = net.reading(M.float())
-    san = named_variant(read, "san")
+    read = net.with_memory(M.float())
+    san = read.variant("san")
     assert san.memory is read.memory and san.to(torch.float32).memory is not None
     X = normal(3, 5, 8, seed=1)
     whole = read.run(X).output
@@ -75,12 +75,14 @@ def test_variants_dtypes_and_samples_keep_the_memory() -> None:
     torch.testing.assert_close(
         read.to(torch.float32).run(X.float()).output.double(), whole, rtol=0, atol=1e-4
     )
-    one = net.reading(M[:1])
-    torch.testing.assert_close(one.run(X).output[0], net.reading(M).run(X).output[0], rtol=1e-13, atol=1e-14)
+    one = net.with_memory(M[:1])
+    torch.testing.assert_close(
+        one.run(X).output[0], net.with_memory(M).run(X).output[0], rtol=1e-13, atol=1e-14
+    )
     *_, last = training_states(read, X, Dropout.seeded(0.0, 0, "cpu"))
     assert torch.equal(last, whole)
     silent = read.variant(heads=[])  # of attention among tokens; cross-attention speaks on
-    assert not torch.equal(silent.run(X).output, net.reading(2 * M).variant(heads=[]).run(X).output)
+    assert not torch.equal(silent.run(X).output, net.with_memory(2 * M).variant(heads=[]).run(X).output)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +110,8 @@ def test_a_memory_is_checked() -> None:
         (torch.ones(1, 7, 8).long(), r"received \(1, 7, 8\)"),
     ):
         with pytest.raises(TokensError, match=f"a memory must be a floating tensor.*width 8; {said}"):
-            net.reading(M)
-    assert "1 sample of up to 7 tokens" in repr(net.reading(normal(1, 7, 8)).memory)
+            net.with_memory(M)
+    assert "1 sample of up to 7 tokens" in repr(net.with_memory(normal(1, 7, 8)).memory)
 
 
 def test_descriptions_come_back() -> None:

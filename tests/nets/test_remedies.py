@@ -6,7 +6,7 @@ import torch
 
 from rankscope.deviation import propagate
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.nets.remedies import REMEDIES, remedy
 from rankscope.profiles import measure
 from tests.builders import normal, thinned
@@ -16,7 +16,7 @@ MASKS = ["complete", "causal", "window:1"]
 
 def network(mask: str = "complete", variant: str = "transformer") -> Transformer:
     arch = Architecture(layers=3, width=8, heads=2, mask=mask, mlp_width=16)
-    return named_variant(Transformer.random(arch, seed=1, init="xavier"), variant)
+    return Transformer.random(arch, seed=1, init="xavier").variant(variant)
 
 
 PADDING = torch.tensor([[False] * 6, [True, True] + [False] * 4])
@@ -28,13 +28,13 @@ def test_at_its_zero_nothing_changes(name: str, mask: str) -> None:
     net, X = network(mask), normal(2, 6, 8, seed=3)
     if name == "lnscale":  # of networks that read through a norm
         net = Transformer.from_weights(net.arch.replace(norm_place="pre"), net.state())
-    same = net.remedied(name, **REMEDIES[name].zero)
+    same = net.with_remedy(name, **REMEDIES[name].zero)
     assert torch.equal(same.run(X, PADDING).output, net.run(X, PADDING).output)
 
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_centred_rows_sum_to_zero(mask: str) -> None:
-    run = network(mask).remedied("centred").run(normal(2, 6, 8, seed=3), PADDING, attention=True)
+    run = network(mask).with_remedy("centred").run(normal(2, 6, 8, seed=3), PADDING, attention=True)
     for P in run.attention:
         assert P.sum(-1).abs().max() < 1e-15
 
@@ -42,7 +42,7 @@ def test_centred_rows_sum_to_zero(mask: str) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 def test_shaped_attention_starts_at_the_identity(mask: str) -> None:
     """With queries of zero, P is C."""
-    net = network(mask).remedied("shaped")
+    net = network(mask).with_remedy("shaped")
     state = {name: 0 * each if ".query." in name else each for name, each in net.state().items()}
     run = Transformer.from_weights(net.arch, state).run(normal(2, 6, 8, seed=3), PADDING, attention=True)
     for P in run.attention:
@@ -56,7 +56,7 @@ def test_shaping_is_its_formula(spec: str, mask: str) -> None:
     """Re-stated with loops over tokens, on P of the network without it in its first layer."""
     net, X = network(mask), normal(2, 6, 8, seed=3)
     P = net.run(X, PADDING, attention=True).attention[0]
-    found = net.remedied(spec).run(X, PADDING, attention=True).attention[0]
+    found = net.with_remedy(spec).run(X, PADDING, attention=True).attention[0]
     numbers = {"shaped": (0.3, 1.2, 0.7), "attnscale": (0.0, 1.5, 0.5), "centred": (0.0, 1.0, 1.0)}
     alpha, beta, gamma = numbers[spec.split(":")[0]]
     sees = {
@@ -83,7 +83,7 @@ def test_shaping_is_its_formula(spec: str, mask: str) -> None:
     ),
 )
 def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: str) -> None:
-    net, X = network(mask, variant).remedied(spec), normal(2, 6, 8, seed=3)
+    net, X = network(mask, variant).with_remedy(spec), normal(2, 6, 8, seed=3)
     for plain, step in zip(net.steps(X, PADDING), propagate(net, X, PADDING), strict=True):
         assert torch.allclose(step.state.tokens(), plain.state, atol=1e-10 * float(plain.state.abs().max()))
         if plain.attention is not None and step.attention is not None:
@@ -96,7 +96,7 @@ def test_states_equal_float64_where_that_can_see(spec: str, variant: str, mask: 
     thinned(["attnscale:w=0.5", "shaped:alpha=0.5,beta=0.5,gamma=0", "differential2"], MASKS[1:]),
 )
 def test_weights_below_zero_have_no_entropy_in_either_arithmetic(spec: str, mask: str) -> None:
-    net, X = network(mask).remedied(spec), normal(2, 6, 8, seed=3)
+    net, X = network(mask).with_remedy(spec), normal(2, 6, 8, seed=3)
     plain, mine = (
         measure(net, X, PADDING, "entropy", arithmetic).table["value"].to_numpy()
         for arithmetic in ("float64", "deviation")
@@ -110,11 +110,11 @@ def test_weights_below_zero_have_no_entropy_in_either_arithmetic(spec: str, mask
 def test_none_goes_on_twice() -> None:
     """The second would find the tensors of the first."""
     with pytest.raises(ArchitectureError, match="'attnscale' is there twice"):
-        network().remedied("attnscale", w=0.5).remedied("attnscale", w=1.0)
+        network().with_remedy("attnscale", w=0.5).with_remedy("attnscale", w=1.0)
 
 
 def test_saved_and_described() -> None:
-    net = network().remedied("attnscale", w=0.5)
+    net = network().with_remedy("attnscale", w=0.5)
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
     again = Transformer.from_weights(net.arch, net.state())
     assert again.fingerprint == net.fingerprint

@@ -35,12 +35,12 @@ REFUSED = {"post": {"lnscale"}, "sandwich": {"sqrtl", "deepnorm"}} | {
 def test_on_every_network(name: str, kind: str) -> None:
     net, X = small(**NETWORKS[kind]), normal(2, 5, 4, seed=7)
     if kind == "decoder":
-        net = net.reading(normal(1, 3, 4, seed=9))
+        net = net.with_memory(normal(1, 3, 4, seed=9))
     if name in REFUSED[kind]:
         with pytest.raises(ArchitectureError, match=name):
-            net.remedied(name)
+            net.with_remedy(name)
         return
-    net = stirred_keeping(net.remedied(name))
+    net = stirred_keeping(net.with_remedy(name))
     found, alone = net.run(X, PADDING).output, net.run(X[1:, 1:4]).output
     torch.testing.assert_close(found[1:, 1:4], alone, rtol=1e-11, atol=1e-12)
     if kind in ("pre", "post"):
@@ -55,7 +55,7 @@ def test_on_every_network(name: str, kind: str) -> None:
 def stirred_keeping(net: Transformer) -> Transformer:
     """With the memory that it reads."""
     moved = stirred(net)
-    return moved if net.memory is None else moved.reading(net.memory.tokens)
+    return moved if net.memory is None else moved.with_memory(net.memory.tokens)
 
 
 def test_theorems_refuse_what_they_do_not_know() -> None:
@@ -64,7 +64,7 @@ def test_theorems_refuse_what_they_do_not_know() -> None:
     net, X = small(norm_place="pre", mlp="none", norm="none", attention_skip=0.0), normal(1, 5, 4)
     assert certify(net, X).table["met"].any()
     for name in PARTS:
-        net = net.remedied(name)
+        net = net.with_remedy(name)
     found = certify(net, X).table
     assert not found["met"].any()
     for name in PARTS:
@@ -73,7 +73,7 @@ def test_theorems_refuse_what_they_do_not_know() -> None:
 
 @pytest.mark.parametrize("name", ["skipinit", "neutreno", "contranorm", "headgate"])
 def test_written_and_read(name: str, tmp_path: Path) -> None:
-    net, X = stirred(small(norm_place="pre").remedied(name)), normal(1, 5, 4)
+    net, X = stirred(small(norm_place="pre").with_remedy(name)), normal(1, 5, 4)
     again = load(str(net.save(tmp_path / "net")))
     assert again.arch == net.arch and again.fingerprint == net.fingerprint
     assert torch.equal(again.run(X).output, net.run(X).output)
@@ -82,7 +82,7 @@ def test_written_and_read(name: str, tmp_path: Path) -> None:
 def test_numbers_are_drawn_last() -> None:
     """A random network of an architecture with a remedy has the weights of the one without."""
     plain = Architecture(layers=2, width=8, heads=2)
-    arch = small(norm_place="pre").remedied("headgate").arch
+    arch = small(norm_place="pre").with_remedy("headgate").arch
     with_it = Transformer.random(plain.replace(parts=arch.parts), seed=3).state()
     for name, tensor in Transformer.random(plain, seed=3).state().items():
         assert torch.equal(with_it[name], tensor)

@@ -73,7 +73,7 @@ PURE: dict[str, Any] = {"layers": 4, "mlp": "none", "norm": "none", "attention_s
 
 @pytest.mark.parametrize(("name", "place", "mask"), thinned([*REFERENCES], ["pre", "post"], MASKS))
 def test_they_are_their_formulas(name: str, place: Any, mask: str) -> None:
-    net = stirred(small(norm_place=place, mask=mask).remedied(name))
+    net = stirred(small(norm_place=place, mask=mask).with_remedy(name))
     check(net, REFERENCES[name](net))
 
 
@@ -81,7 +81,7 @@ def test_they_are_their_formulas(name: str, place: Any, mask: str) -> None:
 @pytest.mark.parametrize("place", ["pre", "post"])
 @pytest.mark.parametrize("name", REFERENCES)
 def test_every_digit_of_pure_attention(name: str, place: Any, mask: str) -> None:
-    net = stirred(small(norm_place=place, mask=mask, **PURE).remedied(name))
+    net = stirred(small(norm_place=place, mask=mask, **PURE).with_remedy(name))
     lowest = check_digits(net, REFERENCES[name](net), normal(1, 4, 4, seed=1))
     assert mask == "causal" or lowest < -20
 
@@ -89,16 +89,16 @@ def test_every_digit_of_pure_attention(name: str, place: Any, mask: str) -> None
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_contranorm_of_tokens_that_are_far_below_one(place: Any) -> None:
     """Directions have no length: tokens of 1e-60, that without biases come to be 1e-400 apart."""
-    net = small(norm_place=place, biases=False, **PURE | {"layers": 2}).remedied("contranorm", s=0.5)
+    net = small(norm_place=place, biases=False, **PURE | {"layers": 2}).with_remedy("contranorm", s=0.5)
     assert check_digits(net, Contrasted(net), 1e-60 * normal(1, 4, 4, seed=1), digits=900) < -400
 
 
 def test_mean_and_deviation_scale_apart() -> None:
     """At t = -1 under a complete mask nothing is left of what tokens differ by, not even rounding."""
-    net = small(**PURE).remedied("featscale", s=0.7, t=-1.0)
+    net = small(**PURE).with_remedy("featscale", s=0.7, t=-1.0)
     *_, last = propagate(net, normal(1, 4, 4, seed=1))
     assert not last.state.R.value.any()
-    plain, doubled = (small(**PURE).remedied("featscale", **each) for each in ({}, {"s": 1.0, "t": 1.0}))
+    plain, doubled = (small(**PURE).with_remedy("featscale", **each) for each in ({}, {"s": 1.0, "t": 1.0}))
     X = normal(2, 4, 4, seed=1)
     A = plain.run(X).states[1]
     torch.testing.assert_close(doubled.run(X).states[1], 2 * A, rtol=1e-13, atol=1e-14)
@@ -109,7 +109,7 @@ def test_mean_and_deviation_scale_apart() -> None:
 @pytest.mark.parametrize("name", REFERENCES)
 def test_nothing_hidden_is_read(name: str, place: Any, mask: str) -> None:
     """Of one layer: what a token does not see can change as it likes, and so can padding."""
-    net = stirred(small(norm_place=place, mask=mask, layers=1).remedied(name))
+    net = stirred(small(norm_place=place, mask=mask, layers=1).with_remedy(name))
     X, other = normal(2, 5, 4, seed=7), normal(2, 5, 4, seed=8)
     sees = mask_matrix(mask, 5)
     for i in range(5):
@@ -124,7 +124,7 @@ def test_nothing_hidden_is_read(name: str, place: Any, mask: str) -> None:
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_doubled_precision_agrees(name: str) -> None:
-    net, X = stirred(small(norm_place="pre", mask="causal", layers=1).remedied(name)), normal(2, 5, 4)
+    net, X = stirred(small(norm_place="pre", mask="causal", layers=1).with_remedy(name)), normal(2, 5, 4)
     both = zip(propagate(net, X, PADDING), propagate(net, X, PADDING, doubled=True), strict=True)
     for step, doubled in both:
         expected = rounded(doubled).state.tokens()
@@ -134,15 +134,15 @@ def test_doubled_precision_agrees(name: str) -> None:
 @pytest.mark.parametrize("place", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("name", REFERENCES)
 def test_paths_add_up(name: str, place: Any) -> None:
-    net = stirred(small(norm_place=place, mask="causal").remedied(name))
+    net = stirred(small(norm_place=place, mask="causal").with_remedy(name))
     check_paths(net)
     if place == "pre":
-        check_paths(stirred(small(norm_place=place, parallel=True).remedied(name)))
+        check_paths(stirred(small(norm_place=place, parallel=True).with_remedy(name)))
 
 
 @pytest.mark.parametrize("name", REFERENCES)
 def test_masks_are_there_whole_and_files_know_them(name: str) -> None:
-    net = stirred(small().remedied(name))
+    net = stirred(small().with_remedy(name))
     assert streams(small().arch) and not streams(net.arch)
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
     assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint
@@ -151,7 +151,7 @@ def test_masks_are_there_whole_and_files_know_them(name: str) -> None:
 def test_a_token_of_length_zero_stays() -> None:
     X = normal(1, 4, 4)
     X[0, 1] = 0.0
-    net = small(norm_place="pre", biases=False).remedied("contranorm")
+    net = small(norm_place="pre", biases=False).with_remedy("contranorm")
     for step, fine in zip(net.steps(X), propagate(net, X), strict=True):
         torch.testing.assert_close(fine.state.tokens(), step.state, rtol=0, atol=1e-13)
 
@@ -160,4 +160,4 @@ def test_rows_of_contranorm_sum_to_one() -> None:
     """Equal tokens stay as they are."""
     X = normal(1, 1, 4).expand(1, 5, 4)
     net = small(norm_place="post", norm="none", mlp="none", attention_skip=1.0)
-    torch.testing.assert_close(net.remedied("contranorm", s=0.5).run(X).output, net.run(X).output)
+    torch.testing.assert_close(net.with_remedy("contranorm", s=0.5).run(X).output, net.run(X).output)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError, MaskError, TokensError, WeightsError
 from rankscope.metrics import METRICS, mu
-from rankscope.nets import Architecture, Transformer, mask_matrix, named_variant, shapes
+from rankscope.nets import Architecture, Transformer, mask_matrix, shapes
 from rankscope.nets.masks import from_matrix
 from tests.builders import normal, one_head
 from tests.strategies import architectures
@@ -220,6 +220,6 @@ def test_weights_that_do_not_fit_are_a_sentence() -> None:
         Transformer.random(arch, init="xavir")
 
 
-def test_named_variant_transformer_is_the_network_itself() -> None:
+def test_the_variant_named_transformer_is_the_network_itself() -> None:
     net = Transformer.random(Architecture(**BASE))
-    assert named_variant(net, "transformer") is net
+    assert net.variant("transformer") is net

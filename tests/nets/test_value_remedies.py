@@ -57,23 +57,23 @@ class Heard(Network):
 @pytest.mark.parametrize("spec", SPECS)
 def test_they_are_their_formulas(spec: str, mask: str) -> None:
     for fields in ({"norm_place": "pre"}, {"norm_place": "post", "key_heads": 1}):
-        net = stirred(small(mask=mask, **fields).remedied(spec))
+        net = stirred(small(mask=mask, **fields).with_remedy(spec))
         check(net, Heard(net))
 
 
 @pytest.mark.parametrize("mask", ["complete", "causal"])
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_digit_of_pure_attention(spec: str, mask: str) -> None:
-    net = stirred(small(layers=4, mlp="none", norm="none", attention_skip=0.0, mask=mask).remedied(spec))
+    net = stirred(small(layers=4, mlp="none", norm="none", attention_skip=0.0, mask=mask).with_remedy(spec))
     check_digits(net, Heard(net), normal(1, 4, 4, seed=1))
 
 
 def test_digits_below_float64() -> None:
     """P mixes the first values as well: alone they do not stop collapse. NeuTRENO's do not go through P."""
     fields: dict[str, Any] = {"layers": 4, "mlp": "none", "norm": "none", "attention_skip": 0.0}
-    net = small(**fields, biases=False).remedied("valueresidual")
+    net = small(**fields, biases=False).with_remedy("valueresidual")
     assert check_digits(net, Heard(net), 0.5 * normal(1, 4, 4, seed=1)) < -20
-    net = small(**fields, biases=False).remedied("neutreno")
+    net = small(**fields, biases=False).with_remedy("neutreno")
     X = 1e-100 * normal(1, 4, 4, seed=1)
     assert check_digits(net, Heard(net), X) < -250  # after layer 1, which has no remedy
     *_, last = propagate(net, X)
@@ -82,17 +82,17 @@ def test_digits_below_float64() -> None:
 
 def test_they_start_as_published() -> None:
     """Half and half, one pair a layer; nothing of NeuTRENO is trained."""
-    state = small().remedied("valueresidual").state()
+    state = small().with_remedy("valueresidual").state()
     held = {name: float(tensor) for name, tensor in state.items() if ".parts." in name}
     assert len(held) == 6 and set(held.values()) == {0.5}
-    assert not any(".parts." in name for name in small().remedied("neutreno").state())
+    assert not any(".parts." in name for name in small().with_remedy("neutreno").state())
 
 
 def test_the_first_layer_is_untouched_and_silent_heads_stay_silent() -> None:
     net, X = small(norm_place="pre"), normal(2, 5, 4)
     for spec in SPECS:
-        assert torch.equal(net.remedied(spec).run(X).states[1], net.run(X).states[1])
-        silent = net.remedied(spec).variant(heads={2: []})
+        assert torch.equal(net.with_remedy(spec).run(X).states[1], net.run(X).states[1])
+        silent = net.with_remedy(spec).variant(heads={2: []})
         steps = list(silent.steps(X))
         assert steps[3].heads is not None and not steps[3].heads.any()
         for step, fine in zip(steps, propagate(silent, X), strict=True):
@@ -101,7 +101,7 @@ def test_the_first_layer_is_untouched_and_silent_heads_stay_silent() -> None:
 
 @pytest.mark.parametrize("spec", ["neutreno", pytest.param("valueresidual", marks=pytest.mark.slow)])
 def test_the_second_pass_and_doubled_precision_know_the_first_values(spec: str) -> None:
-    net, X = small(norm_place="pre", mlp="none").remedied(spec), normal(1, 4, 4)
+    net, X = small(norm_place="pre", mlp="none").with_remedy(spec), normal(1, 4, 4)
     assert not measure(net, X, metrics="residual").curve("residual", "below_floor").any()
     for layer, found in enumerate(confirmations(net, X)):
         torch.testing.assert_close(
@@ -112,8 +112,8 @@ def test_the_second_pass_and_doubled_precision_know_the_first_values(spec: str) 
 
 
 def test_a_pass_that_begins_later_says_so() -> None:
-    net, X = small().remedied("valueresidual"), normal(1, 5, 4)
-    rules = Plain(net.arch, net.setting(X, torch.ones(1, 5, dtype=torch.bool)))
+    net, X = small().with_remedy("valueresidual"), normal(1, 5, 4)
+    rules = Plain(net.arch, net.settings(X, torch.ones(1, 5, dtype=torch.bool)))
     with pytest.raises(ArchitectureError, match="began at layer 2"):
         traverse(net.blocks[1], rules, X)
 
@@ -121,11 +121,11 @@ def test_a_pass_that_begins_later_says_so() -> None:
 @pytest.mark.parametrize(("spec", "place"), [("valueresidual", "values"), ("neutreno", "values")])
 def test_paths_refuse_them(spec: str, place: str) -> None:
     with pytest.raises(PathError, match=f"{spec} changes the {place}"):
-        decompose(small().remedied(spec), normal(1, 5, 4))
+        decompose(small().with_remedy(spec), normal(1, 5, 4))
 
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_saved_and_read_back(spec: str) -> None:
-    net: Any = stirred(small().remedied(spec))
+    net: Any = stirred(small().with_remedy(spec))
     assert Architecture.from_dict(net.arch.to_dict()) == net.arch
     assert Transformer.from_weights(net.arch, net.state()).fingerprint == net.fingerprint

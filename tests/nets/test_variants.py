@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.nets.fields import NormPlace
 from rankscope.nets.norms import normalise
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
-from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import traverse
 from tests.strategies import architectures
 
@@ -48,7 +48,7 @@ def test_a_variant_of_nothing_is_the_same_network(net: Transformer, X: Tensor) -
 def test_pure_attention_is_a_product_of_attention_matrices(net: Transformer, X: Tensor) -> None:
     """One head, no bias: SAN(X) = P_3 P_2 P_1 X W_1 W_2 W_3 (Dong et al., Thm 2.1)."""
     arch = Architecture(layers=3, width=8, heads=1, biases=False)
-    san = named_variant(Transformer.random(arch, init="xavier"), "san")
+    san = Transformer.random(arch, init="xavier").variant("san")
     run = san.run(X, attention=True)
     expected = X
     for P, layer in zip(run.attention, san.weights.layers, strict=True):
@@ -75,9 +75,9 @@ def test_taking_the_mlp_out_takes_its_skip_and_norm(net: Transformer, X: Tensor)
     layer = net.weights.layers[0]
     left = net.variant(mlp=False, layers=1)
     with_mlp = net.variant(layers=1)
-    rules = Plain(left.arch, Setting.of(left.arch, left.weights, X, torch.ones(2, 5, dtype=torch.bool)))
+    rules = Plain(left.arch, PassSettings.of(left.arch, left.weights, X, torch.ones(2, 5, dtype=torch.bool)))
     block = left.blocks[0]
-    heads = rules.mix(block, rules.weights(block, X), rules.values(block, X))
+    heads = rules.mix(block, rules.pattern(block, X), rules.values(block, X))
     Y = X + rules.output(block, heads)
     expected = torch.nn.functional.layer_norm(Y, (8,), layer.attention_norm.gain, layer.attention_norm.bias)
     assert torch.allclose(left.run(X).output, expected, atol=1e-9)
@@ -141,12 +141,12 @@ def test_parallel_blocks_have_one_skip(X: Tensor) -> None:
 )
 def test_names_say_what_stays(name: str, expected: dict[str, Any]) -> None:
     net = Transformer.random(Architecture(**BASE, attention_skip=0.5, mlp_skip=0.7))
-    arch = named_variant(net, name).arch.to_dict()
+    arch = net.variant(name).arch.to_dict()
     assert {field: arch[field] for field in expected} == expected
 
 
 def test_every_part_put_back_is_the_network(net: Transformer, X: Tensor) -> None:
-    assert torch.equal(named_variant(net, "san+skip+mlp+norm").run(X).output, net.run(X).output)
+    assert torch.equal(net.variant("san+skip+mlp+norm").run(X).output, net.run(X).output)
 
 
 @pytest.mark.parametrize(
@@ -169,4 +169,4 @@ def test_a_bad_variant_is_a_sentence(net: Transformer, change: dict[str, Any], s
 @pytest.mark.parametrize("name", ["sna", "transformer+skip", "san+skp"])
 def test_a_bad_name_is_a_sentence(net: Transformer, name: str) -> None:
     with pytest.raises(ArchitectureError, match="variant"):
-        named_variant(net, name)
+        net.variant(name)

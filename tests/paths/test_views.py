@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from rankscope import charts, decompose
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths.views import carried, length_views
 

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 import torch
 
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 from tests.builders import normal
 
@@ -17,7 +17,7 @@ BESIDE = ["mu", "entropy", "numerical_rank", "second_singular_value", "mean_cosi
 def test_digits_do_not_hang_on_what_else_is_asked(variant: str) -> None:
     """Layers and rules are shaken by noise of their own, whatever was looked at before."""
     arch = Architecture(layers=5, width=16, heads=2, mlp_width=32, norm="layer")
-    net, X = named_variant(Transformer.random(arch, seed=2), variant), normal(2, 5, 16, seed=1)
+    net, X = Transformer.random(arch, seed=2).variant(variant), normal(2, 5, 16, seed=1)
     alone = measure(net, X, metrics=["dobrushin", "relative_mu"]).table
     among = measure(net, X, metrics=[*BESIDE, "dobrushin", "relative_mu"]).table
     among = among.filter(pl.col("metric").is_in(["dobrushin", "relative_mu"]))

@@ -15,7 +15,7 @@ import torch
 
 from rankscope.errors import FileError, MetricError, TokensError
 from rankscope.metrics import Metric, metric
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, Summary, measure, measure_corpus
 from rankscope.profiles.corpus import gathering
 from rankscope.profiles.profile import SCHEMA
@@ -24,7 +24,7 @@ from rankscope.sources import bundled_excerpts
 from rankscope.sources.fresh import untrained
 
 NET = untrained(Architecture(layers=3, width=16, heads=2), "small", seed=1, init="xavier")
-NETS = {name: named_variant(NET, name) for name in ("san", "transformer")}
+NETS = {name: NET.variant(name) for name in ("san", "transformer")}
 TEXTS = bundled_excerpts(10)[:26]
 FLOATS = ["deviation", "float32"]
 ASKED: dict[str, Any] = {"metrics": ["mu", "entropy"], "arithmetic": FLOATS, "tokens": 12, "batch": 4}

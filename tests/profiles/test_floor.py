@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
 
 METRICS = ("relative_residual", "relative_mu", "relative_spectral_residual", "relative_max_residual",
@@ -19,7 +19,7 @@ def test_a_collapsed_network_is_at_its_floor(
 ) -> None:
     """Pure attention at depth 10 has a true residual far below 1e-16: whatever is read there is noise."""
     arch = Architecture(layers=10, width=width, heads=heads)
-    net = named_variant(Transformer.random(arch, seed=2, init=init), variant)
+    net = Transformer.random(arch, seed=2, init=init).variant(variant)
     X = torch.randn(2, n, width, dtype=torch.float64)
     profile = measure(net, X, metrics=METRICS, arithmetic=arithmetic)
     for name in METRICS:
@@ -31,7 +31,7 @@ def test_a_collapsed_network_is_at_its_floor(
 def test_what_lies_above_the_floor_has_the_right_size(arithmetic: str, seed: int) -> None:
     """Above its floor a low-precision value is within a factor of two of float64's."""
     arch = Architecture(layers=6, width=32, heads=2)
-    net = named_variant(Transformer.random(arch, seed=seed, init="xavier"), "san")
+    net = Transformer.random(arch, seed=seed, init="xavier").variant("san")
     X = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     exact = measure(net, X, metrics=METRICS)
     coarse = measure(net, X, metrics=METRICS, arithmetic=arithmetic)

@@ -7,8 +7,8 @@ from rankscope.errors import MetricError
 from rankscope.metrics import metric
 from rankscope.metrics.residuals import mu
 from rankscope.nets import Architecture, Transformer
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
-from rankscope.nets.setting import Setting
 from rankscope.profiles import measure
 
 ARCH = Architecture(layers=2, width=12, heads=3, key_heads=1, norm_place="post", mask="causal")
@@ -27,9 +27,9 @@ def test_a_head_adds_what_the_branch_has_with_it_alone(arithmetic: str) -> None:
     for layer in range(2):
         for head in range(3):
             alone = net.variant(heads=[head])
-            rules = Plain(alone.arch, Setting.of(alone.arch, alone.weights, X, ~PADDING))
+            rules = Plain(alone.arch, PassSettings.of(alone.arch, alone.weights, X, ~PADDING))
             block, state = alone.blocks[layer], states[layer]
-            heads = rules.mix(block, rules.weights(block, state), rules.values(block, state))
+            heads = rules.mix(block, rules.pattern(block, state), rules.values(block, state))
             branch = rules.output(block, heads)
             torch.testing.assert_close(found[:, layer + 1, head], mu(branch, PADDING), rtol=1e-10, atol=1e-14)
 

@@ -7,7 +7,7 @@ import torch
 
 from rankscope.errors import MetricError, TokensError
 from rankscope.metrics import METRICS, metric
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import DEFAULT_METRICS, Profile, measure
 
 BASE: dict[str, Any] = {"layers": 3, "width": 8, "heads": 2}
@@ -116,7 +116,7 @@ def test_bad_input_is_a_sentence(change: dict[str, Any], error: type[Exception],
 
 def test_profiles_that_say_the_same_twice_are_not_joined() -> None:
     with pytest.raises(MetricError, match="'as given' in deviation comes twice: name them"):
-        Profile.join([measure(NET, X), measure(named_variant(NET, "san"), X)])
+        Profile.join([measure(NET, X), measure(NET.variant("san"), X)])
     assert len(measure(NET, X, metrics=["mu", "mu"]).table) == len(measure(NET, X, metrics="mu").table)
 
 
@@ -125,7 +125,7 @@ def test_a_layer_is_at_its_floor_when_every_sample_is() -> None:
     padding = torch.arange(6)[None] >= torch.tensor([[6], [1]])
     mixed = measure(NET, X[:2], padding, ["relative_mu"], "float64")
     assert not mixed.at_floor("relative_mu").any()
-    pure = named_variant(NET, "san").variant(mask="complete", layers=9)
+    pure = NET.variant("san").variant(mask="complete", layers=9)
     san = measure(pure, X, None, ["relative_mu", "dobrushin"], "float64")
     for name in ("relative_mu", "dobrushin"):
         noise = san.curve(name, "below_floor")
@@ -140,7 +140,7 @@ def test_an_empty_batch_has_an_empty_profile() -> None:
 
 
 def test_a_profile_asked_for_what_it_has_not_says_what_it_has() -> None:
-    profile = Profile.join([measure(named_variant(NET, v), X, variant=v) for v in ("san", "transformer")])
+    profile = Profile.join([measure(NET.variant(v), X, variant=v) for v in ("san", "transformer")])
     with pytest.raises(MetricError, match="several variants: name one of san, transformer"):
         profile.curve("mu")
     with pytest.raises(MetricError, match=r"got 'sam' \(did you mean 'san'\?\)"):

@@ -7,15 +7,15 @@ import torch
 from matplotlib.axes import Axes
 
 from rankscope.errors import MetricError
-from rankscope.figures import panels, save
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.figures.matplotlib import panels, save
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, measure
 from rankscope.profiles.plot import draw_arithmetics
 
 NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
 X = torch.randn(3, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 BOTH = Profile.join(
-    [measure(named_variant(NET, v), X, variant=v, arithmetic="float64") for v in ("san", "transformer")]
+    [measure(NET.variant(v), X, variant=v, arithmetic="float64") for v in ("san", "transformer")]
 )
 
 
@@ -34,7 +34,7 @@ def test_a_collapsing_profile_is_drawn_in_powers_of_ten_with_its_floor() -> None
 
 def test_what_floating_point_cannot_hold_is_drawn() -> None:
     """1e-4000 and beyond, on an axis that is logarithmic in the power."""
-    profile = measure(named_variant(NET.variant(layers=9), "san"), X)
+    profile = measure(NET.variant(layers=9).variant("san"), X)
     (axes,) = profile.plot("relative_residual").axes
     assert axes.get_yscale() == "symlog"
     drawn = np.asarray(axes.lines[0].get_ydata(), dtype=float)
@@ -80,7 +80,7 @@ def test_attention_and_several_arithmetics_can_be_drawn() -> None:
 
 def test_arithmetics_side_by_side_show_the_law() -> None:
     """The slope of deviation arithmetic tends to 3; float64's stops at its floor, and is hollow there."""
-    san = named_variant(NET.variant(layers=9), "san")
+    san = NET.variant(layers=9).variant("san")
     profile = Profile.join([measure(san, X, arithmetic=a, variant="san") for a in ("deviation", "float64")])
     figure, (fall, slope) = panels(2)
     draw_arithmetics(fall, slope, profile.views("residual"))

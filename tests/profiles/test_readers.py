@@ -9,7 +9,7 @@ from rankscope.errors import MetricError
 from rankscope.metrics import Metric
 from rankscope.metrics.centre import centred
 from rankscope.metrics.tokens import Tokens, tokens
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import ARITHMETICS, Reader, measure, one_pass
 from rankscope.profiles.readers import CheckReader, MetricReader, ShapeReader
 from rankscope.profiles.spectra import SpectrumReader
@@ -111,16 +111,16 @@ def test_a_metric_of_ones_own_is_scaled_by_its_degree_beyond_floating_point() ->
 
 def test_a_metric_may_bring_its_own_rule_for_any_scale() -> None:
     """The same number read off R and its log-scale: it has no floor where tokens collapse."""
-    from rankscope.deviation import State
     from rankscope.metrics import Reading
+    from rankscope.metrics.log_readings import ScaledTokens
 
-    def rule(state: State) -> Reading:
-        _, R = state.centred()
+    def rule(tokens: ScaledTokens) -> Reading:
+        R = tokens.residual
         log10 = R.value.square().sum((1, 2)).log10() + 2 * R.log / torch.tensor(10.0).double().log()
         return Reading(10.0**log10, log10, torch.zeros_like(log10))
 
     fine = Metric("fine", energy, degree=2, scale=whole, power=2, rule=rule)
-    san = named_variant(NET, "san").variant(layers=9, mask="complete")
+    san = NET.variant("san").variant(layers=9, mask="complete")
     profile = measure(san, X, metrics=[ENERGY, fine, "mu"])
     expected = 2 * profile.curve("mu", "log10")
     assert float(expected[0, -1]) < -1000

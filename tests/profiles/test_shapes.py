@@ -4,7 +4,7 @@ import torch
 from polars.testing import assert_frame_equal
 
 from rankscope.metrics import singular_values
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure, one_pass
 from rankscope.profiles.cloud import cloud, cloud_table
 from rankscope.profiles.readers import ShapeReader
@@ -40,7 +40,7 @@ def test_shape_and_scale_are_the_residual() -> None:
 
 
 def test_scales_are_the_relative_residual_at_any_depth() -> None:
-    san = named_variant(NET, "san").variant(layers=12)
+    san = NET.variant("san").variant(layers=12)
     logs = measure(san, X, metrics="relative_mu").curve("relative_mu", "log10")
     for each in shapes(san, X):
         assert torch.allclose(each.log10, logs[:, each.layer], rtol=1e-9, atol=1e-9)

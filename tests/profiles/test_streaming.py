@@ -53,7 +53,7 @@ def test_rows_give_what_the_matrix_gives(kind: str, padded: bool, monkeypatch: A
     if net.arch.cross_attention:
         M, hidden = torch.randn(3, 7, 8, dtype=torch.float64), torch.zeros(3, 7, dtype=torch.bool)
         hidden[1, 4:] = padded
-        net = net.reading(M, hidden)
+        net = net.with_memory(M, hidden)
     padding = torch.zeros(3, 11, dtype=torch.bool)
     padding[0, :4] = padding[1, 9:] = padded
     whole, streamed = both(net, X, padding, monkeypatch)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from rankscope.errors import FileError, MetricError
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Gathered, Profile, Summary, measure
 from rankscope.profiles.corpus_statistics import QUANTILES, statistics_of
 from rankscope.runs import Store
@@ -28,7 +28,7 @@ ALIKE = torch.ones(1, 7, 16, dtype=torch.float64)
 
 
 def both(X: torch.Tensor, arithmetic: str = "float64", layers: int = 3) -> Profile:
-    nets = {name: named_variant(NET.variant(layers=layers), name) for name in ("san", "transformer")}
+    nets = {name: NET.variant(layers=layers).variant(name) for name in ("san", "transformer")}
     metrics = ["mu", "relative_residual", "entropy"]
     return Profile.join(
         [measure(net, X, variant=name, metrics=metrics, arithmetic=arithmetic) for name, net in nets.items()]
@@ -139,7 +139,7 @@ def test_zeros_have_no_log_and_are_said() -> None:
 
 
 def test_what_underflows_keeps_its_logs() -> None:
-    deep = named_variant(NET.variant(layers=9), "san")
+    deep = NET.variant(layers=9).variant("san")
     profile = measure(deep, X[:5], metrics="residual")
     summary = summed(profile)
     logs = profile.curve("residual", "log10")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rankscope.metrics import METRICS, Metric
 from rankscope.metrics.residuals import mu
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, measure, propagation
 from rankscope.profiles.steps import LayerStep
 from rankscope.profiles.together import Together, UnlikeError, joined
@@ -74,7 +74,7 @@ def test_of_any_network(arch: Architecture, n: int, padded: int, seed: int, clos
 def test_through_collapse(variant: str, estimate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where float64 sees some layers and some samples, not others, and marks stand where they stood."""
     arch = Architecture(layers=8, width=16, heads=2, mlp_width=32, norm="layer")
-    net = named_variant(Transformer.random(arch, seed=3), variant)
+    net = Transformer.random(arch, seed=3).variant(variant)
     X = normal(3, 6, 16, seed=1)
     X[1] = 1e-3 * X[1] + normal(1, 16, seed=2)
     X[2] = X[2, :1]

@@ -9,8 +9,8 @@ import torch
 
 from rankscope import charts
 from rankscope.cli.show import curves_table
-from rankscope.looks import power
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.figures.text import power
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Gathered, Profile, measure
 from rankscope.profiles.verdict import sentence
 from rankscope.report import verdict
@@ -62,7 +62,7 @@ def test_a_head_whose_median_is_zero_is_left_out_of_the_mean_over_heads() -> Non
 
 
 def test_at_floor_from_a_layer_means_to_the_last() -> None:
-    profile = measure(named_variant(NET, "san").variant(layers=6), X, arithmetic="float32")
+    profile = measure(NET.variant("san").variant(layers=6), X, arithmetic="float32")
     noise = profile.at_floor("relative_residual").tolist()
     first = noise.index(True)
     assert all(noise[first:]) and profile.views("relative_residual")[0].floor_from == first

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import torch
 
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.paths import decompose
 from rankscope.profiles import Profile, Summary, measure
 from rankscope.profiles.cloud import cloud
@@ -23,7 +23,7 @@ X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torc
 
 
 def profile_of(variants: tuple[str, ...] = ("san", "transformer"), arithmetic: str = "float64") -> Profile:
-    nets = {name: named_variant(NET, name) for name in variants}
+    nets = {name: NET.variant(name) for name in variants}
     return Profile.join([measure(net, X, variant=v, arithmetic=arithmetic) for v, net in nets.items()])
 
 
@@ -49,7 +49,7 @@ def whole_run(
 ) -> Path:
     """Every table, with those rows of the profile; `hostile` stands in for a variant's name, a token and the
     model's name."""
-    nets = {name: named_variant(NET, name) for name in ("transformer", "san", "transformer-mlp")}
+    nets = {name: NET.variant(name) for name in ("transformer", "san", "transformer-mlp")}
     if hostile:
         nets[hostile] = NET.variant(mask="causal")
     profile = Profile.join([measure(net, X, variant=v) for v, net in nets.items()])

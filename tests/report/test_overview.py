@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from rankscope.looks import power
-from rankscope.nets import named_variant
+from rankscope.figures.text import power
 from rankscope.profiles import Profile, Summary, measure
 from rankscope.report import Run, write_report, write_run_directory
 from rankscope.report.overview import side_by_side, titles
@@ -71,7 +70,7 @@ def test_a_variant_that_fell_back_to_a_coarser_arithmetic_is_shown_in_that() -> 
 
 def test_runs_of_other_variants_are_listed_alone(tmp_path: Path) -> None:
     for name in ("san", "transformer"):
-        profile = measure(named_variant(NET, name), X, metrics="relative_residual", variant=name)
+        profile = measure(NET.variant(name), X, metrics="relative_residual", variant=name)
         write_run_directory(profile, tmp_path / name, name)
     folders = [tmp_path / "san", tmp_path / "transformer"]
     html = write_report(folders, tmp_path / "both.html").read_text()

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from rankscope.errors import FileError
+from rankscope.figures.text import power
 from rankscope.files import write_text
-from rankscope.looks import power
 from rankscope.profiles import Profile, measure
 from rankscope.report import read_run, verdict, write_report, write_run_directory
 from rankscope.report.run import TABLES

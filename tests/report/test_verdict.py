@@ -6,8 +6,8 @@ import re
 import polars as pl
 import pytest
 
-from rankscope.looks import power
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.figures.text import power
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, measure
 from rankscope.report import verdict
 from rankscope.report.removed import removed
@@ -45,7 +45,7 @@ def test_what_a_part_put_back_does_is_said_where_it_was_measured(others: tuple[s
 
 
 def test_other_changes_are_no_cause() -> None:
-    masked = measure(named_variant(NET, "san").variant(mask="window:1"), X, variant="narrow")
+    masked = measure(NET.variant("san").variant(mask="window:1"), X, variant="narrow")
     whole = measure(NET, X, variant="transformer")
     assert "because" not in verdict(Profile.join([whole, masked]))
 
@@ -78,7 +78,7 @@ def test_without_a_whole_network_the_variants_are_listed() -> None:
 @pytest.mark.parametrize("place", ["pre", "post"])
 def test_parts_are_known_by_the_architecture(name: str, parts: set[str], place: str) -> None:
     net = Transformer.random(Architecture(layers=2, width=8, heads=2, norm_place=place))  # type: ignore[arg-type]
-    assert removed(net.arch.to_dict(), named_variant(net, name).arch.to_dict()) == frozenset(parts)
+    assert removed(net.arch.to_dict(), net.variant(name).arch.to_dict()) == frozenset(parts)
 
 
 def test_networks_of_other_depths_are_each_taken_at_their_own_last_layer() -> None:

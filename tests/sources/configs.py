@@ -232,7 +232,7 @@ def runs(family: Family, model: Any) -> bool:
     memory = torch.zeros(1, 5, core.config.hidden_size, dtype=torch.float64)
     try:
         with lifted():
-            if family.sees:
+            if family.continuous_inputs:
                 core(torch.zeros(1, *family.embedding(core).shape, dtype=torch.float64))  # type: ignore[attr-defined]
             else:
                 core(ids, **({"encoder_hidden_states": memory} if family.side == "decoder" else {}))

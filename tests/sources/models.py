@@ -5,7 +5,7 @@ from typing import Any
 from rankscope.sources.families import FAMILIES
 from rankscope.sources.survey import random_model
 
-EVERY = [(name, label) for name, family in FAMILIES.items() for label in family.tiny()]
+EVERY = [(name, label) for name, family in FAMILIES.items() for label in family.tiny_configs()]
 CASES = [case for case in EVERY if FAMILIES[case[0]].side != "decoder"]
 DECODERS = [case for case in EVERY if case not in CASES]
 """Networks that read a memory (`test_decoders.py`)."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from rankscope.nets import Transformer
 from rankscope.sources import Family
 from rankscope.sources.parity import lifted
-from rankscope.sources.probe import relative
+from rankscope.sources.parity_inputs import relative
 
 WITHIN = 1e-9
 

@@ -53,7 +53,7 @@ float32 whatever its dtype, the last column says how much this changes its state
 
 
 def _section(family: Family, measured: Measured) -> str:
-    configs = family.tiny()
+    configs = family.tiny_configs()
     lines = [f"## {family.name}", "", first_sentence(family), ""]
     lines.append(f"Model types: {', '.join(f'`{each}`' for each in family.types)}.")
     lines += ["", "| config | states | attention | its float32 parts |", "|---|---|---|---|"]
@@ -88,7 +88,7 @@ def tried(family: Family) -> dict[tuple[str, str], str]:
     """Of fields that may be refused, every value with which transformers runs: the sentence with which
     the family refuses it, empty where it maps it."""
     found: dict[tuple[str, str], str] = {}
-    for config in family.tiny().values():
+    for config in family.tiny_configs().values():
         now = fields(config)
         for field in (name for name in (*REFUSED, "layer_types") if name in now):
             for value in (each for each in VALUES[field] if each != now[field]):

@@ -9,9 +9,9 @@ import torch
 
 from rankscope.errors import SourceError
 from rankscope.sources import load
+from rankscope.sources.batch_network import network_on_batch
 from rankscope.sources.families import FAMILIES
 from rankscope.sources.parity import lifted
-from rankscope.sources.running import running
 from tests.sources.models import model_of
 
 peft = pytest.importorskip("peft")
@@ -80,7 +80,7 @@ def test_adapters_that_transformers_put_into_a_model_itself() -> None:
 def test_a_language_models_adapter_is_read_from_its_folder_and_its_base(tmp_path: Path) -> None:
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM(FAMILIES["llama"].tiny()["llama"])
+    model = LlamaForCausalLM(FAMILIES["llama"].tiny_configs()["llama"])
     model.save_pretrained(tmp_path / "base")
     base: Any = LlamaForCausalLM.from_pretrained(tmp_path / "base")
     small = adapted(base, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM")
@@ -104,7 +104,7 @@ def test_a_language_models_adapter_is_read_from_its_folder_and_its_base(tmp_path
 def test_adapters_that_add_tokens_are_refused() -> None:
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM(FAMILIES["llama"].tiny()["llama"])
+    model = LlamaForCausalLM(FAMILIES["llama"].tiny_configs()["llama"])
     made = peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2))
     with pytest.raises(SourceError, match="adapter 'default' .* PROMPT_TUNING, which adds tokens: watch"):
         load(made)
@@ -112,5 +112,5 @@ def test_adapters_that_add_tokens_are_refused() -> None:
 
 def test_a_running_model_with_adapters() -> None:
     model = adapted(model_of("llama", "llama"), target_modules=["v_proj"])
-    net = running(model, {"input_ids": IDS}).net
+    net = network_on_batch(model, {"input_ids": IDS}).net
     assert net.fingerprint == load(model).fingerprint

@@ -14,12 +14,16 @@ from rankscope.sources import load
 from rankscope.sources.checkpoint import quiet
 from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.parity import lifted
-from rankscope.sources.probe import Probe, relative
+from rankscope.sources.parity_inputs import ParityInputs, relative
 from rankscope.sources.survey import built
 from tests.sources import page
 from tests.sources.configs import INERT, RECURRENT, REFUSED, VALUES, altered, fields, runs
 
-TINY = {(name, label): config for name, family in FAMILIES.items() for label, config in family.tiny().items()}
+TINY = {
+    (name, label): config
+    for name, family in FAMILIES.items()
+    for label, config in family.tiny_configs().items()
+}
 CONFIGS = list(TINY)
 FIRST = list({(type(TINY[case]), FAMILIES[case[0]].side): case for case in reversed(CONFIGS)}.values())[::-1]
 """One config of every class, on each side of an encoder-decoder."""
@@ -53,7 +57,7 @@ def outcome(name: str, label: str, field: str, value: Any) -> str:
             assert "\n" not in str(error) and len(str(error)) < 700, error
             return "refused" if runs(family, model) else "impossible"
         model.set_attn_implementation("eager")
-        compare(net, family, family.widen(family.core(model)), 31)
+        compare(net, family, family.prepare_for_float64(family.core(model)), 31)
     return "mapped"
 
 
@@ -61,12 +65,12 @@ def outcome(name: str, label: str, field: str, value: Any) -> str:
 def compare(net: Any, family: Any, core: Any, n: int) -> None:
     """States and attention on inputs of another length than the load's own probe, padded on either side."""
     n = min(n, net.arch.rotary_reach or n)
-    probe = Probe.long(family, core, net.origin.embedding, n)
+    probe = ParityInputs.long(family, core, net.origin.embedding, n)
     X, padding = net.origin.embedding.embed(probe.inputs, probe.padding)
     given = probe.arguments(family)
     with lifted():
         theirs = core(**given, output_attentions=True, return_dict=True)
-    mine, real = probe.read_by(net).run(X, padding, attention=True), ~padding
+    mine, real = probe.attach_memory(net).run(X, padding, attention=True), ~padding
     if family.output(core):
         assert relative(mine.output, theirs.last_hidden_state, real) < 1e-9
     for P, Q in zip(mine.attention, theirs.attentions, strict=True):

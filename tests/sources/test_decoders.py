@@ -12,9 +12,9 @@ from rankscope.nets import Transformer
 from rankscope.paths import decompose
 from rankscope.profiles import measure
 from rankscope.sources import load
+from rankscope.sources.batch_network import network_on_batch
 from rankscope.sources.families import FAMILIES
 from rankscope.sources.parity import lifted
-from rankscope.sources.running import running
 from rankscope.theory import certify, critical_skip
 from rankscope.theory.transverse import transverse_exponent
 from tests.sources.models import DECODERS, model_of
@@ -39,7 +39,7 @@ def given(model: Any, name: str, length: int, side: str, seed: int) -> tuple[dic
 
 def reading(net: Transformer, inputs: dict[str, Tensor]) -> Transformer:
     mask = inputs.get("encoder_attention_mask")
-    return net.reading(inputs["encoder_hidden_states"], None if mask is None else mask == 0)
+    return net.with_memory(inputs["encoder_hidden_states"], None if mask is None else mask == 0)
 
 
 def off(mine: Tensor, theirs: Tensor, real: Tensor) -> float:
@@ -100,7 +100,7 @@ def test_deviation_and_float64_agree(name: str, label: str) -> None:
 @torch.no_grad()
 def test_both_sides_are_the_whole(name: str) -> None:
     """The decoder reading the encoder's output is the model of both."""
-    model: Any = model_of(name, next(iter(FAMILIES[name].tiny())))
+    model: Any = model_of(name, next(iter(FAMILIES[name].tiny_configs())))
     encoder, decoder = load(model), load(model, family=name)
     inner: Any = encoder.origin
     assert inner.family == SIDES[name]
@@ -115,14 +115,14 @@ def test_both_sides_are_the_whole(name: str) -> None:
     words = padded(5, "right", 5)[0]["input_ids"]
     with lifted():
         theirs = model(**given, decoder_input_ids=words).last_hidden_state
-    mine = decoder.reading(encoder.run(M, aside).output, aside).run(decoder.encode(words).X).output
+    mine = decoder.with_memory(encoder.run(M, aside).output, aside).run(decoder.encode(words).X).output
     assert off(mine, theirs, torch.ones(words.shape, dtype=torch.bool)) <= WITHIN
 
 
 @pytest.mark.parametrize("name", SIDES)
 def test_each_side_by_itself_is_known_for_what_it_is(name: str, tmp_path: Path) -> None:
     """Taken out of the model, and read from its files."""
-    model: Any = model_of(name, next(iter(FAMILIES[name].tiny())))
+    model: Any = model_of(name, next(iter(FAMILIES[name].tiny_configs())))
     decoder = load(model, family=name)
     assert load(FAMILIES[name].core(model)).fingerprint == decoder.fingerprint
     if name != "t5_decoder":  # whose encoder alone has a class of its own
@@ -136,11 +136,11 @@ def test_each_side_by_itself_is_known_for_what_it_is(name: str, tmp_path: Path) 
 def test_a_decoder_is_saved_without_its_memory(tmp_path: Path) -> None:
     net = load(model_of("bart_decoder", "plain"), family="bart_decoder")
     M = torch.randn(1, 4, 16, dtype=torch.float64)
-    net.reading(M).save(tmp_path)
+    net.with_memory(M).save(tmp_path)
     again = load(tmp_path)
-    assert again.memory is None and again.fingerprint == net.fingerprint != net.reading(M).fingerprint
+    assert again.memory is None and again.fingerprint == net.fingerprint != net.with_memory(M).fingerprint
     ids = torch.tensor([[3, 4, 5]])
-    outputs = [each.reading(M).run(each.encode(ids).X).output for each in (net, again)]
+    outputs = [each.with_memory(M).run(each.encode(ids).X).output for each in (net, again)]
     assert torch.equal(*outputs)
     with pytest.raises(SourceError, match="not written from one of its sides; got its decoder: save"):
         net.to_hf()
@@ -149,10 +149,10 @@ def test_a_decoder_is_saved_without_its_memory(tmp_path: Path) -> None:
 def test_a_batch_of_a_decoder_is_its_own() -> None:
     core: Any = FAMILIES["t5_decoder"].core(model_of("t5_decoder", "gated"))
     inputs, padding = given(core, "t5_decoder", 6, "left", 1)
-    net, X, found = running(core, inputs)
+    net, X, found = network_on_batch(core, inputs)
     assert torch.equal(found, padding) and net.memory is not None and len(net.run(X, found).states) == 3
     with pytest.raises(TokensError, match="the batch must hold encoder_hidden_states"):
-        running(core, {key: inputs[key] for key in ("input_ids", "attention_mask")})
+        network_on_batch(core, {key: inputs[key] for key in ("input_ids", "attention_mask")})
 
 
 def test_what_needs_tokens_of_one_kind_is_refused() -> None:
@@ -162,14 +162,14 @@ def test_what_needs_tokens_of_one_kind_is_refused() -> None:
     with pytest.raises(TokensError, match="reads a memory, and this network has none yet"):
         net.run(X)
     with pytest.raises(TokensError, match="must have one sample, or as many as the tokens, 1; it has 2"):
-        net.reading(M).run(X)
+        net.with_memory(M).run(X)
     with pytest.raises(TokensError, match=r"of width 16; received \(2, 4, 15\)"):
-        net.reading(M[..., 1:])
+        net.with_memory(M[..., 1:])
     with pytest.raises(TokensError, match="every sample of a memory must have a real token"):
-        net.reading(M, torch.ones(2, 4, dtype=torch.bool))
+        net.with_memory(M, torch.ones(2, 4, dtype=torch.bool))
     with pytest.raises(ArchitectureError, match="which this network lacks"):
-        load(model_of("t5", "plain")).reading(M)
-    net = net.reading(M[:1])
+        load(model_of("t5", "plain")).with_memory(M)
+    net = net.with_memory(M[:1])
     with pytest.raises(PathError, match="whose paths begin in a memory"):
         decompose(net, X)
     with pytest.raises(TheoremError, match="this network has cross-attention, by which tokens take in"):

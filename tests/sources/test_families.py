@@ -54,10 +54,10 @@ def loaded(name: str, label: str) -> tuple[Any, Transformer]:
 def inputs_of(name: str, model: Any, net: Any) -> tuple[dict[str, Tensor], Tensor]:
     """What the original takes, and its padding: other numbers and lengths than the loader's own probe."""
     generator = torch.Generator().manual_seed(11)
-    if FAMILIES[name].sees:
+    if FAMILIES[name].continuous_inputs:
         embedding = net.origin.embedding
         seen = torch.randn(3, *embedding.shape, generator=generator, dtype=torch.float64)
-        return {FAMILIES[name].takes: seen}, torch.zeros(3, len(embedding.positions), dtype=torch.bool)
+        return {FAMILIES[name].input_name: seen}, torch.zeros(3, len(embedding.positions), dtype=torch.bool)
     ids = torch.randint(3, 60, (3, max(LENGTHS)), generator=generator)
     padding = torch.arange(max(LENGTHS))[None] >= torch.tensor(LENGTHS)[:, None]
     ids = ids.masked_fill(padding, getattr(model.config, "pad_token_id", None) or 0)
@@ -65,8 +65,8 @@ def inputs_of(name: str, model: Any, net: Any) -> tuple[dict[str, Tensor], Tenso
 
 
 def encoded(name: str, net: Transformer, inputs: dict[str, Tensor], padding: Tensor) -> Any:
-    if FAMILIES[name].sees:
-        return net.encode(inputs[FAMILIES[name].takes])
+    if FAMILIES[name].continuous_inputs:
+        return net.encode(inputs[FAMILIES[name].input_name])
     return net.encode(inputs["input_ids"], padding=padding)
 
 
@@ -131,7 +131,7 @@ def test_padded_and_unpadded_agree(name: str, label: str) -> None:
     for sample in range(3):
         real = ~padding[sample]
         alone = {key: value[sample : sample + 1] for key, value in inputs.items()}
-        if not FAMILIES[name].sees:
+        if not FAMILIES[name].continuous_inputs:
             alone = {"input_ids": alone["input_ids"][:, real]}
         run = net.run(*encoded(name, net, alone, padding[sample : sample + 1, real]))
         for mine, state in zip(run.states, together.states, strict=True):
@@ -189,7 +189,7 @@ def test_a_network_that_is_not_the_original_is_refused(monkeypatch: pytest.Monke
 def test_configs_outside_the_canonical_network_are_refused() -> None:
     from transformers import Gemma3TextModel, LlamaConfig, LlamaModel
 
-    small = FAMILIES["gemma3"].tiny()["text"]
+    small = FAMILIES["gemma3"].tiny_configs()["text"]
     small.attn_logit_softcapping = 50.0
     with pytest.raises(SourceError, match="attn_logit_softcapping=None; this config has 50.0"):
         load(Gemma3TextModel(small))
@@ -231,7 +231,7 @@ def test_models_with_heads_for_tasks_are_their_stack() -> None:
     }
     for name, kind in kinds.items():
         family = FAMILIES[name]
-        whole = kind(next(iter(family.tiny().values()))).eval()
+        whole = kind(next(iter(family.tiny_configs().values()))).eval()
         keys = [load(each).weights.layers[1].attention.key.weight for each in (whole, family.core(whole))]
         assert torch.equal(*keys)
 

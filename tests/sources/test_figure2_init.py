@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rankscope.nets import PUBLISHED, named_variant
+from rankscope.nets import PUBLISHED
 from rankscope.profiles import measure
 from rankscope.sources import bundled_excerpts, fresh, word_tokens
 from rankscope.studies.dong2021.published import published
@@ -21,8 +21,8 @@ def curves() -> dict[str, torch.Tensor]:
         net = fresh("bert-base", seed=seed, dtype=torch.float32)
         X, padding = word_tokens(bundled_excerpts(128)[:3], 768, 128, seed=100 + seed)
         for name, variant in PUBLISHED.items():
-            short = named_variant(net, variant) if "skip" in name or name == "transformer" else None
-            each = short or named_variant(net, variant).variant(layers=1)
+            short = net.variant(variant) if "skip" in name or name == "transformer" else None
+            each = short or net.variant(variant).variant(layers=1)
             profile = measure(each, X, padding, ["relative_residual"], "float32")
             found[name].append(profile.curve("relative_residual").mean(0))
     return {name: torch.stack(each).mean(0) for name, each in found.items()}

@@ -31,7 +31,6 @@ HEAD = """
 import json, sys, torch
 from transformers import AutoModel
 from rankscope import load, measure
-from rankscope.nets import named_variant
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()
@@ -41,7 +40,7 @@ folder, ids, before = sys.argv[1], torch.arange(1, 65)[None], peak()
 
 def curves(net):
     X, padding = net.encode(ids)
-    nets = {name: named_variant(net, name) for name in ("transformer", "san")}
+    nets = {name: net.variant(name) for name in ("transformer", "san")}
     found = {
         f"{name} {how}": measure(net, X, padding, "mu", how, estimate=False).curve("mu").tolist()
         for name, net in nets.items() for how in ("bfloat16", "deviation")

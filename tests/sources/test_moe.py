@@ -16,8 +16,8 @@ from rankscope.theory import certify
 from tests.sources.models import model_of
 from tests.sources.originals import WITHIN, agrees, padded
 
-CASES = [(name, label) for name in ("mixtral", "qwen3_next") for label in FAMILIES[name].tiny()]
-LATENT = [("deepseek", label) for label in FAMILIES["deepseek"].tiny()]
+CASES = [(name, label) for name in ("mixtral", "qwen3_next") for label in FAMILIES[name].tiny_configs()]
+LATENT = [("deepseek", label) for label in FAMILIES["deepseek"].tiny_configs()]
 
 
 @pytest.mark.parametrize(("name", "label"), CASES + LATENT)
@@ -80,7 +80,7 @@ def test_a_mixture_without_experts_is_dense() -> None:
 
 
 def test_layers_without_an_attention_matrix_are_refused() -> None:
-    config = FAMILIES["qwen3_next"].tiny()["attention alone"]
+    config = FAMILIES["qwen3_next"].tiny_configs()["attention alone"]
     config.layer_types = ["linear_attention", "full_attention", "full_attention"]
     with pytest.raises(SourceError, match="1 of this config's 3 are linear_attention, a recurrence"):
         FAMILIES["qwen3_next"].architecture(config)

@@ -55,7 +55,7 @@ class Net(nn.Module):
 
 class Own(Family):
     name, stack = "own", "blocks"
-    embedded: ClassVar = {"words": "words"}
+    embedding_parts: ClassVar = {"words": "words"}
     parts: ClassVar = {
         "attention.query": "q", "attention.key": "k", "attention.value": "v", "attention.output": "o",
         "attention_norm": "after1", "mlp.up": "up", "mlp.down": "down", "mlp_norm": "after2",
@@ -146,7 +146,7 @@ def test_a_checkpoint_for_a_family_without_small_configs(tmp_path: Path) -> None
     class Mine(type(FAMILIES["bert"])):
         name, types = "mine", ()
 
-        def tiny(self) -> dict[str, Any]:
+        def tiny_configs(self) -> dict[str, Any]:
             return {}
 
     sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -95,18 +95,18 @@ def test_the_record_says_how_far_parity_was_seen() -> None:
 
 def test_where_blocks_make_their_own_masks_nothing_is_claimed() -> None:
     """T5's bias by distance is made inside its blocks; GPT-2 hands its mask over without a name."""
-    config = FAMILIES["t5"].tiny()["plain"]
+    config = FAMILIES["t5"].tiny_configs()["plain"]
     config.relative_attention_max_distance = 5000
     _, parity = loaded(hf.T5EncoderModel(config).double().eval())
     assert parity.named == 5000 and parity.reach == parity.tokens < 5000
-    config = FAMILIES["gpt2"].tiny()["decoder"]
+    config = FAMILIES["gpt2"].tiny_configs()["decoder"]
     config.n_positions, config.sliding_window = 3000, 2500
     assert loaded(hf.GPT2Model(config).double().eval())[1].named == 2500
-    config = FAMILIES["modernbert"].tiny()["no biases"]
+    config = FAMILIES["modernbert"].tiny_configs()["no biases"]
     config.local_attention = 5000
     _, parity = loaded(hf.ModernBertModel(config).double().eval())
     assert parity.named is None and parity.reach > 5000
-    config = FAMILIES["gpt_neox"].tiny()["parallel"]
+    config = FAMILIES["gpt_neox"].tiny_configs()["parallel"]
     config.sliding_window = 3000
     assert loaded(hf.GPTNeoXModel(config).double().eval())[1].reach > 3000
 
@@ -132,7 +132,7 @@ def test_angles_at_a_length_too_long_to_run(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", ["bert", "roberta", "gpt2", "opt", "llama", "t5", "modernbert", "xlnet"])
 def test_padding_on_the_left_against_the_original(name: str) -> None:
     """The original is told which token is which where it would count padding."""
-    made = model_of(name, next(iter(FAMILIES[name].tiny())))
+    made = model_of(name, next(iter(FAMILIES[name].tiny_configs())))
     net: Any = load(made)
     core, pad = FAMILIES[name].core(made), getattr(made.config, "pad_token_id", None) or 0
     ids = torch.randint(2, 60, (1, 9), generator=torch.Generator().manual_seed(2))

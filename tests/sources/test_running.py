@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, ViTConfig, ViTModel
 
 from rankscope.errors import TokensError
-from rankscope.sources.running import running
+from rankscope.sources.batch_network import network_on_batch
 
 SIZES: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES |= {"intermediate_size": 24, "vocab_size": 30, "max_position_embeddings": 12}
@@ -35,7 +35,7 @@ def models() -> dict[str, tuple[nn.Module, dict[str, Any]]]:
 def test_it_computes_what_the_model_does_on_the_batch(kind: str) -> None:
     model, given = models()[kind]
     before = [each.clone() for each in model.parameters()]
-    net, X, padding = running(model.train(), given)
+    net, X, padding = network_on_batch(model.train(), given)
     assert all(map(torch.equal, before, model.parameters())) and model.training
     with torch.no_grad():
         theirs = model.eval()(**given, output_hidden_states=True).hidden_states
@@ -49,4 +49,4 @@ def test_a_mask_of_another_shape_is_one_sentence() -> None:
     model, given = models()["labels"]
     square = torch.ones(2, 1, 8, 8, dtype=torch.bool).tril()
     with pytest.raises(TokensError, match=r"attention_mask must be \[batch, token\] \(2, 8\), 0 at padding"):
-        running(model, {**given, "attention_mask": square})
+        network_on_batch(model, {**given, "attention_mask": square})

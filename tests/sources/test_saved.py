@@ -11,7 +11,7 @@ import torch
 from rankscope.errors import ArchitectureError, FileError, TokensError
 from rankscope.nets import Architecture, Experts, Transformer
 from rankscope.sources import fresh, load
-from rankscope.sources.loaded import Loaded
+from rankscope.sources.origin import CheckpointOrigin
 from tests.builders import awake, normal
 from tests.sources.models import model_of
 
@@ -64,7 +64,7 @@ def test_a_loaded_network_keeps_its_embedding(name: str, label: str, tmp_path: P
         given = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert torch.equal(net.encode(given).X, again.encode(given).X)
     origin: Any = again.origin
-    assert isinstance(origin, Loaded) and origin.described() == net.origin.described()  # type: ignore[union-attr]
+    assert isinstance(origin, CheckpointOrigin) and origin.described() == net.origin.described()  # type: ignore[union-attr]
     if name == "bert":
         with pytest.raises(Exception, match="has no tokenizer that can be read"):
             again.encode("no words")

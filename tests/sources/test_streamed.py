@@ -21,11 +21,11 @@ from rankscope.errors import (
     SourceError,
     TooLargeError,
 )
-from rankscope.nets import Architecture, Transformer, named_variant
-from rankscope.nets.stored import Stored
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.streamed_layers import StreamedLayers
 from rankscope.profiles import measure_together, needs
 from rankscope.sources import FAMILIES as KNOWN
-from rankscope.sources import streamed
+from rankscope.sources import streaming
 from tests.sources.models import model_of
 
 FAMILIES = [
@@ -46,7 +46,7 @@ made of a latent, shifted by one, with a table in the first block, in float32 wh
 
 
 def saved(folder: Path, name: str, label: str | None, dtype: torch.dtype = torch.bfloat16) -> Path:
-    model = model_of(name, label or next(iter(KNOWN[name].tiny()))).to(dtype)
+    model = model_of(name, label or next(iter(KNOWN[name].tiny_configs()))).to(dtype)
     model.save_pretrained(folder, max_shard_size="3KB")
     return folder
 
@@ -98,7 +98,7 @@ def test_the_same_bits_as_in_memory(name: str, label: str | None, dtype: torch.d
 
 @pytest.mark.parametrize("variant", ["transformer", "san", "san+skip+norm"])
 def test_what_is_measured_proved_and_taken_apart(llama: Path, variant: str) -> None:
-    one, other = (named_variant(load(llama, stream=stream), variant) for stream in (True, False))
+    one, other = (load(llama, stream=stream).variant(variant) for stream in (True, False))
     X, padding = inputs(one)
     for arithmetic in ("deviation", "float64", "bfloat16"):
         a, b = (measure(net, X, padding, ["mu", "entropy"], arithmetic) for net in (one, other))
@@ -123,7 +123,7 @@ def test_biases_are_found_where_layers_are_read_one_by_one(tmp_path: Path) -> No
 def test_a_decoder_reads_its_memory(tmp_path: Path) -> None:
     folder = saved(tmp_path, "t5_decoder", "plain")
     M = torch.randn(3, 5, 16, dtype=torch.float64)
-    one, other = (load(folder, family="t5_decoder", stream=stream).reading(M) for stream in (True, False))
+    one, other = (load(folder, family="t5_decoder", stream=stream).with_memory(M) for stream in (True, False))
     X, padding = inputs(one)
     assert measure(one, X, padding).table.equals(measure(other, X, padding).table)
 
@@ -131,7 +131,7 @@ def test_a_decoder_reads_its_memory(tmp_path: Path) -> None:
 def counted(net: Transformer) -> Counter[int]:
     """How often each layer is read from now on."""
     layers = net.weights.layers
-    assert isinstance(layers, Stored)
+    assert isinstance(layers, StreamedLayers)
     reads: Counter[int] = Counter()
     read = layers.source._read
 
@@ -155,7 +155,7 @@ def test_batches_share_one_sweep_and_variants_one_fingerprint(llama: Path) -> No
     assert [done for done, _ in told if done] == list(range(1, layers * batches + 1))
     assert {every for _, every in told} == {layers * batches}
     reads.clear()
-    assert named_variant(net, "san").fingerprint == named_variant(other, "san").fingerprint
+    assert net.variant("san").fingerprint == other.variant("san").fingerprint
     assert not reads
 
 
@@ -166,13 +166,13 @@ def test_variants_share_one_sweep(llama: Path, arithmetic: str) -> None:
     X, padding = inputs(net)
     names = ["san", "san+skip", "transformer"]
     alone = [
-        measure(named_variant(whole.to(torch.bfloat16), each), X, padding, arithmetic=arithmetic, batch=2)
+        measure(whole.to(torch.bfloat16).variant(each), X, padding, arithmetic=arithmetic, batch=2)
         for each in names
     ]
     reads = counted(net)
     heard: list[tuple[int, int]] = []
     found = measure_together(
-        {name: (named_variant(net, name), X, padding) for name in names},
+        {name: (net.variant(name), X, padding) for name in names},
         arithmetic=arithmetic, batch=2, progress=lambda *each: heard.append(each),
     )  # fmt: skip
     assert reads == dict.fromkeys(range(net.arch.layers), 1)
@@ -186,7 +186,7 @@ def test_one_layer_at_a_time_is_in_memory(llama: Path) -> None:
     alive: list[weakref.ref[Any]] = []
     most = 0
     layers = net.weights.layers
-    assert isinstance(layers, Stored)
+    assert isinstance(layers, StreamedLayers)
     read = layers.source._read
 
     def watching(place: int) -> Any:
@@ -201,7 +201,7 @@ def test_one_layer_at_a_time_is_in_memory(llama: Path) -> None:
     measure(net, X, padding, confirm=True)
     measure(net, X, padding)
     decompose(net, X, padding).by_length()
-    certify(named_variant(net, "san"), X[:1])
+    certify(net.variant("san"), X[:1])
     assert len(alive) > 20 and most <= 2
 
 
@@ -284,22 +284,22 @@ def test_a_network_in_memory_does_not_hold_its_files(tmp_path: Path) -> None:
     net = load(tmp_path)
     X, padding = inputs(net)
     before, ids = net.run(X, padding).output, torch.arange(1, 9)[None]
-    embedded = net.encode(ids).X
+    embedding_parts = net.encode(ids).X
     path = tmp_path / "model.safetensors"
     with path.open("r+b") as file:
         file.seek(path.stat().st_size // 8)
         file.write(bytes(path.stat().st_size - path.stat().st_size // 8))
-    assert torch.equal(net.run(X, padding).output, before) and torch.equal(net.encode(ids).X, embedded)
+    assert torch.equal(net.run(X, padding).output, before) and torch.equal(net.encode(ids).X, embedding_parts)
 
 
 def test_what_does_not_fit_is_streamed_by_itself_or_refused(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streamed, "available", lambda device: 10_000)
+    monkeypatch.setattr(streaming, "available", lambda device: 10_000)
     assert load(llama).streamed
     refused("takes .* in torch.float32.*are free on cpu: stream=True reads", TooLargeError, llama,
             dtype=torch.float32, stream=False)  # fmt: skip
-    monkeypatch.setattr(streamed, "available", needs.available)
+    monkeypatch.setattr(streaming, "available", needs.available)
     assert not load(llama).streamed
 
 
@@ -307,4 +307,4 @@ def test_a_remedy_goes_onto_a_network_in_memory(llama: Path) -> None:
     with pytest.raises(
         ArchitectureError, match="attnscale goes onto a network that is in memory.*stream=False"
     ):
-        load(llama, stream=True).remedied("attnscale")
+        load(llama, stream=True).with_remedy("attnscale")

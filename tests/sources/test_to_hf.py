@@ -80,12 +80,12 @@ def test_variants_that_a_family_has_no_config_for_are_refused(change: dict[str, 
 def test_another_config_may_express_a_variant() -> None:
     model = model_of("bert", "encoder")
     net: Any = load(model)
-    config = FAMILIES["bert"].tiny()["decoder"]
+    config = FAMILIES["bert"].tiny_configs()["decoder"]
     config.hidden_act = "relu"
     variant = net.variant(mask="causal", activation="relu")
     assert load(variant.to_hf(config)).fingerprint == variant.fingerprint
     with pytest.raises(SourceError, match="config must be one of bert, model type bert; got 'gpt2'"):
-        net.to_hf(FAMILIES["gpt2"].tiny()["decoder"])
+        net.to_hf(FAMILIES["gpt2"].tiny_configs()["decoder"])
     config.vocab_size = 61
     with pytest.raises(SourceError, match=r"the network's own embedding.*60 words.*61 words"):
         variant.to_hf(config)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankscope.profiles import measure
 from rankscope.sources import load
-from rankscope.sources.checkpoint import place, read
+from rankscope.sources.checkpoint import locate, read
 from rankscope.studies.dong2021.networks import CHEMISTRY
 
 WEIGHTS = Path(os.environ.get("RANKSCOPE_WEIGHTS", Path(__file__).parents[2] / ".weights"))
@@ -64,7 +64,7 @@ def test_a_trained_checkpoint_is_its_canonical_network(
     origin: Any = net.origin
     assert net.arch.layers == layers and max(origin.parity.states, origin.parity.attention) < 1e-12
     ids, padding = ids_of(folder, vocabulary)
-    model = read(place(str(folder), {}), family).model
+    model = read(locate(str(folder), {}), family).model
     model.set_attn_implementation("eager")  # else it gives no attention
     theirs = model(ids, attention_mask=(~padding).long(), output_hidden_states=True, output_attentions=True)
     X, _ = net.encode(ids, tokens=ids.shape[1], padding=padding)

@@ -18,7 +18,7 @@ from rankscope.lab.tasks import Copying
 from rankscope.metrics import METRICS
 from rankscope.nets.remedies import REMEDIES
 from rankscope.report import read_run, write_report
-from rankscope.sources.words import bundled_excerpts, word_tokens
+from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.studies import Setup
 from rankscope.studies.remedies import cold, initial, learnt, theory
 from rankscope.studies.remedies.comparisons import CLAIMS, comparisons
@@ -69,7 +69,7 @@ def test_depth_reached_is_the_last_layer_before_the_first_fall() -> None:
 def test_residuals_at_the_start_are_those_of_a_plain_pass() -> None:
     found = initial.measured("gate", "pre", 2, 0).filter(variant="whole").sort("layer")["log10"]
     X, _ = word_tokens(bundled_excerpts(initial.TOKENS)[: initial.SAMPLES], initial.WIDTH, initial.TOKENS)
-    states = initial.network("pre", 2, 0).remedied("gate").run(X.double()).states
+    states = initial.network("pre", 2, 0).with_remedy("gate").run(X.double()).states
     metric = METRICS["relative_residual"]
     plain = [sum(math.log10(float(_relative(one))) for one in state) / len(state) for state in states]
     assert metric.name == "relative_residual"
@@ -130,7 +130,7 @@ def test_theory_knows_every_remedy_and_asks_the_theorems_themselves(tables: Tabl
 def test_put_cold_says_how_far_tokens_move(tables: Tables) -> None:
     assert cold.mean(tables.cold, "attnscale", "moved") == 0.0
     net, X, padding = cold.subject("bert-tiny")
-    before, after = (each.run(X, padding).states[-1] for each in (net, net.remedied("gate")))
+    before, after = (each.run(X, padding).states[-1] for each in (net, net.with_remedy("gate")))
     moved = []
     for sample, hidden in enumerate(padding):
         a, b = before[sample][~hidden], after[sample][~hidden]

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from rankscope.errors import ArchitectureError, StudyError
-from rankscope.figures import panels
+from rankscope.figures.matplotlib import panels
 from rankscope.runs import read
 from rankscope.runs.tables import manifest_in
 from rankscope.studies import STUDIES, Comparison, Outcome, Setup, Study, chosen, reproduce, write_page

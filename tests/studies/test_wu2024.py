@@ -10,7 +10,7 @@ import torch
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources.fresh import untrained
 from rankscope.sources.presets import preset
-from rankscope.sources.words import bundled_excerpts
+from rankscope.sources.random_embedding import bundled_excerpts
 from rankscope.studies import Outcome, Setup, chosen, reproduce
 from rankscope.studies.wu2024 import fig1, fig2, fig3, fig4, fig6, fig8, fig9, networks, spectra, thm3
 from rankscope.studies.wu2024.drawing import by_layer, grid, power_of_ten, powers_of_ten

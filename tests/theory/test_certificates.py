@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.errors import FileError, MetricError, RankscopeError, TheoremError, TokensError
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.theory import THEOREMS, Certificates, certify, collapse_depth
 from rankscope.theory.certificates import SCHEMA
 from rankscope.theory.constants import HeadNorms, MLPNorms
@@ -20,7 +20,7 @@ from rankscope.theory.weight_norms import WeightNorms
 from tests.builders import normal
 
 NET = Transformer.random(Architecture(layers=4, width=8, heads=2), init="bert")
-SAN = named_variant(NET, "san")
+SAN = NET.variant("san")
 SKIP = NET.variant(mlp=False, norm=False)
 X = 0.1 * normal(2, 5, 8)
 FOUND = certify(SAN, X)

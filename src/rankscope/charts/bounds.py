@@ -10,7 +10,7 @@ from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
 from rankscope.charts.style import FAINT, INK, colour, figure, heading, suffix, symbol, trace
 from rankscope.errors import TheoremError
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.theory import Certificates
 from rankscope.theory.views import drawn_quantities, quantity
 

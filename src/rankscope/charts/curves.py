@@ -9,7 +9,8 @@ import polars as pl
 from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
 from rankscope.charts.style import FAINT, colour, dash, figure, in_order, scale, symbol, trace
-from rankscope.looks import LISTED, NUMBER, in_sequence, power
+from rankscope.figures.style import LISTED, NUMBER, in_sequence
+from rankscope.figures.text import power
 from rankscope.metrics import symbol_of
 from rankscope.profiles.views import Band, CurveView, Layers, looks, span
 from rankscope.theory import Certificates

@@ -9,7 +9,7 @@ import polars as pl
 from rankscope.charts.escaping import Figure
 from rankscope.charts.powers import Powers
 from rankscope.charts.style import HOVER, colour, figure, heading, symbol, trace
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.paths.views import LengthView, counted_paths, length_views
 
 SAID = {"embedding": "from the embedding", "bias": "from biases"}

@@ -7,7 +7,7 @@ import polars as pl
 from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
 from rankscope.charts.style import evenly, figure, heading, in_order, suffix, trace
-from rankscope.looks import power
+from rankscope.figures.text import power
 
 PANELS = 6
 LINES = 9

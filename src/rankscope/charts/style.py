@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rankscope.charts.escaping import Figure, escaped, plain
-from rankscope.looks import PALETTE
+from rankscope.figures.style import PALETTE
 
 INK, FAINT, PAPER = "@ink", "@faint", "@paper"
 COLOURS = tuple(INK if colour == "#000000" else colour for colour in PALETTE)

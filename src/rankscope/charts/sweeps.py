@@ -9,7 +9,7 @@ from rankscope.charts.escaping import Figure, escaped
 from rankscope.charts.powers import Powers
 from rankscope.charts.style import colour, evenly, figure, heading, in_order, suffix, trace
 from rankscope.engine.views import Levels, SweepView, described
-from rankscope.looks import power
+from rankscope.figures.text import power
 
 PANELS, POINTS = 6, 2000
 """Panels of a figure, and cells that are drawn as points, at most."""

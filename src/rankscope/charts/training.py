@@ -23,7 +23,7 @@ from rankscope.charts.style import (
     suffix,
     trace,
 )
-from rankscope.looks import LISTED
+from rankscope.figures.style import LISTED
 from rankscope.runs.training import NAMES, Grid, Training, decades, title_of
 
 LOOKS, LINES, FEW, MARKS = 300, 9, 6, 40

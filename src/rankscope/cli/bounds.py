@@ -52,7 +52,6 @@ def bounds(
     from rankscope.cli.exits import Stopped
     from rankscope.cli.measure import about, kept
     from rankscope.cli.show import console, machine, say, say_where
-    from rankscope.nets import named_variant
     from rankscope.theory.catalogue import theorems_named
     from rankscope.theory.depth import depth_of
 
@@ -62,10 +61,9 @@ def bounds(
     if not (math.isfinite(scale) and scale > 0):
         raise TheoremError(f"--scale must be a number > 0; got {scale:g}")
     read = excerpts_of(text, split, field, samples, tokens)
-    net = named_variant(
-        network(model, mask, layers, init, seed, stream=stream, remedies=remedy, quiet=quiet or as_json),
-        variant,
-    )
+    net = network(
+        model, mask, layers, init, seed, stream=stream, remedies=remedy, quiet=quiet or as_json
+    ).variant(variant)
     store = opened(output)
     X, padding = net.encode(read, tokens)
     found, done = certified(net, scale * X, padding, named, variant, quiet or as_json)

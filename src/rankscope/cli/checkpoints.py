@@ -199,7 +199,7 @@ def look_at(
 def loaded(each: Checkpoint, directory: Path, tokenizer: str | None) -> Any:
     """The network of a checkpoint; its tokenizer is its own, or the one asked for, or that of the folder."""
     from rankscope.sources import load
-    from rankscope.sources.checkpoint import Place, place
+    from rankscope.sources.checkpoint import CheckpointLocation, locate
     from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 
     own = any(each.folder.glob("tokenizer*")) or any(each.folder.glob("vocab*"))
@@ -207,7 +207,9 @@ def loaded(each: Checkpoint, directory: Path, tokenizer: str | None) -> Any:
     other = tokenizer or (str(directory) if above and not own else None)
     if other is None:
         return load(str(each.folder))
-    where = Place(other, other, {}) if Path(other).is_dir() else place(other, {})  # it needs no weights
+    where = (
+        CheckpointLocation(other, other, {}) if Path(other).is_dir() else locate(other, {})
+    )  # it needs no weights
     return load(str(each.folder), tokenizer=read_tokenizer(where))
 
 

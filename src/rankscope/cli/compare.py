@@ -54,9 +54,9 @@ def compare(
     from rankscope.cli.bounds import require_positive_threshold
     from rankscope.cli.measure import checked, command, end_if_stopped, together
     from rankscope.cli.show import show_run
-    from rankscope.nets import named_variant
+    from rankscope.metrics import is_share
     from rankscope.profiles.disagreement import disagreement, ends_of
-    from rankscope.profiles.verdict import is_share, listing
+    from rankscope.profiles.verdict import listing
     from rankscope.report import write_run_directory
 
     _, numbers, arithmetics = checked("transformer", metrics, arithmetic)
@@ -91,7 +91,7 @@ def compare(
             own = (init, seed) if model in random else (None, None)
             nets[model] = network(model, mask, layers, *own, device, remedies=remedy, quiet=quiet or as_json)
             encoded[model] = nets[model].encode(read, tokens)
-        jobs[title] = (named_variant(nets[model], side.variant), *encoded[model])
+        jobs[title] = (nets[model].variant(side.variant), *encoded[model])
     profile = together(jobs, numbers, arithmetics, quiet or as_json, beside=runs)
     compared = dict(zip(titles, things, strict=True))
     shown = {side.model for side, title in zip(sides, titles, strict=True) if title in profile.variants}

@@ -54,12 +54,11 @@ def measure_text(
 ) -> None:
     """Stream the corpus, then print and write its summary. What ends it early, Ctrl-C or a bad line, is said
     after that of what was done."""
-    from rankscope.nets import named_variant
     from rankscope.report import verdict, write_run_directory
     from rankscope.runs import Store, Text
 
     texts = stream(corpus.path, corpus.split, corpus.field, corpus.tokens)
-    nets = {name: named_variant(net, name) for name in variants}
+    nets = {name: net.variant(name) for name in variants}
     rows = store or ending.enter_context(Store(ending.enter_context(TemporaryDirectory())))
     first: list[str] = []
     read = _keeping(texts, first)

@@ -93,7 +93,6 @@ def _more(
     and by head; what is proved of the whole, and of attention alone; and how nearly the paths add up to the
     output."""
     from rankscope.cli.show import progress
-    from rankscope.nets import named_variant
     from rankscope.paths import decompose
     from rankscope.theory import certify
 
@@ -105,6 +104,6 @@ def _more(
         tables: dict[str, pl.DataFrame | Kept] = {"lengths": lengths.table, "heads": d.by_head()}
         encoded = net.encode(texts[:2], 32)
         for variant in ("san", "transformer"):
-            found = certify(named_variant(net, variant), *encoded, variant=variant)
+            found = certify(net.variant(variant), *encoded, variant=variant)
             tables[f"certificates_{variant}"] = with_manifest(found, **known)
     return tables, lengths.closure

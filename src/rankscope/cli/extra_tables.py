@@ -46,13 +46,12 @@ class Pictures:
     def read_alone(self, quiet: bool) -> None:
         """A pass of their own, where nothing is measured in deviation arithmetic."""
         from rankscope.cli.show import progress
-        from rankscope.nets import named_variant
         from rankscope.profiles import one_pass
 
         with progress(quiet) as start:
             start("token cloud, singular values")
             for name in self._shapes:
-                net = named_variant(self.net, name)
+                net = self.net.variant(name)
                 one_pass(net, self.X[:2], self.padding[:2], self.readers(name))
 
     def tables(self) -> "dict[str, pl.DataFrame]":

@@ -45,13 +45,13 @@ def network(
     net = named_network(model, seed or 0, init or "bert", device, stream or None)
     net = net if mask is None and layers is None else net.variant(mask=mask, layers=layers)
     for each in known:
-        net = net.remedied(each)
+        net = net.with_remedy(each)
     return net
 
 
 def drawn(model: str, init: str | None, seed: int | None) -> bool:
     """Whether the model's weights are random; what draws them must not be asked of a trained one."""
-    from rankscope.sources.named import is_drawn
+    from rankscope.sources.network_names import is_drawn
 
     random = is_drawn(model)
     given = [name for name, value in (("--init", init), ("--seed", seed)) if value is not None]

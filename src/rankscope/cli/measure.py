@@ -145,9 +145,8 @@ def measured(
     """Every variant in every arithmetic, with progress on stderr. After Ctrl-C those that were finished, and
     the manifest says so. `drawn` reads along, in the same pass where there is one in deviation arithmetic;
     `checks` are the options of `measure` that say how it is checked."""
-    from rankscope.nets import named_variant
 
-    jobs = {name: (named_variant(net, name), X, padding) for name in variants}
+    jobs = {name: (net.variant(name), X, padding) for name in variants}
     profile = together(jobs, metrics, arithmetics, quiet, drawn=drawn, checks=checks)
     if drawn is not None and "deviation" not in arithmetics and profile.manifest.stopped is None:
         drawn.read_alone(quiet)
@@ -234,10 +233,10 @@ def _seconds(net: "Transformer", X: "Tensor", arithmetic: str, checks: dict[str,
 
 def _sharing(jobs: "dict[str, tuple[Transformer, Tensor, Tensor]]") -> list[list[str]]:
     """Which go side by side: networks whose layers are read from the same files; others one by one."""
-    from rankscope.nets.stored import Stored
+    from rankscope.nets.streamed_layers import StreamedLayers
 
     groups: dict[object, list[str]] = {}
     for name, (net, _, _) in jobs.items():
         layers = net.weights.layers
-        groups.setdefault(id(layers.source) if isinstance(layers, Stored) else name, []).append(name)
+        groups.setdefault(id(layers.source) if isinstance(layers, StreamedLayers) else name, []).append(name)
     return list(groups.values())

@@ -7,7 +7,7 @@ from rankscope.cli import options as opt
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from rankscope.sources.survey import Surveyed
+    from rankscope.sources.survey import FamilyParity
 
 
 def models(as_json: opt.Json = False, quiet: opt.Quiet = False) -> None:
@@ -46,7 +46,7 @@ def models(as_json: opt.Json = False, quiet: opt.Quiet = False) -> None:
     )
 
 
-def _table(found: "list[Surveyed]") -> "Table":
+def _table(found: "list[FamilyParity]") -> "Table":
     from rich.table import Table
 
     table = Table(title="families", title_justify="left", box=None)

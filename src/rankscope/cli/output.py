@@ -45,7 +45,7 @@ def write_folder(
     figures: "Mapping[str, Figure]",
 ) -> None:
     """Tables, figures and the report of a command."""
-    from rankscope.figures import save
+    from rankscope.figures.matplotlib import save
     from rankscope.report import write_report
 
     store.write(entry, manifest, tables)

@@ -43,13 +43,12 @@ def paths(
     from rankscope.cli.exits import Stopped
     from rankscope.cli.measure import about, kept
     from rankscope.cli.show import console, machine, progress, say, say_where
-    from rankscope.nets import named_variant
     from rankscope.paths.views import carried
     from rankscope.runs import manifest_of
 
     read = excerpts_of(text, split, field, samples, tokens)
-    net = named_variant(
-        network(model, mask, layers, init, seed, device, remedies=remedy, quiet=quiet or as_json), variant
+    net = network(model, mask, layers, init, seed, device, remedies=remedy, quiet=quiet or as_json).variant(
+        variant
     )
     store = opened(output)
     d, found, heads, heaviest, stopped = taken_apart(net, read, tokens, top, quiet or as_json)

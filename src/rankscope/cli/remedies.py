@@ -71,7 +71,7 @@ def remedies(
     from rankscope.cli.measure import command
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
-    from rankscope.nets.moving import refuse_absent
+    from rankscope.nets.devices import check_device
     from rankscope.report import write_report
     from rankscope.studies import Setup
     from rankscope.studies.remedies.run import Asked, gather, outcome, plan, write
@@ -79,7 +79,7 @@ def remedies(
     given = {"remedies": tuple(remedy)} if remedy else {}
     asked = Asked(**given, model=model, seeds=seeds, train=train, depths=numbers(depths), steps=steps,
                   workers=workers)  # fmt: skip
-    refuse_absent(device)
+    check_device(device)
     writable_folder(output)
     silent = quiet or as_json
     done, planned = 0, list[Any]()

@@ -52,12 +52,12 @@ def reproduce(
     from rankscope.cli.exits import Stopped
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
-    from rankscope.nets.moving import refuse_absent
+    from rankscope.nets.devices import check_device
     from rankscope.report import write_report
     from rankscope.studies import Setup, chosen, write_page
 
     studies = chosen(paper, figure)
-    refuse_absent(device)
+    check_device(device)
     writable_folder(output)
     named = tuple(name.strip() for name in models.split(",") if name.strip())
     setup = Setup(folder=output, full=full, device=device, models=named)

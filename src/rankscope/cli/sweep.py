@@ -85,7 +85,7 @@ def sweep(
 
 def written(result: "Sweep") -> Path:
     """The figure and the report, beside the tables."""
-    from rankscope.figures import save
+    from rankscope.figures.matplotlib import save
     from rankscope.report import write_report
 
     if len(result.table):

@@ -1,6 +1,6 @@
 """Deviation arithmetic: a network at any depth, to full relative precision of what its tokens differ by."""
 
-from rankscope.deviation.dissect import BlockTaken, HalfTaken, dissect
+from rankscope.deviation.dissect import BlockRecord, HalfRecord, dissect
 from rankscope.deviation.propagate import (
     KERNELS,
     DeviationStep,
@@ -16,10 +16,10 @@ from rankscope.deviation.state import State
 
 __all__ = [
     "KERNELS",
-    "BlockTaken",
+    "BlockRecord",
     "Deviation",
     "DeviationStep",
-    "HalfTaken",
+    "HalfRecord",
     "Scaled",
     "State",
     "applies",

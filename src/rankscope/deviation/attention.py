@@ -16,10 +16,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from rankscope.deviation.decisions import needed
+from rankscope.deviation.decisions import must_compute
 from rankscope.deviation.mlp import affine, product
 from rankscope.deviation.scaled import Scaled, chosen
-from rankscope.deviation.state import Real, State
+from rankscope.deviation.state import State, ValidTokens
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.weights import Linear
@@ -67,7 +67,7 @@ class Logits:
 
 
 @dataclass(frozen=True)
-class Attention:
+class DeviationPattern:
     """Attention of a layer in two parts: `P = 1 p^T + Delta`. Rows are of the tokens, and so are columns
     but for cross-attention."""
 
@@ -130,15 +130,15 @@ def completed(others: Scaled, top: Int[Tensor, "batch head 1"], sums: Scaled | N
 
 
 @dataclass(frozen=True)
-class Spoken:
+class HeadOutputs:
     """What the heads of a layer say, before the output projection: one common value each, and deviations."""
 
     x: Scaled  # [batch, head, head_width]
     R: Scaled  # [batch, head, token, head_width]
     output: Float[Tensor, "head head_width width"]
-    real: Real
+    valid: ValidTokens
 
-    def contributions(self, real: Real) -> State:
+    def contributions(self, valid: ValidTokens) -> State:
         """What each head adds to the branch, as a state of batch * head samples."""
         heads = self.output.shape[0]
         x = torch.einsum("bhc,hcd->bhd", self.x.value, self.output)
@@ -146,7 +146,7 @@ class Spoken:
         return State(
             Scaled(x.flatten(0, 1), self.x.log.flatten()),
             Scaled(R.flatten(0, 1), self.R.log.flatten()),
-            Real(real.rows.repeat_interleave(heads, 0)),
+            ValidTokens(valid.mask.repeat_interleave(heads, 0)),
         ).tidy()
 
 
@@ -156,11 +156,11 @@ class Values:
 
     x: Scaled  # [batch, head, head_width]
     R: Scaled  # [batch, head, token, head_width]
-    real: Real
+    valid: ValidTokens
 
 
 @runtime_checkable
-class Mixing(Protocol):
+class Mixable(Protocol):
     """What `mixed` asks of P, whole or by rows."""
 
     @property
@@ -182,7 +182,9 @@ class Mixing(Protocol):
         """`P V`."""
 
 
-def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixing, v: Values) -> Spoken:
+def mixed(
+    arch: Architecture, active_heads: tuple[int, ...], output: Tensor, P: Mixable, v: Values
+) -> HeadOutputs:
     """Rows of P sum to one: the common value passes, the deviation is averaged and differenced, both about
     the token that most attend to. Where they sum to something else, so much of the common value passes, and
     where some rows sum to more than others, tokens differ by as much of it.
@@ -209,15 +211,15 @@ def mixed(arch: Architecture, speaking: tuple[int, ...], output: Tensor, P: Mixi
         heard = Scaled(most, dv.log).normalised() + v.x.mapped(lambda t: t[:, :, None])
         R = R + product(sums.mapped(lambda t: t[..., None]), heard)
     x = (v.x if total is None else _times(v.x, total)) + mean
-    if not P.signed and needed((short := _short(P, dv, mean, v.real)).any()):
+    if not P.signed and must_compute((short := _short(P, dv, mean, v.valid)).any()):
         straight = Scaled(P.averaged(dv.value), dv.log)
         x, R = chosen(short, v.x, x), chosen(short, straight, R)
-    if len(speaking) < arch.heads:
+    if len(active_heads) < arch.heads:
         speaks = torch.zeros(arch.heads, 1, dtype=x.value.dtype, device=x.value.device)
-        for head in speaking:  # a list of them would have to cross to where the heads are
+        for head in active_heads:  # a list of them would have to cross to where the heads are
             speaks[head] = 1.0
         x, R = x.mapped(lambda t: t * speaks), R.mapped(lambda t: t * speaks[:, None])
-    return Spoken(x.normalised(), R.normalised(), output, v.real)
+    return HeadOutputs(x.normalised(), R.normalised(), output, v.valid)
 
 
 def _times(x: Scaled, total: Tensor) -> Scaled:
@@ -225,13 +227,13 @@ def _times(x: Scaled, total: Tensor) -> Scaled:
     return x.mapped(lambda t: t * total[..., None]).normalised()  # zeros do not set the scale
 
 
-def _short(P: Mixing, dv: Scaled, mean: Scaled, real: Real) -> Bool[Tensor, "batch head"]:
+def _short(P: Mixable, dv: Scaled, mean: Scaled, valid: ValidTokens) -> Bool[Tensor, "batch head"]:
     """Where some token, of what it looks at, hears less than a hundredth of the mean."""
     sizes = torch.linalg.vector_norm(dv.value, dim=-1, keepdim=True)  # [batch, head, token, 1]
     least, most = sizes.amin((2, 3)), sizes.amax((2, 3))
-    if not needed((least < SHORT * most).any()):
+    if not must_compute((least < SHORT * most).any()):
         return torch.zeros_like(least, dtype=torch.bool)
-    heard = P.averaged(sizes)[..., 0].masked_fill(~real.rows[:, None], torch.inf)
+    heard = P.averaged(sizes)[..., 0].masked_fill(~valid.mask[:, None], torch.inf)
     return heard.amin(-1) < SHORT * torch.linalg.vector_norm(mean.value, dim=-1)
 
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import Logits, Visible, completed
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, spread
-from rankscope.deviation.scores import Prepared
-from rankscope.deviation.softmax import Shared
-from rankscope.deviation.state import Real
-from rankscope.metrics.rows import Rows
+from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, spread
+from rankscope.deviation.scores import ScoreParts
+from rankscope.deviation.softmax import ReferenceRow
+from rankscope.deviation.state import ValidTokens
+from rankscope.metrics.rows import PatternRows
 from rankscope.shapes import Bool, Float, Int
 
 AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
@@ -30,39 +30,39 @@ AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
 class RowMaker:
     """Rows of scores, and of whom they see, made as often as they are asked for."""
 
-    scores: Prepared
+    scores: ScoreParts
     sees: Callable[[slice], Visible]
     """Whom some rows see."""
-    real: Real
+    valid: ValidTokens
     """Rows that count."""
     tokens: bool = True
-    """Whether columns are tokens, of which only real ones count."""
-    shaken: Callable[[Tensor, int], Tensor] | None = None
+    """Whether columns are tokens, of which only valid ones count."""
+    perturb: Callable[[Tensor, int], Tensor] | None = None
     """What is done to rows that begin at some row, the same every time."""
-    largest: Logs | None = None
+    largest: LogScales | None = None
     """The log of the largest part of a score, where there is a cap."""
 
     def blocks(self) -> Iterator[slice]:
         """All rows, so many at once as fit."""
-        n = self.real.rows.shape[1]
+        n = self.valid.mask.shape[1]
         batch, heads, columns = self.scores.ref.value.shape
-        room = AT_ONCE.get(self.real.rows.device.type, AT_ONCE["cuda"])
+        room = AT_ONCE.get(self.valid.mask.device.type, AT_ONCE["cuda"])
         step = max(1, room // max(1, 8 * batch * heads * columns))
         for start in range(0, n, step):
             yield slice(start, min(n, start + step))
 
     def D(self, rows: slice) -> Scaled:
         """Some rows of D, at a scale of their own."""
-        D, shaken = self.scores.scores(rows, self.largest).D, self.shaken
-        return D if shaken is None else D.mapped(lambda t: shaken(t, rows.start))
+        D, perturb = self.scores.scores(rows, self.largest).D, self.perturb
+        return D if perturb is None else D.mapped(lambda t: perturb(t, rows.start))
 
     def visible(self, rows: slice) -> Visible:
         """Whom they see, of every sample."""
-        return self.sees(rows).expand(len(self.real.rows), -1, -1, -1)
+        return self.sees(rows).expand(len(self.valid.mask), -1, -1, -1)
 
-    def counted(self, rows: slice) -> Real:
+    def counted(self, rows: slice) -> ValidTokens:
         """Which of them count."""
-        return Real(self.real.rows[:, rows])
+        return ValidTokens(self.valid.mask[:, rows])
 
     def narrowed(self, sample: slice, head: slice) -> "RowMaker":
         """Of some samples and heads."""
@@ -70,68 +70,68 @@ class RowMaker:
             self,
             scores=self.scores.narrowed(sample, head),
             sees=lambda rows: self.visible(rows)[sample],
-            real=Real(self.real.rows[sample]),
+            valid=ValidTokens(self.valid.mask[sample]),
             largest=None if self.largest is None else self.largest[sample, head],
         )
 
 
-class _Reference(NamedTuple):
+class _SmallestRow(NamedTuple):
     """The row whose scores are smallest, of the rows that were looked at."""
 
     size: Float[Tensor, "batch head 1"]
-    log: Logs
+    log: LogScales
     """Of its size and of its scores."""
     scores: Float[Tensor, "batch head token"]
     seen: Bool[Tensor, "batch head token"]
 
     @classmethod
-    def of(cls, maker: RowMaker, rows: slice, D: Scaled, visible: Visible) -> "_Reference":
+    def of(cls, maker: RowMaker, rows: slice, D: Scaled, visible: Visible) -> "_SmallestRow":
         """Of some rows."""
-        real, columns = maker.real, maker.real.rows[:, None, None]
-        counted = D.value if real.all or not maker.tokens else D.value.masked_fill(~columns, 0.0)
+        valid, columns = maker.valid, maker.valid.mask[:, None, None]
+        counted = D.value if valid.all or not maker.tokens else D.value.masked_fill(~columns, 0.0)
         size = torch.maximum(counted.amax(-1), -counted.amin(-1))  # [batch, head, row]
-        size, row = size.masked_fill(~real.rows[:, None, rows], torch.inf).min(-1, keepdim=True)
+        size, row = size.masked_fill(~valid.mask[:, None, rows], torch.inf).min(-1, keepdim=True)
         at = row[..., None].expand(-1, -1, 1, D.value.shape[3])
         seen = visible.expand(-1, D.value.shape[1], -1, -1).gather(2, at)[:, :, 0]
         return cls(size, D.log, D.value.gather(2, at)[:, :, 0], seen)
 
-    def or_(self, other: "_Reference") -> "_Reference":
+    def or_(self, other: "_SmallestRow") -> "_SmallestRow":
         """Of two the smaller, of equals the first."""
         log = torch.maximum(self.log, other.log)
         one, two = (Scaled(each.size, each.log).at(log) for each in (self, other))
         better = two < one
         parts = (torch.where(better, b, a) for a, b in zip(self[2:], other[2:], strict=True))
         logs = torch.where(better[..., 0], other.log, self.log)
-        return _Reference(torch.where(better, other.size, self.size), logs, *parts)
+        return _SmallestRow(torch.where(better, other.size, self.size), logs, *parts)
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionByRows:
-    """Attention of a layer, `P = 1 p^T + Delta`, of which no more than p is held; real tokens stand first."""
+class PatternByRows:
+    """The pattern `P = 1 p^T + Delta` of a layer, of which only p is held; valid tokens come first."""
 
     maker: RowMaker
-    shared: Shared
+    shared: ReferenceRow
     reference: Scaled  # [batch, head, token]
     """The reference row of D, at the scale that all rows of D are brought to."""
     signed: bool = False
 
     @classmethod
-    def of(cls, maker: RowMaker, touch: Callable[[Scaled], Scaled] | None = None) -> "AttentionByRows":
+    def of(cls, maker: RowMaker, touch: Callable[[Scaled], Scaled] | None = None) -> "PatternByRows":
         """What rows share, by a sweep over them; `touch` is asked of ref and of the scale of D."""
         if maker.scores.arch.score_cap and maker.scores.products:
             sizes = [maker.scores.uncapped(rows).log_size() for rows in maker.blocks()]
             maker = replace(maker, largest=maker.scores.largest(torch.stack(sizes).amax(0)))
-        found: _Reference | None = None
+        found: _SmallestRow | None = None
         log = torch.full_like(maker.scores.ref.log, LOWEST)
-        alike = torch.ones_like(maker.real.rows[:, 0])
+        alike = torch.ones_like(maker.valid.mask[:, 0])
         anyone = first = None
         for rows in maker.blocks():
             D, visible = maker.D(rows), maker.visible(rows)
-            here = _Reference.of(maker, rows, D, visible)
+            here = _SmallestRow.of(maker, rows, D, visible)
             found, log = here if found is None else found.or_(here), torch.maximum(log, D.log)
             anyone = visible.any(2) if anyone is None else anyone | visible.any(2)
-            first = visible[:, :, :1] if first is None else first  # real where any is
-            same = (visible == first).all(-1)[:, 0] | ~maker.real.rows[:, rows]
+            first = visible[:, :, :1] if first is None else first  # valid where any is
+            same = (visible == first).all(-1)[:, 0] | ~maker.valid.mask[:, rows]
             alike = alike & same.all(-1)
         assert found is not None and anyone is not None
         ref = maker.scores.scores(slice(0, 1), maker.largest).ref
@@ -142,7 +142,7 @@ class AttentionByRows:
         # Beyond e^600 only which score is largest matters: cut both alike.
         cut = (torch.maximum(ref.log, of_all.log) - STEEPEST).clamp(min=0.0)
         alike = alike[:, None].expand_as(log)
-        shared = Shared.of(ref.at(cut), of_all.log - cut, found.seen[:, :, None], anyone, alike)
+        shared = ReferenceRow.of(ref.at(cut), of_all.log - cut, found.seen[:, :, None], anyone, alike)
         return cls(maker, shared, Scaled(of_all.value, log))
 
     @property
@@ -191,7 +191,7 @@ class AttentionByRows:
 
     def _like_rows(self, *shape: int) -> Tensor:
         like = self.shared.ref
-        return like.new_empty(*like.shape[:2], self.maker.real.rows.shape[1], *shape)
+        return like.new_empty(*like.shape[:2], self.maker.valid.mask.shape[1], *shape)
 
     def averaged(self, V: Float[Tensor, "batch head token width"]) -> Float[Tensor, "batch head row width"]:
         """`P V`."""
@@ -201,13 +201,13 @@ class AttentionByRows:
         return said
 
     @cached_property
-    def largest(self) -> Logs:
+    def largest(self) -> LogScales:
         """The log of the largest entry of D."""
         sizes = [Scaled(self.D(rows), self.shared.log).log_size() for rows in self.maker.blocks()]
         return torch.stack(sizes).amax(0)
 
     @cached_property
-    def log(self) -> Logs:
+    def log(self) -> LogScales:
         """A log-scale of Delta, head by head: that of its largest entry but for column j*."""
         return torch.stack([self.others(rows).log_size() for rows in self.maker.blocks()]).amax(0)
 
@@ -230,21 +230,21 @@ class AttentionByRows:
         """Some rows of `P - 1 p^T`, in units of e^log."""
         return completed(self.others(rows), self.top).at(self.log)
 
-    def narrowed(self, sample: slice, head: slice) -> "AttentionByRows":
+    def narrowed(self, sample: slice, head: slice) -> "PatternByRows":
         """Of some samples and heads."""
         found = replace(
             self,
             maker=self.maker.narrowed(sample, head),
-            shared=Shared(*(part[sample, head] for part in self.shared)),
+            shared=ReferenceRow(*(part[sample, head] for part in self.shared)),
             reference=Scaled(self.reference.value[sample, head], self.reference.log[sample, head]),
         )
         if "log" in vars(self):
             vars(found)["log"] = self.log[sample, head]
         return found
 
-    def by_head(self, make: Callable[["AttentionByRows", slice], Tensor]) -> Rows:
+    def by_head(self, make: Callable[["PatternByRows", slice], Tensor]) -> PatternRows:
         """Rows of one head of one sample at a time, as `make` gives them."""
-        kept: dict[tuple[int, int], AttentionByRows] = {}
+        kept: dict[tuple[int, int], PatternByRows] = {}
 
         def of_head(sample: int, head: int, start: int, stop: int) -> Tensor:
             if (sample, head) not in kept:
@@ -253,18 +253,18 @@ class AttentionByRows:
             return make(kept[sample, head], slice(start, stop))[0, 0]
 
         batch, heads = self.shared.log.shape
-        return Rows(batch, heads, of_head, self.maker.real.rows)
+        return PatternRows(batch, heads, of_head, self.maker.valid.mask)
 
 
-def distance_of_rows(one: AttentionByRows, other: AttentionByRows) -> Float[Tensor, "batch head"]:
+def distance_of_rows(one: PatternByRows, other: PatternByRows) -> Float[Tensor, "batch head"]:
     """How far Delta of two passes is apart, as `witness.distance` has it of what tokens differ by: about its
     mean row, as a direction and as a log. The row that it is written about may be another in each."""
-    real, both = one.maker.real, (one, other)
-    number = real.number[..., None]
+    valid, both = one.maker.valid, (one, other)
+    number = valid.count[..., None]
     means = [sum(P.Delta(rows).sum(2) for rows in P.maker.blocks()) / number for P in both]
 
     def centred(which: int, rows: slice) -> Tensor:
-        counted = real.rows[:, None, rows, None]
+        counted = valid.mask[:, None, rows, None]
         return (both[which].Delta(rows) - means[which][:, :, None]).masked_fill(~counted, 0.0)
 
     norms = [

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.decisions import needed
-from rankscope.deviation.scaled import STEEPEST, Logs, Scaled, chosen, spread
+from rankscope.deviation.decisions import must_compute
+from rankscope.deviation.scaled import STEEPEST, LogScales, Scaled, chosen, spread
 from rankscope.deviation.tails import most, sinh_share, tanh_change
 from rankscope.doubled import quotient
 
@@ -28,7 +28,7 @@ MOST = 1e3
 """Where tanh is one to every digit."""
 
 
-class Constant(NamedTuple):
+class RowConstants(NamedTuple):
     """What is constant along a row of scores."""
 
     c: Scaled  # [batch, head]
@@ -36,7 +36,7 @@ class Constant(NamedTuple):
 
 
 def capped(
-    constant: Constant | None, ref: Scaled, D: Scaled, cap: float, largest: Logs | None = None
+    constant: RowConstants | None, ref: Scaled, D: Scaled, cap: float, largest: LogScales | None = None
 ) -> tuple[Scaled, Scaled]:
     """(ref, D) of capped scores, of all rows or of some; without a `constant`, ref is zero and D all of the
     score. `largest` is the log of the largest part of all rows, that of these if left out."""
@@ -56,7 +56,7 @@ def capped(
     at, across, down = common.explicit()[..., None], h.explicit()[:, None], r.explicit()[..., None]
     new_ref = tanh_change(at.expand(-1, -1, n), across, Scaled(h.value[:, None], h.log))
     new_D = tanh_change(at + down + across, D.explicit(), D) + _bent(at, r, h, down, across)
-    if needed((beyond := cut > 0).any()):
+    if must_compute((beyond := cut > 0).any()):
         straight = _straight(at, down, across, D.explicit(), cut)
         new_ref, new_D = (
             chosen(beyond, Scaled.plain(a), b) for a, b in zip(straight, (new_ref, new_D), strict=True)

@@ -12,11 +12,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rankscope.deviation.noise import Noise, ShakenDeviation
-from rankscope.deviation.propagate import DeviationStep, Given, propagate, restored, rounded
+from rankscope.deviation.perturbation import Perturbation, PerturbedDeviation
+from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, restored, rounded
 from rankscope.deviation.rules import Deviation
+from rankscope.deviation.second_pass import distance, lost
 from rankscope.deviation.state import State
-from rankscope.deviation.witness import distance, lost
 from rankscope.nets import Transformer
 from rankscope.nets.traversal import traverse
 from rankscope.shapes import Bool
@@ -29,9 +29,9 @@ class _Pass:
     """The doubled pass, and the second one from where it was first needed."""
 
     def __init__(self, net: Transformer, X: Tensor, padding: Tensor | None) -> None:
-        self.given = Given.of(net, X, padding, doubled=True)
-        self.rules = Deviation(self.given.net.arch, self.given.setting)
-        self.shaken = ShakenDeviation(self.given.net.arch, self.given.setting)
+        self.given = PassInputs.of(net, X, padding, doubled=True)
+        self.rules = Deviation(self.given.net.arch, self.given.settings)
+        self.shaken = PerturbedDeviation(self.given.net.arch, self.given.settings)
         self.state = self.given.state
         self.second: State | None = None
 
@@ -63,7 +63,7 @@ class Confirmation:
             return self.doubled
         if passes.second is None:
             most = MARGIN * max(self.grown, EPS) * EPS
-            passes.second = Noise(most=min(most, 1e-12)).of(self.before)
+            passes.second = Perturbation(most=min(most, 1e-12)).of(self.before)
             passes.shaken.memory = dict(passes.rules.memory)  # of the layers before
         step = passes.stepped(index, passes.shaken, passes.second)
         passes.second = step.state

@@ -24,7 +24,7 @@ Answers = dict[Question, int]
 """How much can be left out: 1 where a shortcut is allowed, or so many terms. 0 is right always, and so it is
 for what is not known."""
 Asking = TypeVar("Asking", bound="Recorded")
-GOING = ("traverse", "follow")
+GOING = ("traverse", "run_layer")
 """Who goes through a layer: a pass, and a witness of it."""
 
 
@@ -59,32 +59,32 @@ class Presumed(Recorded):
         super().__init__()
         self.answers = answers
         self.rests_on: list[Question] = []
-        self._doubts: list[Tensor] = []
+        self._violations: list[Tensor] = []
 
     def answer(self, question: Question, condition: Tensor) -> int:
         """As it was before; the general way rests on nothing."""
         known = self.answers.get(question, 0)
         if known:
             self.rests_on.append(question)
-            self._doubts.append((condition < known).reshape(()))
+            self._violations.append((condition < known).reshape(()))
         return known
 
-    def doubts(self, like: Tensor) -> Bool[Tensor, " question"]:
+    def violations(self, like: Tensor) -> Bool[Tensor, " question"]:
         """Where more was left out than can be, of all that the answers `rests_on`."""
         empty = torch.zeros(0, dtype=torch.bool, device=like.device)
-        return torch.stack(self._doubts) if self._doubts else empty
+        return torch.stack(self._violations) if self._violations else empty
 
 
 _asking: ContextVar[Recorded | None] = ContextVar("asking", default=None)
 
 
-def spared(condition: Tensor) -> bool:
+def can_skip(condition: Tensor) -> bool:
     """Whether work can be left out; to do it is right always."""
     asking = _asking.get()
     return bool(condition if asking is None else asking.answer(asking.question(), condition))
 
 
-def needed(condition: Tensor) -> bool:
+def must_compute(condition: Tensor) -> bool:
     """Whether work has to be done; to do it is right always."""
     asking = _asking.get()
     return bool(condition) if asking is None else not asking.answer(asking.question(), ~condition)

@@ -6,17 +6,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import Attention, Spoken, Values
-from rankscope.deviation.noise import Noise, ShakenDeviation
+from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Values
+from rankscope.deviation.perturbation import Perturbation, PerturbedDeviation
 from rankscope.deviation.rules import Deviation, total
 from rankscope.deviation.state import State
 from rankscope.nets.order import Branching, Half
-from rankscope.nets.setting import Setting
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 
 
-class BranchTaken(NamedTuple):
+class BranchRecord(NamedTuple):
     """Attention or the MLP on its way from the tokens to the sum."""
 
     kind: Branching
@@ -28,11 +28,11 @@ class BranchTaken(NamedTuple):
     """The same, through the second norm of a sandwich where there is one."""
 
 
-class HalfTaken(NamedTuple):
+class HalfRecord(NamedTuple):
     """A skip and what is added to it: attention, the MLP, or in a parallel block both."""
 
     before: State
-    branches: tuple[BranchTaken, ...]
+    branches: tuple[BranchRecord, ...]
     weight: float
     """Of the skip."""
     total: State
@@ -44,13 +44,13 @@ class HalfTaken(NamedTuple):
     """Whether a norm gave a sign to a token that is zero but for rounding, in this block or before."""
 
 
-class BlockTaken(NamedTuple):
+class BlockRecord(NamedTuple):
     """What a block did to a state, and how."""
 
     state: State
-    attention: Attention
-    heads: Spoken | None
-    halves: tuple[HalfTaken, ...]
+    attention: DeviationPattern
+    heads: HeadOutputs | None
+    halves: tuple[HalfRecord, ...]
 
 
 class _Noting:
@@ -73,7 +73,7 @@ class _Noting:
         found: Values = super().values(block, state)
         return found
 
-    def output(self, block: Block, spoken: Spoken) -> State:
+    def output(self, block: Block, spoken: HeadOutputs) -> State:
         found: State = super().output(block, spoken)
         self.said["attention"] = found
         return found
@@ -93,17 +93,17 @@ class _Noting:
         """Asked of what is shaken."""
         return False
 
-    def halves(self) -> tuple[HalfTaken, ...]:
+    def halves(self) -> tuple[HalfRecord, ...]:
         """What was noted of one block."""
         found = []
         for half, before, out, summed in self.sums:
             branches = tuple(
-                BranchTaken(each.part, self.inside[each.part], self.said[each.part], out[each.part])
+                BranchRecord(each.part, self.inside[each.part], self.said[each.part], out[each.part])
                 for each in half.branches
             )
             after = summed if half.after is None else self.normed[half.after]
             said = total(out.values())
-            found.append(HalfTaken(before, branches, half.skip, said, summed, after, self.torn()))
+            found.append(HalfRecord(before, branches, half.skip, said, summed, after, self.torn()))
         return tuple(found)
 
 
@@ -111,32 +111,32 @@ class _Noted(_Noting, Deviation):
     """Deviation arithmetic that notes."""
 
 
-class _NotedShaken(_Noting, ShakenDeviation):
+class _NotedShaken(_Noting, PerturbedDeviation):
     """The same, shaken."""
 
     def torn(self) -> bool:
         return bool(self.signs.torn)
 
 
-def started(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State, Setting]:
-    """What a pass over tokens without padding starts from; with a seed, shaken (`noise.py`): the split into
-    a common token and deviations rounds as any rule does."""
-    X, real, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), None)
-    setting = net.setting(X, real)
+def started(net: Transformer, X: Tensor, seed: int | None = None) -> tuple[State, PassSettings]:
+    """The state and settings that a pass over tokens without padding starts from; with a seed, perturbed
+    (`perturbation.py`), since the split into a common token and deviations rounds as any rule does."""
+    X, valid, _ = net.prepared(X.to(dtype=torch.float64, device=net.device), None)
+    settings = net.settings(X, valid)
     if seed is None:
-        return State.of(X, real), setting
-    noise = Noise(seed)
-    X = X if net.weights.positions is None else noise.shaken(X)  # a sum, which was rounded
-    return noise.of(State.of(X, real)), setting
+        return State.of(X, valid), settings
+    noise = Perturbation(seed)
+    X = X if net.weights.positions is None else noise.perturb(X)  # a sum, which was rounded
+    return noise.of(State.of(X, valid)), settings
 
 
-def dissect(net: Transformer, X: Tensor, seed: int | None = None) -> Iterator[BlockTaken]:
+def dissect(net: Transformer, X: Tensor, seed: int | None = None) -> Iterator[BlockRecord]:
     """The pass over tokens without padding, at least one, block by block with its parts; with a seed, by
     rules that are shaken."""
     net = net.to(torch.float64)
-    state, setting = started(net, X, seed)
-    rules = _Noted(net.arch, setting) if seed is None else _NotedShaken(net.arch, setting, seed)
+    state, settings = started(net, X, seed)
+    rules = _Noted(net.arch, settings) if seed is None else _NotedShaken(net.arch, settings, seed)
     for block in net.blocks:
         rules.forget()
         state, P, heads, *_ = traverse(block, rules, state)
-        yield BlockTaken(state, P, heads, rules.halves())
+        yield BlockRecord(state, P, heads, rules.halves())

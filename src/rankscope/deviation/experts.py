@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rankscope.deviation.mlp import affine, mlp, product, rows
 from rankscope.deviation.scaled import Scaled
-from rankscope.deviation.scores import Scores, separated
+from rankscope.deviation.scores import Scores, about_reference_row
 from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
@@ -39,7 +39,7 @@ def mixture(
     weights = (p[:, None] + Delta.explicit()) * chosen
     x, R = Scaled.plain(state.x.value * 0.0), Scaled.plain(state.R.value * 0.0)
     x, R = x.normalised(), R.normalised()  # zeros do not set the scale
-    taken = (chosen & state.real.rows[..., None]).flatten(0, 1).any(0).nonzero()[:, 0].tolist()
+    taken = (chosen & state.valid.mask[..., None]).flatten(0, 1).any(0).nonzero()[:, 0].tolist()
     for e in taken:
         found = _weighed(
             p[:, e], Delta.mapped(lambda v, e=e: v[..., e]), mlp(arch, w.expert(e), state, touch)
@@ -50,14 +50,14 @@ def mixture(
         if w.shared_gate is not None:
             shared = _weighed(*_sigmoid(_scores(state, w.shared_gate, touch), state), shared)
         x, R = x + shared.x, R + shared.R
-    return State(x, R, state.real), weights
+    return State(x, R, state.valid), weights
 
 
 def _weighed(p: Tensor, Delta: Scaled, branch: State) -> State:
     """`p_i f(x_i)`, p `[batch]`, Delta `[batch, token]`."""
     change, weight = Delta.mapped(lambda v: v[..., None]), Scaled.plain(p[:, None])
     R = product(change, rows(branch.x)) + product(rows(weight), branch.R) + product(change, branch.R)
-    return State(product(weight, branch.x), R, branch.real)
+    return State(product(weight, branch.x), R, branch.valid)
 
 
 def _scores(state: State, linear: Linear, touch: Touch) -> Scores:
@@ -68,7 +68,7 @@ def _scores(state: State, linear: Linear, touch: Touch) -> Scores:
 
 def _chosen(scores: Scores, state: State, experts: Experts) -> tuple[Tensor, Scaled, Tensor]:
     """p, Delta, and which experts `[batch, token, expert]` each token goes through."""
-    apart = separated(scores, state.real, tokens=False)
+    apart = about_reference_row(scores, state.valid, tokens=False)
     logits = apart.ref[:, :, None] + apart.D.explicit()  # [batch, 1, token, expert]
     chosen = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
     for _ in range(experts.chosen):
@@ -82,7 +82,7 @@ def _chosen(scores: Scores, state: State, experts: Experts) -> tuple[Tensor, Sca
     here = chosen.gather(1, row)  # by the token that p is of
     other = p[:, None] * (chosen & ~here) - p[:, None] * (here & ~chosen)
     # Where all choose alike there is nothing to add, and nothing to set the scale.
-    Delta = Delta.mapped(lambda v: v * chosen) + Scaled.plain(state.real.cleared(other)).normalised()
+    Delta = Delta.mapped(lambda v: v * chosen) + Scaled.plain(state.valid.zero_padding(other)).normalised()
     return p * here[:, 0], Delta, chosen
 
 
@@ -94,6 +94,6 @@ def _sigmoid(scores: Scores, state: State) -> tuple[Tensor, Scaled]:
 
 
 def _split(scores: Scores, seen: Tensor, state: State) -> Shares:
-    found = split(scores, seen, state.real, tokens=False)
+    found = split(scores, seen, state.valid, tokens=False)
     Delta = found.by_head
     return found.p[:, 0], Scaled(Delta.value[:, 0], Delta.log[:, 0])

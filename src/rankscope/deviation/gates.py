@@ -9,7 +9,7 @@ side of 0 where s is small.
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import Spoken
+from rankscope.deviation.attention import HeadOutputs
 from rankscope.deviation.mlp import product
 from rankscope.deviation.scaled import STEEPEST, Scaled, spread
 
@@ -17,13 +17,13 @@ FADED = -300.0
 """The log of a head's largest gate below which it goes into the scale."""
 
 
-def gated(spoken: Spoken, z: Scaled, d: Scaled) -> Spoken:
+def gated(spoken: HeadOutputs, z: Scaled, d: Scaled) -> HeadOutputs:
     """What heads say times the sigmoid of z, `[batch, head, head_width]`, and of what deviates from it, d."""
     g, change = sigmoid(z, d)
     x, R = spoken.x, spoken.R
     over = g.mapped(lambda v: v[:, :, None])
     apart = product(change, x.mapped(lambda v: v[:, :, None])) + product(over, R) + product(change, R)
-    return Spoken(product(g, x), apart, spoken.output, spoken.real)
+    return HeadOutputs(product(g, x), apart, spoken.output, spoken.valid)
 
 
 def sigmoid(z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:

@@ -28,16 +28,16 @@ def latent(
     if w is None:
         return state
     assert w.norm.gain is not None
-    number, real = len(w.norm.gain), state.real
+    number, valid = len(w.norm.gain), state.valid
     x, R = touch(affine(state.x, Linear(w.weight, w.bias))), touch(state.R.mapped(lambda t: t @ w.weight))
     first, rest = (
-        tidy(State(x.mapped(lambda t, at=at: t[..., at]), R.mapped(lambda t, at=at: t[..., at]), real))
+        tidy(State(x.mapped(lambda t, at=at: t[..., at]), R.mapped(lambda t, at=at: t[..., at]), valid))
         for at in (slice(number), slice(number, None))
     )
     first = tidy(normed(first, "rms", w.norm, LATENT_EPS, rounding))
     if alone or number == w.weight.shape[1]:
         return first
-    return State(_beside(first.x, rest.x), _beside(first.R, rest.R), real)
+    return State(_beside(first.x, rest.x), _beside(first.R, rest.R), valid)
 
 
 def _beside(a: Scaled, b: Scaled) -> Scaled:

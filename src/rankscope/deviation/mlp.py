@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rankscope.deviation.decisions import needed, saves_a_pass, spared, terms
+from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass, terms
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.series import GATES, SERIES, VALUES
 from rankscope.deviation.state import State
@@ -47,7 +47,7 @@ def mlp(
         # act(g) u - act(g_0) u_0 = (act(g) - act(g_0)) u_0 + act(g_0) (u - u_0) + the product of both
         R = product(A, rows(x)) + product(rows(a), R) + product(A, R)
         x = product(a, x)
-    return State(affine(x, w.down), R.mapped(lambda v: v @ w.down.weight), state.real)
+    return State(affine(x, w.down), R.mapped(lambda v: v @ w.down.weight), state.valid)
 
 
 def affine(x: Scaled, linear: Linear) -> Scaled:
@@ -72,7 +72,7 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
         # Drawn - outside is 0 unless constant: there d goes on as large as it is.
         change = tanh_change(Z, D, Scaled(d.value, d.log))
         return Scaled(common, drawn), Scaled(change.value, change.log + drawn - outside)
-    if name in FADING and needed((gone := _faded(name, Z, D)).any()):
+    if name in FADING and must_compute((gone := _faded(name, Z, D)).any()):
         fine, rest = (
             faded(name, Z, D, Scaled(d.value, d.log - outside)),
             _drawn(name, Z, D, d, outside, drawn),
@@ -86,7 +86,7 @@ def _faded(name: str, Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
     """Where nothing is left of any unit of any token."""
     tail = TAIL[name]
     low = Z.lt(tail).all(-1) | (Z == 0).all(-1)
-    if not D.shape[1] or not needed(low.any()):
+    if not D.shape[1] or not must_compute(low.any()):
         return torch.zeros_like(low)
     return low & ((Z[:, None] + D).flatten(1).amax(1) < tail)
 
@@ -97,24 +97,24 @@ def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: T
     # In an activation's tail the terms of its series grow with |z|.
     reach = size * (d.log - outside).clamp(max=STEEPEST).exp() * (1 + Z.abs().amax(-1).clamp(max=50.0))
     large = reach > LARGE
-    if spared(large.all()):
+    if can_skip(large.all()):
         return Scaled(_plain(name, Z, D, outside), drawn)
     # e^(d.log) d (f_1 + f_2 D + ...), D the same d in units of one.
     quotient = _quotient(name, Z, D, reach.clamp(max=LARGE))
-    if name in FADING and needed((outside > 0).any()):
+    if name in FADING and must_compute((outside > 0).any()):
         # A step below float64's range is small beside any Z: the slope.
         slope = SERIES[name]((Z * spread(outside.clamp(0.0, 690.0).exp(), Z)).clamp(-LINEAR, LINEAR), 1)[1]
         exact = torch.where(D == 0, slope[:, None], _plain(name, Z, D, outside) / D.masked_fill(D == 0, 1.0))
         quotient = torch.where(spread(outside > 0, D), exact, quotient)
     change = Scaled(d.value * quotient, d.log + drawn - outside)
-    if not needed(large.any()):
+    if not must_compute(large.any()):
         return change
     return chosen(large, Scaled(_plain(name, Z, D, outside), drawn), change)
 
 
 def _act(name: str, z: Tensor, outside: Tensor) -> Tensor:
     """act(e^outside z) / e^outside: what is short beside the rest of its sample need not be linear."""
-    if name not in FADING or not needed((outside > 0).any()):
+    if name not in FADING or not must_compute((outside > 0).any()):
         return VALUES[name](z)
     grow = spread(outside.clamp(0.0, 690.0).exp(), z)
     whole = (z * grow).clamp(-2 * LINEAR, 2 * LINEAR)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rankscope.deviation.decisions import needed, saves_a_pass, spared
+from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.state import State
 from rankscope.nets.norms import Norm, NormWeights, norm_of
@@ -54,7 +54,7 @@ def normed(
         x, R = x.mapped(lambda v: v * gain), R.mapped(lambda v: v * gain)
     if weights.bias is not None:
         x = x + Scaled.plain(weights.bias.expand_as(x.value)).normalised()  # zeros do not set the scale
-    return State(x, R, state.real)
+    return State(x, R, state.valid)
 
 
 def _normalised(state: State, norm: Norm, eps: float, touch: Touch | None) -> State:
@@ -66,12 +66,12 @@ def _normalised(state: State, norm: Norm, eps: float, touch: Touch | None) -> St
     length = torch.linalg.vector_norm(c.value, dim=-1)
     longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
     large = longest * (r.log - c.log).clamp(-600, 600).exp() > LARGE * length
-    if spared(large.all()):
+    if can_skip(large.all()):
         return _plain(c, r, state, number, eps)
-    if not needed(large.any()):
+    if not must_compute(large.any()):
         return _small(c, r, state, number, eps, touch)
     plain, small = _plain(c, r, state, number, eps), _small(c, r, state, number, eps, touch)
-    return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.real)
+    return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.valid)
 
 
 def _unit(log: Tensor, eps: float) -> Tensor:
@@ -95,8 +95,8 @@ def _small(c: Scaled, r: Scaled, state: State, number: int, eps: float, touch: T
     sd = _positive(((1 + alpha).square() * square / number + spread_w * step.square()) * shrink + rest).sqrt()
     turn = (slope * (2 + alpha) * rest - spread_w * step * shrink) / (sd * sd_0 * ((1 + alpha) * sd_0 + sd))
     deviation = torch.addcmul(w / sd[..., None], turn[..., None], c.value[:, None])
-    left = Scaled(state.real.cleared(deviation), r.log - unit)
-    return State(Scaled(c.value / sd_0, c.log - unit), left, state.real)
+    left = Scaled(state.valid.zero_padding(deviation), r.log - unit)
+    return State(Scaled(c.value / sd_0, c.log - unit), left, state.valid)
 
 
 def _positive(variance: Tensor) -> Tensor:
@@ -106,11 +106,11 @@ def _positive(variance: Tensor) -> Tensor:
 
 def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State:
     """Each token by its own length; where tokens are 1e120 apart, in units of its own largest entry."""
-    log, real = torch.maximum(c.log, r.log), state.real
+    log, valid = torch.maximum(c.log, r.log), state.valid
     Y = r.at(log) if saves_a_pass(log, lambda: (c.log <= LOWEST).all()) else c.at(log)[:, None] + r.at(log)
     square = torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square() / number  # [batch, token, 1]
     unit = spread(log, square).expand_as(square)
-    if needed(((square < SHORTEST) & real.rows[..., None]).any()):
+    if must_compute(((square < SHORTEST) & valid.mask[..., None]).any()):
         size = Y.abs().amax(-1, keepdim=True)
         size = size.masked_fill(size == 0, 1.0)
         Y, unit = Y / size, unit + size.log()
@@ -120,8 +120,10 @@ def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State
         # What is shorter than sqrt(eps) keeps its length in units of that.
         shrunk = (unit - 0.5 * math.log(eps)).clamp(max=0.0)
         square = square * (2 * shrunk).exp() + eps * (2 * (shrunk - unit)).exp()
-        if needed((shrunk < 0).any()):
-            scale = shrunk.masked_fill(~real.rows[..., None], -torch.inf).flatten(1).amax(1).clamp(min=LOWEST)
+        if must_compute((shrunk < 0).any()):
+            scale = (
+                shrunk.masked_fill(~valid.mask[..., None], -torch.inf).flatten(1).amax(1).clamp(min=LOWEST)
+            )
             left = left * (shrunk - spread(scale, shrunk)).clamp(max=0.0).exp()
-    R = Scaled(real.cleared(left / _positive(square).sqrt()), scale).normalised()
-    return State(Scaled(torch.zeros_like(c.value), torch.full_like(log, LOWEST)), R, real)
+    R = Scaled(valid.zero_padding(left / _positive(square).sqrt()), scale).normalised()
+    return State(Scaled(torch.zeros_like(c.value), torch.full_like(log, LOWEST)), R, valid)

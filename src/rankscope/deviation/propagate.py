@@ -7,20 +7,20 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import Attention, Spoken
-from rankscope.deviation.blocks import AttentionByRows
+from rankscope.deviation.attention import DeviationPattern, HeadOutputs
+from rankscope.deviation.blocks import PatternByRows
 from rankscope.deviation.norms import has_rule, normalise
 from rankscope.deviation.remedies import RULES as REMEDIES
-from rankscope.deviation.replayed import repeats, replays
+from rankscope.deviation.replay import repeats, replays
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
-from rankscope.deviation.state import Real, State
+from rankscope.deviation.state import State, ValidTokens
 from rankscope.deviation.streaming import StreamedDeviation
 from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
-from rankscope.nets.setting import Setting
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
@@ -35,15 +35,15 @@ class DeviationStep(NamedTuple):
 
     layer: int
     state: State
-    attention: Attention | None
-    heads: Spoken | None = None
+    attention: DeviationPattern | None
+    heads: HeadOutputs | None = None
     routing: Tensor | None = None
     """The weight of each expert for each token `[batch, token, expert]`, of a mixture of experts."""
-    cross: Attention | None = None
+    cross: DeviationPattern | None = None
     """Attention to the memory `[batch, head, token, source]`, of a layer that has cross-attention."""
-    rows: AttentionByRows | None = None
-    """Attention by rows, where it is too large to be held; real tokens stand first there."""
-    cross_rows: AttentionByRows | None = None
+    rows: PatternByRows | None = None
+    """Attention by rows, where it is too large to be held; valid tokens stand first there."""
+    cross_rows: PatternByRows | None = None
     """The same of attention to the memory."""
 
 
@@ -78,11 +78,11 @@ def propagate(
 
     `doubled`: by the same rules in doubled precision (about 32 digits), weights and tokens taken as they are;
     `rounded` makes an ordinary step of what comes. `compile`: layers are compiled first, which takes a minute
-    or two and is worth it for passes by the hundred over batches of one shape (`replayed.py`). `by_rows`:
+    or two and is worth it for passes by the hundred over batches of one shape (`replay.py`). `by_rows`:
     attention a block of rows at a time, so that no `[head, token, token]` is held (`blocks.py`).
 
-    >>> from rankscope.nets import Architecture, named_variant
-    >>> san = named_variant(Transformer.random(Architecture(layers=8, width=64, heads=4)), "san")
+    >>> from rankscope.nets import Architecture
+    >>> san = Transformer.random(Architecture(layers=8, width=64, heads=4)).variant("san")
     >>> *_, last = propagate(san, torch.randn(1, 16, 64))
     >>> bool(last.state.R.log < -1000)
     True
@@ -92,15 +92,15 @@ def propagate(
             f"deviation arithmetic has no rule for {', '.join(without_rule(net))} of this network (kernels "
             f"that have one: {', '.join(KERNELS)}): use arithmetic='float64'"
         )
-    yield from layers(Given.of(net, X, padding, doubled=doubled, by_rows=by_rows), compile)
+    yield from layers(PassInputs.of(net, X, padding, doubled=doubled, by_rows=by_rows), compile)
 
 
-def layers(given: "Given", compile: bool = False) -> Iterator[DeviationStep]:
+def layers(given: "PassInputs", compile: bool = False) -> Iterator[DeviationStep]:
     """The steps of a pass from what is given, which a network has rules for."""
     net, rules, state = given.net, given.rules, given.state
     yield restored(DeviationStep(0, state, None), given.order)
     if at_once(given, compile):
-        for number, passed in enumerate(replays(compile).passed(net, given.setting, state), 1):
+        for number, passed in enumerate(replays(compile).run(net, given.settings, state).layers, 1):
             yield restored(DeviationStep(number, *passed), given.order)
         return
     for block in net.blocks:
@@ -112,20 +112,20 @@ def layers(given: "Given", compile: bool = False) -> Iterator[DeviationStep]:
         yield restored(step, given.order)
 
 
-def at_once(given: "Given", compile: bool = False, passes: int = 1) -> bool:
-    """Whether all layers of a pass, or of so many, are made in one go, and held (`replayed.py`)."""
+def at_once(given: "PassInputs", compile: bool = False, passes: int = 1) -> bool:
+    """Whether all layers of a pass, or of so many, are made in one go, and held (`replay.py`)."""
     asked = compile or given.state.x.log.is_cuda
     return (
         asked
         and not (given.doubled or given.by_rows)
-        and repeats(given.net, given.setting, given.state, passes)
+        and repeats(given.net, given.settings, given.state, passes)
     )
 
 
 def stepped(block: Block, rules: Deviation, state: State) -> DeviationStep:
     """What a layer gives of a state."""
     state, P, heads, routing, cross = traverse(block, rules, state)
-    if isinstance(P, AttentionByRows) or isinstance(cross, AttentionByRows):
+    if isinstance(P, PatternByRows) or isinstance(cross, PatternByRows):
         return DeviationStep(block.index + 1, state, None, heads, routing, None, P, cross)
     return DeviationStep(block.index + 1, state, P, heads, routing, cross)
 
@@ -143,14 +143,14 @@ def rounded(step: DeviationStep) -> DeviationStep:
 
 
 @dataclass(frozen=True)
-class Given:
+class PassInputs:
     """What a pass starts from: the network in float64, its input as a state, and what its layers share."""
 
     net: Transformer
     state: State
-    setting: Setting
+    settings: PassSettings
     order: TokenOrder | None
-    """How real tokens were moved to the front, if they were."""
+    """How valid tokens were moved to the front, if they were."""
     doubled: bool = False
     by_rows: bool = False
 
@@ -163,29 +163,31 @@ class Given:
         *,
         doubled: bool = False,
         by_rows: bool = False,
-    ) -> "Given":
+    ) -> "PassInputs":
         """Of tokens `[batch, token, width]`; `by_rows` without masks of all tokens."""
         net = net.to(torch.float64)
         X = X.to(dtype=torch.float64, device=net.device)
         if doubled:
-            X, real, order = net.prepared(Doubled.of(X), padding)
-            setting = net.setting(X, real)
-            if setting.memory is not None:
-                wide = replace(setting.memory, tokens=Doubled.of(setting.memory.tokens))
-                setting = replace(setting, memory=wide)
-            return cls(net, State.of(X, real), setting, order, doubled)
-        X, real, order = net.prepared(X, padding, positions=False)
+            X, valid, order = net.prepared(Doubled.of(X), padding)
+            settings = net.settings(X, valid)
+            if settings.memory is not None:
+                wide = replace(settings.memory, tokens=Doubled.of(settings.memory.tokens))
+                settings = replace(settings, memory=wide)
+            return cls(net, State.of(X, valid), settings, order, doubled)
+        X, valid, order = net.prepared(X, padding, positions=False)
         table = net.weights.positions
-        state = State.of(X, real) if table is None else State.placed(X, table[: X.shape[1]], real)
-        setting = Setting.of(net.arch, net.weights, X, real, net.memory, whole_masks=not by_rows)
-        return cls(net, state, setting, order, by_rows=by_rows)
+        state = State.of(X, valid) if table is None else State.placed(X, table[: X.shape[1]], valid)
+        settings = PassSettings.of(net.arch, net.weights, X, valid, net.memory, whole_masks=not by_rows)
+        return cls(net, state, settings, order, by_rows=by_rows)
 
     @property
     def rules(self) -> Deviation:
         """What takes states through blocks."""
         arch, weights = self.net.arch, self.net.weights
         return (
-            StreamedDeviation(arch, self.setting, weights) if self.by_rows else Deviation(arch, self.setting)
+            StreamedDeviation(arch, self.settings, weights)
+            if self.by_rows
+            else Deviation(arch, self.settings)
         )
 
     def block(self, index: int) -> Block:
@@ -194,12 +196,12 @@ class Given:
         return block.with_weights(converted(block.weights, Doubled.of)) if self.doubled else block
 
 
-def _nothing(net: Transformer, state: State) -> Attention:
+def _nothing(net: Transformer, state: State) -> DeviationPattern:
     """Attention among no tokens."""
-    shape = (len(state.real.rows), net.arch.heads, 0, 0)
+    shape = (len(state.valid.mask), net.arch.heads, 0, 0)
     empty = state.R.value.new_zeros(shape)
     top = torch.zeros(*shape[:2], 1, dtype=torch.long, device=empty.device)
-    return Attention(empty.sum(-1), Scaled.plain(empty).by_head(), top, empty[:, :1].bool())
+    return DeviationPattern(empty.sum(-1), Scaled.plain(empty).by_head(), top, empty[:, :1].bool())
 
 
 def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
@@ -207,10 +209,10 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
     if order is None:
         return step
     state, P = step.state, step.attention
-    real = Real(state.real.rows.gather(1, order.back))
+    valid = ValidTokens(state.valid.mask.gather(1, order.back))
     return DeviationStep(
         step.layer,
-        State(state.x, state.R.mapped(order.restored), real),
+        State(state.x, state.R.mapped(order.restored), valid),
         P
         and replace(
             P,
@@ -233,7 +235,7 @@ def restored(step: DeviationStep, order: TokenOrder | None) -> DeviationStep:
     )
 
 
-def _restored_rows(P: Attention, order: TokenOrder) -> Attention:
+def _restored_rows(P: DeviationPattern, order: TokenOrder) -> DeviationPattern:
     """Of attention to a memory, whose tokens have not moved."""
     logits = P.logits and replace(P.logits, D=P.logits.D.mapped(order.restored_rows))
     others, visible = P.others.mapped(order.restored_rows), order.restored_rows(P.visible)

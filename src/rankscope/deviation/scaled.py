@@ -13,10 +13,12 @@ from torch import Tensor
 
 from rankscope.deviation.decisions import saves_a_pass
 from rankscope.doubled import near_log
+from rankscope.metrics import log_readings
 from rankscope.shapes import Bool, Float
 
-LOWEST = -1e300
-"""Logs end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well."""
+LogScales = log_readings.LogScales
+LOWEST = log_readings.LOWEST
+"""Logs end here: what is smaller counts as this, and zero has this log as well."""
 STEEPEST = 600.0
 """Exponents are cut to +-this where e^x is formed: 1e-261 and 1e261 act as zero and infinity there."""
 WIDEST = 30.0
@@ -27,22 +29,20 @@ DISTANT = 300.0
 SMALL = 1e-200
 """Factors below this go into the log."""
 
-Logs = Float[Tensor, "*batch"]
-
 
 @dataclass(frozen=True)
 class Scaled:
     """`e^log value`, sample by sample; where heads have logs of their own, head by head."""
 
     value: Float[Tensor, "..."]
-    log: Logs
+    log: LogScales
 
     @classmethod
     def plain(cls, value: Float[Tensor, "..."]) -> "Scaled":
         """An ordinary tensor, at scale one."""
         return cls(value, value.new_zeros(len(value)))
 
-    def largest(self) -> Logs:
+    def largest(self) -> LogScales:
         """The size of the largest entry of each sample's value."""
         flat = self.value.flatten(self.log.ndim)
         if not flat.shape[-1]:
@@ -51,7 +51,7 @@ class Scaled:
             return torch.maximum(flat.amax(-1), -flat.amin(-1))
         return torch.linalg.vector_norm(flat, ord=torch.inf, dim=-1)
 
-    def log_size(self) -> Logs:
+    def log_size(self) -> LogScales:
         """The log of the largest entry, scale and all; the lowest of all where everything is zero."""
         size = self.largest()
         found = self.log + near_log(size.masked_fill(size == 0, 1.0))
@@ -92,7 +92,7 @@ class Scaled:
             return Scaled(self.value * math.copysign(1.0, factor), self.log + math.log(abs(factor)))
         return self if factor == 1.0 else Scaled(self.value * factor, self.log)
 
-    def at(self, log: Logs) -> Float[Tensor, "..."]:
+    def at(self, log: LogScales) -> Float[Tensor, "..."]:
         """The value in units of e^log."""
         step = self.log - log
         if saves_a_pass(step, lambda: (step == 0).all()):

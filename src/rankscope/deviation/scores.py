@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.attention import deviations, heads
-from rankscope.deviation.cap import Constant, capped
+from rankscope.deviation.cap import RowConstants, capped
 from rankscope.deviation.linear import log_weights, whole_log_weights
 from rankscope.deviation.norms import Touch, normed
-from rankscope.deviation.scaled import STEEPEST, Logs, Scaled
-from rankscope.deviation.state import Real, State
+from rankscope.deviation.scaled import STEEPEST, LogScales, Scaled
+from rankscope.deviation.state import State, ValidTokens
 from rankscope.doubled import quotient
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.positions import by_offset, rotate
-from rankscope.nets.setting import Setting
-from rankscope.nets.weights import Attention as AttentionWeights
+from rankscope.nets.weights import AttentionWeights
 from rankscope.shapes import Float, Int
 
 EVERY = slice(None)
@@ -42,7 +42,7 @@ class Scores(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class ScoreParts:
     """What the scores of a layer are made of, no part of it larger than tokens are: rows of D are made as
     they are asked for."""
 
@@ -56,7 +56,7 @@ class Prepared:
     sinusoids: Tensor | None
     bias: Callable[[slice], Tensor] | None
     """What positions add to some rows, after the divisor."""
-    constant: Constant | None
+    constant: RowConstants | None
     """What is constant along rows, where there is a cap."""
     rows: int
     heads: slice
@@ -66,13 +66,13 @@ class Prepared:
     held: Scores | None = None
     """All of them, where they are no sum of products."""
 
-    def scores(self, rows: slice = EVERY, largest: Logs | None = None) -> Scores:
+    def scores(self, rows: slice = EVERY, largest: LogScales | None = None) -> Scores:
         """`ref`, and some rows of D; under a cap `largest` is that of all rows, those at hand if left out."""
         if self.held is not None:
             return Scores(self.held.ref, _some(self.held.D, rows))
         ref, D = self.ref, self.uncapped(rows)
         if self.arch.score_cap and self.products:
-            constant = self.constant and Constant(self.constant.c, _some(self.constant.rows, rows))
+            constant = self.constant and RowConstants(self.constant.c, _some(self.constant.rows, rows))
             ref, D = capped(constant, ref, D, self.arch.score_cap, largest)
         if (gain := self.gain) is not None:
             ref, D = ref.mapped(lambda t: t * gain[..., None]), D.mapped(lambda t: t * gain[..., None, None])
@@ -98,7 +98,7 @@ class Prepared:
             D = D + Scaled.plain(self.bias(rows).expand(len(D.value), -1, -1, -1)).by_head()
         return D
 
-    def narrowed(self, sample: slice, head: slice) -> "Prepared":
+    def narrowed(self, sample: slice, head: slice) -> "ScoreParts":
         """Of some samples and heads."""
 
         def part(of: Scaled) -> Scaled:
@@ -111,11 +111,11 @@ class Prepared:
             products=tuple((part(a), part(b)) for a, b in self.products),
             offset=tuple(map(part, self.offset)),
             bias=None if bias is None else lambda rows: bias(rows)[..., head, :, :],
-            constant=self.constant and Constant(*map(part, self.constant)),
+            constant=self.constant and RowConstants(*map(part, self.constant)),
             heads=head,
         )
 
-    def largest(self, D: Logs) -> Logs:
+    def largest(self, D: LogScales) -> LogScales:
         """The log of the largest part of a score, D that of D."""
         parts = [self.ref]
         if self.constant is not None:
@@ -128,34 +128,34 @@ def prepared(
     index: int,
     w: AttentionWeights,
     state: State,
-    setting: Setting,
+    settings: PassSettings,
     touch: Callable[[Scaled], Scaled] = lambda part: part,
     rounding: Touch | None = None,
     keys: State | None = None,
     bias: Callable[[slice], Tensor] | None = None,
-) -> Prepared:
+) -> ScoreParts:
     """The scores of a layer, head by head. `touch` is asked of queries and keys, `rounding` in their norm.
-    `keys` are of the same tokens, or of a memory; then the setting must be `bare`. `bias` makes rows of what
-    positions add, where the setting has not all of it."""
-    n, keys = state.real.rows.shape[1], state if keys is None else keys
-    zero = state.R.value.new_zeros(len(state.real.rows), arch.heads, keys.real.rows.shape[1])
+    `keys` are of the same tokens, or of a memory; then the settings must be `bare`. `bias` makes rows of what
+    positions add, where the settings have not all of it."""
+    n, keys = state.valid.mask.shape[1], state if keys is None else keys
+    zero = state.R.value.new_zeros(len(state.valid.mask), arch.heads, keys.valid.mask.shape[1])
     ref = Scaled.plain(zero).by_head()  # zeros do not set the scale
     if arch.kernel == "uniform":
-        return Prepared(arch, w, ref, (), (), None, None, None, n, EVERY)
+        return ScoreParts(arch, w, ref, (), (), None, None, None, n, EVERY)
     q, dq = (
         touch(part(of, w.query, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R))
     )
     k, dk = (touch(part(of, w.key, arch).by_head()) for part, of in ((heads, keys.x), (deviations, keys.R)))
     if arch.query_norm:
-        q, dq = normed_heads(q, dq, w.query_norm, state.real, arch.norm_eps, rounding)
-        k, dk = normed_heads(k, dk, w.key_norm, state.real, arch.norm_eps, rounding)
+        q, dq = normed_heads(q, dq, w.query_norm, state.valid, arch.norm_eps, rounding)
+        k, dk = normed_heads(k, dk, w.key_norm, state.valid, arch.norm_eps, rounding)
     if arch.kernel == "linear":
-        if setting.rotary:
-            turned = [_turned(arch, index, setting, _rows(c, n) + d) for c, d in ((q, dq), (k, dk))]
+        if settings.rotary:
+            turned = [_turned(arch, index, settings, _rows(c, n) + d) for c, d in ((q, dq), (k, dk))]
             held = Scores(ref, whole_log_weights(*turned).normalised())
         else:
             held = Scores(*log_weights(q, dq, k, dk))
-        return Prepared(arch, w, held.ref, (), (), None, None, None, n, EVERY, held=held)
+        return ScoreParts(arch, w, held.ref, (), (), None, None, None, n, EVERY, held=held)
     if arch.kernel == "gaussian":
         # -|k_j|^2 / 2 is the same in every row; rotations keep lengths, but for their scale.
         long, dlong = (part.mapped(lambda t: _stretched(arch, index, t)) for part in (k, dk))
@@ -165,27 +165,27 @@ def prepared(
     share = quotient(1.0, arch.divisor, zero)
     constant = None
     products: tuple[tuple[Scaled, Scaled], ...] = ((dq, dk),)
-    if not setting.rotary:
+    if not settings.rotary:
         if arch.score_cap:
-            constant = Constant(
+            constant = RowConstants(
                 Scaled((content.value * k.value).sum(-1), content.log + k.log) * share,
                 Scaled((dq.value @ k.value[..., None])[..., 0], dq.log + k.log) * share,
             )
         ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
     else:
         asks, moves, answers, differs = (
-            _turned(arch, index, setting, part) for part in (_rows(content, n), dq, _rows(k, n), dk)
+            _turned(arch, index, settings, part) for part in (_rows(content, n), dq, _rows(k, n), dk)
         )
         products = ((asks, answers), (moves, answers), (asks, differs), (moves, differs))
     offset: tuple[Scaled, ...] = ()
-    if setting.sinusoids is not None:
+    if settings.sinusoids is not None:
         assert w.position_bias is not None
         offset = (_rows(q + Scaled.plain(w.position_bias.expand_as(q.value)).by_head(), n), dq)
-    if setting.bias is not None:
-        bias = _of_all(setting.bias)
-    gain = arch.log_gain * keys.real.number.to(zero).log() if arch.log_gain else None  # [batch, 1]
-    made = (products, offset, setting.sinusoids, bias, constant, n, EVERY)
-    return Prepared(arch, w, ref * share, *made, gain=gain)
+    if settings.bias is not None:
+        bias = _of_all(settings.bias)
+    gain = arch.log_gain * keys.valid.count.to(zero).log() if arch.log_gain else None  # [batch, 1]
+    made = (products, offset, settings.sinusoids, bias, constant, n, EVERY)
+    return ScoreParts(arch, w, ref * share, *made, gain=gain)
 
 
 def _of_all(bias: Tensor) -> Callable[[slice], Tensor]:
@@ -203,7 +203,12 @@ def _stretched(arch: Architecture, index: int, t: Tensor) -> Tensor:
 
 
 def normed_heads(
-    common: Scaled, deviation: Scaled, weights: NormWeights, real: Real, eps: float, rounding: Touch | None
+    common: Scaled,
+    deviation: Scaled,
+    weights: NormWeights,
+    valid: ValidTokens,
+    eps: float,
+    rounding: Touch | None,
 ) -> tuple[Scaled, Scaled]:
     """Queries, keys or what heads say through a norm of their own, head by head."""
     shape = common.value.shape[:2]
@@ -214,24 +219,24 @@ def normed_heads(
     def together(part: Scaled) -> Scaled:
         return Scaled(part.value.view(*shape, *part.value.shape[1:]), part.log.view(shape))
 
-    real = Real(real.rows.repeat_interleave(shape[1], 0))
-    given = State(apart(common), apart(deviation), real).tidy()
+    valid = ValidTokens(valid.mask.repeat_interleave(shape[1], 0))
+    given = State(apart(common), apart(deviation), valid).tidy()
     done = normed(given, "rms", weights, eps, rounding)
     if rounding is not None:
-        done = State(done.x.mapped(rounding), done.R.mapped(rounding), done.real)
+        done = State(done.x.mapped(rounding), done.R.mapped(rounding), done.valid)
     done = done.tidy()
     return together(done.x), together(done.R)
 
 
-def _turned(arch: Architecture, index: int, setting: Setting, part: Scaled) -> Scaled:
-    return part.mapped(lambda t: rotate(t, setting.rotary_of(index), arch.rotary_pairs))
+def _turned(arch: Architecture, index: int, settings: PassSettings, part: Scaled) -> Scaled:
+    return part.mapped(lambda t: rotate(t, settings.rotary_of(index), arch.rotary_pairs))
 
 
 def _rows(x: Scaled, n: int) -> Scaled:
     return x.mapped(lambda t: t[:, :, None].expand(-1, -1, n, -1))
 
 
-class Separated(NamedTuple):
+class ReferencedScores(NamedTuple):
     """Scores about one of their rows."""
 
     ref: Float[Tensor, "batch head token"]
@@ -242,17 +247,17 @@ class Separated(NamedTuple):
     """ref at a scale of its own."""
 
 
-def separated(scores: Scores, real: Real, *, tokens: bool = True) -> Separated:
+def about_reference_row(scores: Scores, valid: ValidTokens, *, tokens: bool = True) -> ReferencedScores:
     """The reference row, of the smallest scores, moved from D into ref. Columns are `tokens`, of which only
-    real ones count, or something else, as experts."""
+    valid ones count, or something else, as experts."""
     ref, D = scores
     if not D.value.numel():
-        return Separated(ref.value, D, D.log.long(), ref)
-    seen = D.value if real.all or not tokens else D.value.masked_fill(~real.rows[:, None, None], 0.0)
+        return ReferencedScores(ref.value, D, D.log.long(), ref)
+    seen = D.value if valid.all or not tokens else D.value.masked_fill(~valid.mask[:, None, None], 0.0)
     size = torch.maximum(seen.amax(-1), -seen.amin(-1))  # [batch, head, token]
-    row = size.masked_fill(~real.rows[:, None], torch.inf).argmin(-1)
+    row = size.masked_fill(~valid.mask[:, None], torch.inf).argmin(-1)
     moved = D.value.gather(2, row[..., None, None].expand(-1, -1, 1, D.value.shape[3]))
     D, ref = Scaled(D.value - moved, D.log), (ref + Scaled(moved[:, :, 0], D.log)).normalised()
     # Beyond e^600 only which score is largest matters: cut both alike.
     cut = (torch.maximum(ref.log, D.log) - STEEPEST).clamp(min=0.0)
-    return Separated(ref.at(cut), Scaled(D.value, D.log - cut), row, Scaled(ref.value, ref.log - cut))
+    return ReferencedScores(ref.at(cut), Scaled(D.value, D.log - cut), row, Scaled(ref.value, ref.log - cut))

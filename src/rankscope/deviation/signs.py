@@ -19,7 +19,7 @@ TORN = 1e-11
 """A token this much shorter than what it is the sum of may be what rounding left of zero."""
 
 
-class Signs:
+class SignLosses:
     """Follows what tokens are the sum of, and what norms make signs of."""
 
     def __init__(self, arch: Architecture) -> None:
@@ -36,14 +36,14 @@ class Signs:
             size = _log(part)
             self.terms = size if isinstance(self.terms, float) else torch.maximum(self.terms, size)
 
-    def met(self, tokens: Any, real: Tensor) -> None:
-        """What a norm is given; `real` are the tokens that count."""
-        if not self.matter or not real.shape[1]:
+    def met(self, tokens: Any, valid: Tensor) -> None:
+        """What a norm is given; `valid` are the tokens that count."""
+        if not self.matter or not valid.shape[1]:
             return
         assert self.norm is not None
         self.summed(tokens)
         X, log = (tokens.whole, tokens.log) if isinstance(tokens, State) else (tokens, 0.0)
-        sizes = self.norm.centre(X).abs().amax(-1).masked_fill(~real, math.inf).amin(-1)
+        sizes = self.norm.centre(X).abs().amax(-1).masked_fill(~valid, math.inf).amin(-1)
         few = self.terms + math.log(TORN)
         self.torn = self.torn | (sizes.log() + log <= few) & (self.least < few)
 

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from rankscope.deviation.attention import Visible
 from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
-from rankscope.deviation.scores import Scores, separated
-from rankscope.deviation.state import Real
+from rankscope.deviation.scores import Scores, about_reference_row
+from rankscope.deviation.state import ValidTokens
 
 
-def balanced(scores: Scores, visible: Visible, real: Real, rounds: int) -> Scores:
+def balanced(scores: Scores, visible: Visible, valid: ValidTokens, rounds: int) -> Scores:
     """Scores whose softmax is that of the given ones after some rounds."""
     if not rounds:
         return scores
-    ref, D, _, _ = separated(scores, real)
-    rows, columns = real.rows[:, None, :, None], visible.any(2, keepdim=True)  # [batch, 1, 1, token]
+    ref, D, _, _ = about_reference_row(scores, valid)
+    rows, columns = valid.mask[:, None, :, None], visible.any(2, keepdim=True)  # [batch, 1, 1, token]
     alike = ((visible == columns) | ~rows).all(-1).all(-1)  # [batch, 1]
     close = alike & (D.log_size() <= 0.0)  # [batch, head]
     level = D.log.clamp(-STEEPEST, 0.0)

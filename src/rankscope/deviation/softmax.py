@@ -16,33 +16,33 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import Attention, Logits, Visible
-from rankscope.deviation.decisions import needed, saves_a_pass, spared
-from rankscope.deviation.scaled import LOWEST, STEEPEST, Logs, Scaled, spread
-from rankscope.deviation.scores import Scores, separated
-from rankscope.deviation.state import Real
+from rankscope.deviation.attention import DeviationPattern, Logits, Visible
+from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
+from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, spread
+from rankscope.deviation.scores import Scores, about_reference_row
+from rankscope.deviation.state import ValidTokens
 from rankscope.shapes import Bool, Float, Int
 
 FAR = 30.0
 """Scores above the reference row's by more than this are formed as sums of logs."""
 
 
-class Shared(NamedTuple):
+class ReferenceRow(NamedTuple):
     """What all rows of P have in common, head by head."""
 
     ref: Float[Tensor, "batch head token"]
-    log: Logs
+    log: LogScales
     """Of D."""
     seen: Bool[Tensor, "batch head 1 token"]
     """What the reference row sees."""
     log_w: Float[Tensor, "batch head token"]
     p: Float[Tensor, "batch head token"]
     top: Int[Tensor, "batch head 1"]
-    level: Logs
+    level: LogScales
     """The log-scale of what rows differ by."""
 
     @classmethod
-    def of(cls, ref: Tensor, log: Logs, seen: Tensor, anyone: Tensor, alike: Tensor) -> "Shared":
+    def of(cls, ref: Tensor, log: LogScales, seen: Tensor, anyone: Tensor, alike: Tensor) -> "ReferenceRow":
         """What is `seen` by the reference row, and by `anyone` `[batch, 1, token]`; whether rows see `alike`
         `[batch, head]`."""
         log_w = _log_weights(ref, seen[:, :, 0]).masked_fill(~anyone, -torch.inf)
@@ -51,9 +51,9 @@ class Shared(NamedTuple):
         level = torch.where(alike, log.clamp(max=0.0), torch.zeros_like(log))
         return cls(ref, log, seen, log_w, log_p.exp(), log_p.argmax(-1, keepdim=True), level)
 
-    def others(self, D: Tensor, visible: Visible, real: Real) -> Scaled:
+    def others(self, D: Tensor, visible: Visible, valid: ValidTokens) -> Scaled:
         """Rows of P - 1 p^T but for column j*, of those rows of D, in units of e^log, and of what they see;
-        `real` are those that count."""
+        `valid` are those that count."""
         size = spread(
             self.level.clamp(min=-STEEPEST).exp(), D
         )  # below, expm1(D) is D and only the log goes on
@@ -65,20 +65,20 @@ class Shared(NamedTuple):
         # As they are: what is taken from a row may be far above all that it sees.
         logits = Logits(self.ref, Scaled(D, self.log))
         change, reach = _steep(*given, logits.log_softmax(visible)) if _far(*given) else _gentle(*given)
-        if not real.all:
-            change = change.masked_fill_(~real.rows[:, None, :, None], 0.0)
+        if not valid.all:
+            change = change.masked_fill_(~valid.mask[:, None, :, None], 0.0)
         return Scaled(change, self.level + reach)
 
 
-def split(scores: Scores, visible: Visible, real: Real, *, tokens: bool = True) -> Attention:
+def split(scores: Scores, visible: Visible, valid: ValidTokens, *, tokens: bool = True) -> DeviationPattern:
     """p and P - 1 p^T over what each row sees: `tokens`, or something else."""
-    ref, D, row, fine = separated(scores, real, tokens=tokens)
+    ref, D, row, fine = about_reference_row(scores, valid, tokens=tokens)
     n = visible.shape[-1]
     seen = visible[:, 0].gather(1, row[..., None].expand(-1, -1, n))[:, :, None]  # [batch, head, 1, token]
-    alike = ((visible == seen).all(-1) | ~real.rows[:, None]).all(-1)  # [batch, head]
-    shared = Shared.of(ref, D.log, seen, visible.any(2), alike)
-    others = shared.others(D.value, visible, real)
-    return Attention(shared.p, others, shared.top, visible, Logits(ref, D, fine))
+    alike = ((visible == seen).all(-1) | ~valid.mask[:, None]).all(-1)  # [batch, head]
+    shared = ReferenceRow.of(ref, D.log, seen, visible.any(2), alike)
+    others = shared.others(D.value, visible, valid)
+    return DeviationPattern(shared.p, others, shared.top, visible, Logits(ref, D, fine))
 
 
 def _log_weights(ref: Tensor, seen: Bool[Tensor, "batch head token"]) -> Float[Tensor, "batch head token"]:
@@ -97,25 +97,25 @@ def _far(
     """Whether some score rises far above the reference row's, or some row does not see j*."""
     if not U.numel():
         return False
-    if needed((U.flatten(2).amax(-1) * size.flatten(1) > FAR).any()):
+    if must_compute((U.flatten(2).amax(-1) * size.flatten(1) > FAR).any()):
         return True
-    if not spared(_seen_at(top, visible).all()):
+    if not can_skip(_seen_at(top, visible).all()):
         return True
-    if spared((seen | ~visible).all()):
+    if can_skip((seen | ~visible).all()):
         return False
     alone = (log_w[:, :, None] + U * size).masked_fill(seen | ~visible, 0.0)  # what the reference row misses
-    return needed((alone.abs() > FAR).any())
+    return must_compute((alone.abs() > FAR).any())
 
 
 def _gentle(
     U: Tensor, size: Tensor, log_w: Tensor, log_others: Tensor, top: Tensor, visible: Visible, seen: Tensor
-) -> tuple[Tensor, Logs]:
+) -> tuple[Tensor, LogScales]:
     """`p_j (expm1(D_ij) - m_i) / (1 + m_i)` where no score rises far above the reference row's."""
     reach = log_others.amax(-1).clamp(min=LOWEST) if log_others.shape[-1] else log_others.sum(-1)
     weight = (log_others - reach[..., None]).exp()[:, :, None]  # e^w in units of e^reach
     E = torch.expm1(U * size)
     E = E if saves_a_pass(size, lambda: (size == 1).all()) else E.div_(size)
-    if spared(visible.all() & seen.all()):
+    if can_skip(visible.all() & seen.all()):
         m = E @ log_others.exp()[..., None]  # [batch, head, token, 1], in units of size
         return E.sub_(m).mul_(weight).div_(1 + size * m), reach
     alone = torch.exp(U * size) / size
@@ -133,7 +133,7 @@ def _steep(
     visible: Visible,
     seen: Tensor,
     log_P: Tensor,
-) -> tuple[Tensor, Logs]:
+) -> tuple[Tensor, LogScales]:
     """`p_j expm1(D_ij - log S_i)` with products of small p and large e^D formed as sums of their logs."""
     D = U * size
     weigh, log_others = log_w[:, :, None], log_others[:, :, None]

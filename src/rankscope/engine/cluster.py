@@ -18,7 +18,7 @@ from typing import Any
 
 from rankscope.engine.factors import Cell
 from rankscope.engine.laid import Laid, laid
-from rankscope.engine.pool import Task, environment
+from rankscope.engine.pool import Task
 from rankscope.engine.shared import Shared
 from rankscope.engine.spec import Asked
 from rankscope.engine.work import Opener, Outcome, Ready, Worker, failed
@@ -26,6 +26,7 @@ from rankscope.errors import RankscopeError, SweepError
 from rankscope.extras import need
 from rankscope.runs.key import difference
 from rankscope.runs.manifest import versions
+from rankscope.workers import environment
 
 TRIES = 4
 """Workers or nodes that a piece of work may lose."""
@@ -144,7 +145,7 @@ class Cluster:
             return _LostError("out of memory: Ray ended its worker; fewer tokens, or fewer at a time", True)
         except errors.RayTaskError as error:
             cause = error.cause
-            return cause if isinstance(cause, RankscopeError) else SweepError(failed(cause).reason)
+            return cause if isinstance(cause, RankscopeError) else SweepError(str(failed(cause).reason))
         except errors.RayError as error:
             return _LostError(f"its worker or node was lost {TRIES} times ({type(error).__name__})")
 

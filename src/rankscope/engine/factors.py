@@ -72,7 +72,7 @@ def tokens_of(cell: Cell) -> Cell:
 
 def architecture_of(cell: Cell) -> Architecture | None:
     """Of a network that is drawn; None where its weights are loaded."""
-    from rankscope.sources.named import is_drawn
+    from rankscope.sources.network_names import is_drawn
     from rankscope.sources.presets import PRESETS, preset
 
     model = str(cell["model"])
@@ -103,10 +103,9 @@ def base(cell: Cell, arch: Architecture | None) -> Transformer:
 
 def changed(net: Transformer, cell: Cell) -> Transformer:
     """The network as the cell has it, on the same weights."""
-    from rankscope.nets.variants import named_variant
 
     if "variant" in cell:
-        net = named_variant(net, str(cell["variant"]))
+        net = net.variant(str(cell["variant"]))
     apart = ("variant", "remedy")
     given: dict[str, Any] = {name: cell[name] for name in CHANGES if name in cell and name not in apart}
     if "depth" in given:
@@ -118,7 +117,7 @@ def changed(net: Transformer, cell: Cell) -> Transformer:
         given["divisor"] = net.arch.divisor * warmth
     net = net.variant(**given) if given else net
     remedy = cell.get("remedy", "none")
-    return net if remedy == "none" else net.remedied(str(remedy))
+    return net if remedy == "none" else net.with_remedy(str(remedy))
 
 
 def described(cell: Cell) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from rankscope.engine.views import Levels, SweepView
-from rankscope.figures import (
+from rankscope.figures.matplotlib import (
     Axes,
     AxesLike,
     Figure,
@@ -18,7 +18,8 @@ from rankscope.figures import (
     panels,
     styled,
 )
-from rankscope.looks import INK, PALETTE, label, tick
+from rankscope.figures.style import INK, PALETTE
+from rankscope.figures.text import label, tick
 from rankscope.metrics import symbol_of
 
 PANELS = 4

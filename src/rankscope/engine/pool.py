@@ -1,45 +1,18 @@
-"""Cells on the processes of one machine.
+"""Cells on the processes of one machine, by the pool of `workers`."""
 
-Each worker is a process of its own with a pipe; it is given a cell when it has done the last. A worker that
-dies (killed for its memory, say) takes one cell with it: another worker starts, and the cell is tried once
-more; if that one dies too, the cell has failed. The driver itself measures nothing, so that nothing a cell
-does can end it.
-"""
-
-import os
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe, wait
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
 from rankscope.engine.factors import Cell
 from rankscope.engine.spec import Asked
 from rankscope.engine.work import Opener, Outcome, Worker
 from rankscope.errors import SweepError
+from rankscope.workers import cores, run_pieces, worker_index
 
-TRIES = 2
-"""Workers that a cell may take with it."""
-PATIENCE = 5.0
-"""Seconds for a worker whose pipe is closed to say with what code it ended."""
-THREADS = (
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
-    "POLARS_MAX_THREADS",
-)  # fmt: skip
-"""Where libraries look up how many threads they may start."""
 Task = tuple[int, Cell, Opener]
 """The number of a cell, its factors, and what finds its network and tokens."""
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def environment(threads: int) -> dict[str, str]:
-    """Of a worker of so many threads."""
-    return dict.fromkeys(THREADS, str(threads))
 
 
 class Local:
@@ -50,7 +23,8 @@ class Local:
         if gpus > self.gpus:
             raise SweepError(
                 f"gpus_per_cell must be at most what this machine has, {self.gpus}; got {gpus:g}: 0 measures "
-                "on the CPU"
+                "on the CPU",
+                subject="gpus_per_cell",
             )
         most = max(1, int(self.gpus / gpus)) if gpus else max(1, cores() // threads)
         self.workers = most if workers is None else workers
@@ -62,111 +36,35 @@ class Local:
         return
 
     def outcomes(self, tasks: Iterable[Task], asked: Asked) -> Iterator[tuple[int, Outcome]]:
-        """What came of each cell, by its number, in the order in which they end."""
-        return _Team(self, asked).run(tasks)
-
-    def device(self, number: int) -> str:
-        """Of the worker of this number."""
-        return f"cuda:{number % self.gpus}" if self.gpus else "cpu"
-
-
-class _Team:
-    """Processes at work."""
-
-    def __init__(self, local: Local, asked: Asked) -> None:
-        self.local, self.asked = local, asked
-        self.busy: dict[Connection, Task] = {}
-        self.idle: list[Connection] = []
-        self.processes: dict[Connection, tuple[int, subprocess.Popen[bytes]]] = {}
-        """By the pipe to each: its place in the team, and itself."""
-        self.deaths: dict[int, int] = {}
-
-    def run(self, tasks: Iterable[Task]) -> Iterator[tuple[int, Outcome]]:
-        waiting, again = iter(tasks), list[Task]()
-        try:
-            while True:
-                while len(self.busy) < self.local.workers:
-                    task = again.pop() if again else next(waiting, None)
-                    if task is None:
-                        break
-                    pipe = self.idle.pop() if self.idle else self._hired()
-                    try:
-                        pipe.send(task[1:])
-                    except OSError:  # it died while it had nothing to do
-                        self._buried(pipe)
-                        again.append(task)
-                        continue
-                    self.busy[pipe] = task
-                if not self.busy:
-                    return
-                done: Any = wait(list(self.busy))
-                for pipe in done:
-                    task = self.busy.pop(pipe)
-                    try:
-                        outcome = pipe.recv()
-                        self.idle.append(pipe)
-                    except (EOFError, OSError):
-                        outcome = self._died(pipe, task)
-                    if outcome is None:
-                        again.append(task)
-                    else:
-                        yield task[0], outcome
-        finally:
-            for pipe in list(self.processes):
-                self._buried(pipe)
-
-    def _hired(self) -> Connection:
-        """A new worker. Not by `multiprocessing`, which would run the caller's script again in each."""
-        taken = {place for place, _ in self.processes.values()}
-        place = next(number for number in range(self.local.workers + 1) if number not in taken)
-        mine, theirs = Pipe()
-        given = (theirs.fileno(), self.local.threads, self.local.device(place))
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from rankscope.engine.pool import serve; serve{given}"
-        )
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], env=os.environ | environment(self.local.threads),
-            pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-            process_group=0,  # Ctrl-C is the driver's: it ends the workers
-        )  # fmt: skip
-        theirs.close()
-        self.processes[mine] = place, process
-        with suppress(OSError):  # dead already: found out with the first cell
-            mine.send(self.asked)
-        return mine
-
-    def _died(self, pipe: Connection, task: Task) -> Outcome | None:
-        """None where the cell is to be tried again."""
-        code = self._buried(pipe, PATIENCE)
-        self.deaths[task[0]] = self.deaths.get(task[0], 0) + 1
-        if self.deaths[task[0]] < TRIES:
-            return None
-        said = f"its worker died twice (exit code {code}; -9: killed, mostly for want of memory)"
-        return Outcome(reason=said, lasting=False)
-
-    def _buried(self, pipe: Connection, patience: float = 0.0) -> int:
-        """Ended, if it does not end by itself; its exit code."""
-        _, process = self.processes.pop(pipe)
-        pipe.close()
-        try:
-            return process.wait(patience)
-        except subprocess.TimeoutExpired:
-            process.kill()  # it has nothing to lose: what it hands back is all there is
-            return process.wait()
+        """The outcome of each cell, by its number, in the order in which they end."""
+        work = CellWork(asked, self.threads, self.gpus)
+        with closing(run_pieces(work, tasks, self.workers, threads=self.threads)) as results:
+            for result in results:
+                # A worker hands back every error of a cell as an outcome; only its own death is left.
+                outcome = result.value or Outcome(reason=result.error, lasting=False)
+                yield result.piece[0], outcome
 
 
-def serve(handle: int, threads: int, device: str) -> None:
-    """A worker: one cell after another until the pipe is closed."""
-    worker = Worker(threads, device)
-    with Connection(handle) as pipe, suppress(EOFError, OSError):
-        asked = pipe.recv()
-        while True:
-            cell, opener = pipe.recv()
-            pipe.send(worker.do(cell, asked, opener))
+@dataclass
+class CellWork:
+    """The work of one worker process: cells one after another, on its GPU where there are some."""
+
+    asked: Asked
+    threads: int
+    gpus: int
+    worker: Worker | None = field(default=None, init=False)
+
+    def __call__(self, task: Task) -> Outcome:
+        """The outcome of one cell."""
+        if self.worker is None:
+            device = f"cuda:{worker_index() % self.gpus}" if self.gpus else "cpu"
+            self.worker = Worker(self.threads, device)
+        _, cell, opener = task
+        return self.worker.do(cell, self.asked, opener)
 
 
 def _gpus() -> int:
     import torch
 
-    found: Any = torch.cuda.device_count()
-    return int(found)
+    count: Any = torch.cuda.device_count()
+    return int(count)

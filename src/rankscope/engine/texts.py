@@ -8,7 +8,7 @@ from rankscope.engine.factors import Cell
 from rankscope.errors import SweepError, TokensError
 from rankscope.runs.key import files_of
 from rankscope.runs.store import checksum
-from rankscope.sources.named import is_drawn
+from rankscope.sources.network_names import is_drawn
 
 
 def excerpts_for(cell: Cell) -> list[str]:

@@ -50,5 +50,5 @@ def remedied(net: Transformer, setting: Setting) -> Transformer:
     """The network at the depth of a setting, with its remedies."""
     found = net if setting.layers is None else net.variant(layers=setting.layers)
     for each in chosen(setting):
-        found = found.remedied(each)
+        found = found.with_remedy(each)
     return found

@@ -13,7 +13,7 @@ from rankscope.explorer.settings import RANDOM, Setting
 from rankscope.nets import Architecture, Transformer
 from rankscope.sources import named_network
 from rankscope.sources.fresh import untrained
-from rankscope.sources.named import is_drawn
+from rankscope.sources.network_names import is_drawn
 from rankscope.theory.weight_norms import WeightNorms
 
 DRAWN = 3

@@ -22,7 +22,7 @@ def reads_ahead(net: Transformer) -> bool:
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2, mask="causal"))
-    >>> reads_ahead(net), reads_ahead(net.remedied("shaped")), reads_ahead(net.remedied("sinkhorn"))
+    >>> reads_ahead(net), reads_ahead(net.with_remedy("shaped")), reads_ahead(net.with_remedy("sinkhorn"))
     (False, False, True)
     """
     draw = torch.Generator().manual_seed(0)

@@ -12,13 +12,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rankscope.live.telling import Told
+from rankscope.live.attention import AttentionCall, OnAttention
 from rankscope.nets import Transformer
-from rankscope.nets.assembled import built
+from rankscope.nets.assembly import built
 from rankscope.nets.dropout import Dropout, Dropped
 from rankscope.nets.memory import Memory
+from rankscope.nets.pass_settings import PassSettings, Seen, unpadded
 from rankscope.nets.plain import Plain, contributions
-from rankscope.nets.setting import Seen, Setting, unpadded
 from rankscope.nets.traversal import Block, traverse
 from rankscope.shapes import Bool, Float
 
@@ -43,17 +43,22 @@ class Tensors(nn.Module):
 
 class TrainedLayer(Tensors):
     """The tensors of one layer, and its call: the traversal of its block. A watch is told of its attention
-    (`live/telling.py`), whatever parts change it."""
+    (`live/attention/self_reporting.py`), whatever parts change it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention_listeners: list[Told] = []
+        self.attention_listeners: list[OnAttention] = []
 
     def forward(self, X: Tokens, block: Block, rules: Plain, hidden: Tensor | None) -> Tokens:
         """Tokens after the layer; those that are hidden, padding, stay zero."""
         found = traverse(block, rules, X)
         for listener in self.attention_listeners:
-            listener(found.weights, lambda: contributions(block.weights, found.heads))
+            listener(
+                AttentionCall(
+                    pattern=lambda: found.pattern,
+                    contributions=lambda: contributions(block.weights, found.heads),
+                )
+            )
         state: Tokens = found.state
         return state if hidden is None else state.masked_fill(hidden, 0.0)
 
@@ -63,7 +68,7 @@ class Trainable(Tensors):
 
     >>> import torch
     >>> from rankscope.nets import Architecture
-    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2)).remedied("attnscale")
+    >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2)).with_remedy("attnscale")
     >>> module, X = Trainable(net), torch.randn(1, 5, 8, dtype=torch.float64)
     >>> bool((module(X) == net.run(X).output).all())
     True
@@ -96,7 +101,7 @@ class Trainable(Tensors):
         """What `to`, `double` and `cuda` do: the memory that a decoder reads goes along."""
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.memory is not None:
-            self.memory = Memory(fn(self.memory.tokens), fn(self.memory.real))
+            self.memory = Memory(fn(self.memory.tokens), fn(self.memory.valid))
         return self
 
     def tensors(self) -> dict[str, Tensor]:
@@ -127,8 +132,8 @@ class Trainable(Tensors):
     ) -> Iterator[Tokens]:
         X, real, order = net.prepared(X, padding)
         seen = self._seen_by(X) if padding is None else None
-        setting = Setting.of(self.arch, net.weights, X, real, self.memory, seen=seen)
-        rules = Plain(self.arch, setting) if drop is None else Dropped(self.arch, setting, drop)
+        settings = PassSettings.of(self.arch, net.weights, X, real, self.memory, seen=seen)
+        rules = Plain(self.arch, settings) if drop is None else Dropped(self.arch, settings, drop)
         X = X if drop is None else drop(X)
         hidden = None if padding is None or bool(real.all()) else ~real[..., None]
         yield X if order is None else order.restored(X)

@@ -178,7 +178,7 @@ class Training:
     ) -> Model:
         net = Transformer.random(arch, seed, self.beginning.init)
         for each in remedies:
-            net = net.remedied(each)
+            net = net.with_remedy(each)
         if remedies and seed == self.seeds[0]:
             refuse_reading_ahead(net, " and ".join(map(str, remedies)))
         model = Model(net.to(dtype), self.task.interface, self.beginning.spread, seed=seed + 1)

@@ -136,7 +136,7 @@ class Trial:
         task, arch = self.task, self._bare()
         names = [] if sigma is not None or self.remedy == NONE else [self.remedy]
         for name in names:
-            _refuse_skips(self.setting, name, Transformer.random(arch).remedied(name).arch)
+            _refuse_skips(self.setting, name, Transformer.random(arch).with_remedy(name).arch)
         return Training(
             task, arch, self.sizes.recipe, seeds=self.seeds, remedies=names, device=device,
             beginning=Beginning(self.sizes.init, self.sizes.spread, sigma=sigma), capture=capture,

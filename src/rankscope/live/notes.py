@@ -11,7 +11,7 @@ from torch import nn
 
 from rankscope.live.plan import WatchPlan
 from rankscope.live.recorder import WatchTotals
-from rankscope.metrics.catalogue import ROUNDING
+from rankscope.metrics.metric import ROUNDING
 from rankscope.metrics.tokens import unit_of
 
 

@@ -19,6 +19,7 @@ from rankscope.live.modules import own_parameters, submodules
 from rankscope.live.padding import is_decoder
 from rankscope.live.state_norms import norms_suffice
 from rankscope.metrics import Metric, MetricsLike, chosen_metrics
+from rankscope.nets.padding import padding_from
 from rankscope.profiles import DEFAULT_METRICS
 
 KEPT = ("states", "attention")
@@ -155,18 +156,15 @@ def make_plan(
 
 def _padding(padding: Tensor | str, attention_mask: Tensor | None) -> Tensor | None:
     """The padding that the user gave, True at padded tokens, or None."""
-    if not isinstance(padding, Tensor) and padding not in ("model", "none"):
+    if isinstance(padding, Tensor) or padding == "model":
+        return padding_from(padding if isinstance(padding, Tensor) else None, attention_mask)
+    if padding != "none" or attention_mask is not None:
         raise WatchError(
-            f"padding must be a boolean tensor, 'model' or 'none'; got {padding!r}", subject="padding"
+            f"padding must be a boolean tensor, 'model' or 'none', and only 'model' beside an attention_mask; "
+            f"got {padding!r}",
+            subject="padding",
         )
-    if attention_mask is None:
-        return padding if isinstance(padding, Tensor) else None
-    if isinstance(padding, Tensor) or padding == "none":
-        raise WatchError(
-            "padding and attention_mask say the same thing; both were given: give one of them",
-            subject="attention_mask",
-        )
-    return attention_mask == 0
+    return None
 
 
 def _is_offloaded(module: nn.Module) -> bool:

@@ -17,7 +17,7 @@ goes with the third power of the tokens.
 import torch
 from torch import Tensor
 
-from rankscope.metrics.rows import HeadRows, Rows
+from rankscope.metrics.rows import HeadRows, PatternRows
 from rankscope.shapes import Bool, Float
 
 COLUMNS = 64
@@ -31,7 +31,7 @@ COARSE = 1e-5
 EPS = torch.finfo(torch.float64).eps
 
 
-def by_head(P: Rows) -> Float[Tensor, "batch head"]:
+def by_head(P: PatternRows) -> Float[Tensor, "batch head"]:
     """The coefficient of every head; NaN where a weight is not finite."""
     return P.each(coefficient)
 

@@ -9,10 +9,10 @@ from rankscope.nets.masks import matrix as mask_matrix
 from rankscope.nets.norms import Norm
 from rankscope.nets.origin import Encoded, Inputs, Origin
 from rankscope.nets.parts import Part
-from rankscope.nets.steps import Run, Step
+from rankscope.nets.steps import ForwardPass, Step
 from rankscope.nets.tensors import shapes
 from rankscope.nets.transformer import Transformer
-from rankscope.nets.variants import DEFINED, PUBLISHED, named_variant
+from rankscope.nets.variants import DEFINED, PUBLISHED
 
 __all__ = [
     "DEFINED",
@@ -27,11 +27,10 @@ __all__ = [
     "Norm",
     "Origin",
     "Part",
-    "Run",
+    "ForwardPass",
     "Step",
     "Transformer",
     "graph",
     "mask_matrix",
-    "named_variant",
     "shapes",
 ]

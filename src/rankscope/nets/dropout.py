@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain, Spoken, Square
-from rankscope.nets.setting import Setting
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
 from rankscope.shapes import Bool, Float
@@ -44,17 +44,17 @@ class Dropout:
 class Dropped(Plain):
     """The plain rules, with dropout on attention and on each branch."""
 
-    def __init__(self, arch: Architecture, setting: Setting, drop: Dropout) -> None:
-        super().__init__(arch, setting)
+    def __init__(self, arch: Architecture, settings: PassSettings, drop: Dropout) -> None:
+        super().__init__(arch, settings)
         self.drop = drop
 
-    def weights(self, block: Block, X: Tokens) -> Square:
+    def pattern(self, block: Block, X: Tokens) -> Square:
         """P with some entries gone."""
-        return self.drop(super().weights(block, X))
+        return self.drop(super().pattern(block, X))
 
-    def cross_weights(self, there: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
+    def cross_pattern(self, there: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
         """The same of cross-attention."""
-        return self.drop(super().cross_weights(there, X))
+        return self.drop(super().cross_pattern(there, X))
 
     def output(self, block: Block, spoken: Spoken) -> Tokens:
         """What heads add, less what is dropped."""
@@ -69,9 +69,9 @@ def training_states(
     net: Transformer, X: Tokens, drop: Dropout, padding: Bool[Tensor, "batch token"] | None = None
 ) -> Iterator[Tokens]:
     """Tokens at layer 0, 1, ...: `net.steps` with dropout. At p = 0 they are the same."""
-    X, real, order = net.prepared(X, padding)
-    rules = Dropped(net.arch, net.setting(X, real), drop)
+    X, valid, order = net.prepared(X, padding)
+    rules = Dropped(net.arch, net.settings(X, valid), drop)
     X = drop(X)
     yield X if order is None else order.restored(X)
-    for step in net.traversed(X, real, rules):
+    for step in net.traversed(X, valid, rules):
         yield step.state if order is None else order.restored(step.state)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.stored import Stored
+from rankscope.nets.streamed_layers import StreamedLayers
 from rankscope.nets.tensors import shapes
 from rankscope.nets.weights import Weights, named
 
@@ -21,7 +21,7 @@ def fingerprint(arch: Architecture, weights: Weights, beside: Mapping[str, Tenso
     layers, mine = weights.layers, shapes(arch)
     found = digests(weights, layers=False)
     for index in range(1 if arch.shared else len(layers)):
-        if isinstance(layers, Stored):
+        if isinstance(layers, StreamedLayers):
             noted, place = layers.source.noted, layers.places[index]
             if place not in noted:
                 noted[place] = digests(layers[index])

@@ -58,7 +58,7 @@ class Kernel:
     """
 
     name: str
-    weights: Callable[[Queries, Keys, KernelContext], Rows]
+    pattern: Callable[[Queries, Keys, KernelContext], Rows]
     averages: bool
 
 
@@ -73,9 +73,9 @@ def scores(q: Queries, k: Keys, context: KernelContext) -> Rows:
     return _gained(context.cap * torch.tanh(found / context.cap) if context.cap else found, context)
 
 
-def log_gain(gamma: float, real: Bool[Tensor, "batch token"], like: Tensor) -> Tensor | None:
+def log_gain(gamma: float, valid: Bool[Tensor, "batch token"], like: Tensor) -> Tensor | None:
     """`gamma ln n` of every sample, n its real tokens; None where gamma is 0."""
-    return gamma * real.sum(-1).clamp(min=1).to(like.dtype).log()[:, None, None, None] if gamma else None
+    return gamma * valid.sum(-1).clamp(min=1).to(like.dtype).log()[:, None, None, None] if gamma else None
 
 
 def _gained(scores: Rows, context: KernelContext) -> Rows:

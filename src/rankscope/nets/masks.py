@@ -52,7 +52,7 @@ MaskLike = str | Mask | Tensor | Iterable[tuple[int, int]]
 
 
 @dataclass(frozen=True)
-class Rule:
+class MaskRule:
     """One kind of mask: how many numbers follow its name, and the matrix they give."""
 
     fewest: int
@@ -149,7 +149,7 @@ def from_matrix(M: Tensor) -> str:
     return f"matrix:{len(M)}:{int('1' + bits, 2):x}"  # the leading 1 keeps leading zeros
 
 
-def _check(part: str) -> tuple[Rule, list[int | str]]:
+def _check(part: str) -> tuple[MaskRule, list[int | str]]:
     """The rule of one spec and its numbers, or a sentence that says what the spec should be."""
     name, *arguments = part.strip().split(":")
     if name not in RULES:
@@ -250,16 +250,16 @@ def _bits(size: str, digits: str) -> str:
     return bits
 
 
-RULES: dict[str, Rule] = {
-    "complete": Rule(0, 0, _complete, "complete"),
-    "causal": Rule(0, 0, _causal, "causal"),
-    "window": Rule(1, 1, _window, "window:w"),
-    "unidirectional": Rule(0, 0, _unidirectional, "unidirectional"),
-    "dilated": Rule(2, 2, _dilated, "dilated:w:s"),
-    "strided": Rule(0, 1, _strided, "strided or strided:s"),
-    "prefix": Rule(1, 1, _prefix, "prefix:p"),
-    "longformer": Rule(2, 2, _longformer, "longformer:w:g"),
-    "bigbird": Rule(3, 4, _bigbird, "bigbird:w:g:r or bigbird:w:g:r:seed"),
-    "edges": Rule(1, 1, _edges, "edges:0>1,0>2 (source>target)"),
-    "matrix": Rule(2, 2, _matrix, "matrix:n:hex"),
+RULES: dict[str, MaskRule] = {
+    "complete": MaskRule(0, 0, _complete, "complete"),
+    "causal": MaskRule(0, 0, _causal, "causal"),
+    "window": MaskRule(1, 1, _window, "window:w"),
+    "unidirectional": MaskRule(0, 0, _unidirectional, "unidirectional"),
+    "dilated": MaskRule(2, 2, _dilated, "dilated:w:s"),
+    "strided": MaskRule(0, 1, _strided, "strided or strided:s"),
+    "prefix": MaskRule(1, 1, _prefix, "prefix:p"),
+    "longformer": MaskRule(2, 2, _longformer, "longformer:w:g"),
+    "bigbird": MaskRule(3, 4, _bigbird, "bigbird:w:g:r or bigbird:w:g:r:seed"),
+    "edges": MaskRule(1, 1, _edges, "edges:0>1,0>2 (source>target)"),
+    "matrix": MaskRule(2, 2, _matrix, "matrix:n:hex"),
 }

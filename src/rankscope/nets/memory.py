@@ -20,7 +20,7 @@ class Memory:
     """Tokens that every block reads and none changes; those of one sample serve any number."""
 
     tokens: Float[Tensor, "batch source width"]
-    real: Bool[Tensor, "batch source"]
+    valid: Bool[Tensor, "batch source"]
 
     @classmethod
     def of(cls, M: Tensor, padding: Tensor | None, width: int, like: Tensor) -> "Memory":
@@ -31,10 +31,10 @@ class Memory:
                 f"a memory must be a floating tensor [batch, source, width] of width {width}; received {got}"
             )
         M = M.to(like)
-        real = real_tokens(M.shape[:-1], padding, M.device)
-        if not bool(real.any(-1).all()):
+        valid = real_tokens(M.shape[:-1], padding, M.device)
+        if not bool(valid.any(-1).all()):
             raise TokensError("every sample of a memory must have a real token; one has none: leave it out")
-        return cls(M.masked_fill(~real[..., None], 0.0), real)
+        return cls(M.masked_fill(~valid[..., None], 0.0), valid)
 
     def __repr__(self) -> str:
         number = len(self.tokens)
@@ -42,16 +42,16 @@ class Memory:
 
     def samples(self, start: int, stop: int) -> "Memory":
         """Of some samples, counted from 0; of one for all, itself."""
-        return self if len(self.real) == 1 else Memory(self.tokens[start:stop], self.real[start:stop])
+        return self if len(self.valid) == 1 else Memory(self.tokens[start:stop], self.valid[start:stop])
 
     def expanded(self, batch: int) -> "Memory":
         """For so many samples."""
-        if len(self.real) not in (1, batch):
+        if len(self.valid) not in (1, batch):
             raise TokensError(
-                f"a memory must have one sample, or as many as the tokens, {batch}; it has {len(self.real)}"
+                f"a memory must have one sample, or as many as the tokens, {batch}; it has {len(self.valid)}"
             )
-        return Memory(self.tokens.expand(batch, -1, -1), self.real.expand(batch, -1))
+        return Memory(self.tokens.expand(batch, -1, -1), self.valid.expand(batch, -1))
 
-    def visible(self, real: Bool[Tensor, "batch token"]) -> Bool[Tensor, "batch 1 token source"]:
-        """Whom each token sees: all that are real; padding sees none."""
-        return self.real[:, None, None, :] & real[:, None, :, None]
+    def visible(self, valid: Bool[Tensor, "batch token"]) -> Bool[Tensor, "batch 1 token source"]:
+        """Whom each token sees: all that are valid; padding sees none."""
+        return self.valid[:, None, None, :] & valid[:, None, :, None]

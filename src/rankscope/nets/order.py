@@ -75,7 +75,7 @@ def order(arch: Architecture, index: int = 0) -> tuple[Half, ...]:
     return half(arch.attention_skip, "attention"), *cross, *mlp
 
 
-def speaking(arch: Architecture, index: int) -> tuple[int, ...]:
+def active_heads(arch: Architecture, index: int) -> tuple[int, ...]:
     """The heads of layer `index` that speak."""
     return tuple(range(arch.heads)) if arch.kept_heads is None else tuple(sorted(set(arch.kept_heads[index])))
 

@@ -10,7 +10,7 @@ traversal and brings a rule per arithmetic, a method of that arithmetic's name:
 | `mlp_in`        | the same of the MLP                                       |
 | `read`          | tokens as a branch reads them, after that norm            |
 | `values`        | what heads mix, `[batch, head, token, head_width]`        |
-| `weights`       | the attention matrix P, `[batch, head, token, token]`     |
+| `pattern`       | the attention matrix P, `[batch, head, token, token]`     |
 | `heads`         | what heads say, `[batch, token, head, head_width]`        |
 | `attention`     | what attention adds, before a norm, as tokens             |
 | `cross`         | the same of cross-attention                               |
@@ -21,7 +21,7 @@ traversal and brings a rule per arithmetic, a method of that arithmetic's name:
     plain(x, block, rules, inside)       on ordinary tensors; every part has this one
     deviation(x, block, rules, inside)   on states; without it `measure` runs in float64, and says so
     frozen(x, block, rules, inside)      on terms of paths, `x.parts` linear in x; without it paths refuse the
-                                         network, but for `weights`, which is kept as measured; parts at
+                                         network, but for `pattern`, which is kept as measured; parts at
                                          `values` and `heads` they always refuse
 
 A part that has tensors of its own, trained with the rest, says what they start from in each layer,
@@ -29,11 +29,11 @@ A part that has tensors of its own, trained with the rest, says what they start 
     initial(arch, layer, generator)      by name, float64; drawn from the generator where they are random
 
 and finds them in `block.weights.parts[its name]`. One that stands at several places has no place and no
-rules, but `pieces`, the parts that it is at each of them. One that asks `rules.setting` who sees whom says
+rules, but `pieces`, the parts that it is at each of them. One that asks `rules.settings` who sees whom says
 `sees = True`: then masks are there, whole, however long the context.
 
 `block` is the layer (`block.index`, `block.weights`, `block.arch`), `rules` the arithmetic with its
-`setting` (masks, positions, which tokens are real) and a `memory` for what one layer leaves to later ones,
+`settings` (masks, positions, which tokens are valid) and a `memory` for what one layer leaves to later ones,
 `inside` what the branch reads. What a rule named `frozen` needs of the tokens as they were, the plain rule
 keeps, `rules.keep(block, name, x)`, and it finds with `rules.kept(block, name)`. To have heaviest paths
 proved, such a part says by how much it can lengthen a term at most, `lengthens(block)`.
@@ -43,7 +43,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 Place = Literal[
-    "attention_in", "cross_in", "mlp_in", "read", "values", "weights", "heads", "attention", "cross", "mlp",
+    "attention_in", "cross_in", "mlp_in", "read", "values", "pattern", "heads", "attention", "cross", "mlp",
     "attention_sum", "stream",
 ]  # fmt: skip
 PLACES = get_args(Place)

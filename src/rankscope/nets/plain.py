@@ -11,8 +11,8 @@ from rankscope.nets.experts import chosen_weights, mixed
 from rankscope.nets.kernels import KernelContext, kernel_of, log_gain
 from rankscope.nets.norms import normalise
 from rankscope.nets.order import Half
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.positions import by_offset, rotate
-from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Arithmetic, Block
 from rankscope.nets.weights import LATENT_EPS, ExpertWeights, Latent, Layer, Linear, MLPWeights
 from rankscope.shapes import Float
@@ -28,8 +28,8 @@ class Plain(Arithmetic):
 
     name = "plain"
 
-    def __init__(self, arch: Architecture, setting: Setting) -> None:
-        self.arch, self.setting = arch, setting
+    def __init__(self, arch: Architecture, settings: PassSettings) -> None:
+        self.arch, self.settings = arch, settings
         self.memory: dict[str, Any] = {}
         self.routed: dict[int, Tensor] = {}
         """By layer (0-based), the weight of each expert for each token `[batch, token, expert]`."""
@@ -45,26 +45,26 @@ class Plain(Arithmetic):
         w = block.weights.attention
         return self._grouped(self.heads(self.latent(X, w.key_latent, alone=True), w.value))
 
-    def weights(self, block: Block, X: Tokens) -> Square:
+    def pattern(self, block: Block, X: Tokens) -> Square:
         """P of every head, by the architecture's kernel."""
         arch, w = self.arch, block.weights.attention
         q, k, added = self.scored(block, X)
         mixing = None if w.mix_keys is None or w.mix_values is None else (w.mix_keys, w.mix_values)
-        visible = self.setting.visible[arch.mask_of(block.index)]
-        rounds, gain = arch.sinkhorn_rounds or 0, log_gain(arch.log_gain, self.setting.real, q)
+        visible = self.settings.visible[arch.mask_of(block.index)]
+        rounds, gain = arch.sinkhorn_rounds or 0, log_gain(arch.log_gain, self.settings.valid, q)
         context = KernelContext(visible, added, arch.divisor, arch.score_cap, mixing, rounds, gain)
-        return kernel_of(arch.kernel).weights(q, k, context)
+        return kernel_of(arch.kernel).pattern(q, k, context)
 
     def scored(self, block: Block, X: Tokens) -> tuple[Heads, Heads, Tensor | None]:
         """Queries and keys of every head, and what positions add to their scores."""
-        arch, w, setting = self.arch, block.weights.attention, self.setting
+        arch, w, settings = self.arch, block.weights.attention, self.settings
         q = self.heads(self.latent(X, w.query_latent), w.query)  # [batch, head, token, head_width]
         k = self.heads(self.latent(X, w.key_latent), w.key)  # [batch, key_head, token, head_width]
         if arch.query_norm:
             q = normalise(q, "rms", w.query_norm, arch.norm_eps)
             k = normalise(k, "rms", w.key_norm, arch.norm_eps)
-        if setting.rotary:
-            q, k = (rotate(part, setting.rotary_of(block.index), arch.rotary_pairs) for part in (q, k))
+        if settings.rotary:
+            q, k = (rotate(part, settings.rotary_of(block.index), arch.rotary_pairs) for part in (q, k))
         k = self._grouped(k)
         added = self.added(block, q)
         if w.content_bias is not None:
@@ -73,10 +73,10 @@ class Plain(Arithmetic):
 
     def added(self, block: Block, q: Heads) -> Tensor | None:
         """What positions add to the scores."""
-        w, setting = block.weights.attention, self.setting
-        if setting.sinusoids is not None and w.position_bias is not None:
-            return by_offset(q + w.position_bias[:, None], w, setting.sinusoids) / self.arch.divisor
-        return setting.bias
+        w, settings = block.weights.attention, self.settings
+        if settings.sinusoids is not None and w.position_bias is not None:
+            return by_offset(q + w.position_bias[:, None], w, settings.sinusoids) / self.arch.divisor
+        return settings.bias
 
     def through(self, X: Tensor, linear: Linear) -> Tensor:
         """`X W + b`."""
@@ -111,9 +111,9 @@ class Plain(Arithmetic):
         self, block: Block, heads: Float[Tensor, "batch head row head_width"]
     ) -> Float[Tensor, "batch row head head_width"]:
         """Of what all heads say, that of those that speak."""
-        if len(self.speaking(block)) < self.arch.heads:
+        if len(self.active_heads(block)) < self.arch.heads:
             speaks = torch.zeros(self.arch.heads, 1, 1, dtype=heads.dtype, device=heads.device)
-            for head in self.speaking(block):  # a list of them would have to cross to where the heads are
+            for head in self.active_heads(block):  # a list of them would have to cross to where the heads are
                 speaks[head] = 1.0
             heads = heads * speaks
         return heads.transpose(1, 2)
@@ -135,19 +135,19 @@ class Plain(Arithmetic):
 
     def cross(self, block: Block, X: Tokens) -> Tokens:
         """Queries of the tokens, keys and values of the memory (`memory.py`)."""
-        there, M = block.crossing, self.setting.memory
+        there, M = block.crossing, self.settings.memory
         assert M is not None
-        P = self.crossed[block.index] = self.cross_weights(there, X)
+        P = self.crossed[block.index] = self.cross_pattern(there, X)
         return self.output(there, self.mix(there, P, self.values(there, M.tokens)))
 
-    def cross_weights(self, there: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
+    def cross_pattern(self, there: Block, X: Tokens) -> Float[Tensor, "batch head token source"]:
         """P of every head, by the architecture's kernel, without positions."""
-        w, M = there.weights.attention, self.setting.memory
+        w, M = there.weights.attention, self.settings.memory
         assert M is not None
         q, k = self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key))
-        visible, gain = M.visible(self.setting.real), log_gain(self.arch.log_gain, M.real, q)
+        visible, gain = M.visible(self.settings.valid), log_gain(self.arch.log_gain, M.valid, q)
         context = KernelContext(visible, None, self.arch.divisor, self.arch.score_cap, gain=gain)
-        return kernel_of(self.arch.kernel).weights(q, k, context)
+        return kernel_of(self.arch.kernel).pattern(q, k, context)
 
     def mlp(self, block: Block, X: Tokens) -> Tokens:
         """`act(X W_1 + b_1) W_2 + b_2`, or gated, or of the experts that each token chooses."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.weights import Attention, Weights
+from rankscope.nets.weights import AttentionWeights, Weights
 from rankscope.shapes import Float, Int
 
 Heads = Float[Tensor, "batch head token head_width"]
@@ -59,7 +59,7 @@ def rotate(x: Heads, tables: tuple[Table, Table], pairs: str) -> Heads:
 
 def by_offset(
     q: Float[Tensor, "batch head row head_width"],
-    layer: Attention,
+    layer: AttentionWeights,
     positions: Float[Tensor, "offset width"],
     heads: slice = slice(None),
     start: int = 0,

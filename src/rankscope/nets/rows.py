@@ -77,7 +77,7 @@ class AttentionRows:
         """How many tokens rows before `stop` may see."""
         return stop if self.behind else self.k.shape[2]
 
-    def weights(self, samples: slice, heads: slice, start: int, stop: int) -> Block:
+    def pattern(self, samples: slice, heads: slice, start: int, stop: int) -> Block:
         """Rows `start` to `stop` of P, up to the last token that they may see."""
         if self.is_softmax:
             found = self.softmaxed(samples, heads, start, stop)
@@ -88,11 +88,11 @@ class AttentionRows:
         added = None if self.added is None else self._added(samples, heads, start, stop)
         context = KernelContext(visible, added, self.arch.divisor, self.arch.score_cap)
         q, k = self.q[samples, heads, start:stop], self.k[samples, heads, :seen]
-        return kernel_of(self.arch.kernel).weights(q, k, context)
+        return kernel_of(self.arch.kernel).pattern(q, k, context)
 
     def whole_rows(self, sample: int, head: int, start: int, stop: int) -> Float[Tensor, "row token"]:
         """Rows of one head of one sample, of all tokens, in float64."""
-        found = self.weights(slice(sample, sample + 1), slice(head, head + 1), start, stop)[0, 0]
+        found = self.pattern(slice(sample, sample + 1), slice(head, head + 1), start, stop)[0, 0]
         return F.pad(found, (0, self.k.shape[2] - found.shape[-1])).to(torch.float64)
 
     def softmaxed(

@@ -37,7 +37,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Run:
+class ForwardPass:
     """A forward pass, kept."""
 
     states: tuple[Tensor, ...]
@@ -50,7 +50,7 @@ class Run:
     """Of a decoder its attention to the memory, `[batch, head, token, source]`, where attention is kept."""
 
     @classmethod
-    def of(cls, steps: Iterable[Step], attention: bool, finish: Callable[[Tensor], Tensor]) -> "Run":
+    def of(cls, steps: Iterable[Step], attention: bool, finish: Callable[[Tensor], Tensor]) -> "ForwardPass":
         """What is kept of steps, with their attention if so asked; `finish` makes the output of the last."""
         kept = [
             step._replace(heads=None, routing=None)
@@ -67,4 +67,4 @@ class Run:
 
     def __repr__(self) -> str:
         kept = "attention kept" if self.attention else "attention not kept"
-        return f"Run({len(self.states) - 1} layers, output {tuple(self.output.shape)}, {kept})"
+        return f"ForwardPass({len(self.states) - 1} layers, output {tuple(self.output.shape)}, {kept})"

@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope.metrics.attention import defect_of_rows, entropy_of_rows, first_token_of_rows
-from rankscope.metrics.rows import Rows
+from rankscope.metrics.rows import PatternRows
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.masks import spec_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Heads, Plain, Spoken, Tokens
 from rankscope.nets.positions import by_offset, score_bias
 from rankscope.nets.rows import BY_ROW, AttentionRows, Softmaxed
-from rankscope.nets.setting import Setting
 from rankscope.nets.steps import Step
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
@@ -38,7 +38,7 @@ class Asked:
     by_row: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = field(default_factory=dict)
     """Of rows of P `[batch, head, row, token]`, and of which tokens count `[batch, 1, token]`: a number for
     each row."""
-    by_head: Mapping[str, Callable[[Rows], Tensor]] = field(default_factory=dict)
+    by_head: Mapping[str, Callable[[PatternRows], Tensor]] = field(default_factory=dict)
     """Of P, whose rows are made as often as they are asked for: a number for each head."""
 
     def __bool__(self) -> bool:
@@ -64,26 +64,26 @@ class Numbers:
 def streams(arch: Architecture) -> bool:
     """Whether rows of attention can be taken one block at a time: no part of one's own changes P, or asks who
     sees whom, and scores do not follow the number of tokens."""
-    whole = any(part.place == "weights" or getattr(part, "sees", False) for part in pieces(arch.parts))
+    whole = any(part.place == "pattern" or getattr(part, "sees", False) for part in pieces(arch.parts))
     return arch.kernel in BY_ROW and not arch.log_gain and not whole
 
 
 class Streamed(Plain):
     """Plain rules, attention by blocks of rows."""
 
-    def __init__(self, net: Transformer, setting: Setting, asked: Asked) -> None:
-        super().__init__(net.arch, setting)
+    def __init__(self, net: Transformer, settings: PassSettings, asked: Asked) -> None:
+        super().__init__(net.arch, settings)
         self.net, self.asked = net, asked
-        self.all_real = bool(setting.real.all())
+        self.all_valid = bool(settings.valid.all())
 
-    def weights(self, block: Block, X: Tokens) -> Numbers:  # type: ignore[override]
+    def pattern(self, block: Block, X: Tokens) -> Numbers:  # type: ignore[override]
         """Queries and keys: rows are made as they are mixed."""
         q, k, added = self.scored(block, X)
         mask = self.arch.mask_of(block.index)
-        simple = self.all_real and mask in ("complete", "causal")
+        simple = self.all_valid and mask in ("complete", "causal")
         rows = AttentionRows(
             self.arch, q, k,
-            visible=None if simple else partial(self.setting.rows, mask),
+            visible=None if simple else partial(self.settings.rows, mask),
             behind="causal" in spec_of(mask).split("&"),
             added=self._rows_added(block, added),
         )  # fmt: skip
@@ -92,19 +92,19 @@ class Streamed(Plain):
     def added(self, block: Block, q: Heads) -> Tensor | None:
         """Of Transformer-XL the queries that meet positions; what they add is made by rows."""
         bias = block.weights.attention.position_bias
-        return None if self.setting.sinusoids is None or bias is None else q + bias[:, None]
+        return None if self.settings.sinusoids is None or bias is None else q + bias[:, None]
 
     def _rows_added(self, block: Block, queries: Tensor | None) -> Callable[[slice, int, int], Tensor] | None:
-        arch, setting = self.arch, self.setting
+        arch, settings = self.arch, self.settings
         if queries is not None:
-            w, sinusoids = block.weights.attention, setting.sinusoids
+            w, sinusoids = block.weights.attention, settings.sinusoids
             assert sinusoids is not None
             return lambda heads, start, stop: (
                 by_offset(queries[:, heads, start:stop], w, sinusoids, heads, start) / arch.divisor
             )
         if arch.positions not in ("bias", "alibi"):
             return None
-        n, like = setting.real.shape[1], block.weights.attention.query.weight
+        n, like = settings.valid.shape[1], block.weights.attention.query.weight
 
         def bias(heads: slice, start: int, stop: int) -> Tensor:
             found = score_bias(arch, self.net.weights, n, like, start, stop)
@@ -118,21 +118,21 @@ class Streamed(Plain):
         rows, P.rows = P.rows, None
         assert rows is not None
         heads = self._said(rows, V, P)
-        real = self.setting.real
+        valid = self.settings.valid
         if self.asked.by_head:
-            lazily = Rows(len(V), V.shape[1], rows.whole_rows, real)
+            lazily = PatternRows(len(V), V.shape[1], rows.whole_rows, valid)
             P.of_heads = {name: number(lazily) for name, number in self.asked.by_head.items()}
         return self.heard(block, heads)
 
     def cross(self, block: Block, X: Tokens) -> Tokens:
         """Queries of the tokens, keys and values of the memory, by rows too."""
-        there, M = block.crossing, self.setting.memory
+        there, M = block.crossing, self.settings.memory
         assert M is not None
         w = there.weights.attention
         rows = AttentionRows(
             self.arch, self.heads(X, w.query), self._grouped(self.heads(M.tokens, w.key)),
-            visible=None if self.all_real and bool(M.real.all())
-            else lambda start, stop: M.visible(self.setting.real[:, start:stop]),
+            visible=None if self.all_valid and bool(M.valid.all())
+            else lambda start, stop: M.visible(self.settings.valid[:, start:stop]),
             behind=False,
         )  # fmt: skip
         return self.output(there, self.heard(there, self._said(rows, self.values(there, M.tokens), None)))
@@ -157,7 +157,7 @@ class Streamed(Plain):
         for start in range(0, n, step):
             stop = min(n, start + step)
             seen = rows.seen(stop)
-            real = self.setting.real[:, None, :seen]
+            valid = self.settings.valid[:, None, :seen]
             for head in range(0, heads, together):
                 here = slice(head, head + together)
                 values = V[:, here, :seen]
@@ -166,10 +166,10 @@ class Streamed(Plain):
                     entropy = entropy_of_rows in wanted.values()
                     part = rows.softmaxed(everyone, here, start, stop, entropy)
                 else:
-                    part = rows.weights(everyone, here, start, stop)
+                    part = rows.pattern(everyone, here, start, stop)
                 said[:, here, start:stop] = _averaged(part, values)
                 for name, number in wanted.items():
-                    numbers[name][:, here, start:stop] = _number(part, number, real)
+                    numbers[name][:, here, start:stop] = _number(part, number, valid)
         if P is not None:
             P.of_rows = numbers
         return said
@@ -183,27 +183,27 @@ def _averaged(part: Softmaxed | Tensor, V: Heads) -> Float[Tensor, "batch head r
     return (part.e @ V) / part.total[..., None]
 
 
-def _number(part: Softmaxed | Tensor, number: Callable[[Tensor, Tensor], Tensor], real: Tensor) -> Tensor:
+def _number(part: Softmaxed | Tensor, number: Callable[[Tensor, Tensor], Tensor], valid: Tensor) -> Tensor:
     """A number of rows; those that are known of a softmax need no weights."""
     if not isinstance(part, Softmaxed):
-        return number(part, real)
+        return number(part, valid)
     if number is entropy_of_rows and part.entropy is not None:
         return part.entropy
     if number is first_token_of_rows:  # real tokens stand first
         return part.e[..., 0] / part.total
     if number is defect_of_rows:  # they are divided by their sum: 0, or NaN
         return part.total / part.total - 1
-    return number(part.e / part.total[..., None], real)
+    return number(part.e / part.total[..., None], valid)
 
 
 def streamed(
     net: Transformer, X: Tensor, padding: Tensor | None, asked: Asked
 ) -> Iterator[tuple[Step, Numbers | None]]:
     """`net.steps`, with numbers of attention in the place of attention."""
-    X, real, order = net.prepared(X, padding)
-    setting = Setting.of(net.arch, net.weights, X, real, net.memory, whole_masks=False)
+    X, valid, order = net.prepared(X, padding)
+    settings = PassSettings.of(net.arch, net.weights, X, valid, net.memory, whole_masks=False)
     yield Step(0, X if order is None else order.restored(X), None), None
-    for step in net.traversed(X, real, Streamed(net, setting, asked)):
+    for step in net.traversed(X, valid, Streamed(net, settings, asked)):
         found: Numbers = step.attention  # type: ignore[assignment]
         step = step._replace(attention=None)
         if order is not None:

@@ -11,30 +11,28 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError
 from rankscope.files import writable_folder
-from rankscope.nets import saved
+from rankscope.nets import storage
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.assembled import assemble
+from rankscope.nets.assembly import assemble
 from rankscope.nets.changes import Heads, chosen_layers, with_changes, with_layers
-from rankscope.nets.entering import checked, prepared
+from rankscope.nets.devices import Conversion, check_device, check_dtype, check_memory
 from rankscope.nets.fingerprint import fingerprint
 from rankscope.nets.initial import random_tensors
 from rankscope.nets.kernels import Kernel
 from rankscope.nets.masks import MaskLike
 from rankscope.nets.memory import Memory
-from rankscope.nets.moving import Move, refuse_absent, refuse_dtype
 from rankscope.nets.norms import normalise
 from rankscope.nets.origin import LENGTH, Encoded, Inputs, Origin, encoded, weights_of, words_of
-from rankscope.nets.padding import TokenOrder
+from rankscope.nets.padding import TokenOrder, check_tokens, padding_from, prepare_tokens
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
 from rankscope.nets.remedies import Remedy
 from rankscope.nets.remedies import remedy as named_remedy
-from rankscope.nets.room import refuse_too_large
-from rankscope.nets.setting import Setting
-from rankscope.nets.steps import Run, Step
-from rankscope.nets.stored import Stored, let_go, picked
+from rankscope.nets.steps import ForwardPass, Step
+from rankscope.nets.streamed_layers import StreamedLayers, let_go, picked
 from rankscope.nets.tensors import shapes, with_parts
 from rankscope.nets.traversal import Block, Rules, blocks, traverse
-from rankscope.nets.variant_names import named_changes
+from rankscope.nets.variants import named_changes
 from rankscope.nets.weights import Weights, converted, named
 from rankscope.shapes import Bool, Float
 
@@ -75,7 +73,7 @@ class Transformer:
     ) -> "Transformer":
         """Random weights by a scheme of `initial.py`: bert, xavier, kaiming or orthogonal, and each with
         `/sqrt(L)`. The draw depends on the seed alone, not on dtype or device."""
-        refuse_too_large(arch)
+        check_memory(arch)
         return cls(arch, assemble(arch, random_tensors(arch, seed, init))).to(dtype, device)
 
     @classmethod
@@ -106,36 +104,42 @@ class Transformer:
     @property
     def streamed(self) -> bool:
         """Whether its layers are read one at a time, and are not in memory."""
-        return isinstance(self.weights.layers, Stored)
+        return isinstance(self.weights.layers, StreamedLayers)
 
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Transformer":
         """The network in another dtype or on another device; itself where nothing changes."""
         if dtype is not None:
-            refuse_dtype(dtype)
+            check_dtype(dtype)
         if device is not None:
-            refuse_absent(device)
+            check_device(device)
         if dtype in (None, self.dtype) and (device is None or torch.device(device) == self.device):
             return self
-        moved = converted(self.weights, Move(dtype, device))
+        moved = converted(self.weights, Conversion(dtype, device))
         memory = self.memory
         if memory is not None:
-            memory = Memory(memory.tokens.to(device=device, dtype=dtype), memory.real.to(device=device))
+            memory = Memory(memory.tokens.to(device=device, dtype=dtype), memory.valid.to(device=device))
         return replace(self, weights=moved, memory=memory)
 
     def held(self) -> "Transformer":
         """The network with all its layers in memory."""
         layers = self.weights.layers
-        if not isinstance(layers, Stored):
+        if not isinstance(layers, StreamedLayers):
             return self
         return replace(self, weights=replace(self.weights, layers=layers.kept()))
 
-    def reading(self, M: Tensor, padding: Tensor | None = None) -> "Transformer":
-        """A decoder with what its cross-attention reads: tokens `[batch, source, width]`, as an encoder's
-        output, one sample for each that will run or one for all; `padding` is True at padded ones. It is no
-        part of what `save` writes.
+    def with_memory(
+        self, M: Tensor, padding: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> "Transformer":
+        """Return this decoder with the tokens that its cross-attention reads. `save` does not write them.
+
+        Args:
+            M: Tokens `[batch, source, width]`, as an encoder's output: one sample for each that will run, or
+                one for all.
+            padding: `[batch, source]`, True at padded tokens.
+            attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
 
         >>> arch = Architecture(layers=1, width=8, heads=2, cross_attention=True)
-        >>> net = Transformer.random(arch).reading(torch.randn(1, 7, 8))
+        >>> net = Transformer.random(arch).with_memory(torch.randn(1, 7, 8))
         >>> net.run(torch.randn(3, 5, 8, dtype=torch.float64), attention=True).cross[0].shape
         torch.Size([3, 2, 5, 7])
         """
@@ -144,15 +148,18 @@ class Transformer:
                 "a memory is read by cross-attention, which this network lacks: it must be a decoder, as of "
                 "T5, or have Architecture(cross_attention=True)"
             )
-        return replace(self, memory=Memory.of(M, padding, self.arch.width, self.weights.like))
+        return replace(
+            self,
+            memory=Memory.of(M, padding_from(padding, attention_mask), self.arch.width, self.weights.like),
+        )
 
     def for_samples(self, start: int, stop: int) -> "Transformer":
         """The network for some of the samples that its memory is of."""
         return self if self.memory is None else replace(self, memory=self.memory.samples(start, stop))
 
-    def setting(self, X: Tensor, real: Tensor) -> Setting:
+    def settings(self, X: Tensor, valid: Tensor) -> PassSettings:
         """What its layers share on prepared tokens."""
-        return Setting.of(self.arch, self.weights, X, real, self.memory)
+        return PassSettings.of(self.arch, self.weights, X, valid, self.memory)
 
     def save(self, folder: str | Path) -> Path:
         """Write it, a variant too, into a folder that `rankscope.load` reads back bit for bit: weights,
@@ -164,7 +171,7 @@ class Transformer:
             "fingerprint": replace(self, memory=None).fingerprint,
             "origin": None if keep is None else keep(Path(folder)),
         }
-        return saved.write(folder, self.arch, tensors, about)
+        return storage.write(folder, self.arch, tensors, about)
 
     def to_hf(self, config: Any = None) -> Any:
         """A model of transformers, without a head for a task, that computes what this network does; its own
@@ -181,8 +188,8 @@ class Transformer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over the architecture and every tensor: the same network gives the same string."""
-        given = {} if self.memory is None else {"memory": self.memory.tokens, "real": self.memory.real}
-        return fingerprint(self.arch, self.weights, given)
+        kept = {} if self.memory is None else {"memory": self.memory.tokens, "real": self.memory.valid}
+        return fingerprint(self.arch, self.weights, kept)
 
     def encode(self, inputs: Inputs, tokens: int | None = None, padding: Tensor | None = None) -> Encoded:
         """(X, padding) of texts: tokenised as the model does, cut to so many tokens (128), embedded, padded.
@@ -197,21 +204,25 @@ class Transformer:
         """The tokens that `encode` makes of each text, readable; padding has none."""
         return words_of(self.origin, texts, tokens)
 
-    def steps(self, X: Tensor, padding: Tensor | None = None) -> Iterator[Step]:
-        """The forward pass one layer at a time: only one state is alive unless you keep more.
+    def steps(
+        self, X: Tensor, padding: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> Iterator[Step]:
+        """Yield the forward pass one layer at a time: only one layer is in memory unless you keep more.
 
-        X is `[batch, token, width]`; `padding` `[batch, token]`, True at padded tokens, which are seen by
-        no token and stay out of every average.
+        Args:
+            X: Tokens `[batch, token, width]`.
+            padding: `[batch, token]`, True at padded tokens, which no token sees and no average counts.
+            attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
         """
-        X, real, order = self.prepared(X, padding)
-        rules = Plain(self.arch, self.setting(X, real))
+        X, valid, order = self.prepared(X, padding_from(padding, attention_mask))
+        rules = Plain(self.arch, self.settings(X, valid))
         yield Step(0, X if order is None else order.restored(X), None)
-        for step in self.traversed(X, real, rules):
+        for step in self.traversed(X, valid, rules):
             yield step if order is None else step.restored(order)
 
-    def traversed(self, X: Tensor, real: Tensor, rules: Rules[Tensor]) -> Iterator[Step]:
+    def traversed(self, X: Tensor, valid: Tensor, rules: Rules[Tensor]) -> Iterator[Step]:
         """Layers 1, 2, ... of prepared tokens by any rules on tensors; padding stays zero."""
-        hidden = None if bool(real.all()) else ~real[..., None]
+        hidden = None if bool(valid.all()) else ~valid[..., None]
         for block in self.blocks:
             X, *rest = traverse(block, rules, X)
             X = X if hidden is None else X.masked_fill(hidden, 0.0)
@@ -226,11 +237,11 @@ class Transformer:
     def prepared(
         self, X: Tensor, padding: Tensor | None, positions: bool = True
     ) -> tuple[Float[Tensor, "batch token width"], Bool[Tensor, "batch token"], TokenOrder | None]:
-        """(layer 0, real, order): the tokens checked, real ones first, zero at padding, with absolute
+        """(layer 0, valid, order): the tokens checked, valid ones first, zero at padding, with absolute
         positions added unless they are not asked for; and how to put them back where they stood, if they
         moved."""
-        real = checked(self.arch, self.weights.like, self.memory, X, padding)
-        return prepared(X, real, self.weights.positions if positions else None, padding is not None)
+        valid = check_tokens(self.arch, self.weights.like, self.memory, X, padding)
+        return prepare_tokens(X, valid, self.weights.positions if positions else None, padding is not None)
 
     def finish(self, X: Float[Tensor, "batch token width"]) -> Float[Tensor, "batch token width"]:
         """The last state through the final norm, where there is one."""
@@ -238,28 +249,31 @@ class Transformer:
             return X
         return normalise(X, self.arch.norm, self.weights.final_norm, self.arch.norm_eps)
 
-    def run(self, X: Tensor, padding: Tensor | None = None, *, attention: bool = False) -> Run:
-        """The forward pass with all its states, and with all attention matrices when asked."""
-        return Run.of(self.steps(X, padding), attention, self.finish)
+    def run(
+        self,
+        X: Tensor,
+        padding: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        *,
+        attention: bool = False,
+    ) -> ForwardPass:
+        """Return the forward pass with the tokens after every layer, and with `attention=True` its attention
+        patterns; the other arguments are those of `steps`."""
+        return ForwardPass.of(self.steps(X, padding, attention_mask), attention, self.finish)
 
-    def remedied(self, remedy: "str | Remedy", **numbers: int | float) -> "Transformer":
+    def with_remedy(self, remedy: "str | Remedy", **numbers: int | float) -> "Transformer":
         """The network with a remedy against collapse: by name, with its numbers, or an object of one's own
         (`nets/remedies/`). Tensors that a remedy trains start at its published values.
 
         >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
-        >>> net.remedied("attnscale", w=0.5).arch.parts
+        >>> net.with_remedy("attnscale", w=0.5).arch.parts
         (AttnScale(w=0.5),)
         """
         found = named_remedy(remedy, **numbers) if isinstance(remedy, str) else remedy
         if not isinstance(found, Remedy) or (numbers and found is remedy):
             raise ArchitectureError(
-                "a remedy must be a name and numbers, as remedied('attnscale', w=0.5), or an object with a "
-                f"name and applied(arch); got {remedy!r}{' and numbers' if numbers else ''}"
-            )
-        if self.streamed:
-            raise ArchitectureError(
-                f"{found.name} goes onto a network that is in memory; the layers of this one are read from "
-                "its files one at a time: load it with stream=False"
+                "a remedy must be a name and numbers, as with_remedy('attnscale', w=0.5), or an object with "
+                f"a name and applied(arch); got {remedy!r}{' and numbers' if numbers else ''}"
             )
         if self.streamed:
             raise ArchitectureError(
@@ -301,17 +315,17 @@ class Transformer:
         layers: a depth (12 layers repeated to 128), or the layers to apply, in order ([0] * 300). A mask or
         heads named along with it describe the new depth.
         """
+        changes: dict[str, Any] = {
+            "skip": skip, "attention_skip": attention_skip, "mlp_skip": mlp_skip, "mask": mask,
+            "divisor": divisor, "score_cap": score_cap, "kernel": kernel, "activation": activation,
+            "heads": heads,
+        }  # fmt: skip
         if name is not None:
-            return self.variant(**named_changes(self.arch, name)).variant(
-                skip=skip, attention_skip=attention_skip, mlp_skip=mlp_skip, mlp=mlp, norm=norm, mask=mask,
-                divisor=divisor, score_cap=score_cap, kernel=kernel, activation=activation, heads=heads,
-                layers=layers,
-            )  # fmt: skip
+            base = self.variant(**named_changes(self.arch, name)) if name != "transformer" else self
+            unchanged = mlp and norm and layers is None and all(value is None for value in changes.values())
+            return base if unchanged else base.variant(mlp=mlp, norm=norm, layers=layers, **changes)
         chosen = chosen_layers(layers, self.arch.layers)
-        arch = with_changes(
-            self.arch if layers is None else with_layers(self.arch, chosen),
-            skip=skip, attention_skip=attention_skip, mlp_skip=mlp_skip, mlp=mlp, norm=norm, mask=mask,
-            divisor=divisor, score_cap=score_cap, kernel=kernel, activation=activation, heads=heads,
-        )  # fmt: skip
+        arch = self.arch if layers is None else with_layers(self.arch, chosen)
+        arch = with_changes(arch, mlp=mlp, norm=norm, **changes)
         stored = picked(self.weights.layers, chosen)
         return replace(self, arch=arch, weights=replace(self.weights, layers=stored))

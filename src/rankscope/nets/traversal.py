@@ -3,7 +3,7 @@
 An arithmetic is a set of **rules**: what a norm, attention, an MLP and a sum do to its kind of state (a
 tensor, a deviation with its scale, terms of paths, a count, a bound). `traverse` takes a state through a
 block and asks the rules at every part; it knows none of them, and they do not know the order. Attention has
-five rules: `values`, `weights` (the matrix P), `mix` (P V of every head), `gate` (where heads have gates)
+five rules: `values`, `pattern` (the matrix P), `mix` (P V of every head), `gate` (where heads have gates)
 and `output` (what heads add). Cross-attention has one, `cross`, made of the same.
 
 A part of one's own (`parts.py`) stands at a named place of the traversal and brings a rule per arithmetic.
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
-from rankscope.nets.order import Branch, Branching, Half, order, speaking
+from rankscope.nets.order import Branch, Branching, Half, active_heads, order
 from rankscope.nets.parts import Part, Place, pieces
-from rankscope.nets.stored import Stored
+from rankscope.nets.streamed_layers import StreamedLayers
 from rankscope.nets.weights import Layer, MLPWeights, Weights
 
 State = TypeVar("State")
@@ -30,7 +30,7 @@ class Block:
 
     arch: Architecture
     index: int
-    layers: tuple[Layer, ...] | Stored[Layer]
+    layers: tuple[Layer, ...] | StreamedLayers[Layer]
     """Of the network; this block's is the one of its `place`."""
     place: int
     halves: tuple[Half, ...]
@@ -40,7 +40,7 @@ class Block:
         cls,
         arch: Architecture,
         index: int,
-        layers: tuple[Layer, ...] | Stored[Layer],
+        layers: tuple[Layer, ...] | StreamedLayers[Layer],
         place: int | None = None,
     ) -> "Block":
         """Layer `index` of a network of this architecture, its tensors at that place among `layers`."""
@@ -72,9 +72,9 @@ class Block:
         return replace(there, arch=self.arch.replace(kept_heads=None))
 
     @property
-    def speaking(self) -> tuple[int, ...]:
+    def active_heads(self) -> tuple[int, ...]:
         """The heads that speak here."""
-        return speaking(self.arch, self.index)
+        return active_heads(self.arch, self.index)
 
 
 def blocks(arch: Architecture, weights: Weights) -> tuple[Block, ...]:
@@ -95,10 +95,10 @@ class Rules(Protocol[State]):
     def values(self, block: Block, state: State) -> Any:
         """What heads mix."""
 
-    def weights(self, block: Block, state: State) -> Any:
+    def pattern(self, block: Block, state: State) -> Any:
         """P: how they mix it."""
 
-    def mix(self, block: Block, weights: Any, values: Any) -> Any:
+    def mix(self, block: Block, pattern: Any, values: Any) -> Any:
         """What each head says."""
 
     def gate(self, block: Block, heads: Any, state: State) -> Any:
@@ -120,21 +120,21 @@ class Rules(Protocol[State]):
         """A part of the user's own: x is what it changes, `inside` what its branch reads."""
 
 
-class Passed(NamedTuple):
-    """What a block gives: its tokens, of its attention P and what the heads say (None where no rule went
-    through attention), how a mixture of experts routed its tokens, and P of its cross-attention (None where
-    there is none)."""
+class BlockOutput(NamedTuple):
+    """What a block gives: its state, and of its attention the pattern P and the outputs of the heads (None
+    where no rule went through attention), how a mixture of experts routed its tokens, and P of its
+    cross-attention (None where there is none)."""
 
     state: Any
-    weights: Any
+    pattern: Any
     heads: Any
     routing: Any = None
     cross: Any = None
 
 
-def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
+def traverse(block: Block, rules: Rules[State], state: State) -> BlockOutput:
     """The state after a block."""
-    weights = heads = None
+    pattern = heads = None
     for half in block.halves:
         branches: dict[str, State] = {}
         for branch in half.branches:
@@ -145,8 +145,8 @@ def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
             inside = changed("read", block, rules, inside, inside)
             if branch.part == "attention":
                 values = changed("values", block, rules, rules.values(block, inside), inside)
-                weights = changed("weights", block, rules, rules.weights(block, inside), inside)
-                heads = rules.mix(block, weights, values)
+                pattern = changed("pattern", block, rules, rules.pattern(block, inside), inside)
+                heads = rules.mix(block, pattern, values)
                 heads = rules.gate(block, heads, inside) if block.arch.head_gate else heads
                 heads = changed("heads", block, rules, heads, inside)
                 out = rules.output(block, heads)
@@ -159,7 +159,7 @@ def traverse(block: Block, rules: Rules[State], state: State) -> Passed:
         state = state if half.after is None else rules.norm(block, half.after, state)
     seen: list[dict[int, Any]] = [getattr(rules, name, {}) for name in ("routed", "crossed")]
     state = changed("stream", block, rules, state, state)
-    return Passed(state, weights, heads, *(each.pop(block.index, None) for each in seen))
+    return BlockOutput(state, pattern, heads, *(each.pop(block.index, None) for each in seen))
 
 
 def changed(place: Place, block: Block, rules: Rules[Any], x: Any, inside: Any) -> Any:
@@ -180,9 +180,9 @@ class Arithmetic:
         """Every branch, unless a subclass leaves some out."""
         return True
 
-    def speaking(self, block: Block) -> tuple[int, ...]:
+    def active_heads(self, block: Block) -> tuple[int, ...]:
         """The heads that speak, unless a subclass silences some."""
-        return block.speaking
+        return block.active_heads
 
     def cross(self, block: Block, state: Any) -> Any:
         """Refused, unless a subclass has a rule."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankscope.nets.norms import UNWEIGHTED, NormWeights
-from rankscope.nets.stored import Stored
+from rankscope.nets.streamed_layers import StreamedLayers
 from rankscope.shapes import Float
 
 LATENT_EPS = 1e-6
@@ -38,7 +38,7 @@ class Latent:
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionWeights:
     """The tensors of one attention branch."""
 
     query: Linear  # [width, head, head_width], or of its latent's width, and so are key and value
@@ -106,8 +106,8 @@ class ExpertWeights:
 class Layer:
     """The tensors of one block."""
 
-    attention: Attention
-    cross: Attention | None = None
+    attention: AttentionWeights
+    cross: AttentionWeights | None = None
     """Of cross-attention: keys and values of the memory, as wide as the tokens."""
     mlp: MLPWeights | None = None
     experts: ExpertWeights | None = None
@@ -127,7 +127,7 @@ class Layer:
 class Weights:
     """All tensors of a network."""
 
-    layers: tuple[Layer, ...] | Stored[Layer]
+    layers: tuple[Layer, ...] | StreamedLayers[Layer]
     """A tuple, or layers that are read one at a time (`stored.py`)."""
     positions: Float[Tensor, "length width"] | None = None
     """The table of positions 'absolute', added to the tokens."""
@@ -139,10 +139,10 @@ class Weights:
     def like(self) -> Tensor:
         """A tensor of their dtype, where they are."""
         layers = self.layers
-        return layers.source.like if isinstance(layers, Stored) else layers[0].attention.query.weight
+        return layers.source.like if isinstance(layers, StreamedLayers) else layers[0].attention.query.weight
 
     def __repr__(self) -> str:
-        if isinstance(self.layers, Stored):
+        if isinstance(self.layers, StreamedLayers):
             return f"Weights({len(self.layers)} layers, read one at a time)"
         distinct = {id(tensor): tensor.numel() for tensor in named(self).values()}
         return f"Weights({len(self.layers)} layers, {sum(distinct.values()):,} numbers)"
@@ -172,7 +172,7 @@ def _moved(value: Any, move: Callable[[Tensor], Tensor], seen: dict[int, Any]) -
     if id(value) not in seen:
         if isinstance(value, Tensor):
             seen[id(value)] = move(value)
-        elif isinstance(value, Stored):
+        elif isinstance(value, StreamedLayers):
             seen[id(value)] = value.moved(lambda layer: converted(layer, move), move(value.source.like), move)
         elif isinstance(value, tuple):
             make = getattr(type(value), "_make", tuple)
@@ -200,6 +200,6 @@ def outline(structure: Any, of: Callable[[Tensor], Any]) -> Any:
 def _members(value: object) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
         return list(value.items())
-    if isinstance(value, tuple | Stored):
+    if isinstance(value, tuple | StreamedLayers):
         return [(str(index), item) for index, item in enumerate(value)]
     return [(field.name, getattr(value, field.name)) for field in fields(cast(Any, value))]

@@ -9,7 +9,7 @@ from rankscope.cards import card, counted, lines
 from rankscope.paths.views import LengthView, counted_paths, length_views
 
 if TYPE_CHECKING:
-    from rankscope.figures import Figure
+    from rankscope.figures.matplotlib import Figure
 
 HEADINGS = ("length", "paths", "share", "from biases", "res / norm")
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import Scaled, State, applies, propagate
-from rankscope.deviation.attention import Attention
+from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
-from rankscope.metrics.catalogue import Reading, metric
+from rankscope.metrics import Reading, metric
 from rankscope.metrics.tokens import tokens
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer
@@ -68,7 +68,7 @@ def _plain(frozen: Frozen, path: Path) -> Reading:
     return RELATIVE.read(tokens(FrozenRules(frozen).end(Terms(Y[None]))[0], ~frozen.real))
 
 
-def _attention(frozen: Frozen) -> list[Attention]:
+def _attention(frozen: Frozen) -> list[DeviationPattern]:
     """Attention of every layer of the full network, split into what all rows share and what they do not."""
     steps = propagate(frozen.net, _unpositioned(frozen), ~frozen.real)
     return [step.attention for step in steps if step.attention is not None]
@@ -80,12 +80,12 @@ def _unpositioned(frozen: Frozen) -> Tensor:
     return frozen.X if table is None else (frozen.X - table[: frozen.X.shape[1]]) * frozen.real[..., None]
 
 
-def _carried(frozen: Frozen, attention: list[Attention], path: Path) -> Reading:
+def _carried(frozen: Frozen, attention: list[DeviationPattern], path: Path) -> Reading:
     state = State.of(frozen.X.double(), frozen.real)
     for layer, P, head in zip(frozen.net.weights.layers, attention, path, strict=True):
         if head is None:
             weight = frozen.net.arch.attention_skip
-            state = State(state.x * weight, state.R * weight, state.real).tidy()
+            state = State(state.x * weight, state.R * weight, state.valid).tidy()
         else:
             state = _through(frozen.net.arch, layer, P, head, state)
     found = read(RELATIVE, DeviationStep(len(path), state, None))
@@ -93,7 +93,7 @@ def _carried(frozen: Frozen, attention: list[Attention], path: Path) -> Reading:
     return found
 
 
-def _through(arch: Architecture, layer: Layer, P: Attention, head: int, state: State) -> State:
+def _through(arch: Architecture, layer: Layer, P: DeviationPattern, head: int, state: State) -> State:
     """`P_h Y W_h` of a state: P_h = 1 p^T + Delta, about the token that most attend to."""
     w = layer.attention
     key = head // (arch.heads // arch.key_heads)
@@ -104,7 +104,7 @@ def _through(arch: Architecture, layer: Layer, P: Attention, head: int, state: S
     mean = Scaled((most + P.p[:, head, None] @ about)[:, 0], state.R.log)
     spoken = Scaled(P.others.value[:, head] @ about, P.others.log[:, head] + state.R.log)
     x = (state.x + mean).mapped(lambda t: t @ W)
-    return State(x, spoken.mapped(lambda t: t @ W), state.real).tidy()
+    return State(x, spoken.mapped(lambda t: t @ W), state.valid).tidy()
 
 
 def rate(table: pl.DataFrame) -> float:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rankscope.errors import PathError, one_of
 from rankscope.nets import Transformer
-from rankscope.nets.asked import TokensOf, tokens_of
 from rankscope.nets.changes import kept_heads
+from rankscope.nets.inputs import TokensOf, tokens_of
 from rankscope.paths.by_part import by_head, by_layer
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import (

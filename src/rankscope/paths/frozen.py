@@ -23,8 +23,8 @@ from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights, norm_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Heads, Plain, Spoken, Square, Tokens, affine
-from rankscope.nets.setting import Setting
 from rankscope.nets.tensors import shapes
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
@@ -81,7 +81,7 @@ class FrozenLayer:
         """What a path can do here: None where there is a way past the heads, and the heads that speak."""
         half = next(half for half in self.block.halves if half.attends)
         past = half.skip != 0.0 or len(half.branches) > 1
-        return (*([None] if past else []), *self.block.speaking)
+        return (*([None] if past else []), *self.block.active_heads)
 
 
 @dataclass(frozen=True, repr=False)
@@ -132,8 +132,8 @@ class Frozen:
 class _Freezing(Plain):
     """The plain rules, noting what depends on the tokens."""
 
-    def __init__(self, arch: Architecture, setting: Setting) -> None:
-        super().__init__(arch, setting)
+    def __init__(self, arch: Architecture, settings: PassSettings) -> None:
+        super().__init__(arch, settings)
         self.layers: dict[int, FrozenLayer] = {}
 
     def layer(self, block: Block) -> FrozenLayer:
@@ -196,7 +196,7 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
                 "a network is taken apart into paths where a head averages its layer's tokens and does no "
                 f"more; {part.name} changes the {part.place} of a layer besides: measure the network instead"
             )
-        if part.place != "weights" and not hasattr(part, "frozen"):
+        if part.place != "pattern" and not hasattr(part, "frozen"):
             raise PathError(
                 f"a network is taken apart where every part has a rule named 'frozen', linear in its tokens; "
                 f"{part.name} has none: write one, or measure the network instead"
@@ -207,7 +207,7 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
             "that goes through a norm of its own: measure it instead"
         )
     X, real, order = net.prepared(X, padding)
-    rules = _Freezing(net.arch, Setting.of(net.arch, net.weights, X, real))
+    rules = _Freezing(net.arch, PassSettings.of(net.arch, net.weights, X, real))
     first = X
     for step in net.traversed(X, real, rules):
         X = step.state

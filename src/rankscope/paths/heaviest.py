@@ -186,7 +186,7 @@ class _Gain(Arithmetic):
         """Left to `output`."""
         return gain
 
-    def weights(self, block: Block, gain: Tensor) -> None:
+    def pattern(self, block: Block, gain: Tensor) -> None:
         """Left to `output`."""
 
     def mix(self, block: Block, weights: None, gain: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ class _Gain(Arithmetic):
 
     def output(self, block: Block, gain: Tensor) -> Tensor:
         """The largest of all heads."""
-        gains = [self._head(block, head) for head in block.speaking]
+        gains = [self._head(block, head) for head in block.active_heads]
         return gain * torch.stack(gains).amax(0) if gains else torch.zeros_like(gain)
 
     def mlp(self, block: Block, gain: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ class _Gain(Arithmetic):
         known = getattr(part, "lengthens", None)
         if known is not None:
             return gain * known(block)
-        return gain if part.place == "weights" else torch.full_like(gain, torch.inf)
+        return gain if part.place == "pattern" else torch.full_like(gain, torch.inf)
 
     def _head(self, block: Block, head: int) -> Tensor:
         arch, w = block.arch, block.weights.attention

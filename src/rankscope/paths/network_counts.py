@@ -31,12 +31,12 @@ class Counting(Arithmetic):
         """A value bias starts here."""
         return _started(counts, block.weights.attention.value.bias)
 
-    def weights(self, block: Block, counts: Counts) -> None:
+    def pattern(self, block: Block, counts: Counts) -> None:
         """Nothing to count."""
 
     def mix(self, block: Block, weights: None, counts: Counts) -> Counts:
         """Times z and the number of heads."""
-        heads = len(block.speaking)
+        heads = len(block.active_heads)
         return Counts(*([0, *(heads * number for number in known)] for known in counts))
 
     def gate(self, block: Block, counts: Counts, inside: Counts) -> Counts:

@@ -6,8 +6,8 @@ from decimal import Decimal
 import numpy as np
 import polars as pl
 
-from rankscope.figures import Axes, AxesLike, Figure, panels, styled
-from rankscope.looks import FAINT, INK, PALETTE
+from rankscope.figures.matplotlib import Axes, AxesLike, Figure, panels, styled
+from rankscope.figures.style import FAINT, INK, PALETTE
 from rankscope.paths.views import LengthView, head_means, length_views
 
 SHOWN = {"embedding": PALETTE[0], "bias": PALETTE[4]}

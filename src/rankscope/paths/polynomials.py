@@ -83,7 +83,7 @@ class Polynomials(FrozenRules):
         for piece, here in _pieces(Y, start):
             after = piece.start + 1 + (start is not None and piece.start >= start)
             V = super().values(block, Terms(Y[piece], here))
-            spoken = super().mix(block, self.weights(block, terms), V)
+            spoken = super().mix(block, self.pattern(block, terms), V)
             spoken = super().gate(block, spoken, terms) if self.arch.head_gate else spoken
             self.added(block, spoken, longer[after : after + len(spoken)])
         start = None if start is None else start + 1

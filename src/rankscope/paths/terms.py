@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rankscope.nets.order import Branch, Half
 from rankscope.nets.parts import Part
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Square, Tokens
-from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.paths.frozen import Frozen, FrozenLayer, Parts, with_bias
 from rankscope.shapes import Float
@@ -45,17 +45,17 @@ class FrozenRules(Arithmetic):
         return self.frozen.layers[block.index]
 
     @cached_property
-    def setting(self) -> Setting:
+    def settings(self) -> PassSettings:
         """Who sees whom, for parts of one's own."""
-        return self.frozen.net.setting(self.frozen.X, self.frozen.real)
+        return self.frozen.net.settings(self.frozen.X, self.frozen.real)
 
     def kept(self, block: Block, name: str) -> Tensor:
         """What a part's plain rule kept."""
         return self.layer(block).kept[name]
 
-    def speaking(self, block: Block) -> tuple[int, ...]:
+    def active_heads(self, block: Block) -> tuple[int, ...]:
         """The heads that speak, of those named."""
-        kept = block.speaking
+        kept = block.active_heads
         return kept if self.heads is None else tuple(h for h in kept if h in self.heads[block.index])
 
     def norm(self, block: Block, name: str, terms: Terms) -> Terms:
@@ -69,7 +69,7 @@ class FrozenRules(Arithmetic):
         V = with_bias(V, terms.start, None if w.bias is None else w.bias.flatten())
         return V.reshape(*V.shape[:-1], *w.weight.shape[1:])
 
-    def weights(self, block: Block, terms: Terms) -> Square:
+    def pattern(self, block: Block, terms: Terms) -> Square:
         """P as measured."""
         return self.layer(block).P
 
@@ -100,7 +100,7 @@ class FrozenRules(Arithmetic):
 
     def added(self, block: Block, spoken: Spoken, out: Parts | None = None) -> Parts:
         """What heads add, without the output bias; written where `out` is, if given."""
-        weight, kept = block.weights.attention.output.weight, list(self.speaking(block))
+        weight, kept = block.weights.attention.output.weight, list(self.active_heads(block))
         if len(kept) < self.arch.heads:
             spoken, weight = spoken[:, :, kept], weight[kept]
         return torch.matmul(spoken.transpose(2, 3).flatten(3), weight.flatten(0, 1), out=out)
@@ -123,7 +123,7 @@ class FrozenRules(Arithmetic):
 
     def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
         """Attention weights that a part of one's own has changed were kept as they came out."""
-        return x if part.place == "weights" else super().part(block, part, x, inside)
+        return x if part.place == "pattern" else super().part(block, part, x, inside)
 
     def through(self, block: Block, terms: Terms) -> Terms:
         """Terms after a block; padding stays zero."""
@@ -158,7 +158,7 @@ class OnePath(Arithmetic):
 
     head: int | None = None
 
-    def speaking(self, block: Block) -> tuple[int, ...]:
+    def active_heads(self, block: Block) -> tuple[int, ...]:
         """The path's own head."""
         return () if self.head is None else (self.head,)
 
@@ -194,11 +194,11 @@ class Fork(FrozenRules):
 
     def takes(self, block: Block, half: Half, branch: Branch) -> bool:
         """Attention only where a head speaks, and the MLP beside it only where there is a way past."""
-        return not half.attends or branch.part == "mlp" or bool(block.speaking)
+        return not half.attends or branch.part == "mlp" or bool(block.active_heads)
 
     def output(self, block: Block, spoken: Spoken) -> Terms:
         """What each head adds, as a part of its own."""
-        kept = list(block.speaking)
+        kept = list(block.active_heads)
         weight = block.weights.attention.output.weight[kept]
         return Terms(torch.einsum("bhtc,hcd->hbtd", spoken[0][:, kept], weight))
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 import torch
 from torch import Tensor
 
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain, Tokens
-from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen
@@ -26,7 +26,7 @@ class OwnAttention(OnePath, Plain):
 
     def __init__(self, frozen: Frozen) -> None:
         net = frozen.net
-        super().__init__(net.arch, Setting.of(net.arch, net.weights, frozen.X, frozen.real))
+        super().__init__(net.arch, PassSettings.of(net.arch, net.weights, frozen.X, frozen.real))
         self.frozen = frozen
 
     def step(self, index: int, X: Tokens, head: int | None) -> Tokens:
@@ -41,7 +41,7 @@ class OwnAttention(OnePath, Plain):
         for index, self.head in enumerate(path):
             passed = traverse(self.frozen.layers[index].block, self, X)
             if self.head is not None:
-                found[index] = passed.weights[:, self.head]
+                found[index] = passed.pattern[:, self.head]
             X = passed.state * self.frozen.real[..., None]
         return found
 

@@ -1,7 +1,7 @@
 """Whether a second pass agrees with the first, reading by reading.
 
 A reading holds to as many digits as two passes that rounded otherwise agree on. The second is float64's where
-it can see (`deviation/witness.py`): what it contradicts is marked, unless the two differ by less than
+it can see (`deviation/second_pass.py`): what it contradicts is marked, unless the two differ by less than
 float64's own floor; then, and where float64 cannot see, deviation arithmetic is asked again, shaken.
 """
 
@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep, State
-from rankscope.deviation.attention import Attention
+from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.blocks import distance_of_rows
 from rankscope.deviation.confirm import Confirmation
-from rankscope.deviation.readings import SMALLEST, read
-from rankscope.deviation.state import Real
-from rankscope.deviation.witness import Seen, apart, distance, score_sizes, turned
-from rankscope.metrics import Metric, Reading, cosine, dobrushin
+from rankscope.deviation.readings import read
+from rankscope.deviation.second_pass import SecondPassLayer, apart, distance, score_sizes, turned
+from rankscope.deviation.state import ValidTokens
+from rankscope.metrics import Metric, Reading
+from rankscope.metrics.log_readings import SMALLEST
 from rankscope.nets import Step
 from rankscope.nets.streaming import Numbers
 from rankscope.profiles.rows import Found
@@ -37,10 +38,10 @@ Errors = Float[Tensor, "..."]
 
 @runtime_checkable
 class Second(Protocol):
-    """What a second pass saw: of one layer (`Seen`), or of several side by side (`together.py`)."""
+    """The second pass of one layer (`SecondPassLayer`), or of several side by side (`together.py`)."""
 
     @property
-    def sees(self) -> Tensor:
+    def resolved(self) -> Tensor:
         """Of which samples float64 can see what the tokens differ by."""
 
     @property
@@ -59,10 +60,10 @@ class Second(Protocol):
     def restored_numbers(self) -> Numbers | None:
         """Of attention by plain rules, where it is by rows."""
 
-    def again(self, where: Tensor) -> DeviationStep:
+    def perturbed_for(self, where: Tensor) -> DeviationStep:
         """By shaken rules of deviation arithmetic, for the samples for which that is asked."""
 
-    def once_more(self, where: Tensor) -> DeviationStep:
+    def perturbed_again_for(self, where: Tensor) -> DeviationStep:
         """The same, shaken otherwise."""
 
 
@@ -111,15 +112,15 @@ def _error(
         floor = plain.floor * _steepness(step) if each.of in ("attention", "heads") else plain.floor
         told = (one.value - plain.value).abs() > BLIND * floor
         told = told | ((error <= AGREED) & (plain.value.abs() > BLIND * floor))
-        again = ~_spread(seen.sees, error) | ~told
+        again = ~_spread(seen.resolved, error) | ~told
     if bool(again.any()):
-        found = _against(each, one, step, seen.again(again))
+        found = _against(each, one, step, seen.perturbed_for(again))
         if plain is not None and each.of != "tokens" and bool((found <= AGREED).any()):
             # What float64 is blind to beside what it sees may be a unit in the last place: asked twice.
-            found = torch.maximum(found, _against(each, one, step, seen.once_more(again)))
+            found = torch.maximum(found, _against(each, one, step, seen.perturbed_again_for(again)))
         error = torch.where(again, found, error)
     error = error if apart is None else torch.maximum(error, _spread(apart, error))
-    if each.compute.__module__ == cosine.__name__ and each.of == "tokens":
+    if each.sensitive_to == "directions" and each.of == "tokens":
         error = torch.maximum(error, _turned(step.state, seen))
     if each.count and each.of == "tokens":  # what is rounding may count where it is above the tolerance
         noisy = _states(step.state, seen, deep=False) > NOISY * max(seen.before.R.value.shape[1:])
@@ -148,21 +149,22 @@ def _inside(each: Metric, step: DeviationStep, another: DeviationStep) -> Errors
     """How far what a reading below float64's sight is read off is from another pass's: numbers that are a
     unit in the last place or two are often the same by chance, matrices are not."""
     one, other = step.attention, another.attention
-    if each.of == "attention" and each.compute is dobrushin and one is not None and other is not None:
-        rows = [_differences(P, step.state.real) for P in (one, other)]
-    elif each.of == "attention" and each.compute is dobrushin and step.rows is not None:
+    differences = each.of == "attention" and each.sensitive_to == "row differences"
+    if differences and one is not None and other is not None:
+        rows = [_differences(P, step.state.valid) for P in (one, other)]
+    elif differences and step.rows is not None:
         assert another.rows is not None
         return distance_of_rows(step.rows, another.rows)
     elif each.of == "heads" and step.heads is not None and another.heads is not None:
-        rows = [spoken.contributions(step.state.real) for spoken in (step.heads, another.heads)]
+        rows = [spoken.contributions(step.state.valid) for spoken in (step.heads, another.heads)]
     else:
         return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
-    return distance(rows[0], rows[1]).view(len(step.state.real.rows), -1)
+    return distance(rows[0], rows[1]).view(len(step.state.valid.mask), -1)
 
 
-def _differences(P: Attention, real: Real) -> State:
+def _differences(P: DeviationPattern, valid: ValidTokens) -> State:
     """What rows of P differ by, about their mean: the row that they are written about may be another."""
-    rows = State.of_heads(P.by_head, real)
+    rows = State.of_heads(P.by_head, valid)
     return replace(rows, R=rows.centred()[1])
 
 
@@ -170,43 +172,43 @@ def _turned(state: State, seen: Second) -> Errors:
     """The largest difference of a token's direction: of one that is short beside the others, rounding may
     have decided no more than its sign."""
     if seen.plain is None:
-        return turned(state, seen.again(~seen.sees).state)
-    found = turned(state, State.of(seen.plain.state, state.real.rows))
-    if bool(seen.sees.all()):
+        return turned(state, seen.perturbed_for(~seen.resolved).state)
+    found = turned(state, State.of(seen.plain.state, state.valid.mask))
+    if bool(seen.resolved.all()):
         return found
-    return torch.where(seen.sees, found, turned(state, seen.again(~seen.sees).state))
+    return torch.where(seen.resolved, found, turned(state, seen.perturbed_for(~seen.resolved).state))
 
 
 def _states(state: State, seen: Second, deep: bool = True) -> Errors:
     """How far the deviations of the two passes are apart."""
     if seen.plain is None:
-        return distance(state, seen.again(~seen.sees).state, deep)
-    apart = distance(state, State.of(seen.plain.state, state.real.rows), deep)
-    if bool(seen.sees.all()):
+        return distance(state, seen.perturbed_for(~seen.resolved).state, deep)
+    apart = distance(state, State.of(seen.plain.state, state.valid.mask), deep)
+    if bool(seen.resolved.all()):
         return apart
-    return torch.where(seen.sees, apart, distance(state, seen.again(~seen.sees).state, deep))
+    return torch.where(seen.resolved, apart, distance(state, seen.perturbed_for(~seen.resolved).state, deep))
 
 
 def _weights(step: DeviationStep, seen: Second) -> Errors | None:
     """The largest difference of an attention weight, by head: of whole matrices, since what is read off two
     that have nothing in common can be the same."""
     if step.rows is not None:
-        assert isinstance(seen, Seen)
-        found = None if seen.inside is None else apart(step.rows, seen.plain_rows)
-        if found is None or not bool(seen.sees.all()):
-            assert seen.fine.rows is not None
-            shaken = apart(step.rows, seen.fine.rows.matrix)
-            found = shaken if found is None else torch.where(_spread(seen.sees, found), found, shaken)
+        assert isinstance(seen, SecondPassLayer)
+        found = None if seen.plain_step is None else apart(step.rows, seen.plain_rows)
+        if found is None or not bool(seen.resolved.all()):
+            assert seen.perturbed.rows is not None
+            shaken = apart(step.rows, seen.perturbed.rows.matrix)
+            found = shaken if found is None else torch.where(_spread(seen.resolved, found), found, shaken)
         return found.nan_to_num(nan=torch.inf)
     if step.attention is None:
         return None
     P = step.attention.matrix()
     plain = None if seen.plain is None else seen.plain.attention
-    if plain is None or not bool(seen.sees.all()):
-        again = seen.again(~seen.sees).attention
+    if plain is None or not bool(seen.resolved.all()):
+        again = seen.perturbed_for(~seen.resolved).attention
         assert again is not None
         fine = again.matrix()
-        plain = fine if plain is None else torch.where(_spread(seen.sees, P), plain, fine)
+        plain = fine if plain is None else torch.where(_spread(seen.resolved, P), plain, fine)
     return (P - plain).abs().amax((-2, -1)).nan_to_num(nan=torch.inf)
 
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rankscope.cards import card, counted, lines
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.profiles.views import CurveView, zeros_said
 
 if TYPE_CHECKING:
-    from rankscope.figures import Figure
+    from rankscope.figures.matplotlib import Figure
 
 DRAWN = 8
 """Lines of a figure at most: there are as many colours."""

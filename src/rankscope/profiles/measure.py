@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
-from rankscope.nets.asked import TokensOf, tokens_of
+from rankscope.nets.inputs import TokensOf, tokens_of
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.propagation import Progress, passing, side_by_side
 from rankscope.profiles.readers import CheckReader, MetricReader, Reader

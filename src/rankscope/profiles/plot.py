@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rankscope.figures import (
+from rankscope.figures.matplotlib import (
     Axes,
     AxesLike,
     Figure,
@@ -28,7 +28,8 @@ from rankscope.figures import (
     rcParams,
     styled,
 )
-from rankscope.looks import FAINT, INK, LISTED, MARKERS, NUMBER, in_sequence, label, tick
+from rankscope.figures.style import FAINT, INK, LISTED, MARKERS, NUMBER, in_sequence
+from rankscope.figures.text import label, tick
 from rankscope.metrics import symbol_of
 from rankscope.profiles.views import CurveView, Layers, digits_lost, looks, span
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from rankscope.deviation import DeviationStep, applies
 from rankscope.deviation.confirm import confirmations
-from rankscope.deviation.propagate import Given, at_once, layers
+from rankscope.deviation.propagate import PassInputs, at_once, layers
 from rankscope.deviation.readings import reads_rows
-from rankscope.deviation.witness import witnessed
+from rankscope.deviation.second_pass import with_second_pass
 from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics.attention import defect_of_rows
-from rankscope.metrics.catalogue import Of
+from rankscope.metrics.metric import Of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.kernels import kernel_of
@@ -186,9 +186,9 @@ def _steps(
         for here in confirmations(net, X, ~real):
             yield LayerStep(net, start, real, here.doubled, confirmation=here)
     else:
-        given = Given.of(net, X, ~real, by_rows=asked is not None)
+        given = PassInputs.of(net, X, ~real, by_rows=asked is not None)
         if estimate and X.shape[1]:
-            steps = (LayerStep(net, start, real, *each) for each in witnessed(given, asked, compile))
+            steps = (LayerStep(net, start, real, *each) for each in with_second_pass(given, asked, compile))
         else:
             steps = (LayerStep(net, start, real, each) for each in layers(given, compile))
         if net.device.type != "cpu" and at_once(given, compile):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rankscope.metrics import Metric
-from rankscope.metrics.catalogue import ROUNDING, Of
+from rankscope.metrics.metric import ROUNDING, Of
 from rankscope.profiles.rows import Entry
 from rankscope.profiles.shapes import Shape, looked_at
 from rankscope.profiles.steps import LayerStep

@@ -12,7 +12,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.metrics.catalogue import Of
+from rankscope.metrics.metric import Of
 from rankscope.nets import Transformer
 from rankscope.profiles.propagation import one_pass
 from rankscope.profiles.shapes import looked_at

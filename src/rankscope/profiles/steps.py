@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep
-from rankscope.deviation.attention import Attention
-from rankscope.deviation.blocks import AttentionByRows
+from rankscope.deviation.attention import DeviationPattern
+from rankscope.deviation.blocks import PatternByRows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.metrics import Metric
@@ -97,12 +97,12 @@ class LayerStep:
     def _of_rows(self, chosen: Sequence[Metric], rows: Numbers) -> Found:
         """Metrics of attention off what was found of its rows."""
         every = [
-            (each, each.of_rows(rows.of_rows[each.name], self.real, self.unit))
+            (each, each.from_rows(rows.of_rows[each.name], self.real, self.unit))
             for each in chosen
             if each.name in rows.of_rows
         ]
         every += [
-            (each, each.of_heads(rows.of_heads[each.name], self.unit))
+            (each, each.from_heads(rows.of_heads[each.name], self.unit))
             for each in chosen
             if each.name in rows.of_heads
         ]
@@ -141,7 +141,7 @@ class LayerStep:
         if self.rows is not None:
             each = self.rows.of_rows.get(DEFECT)
             return None if each is None else (each * self.real[:, None]).nan_to_num(0.0).max()
-        if isinstance(P, Attention | AttentionByRows):
+        if isinstance(P, DeviationPattern | PatternByRows):
             there = self.real.any(-1)[:, None]
             return ((P.p.sum(-1) - 1).abs() * there).nan_to_num(0.0).max() if P.p.numel() else P.p.sum()
         return None if self.attention is None else row_sum_defect(self.attention, self.real)

@@ -1,7 +1,7 @@
 """Layers that were made at once are read at once.
 
 On a GPU the readings of a layer are hundreds of small kernels, which the host starts one by one: that takes
-longer than the pass that is read. A pass that was replayed (`deviation/replayed.py`) has all its layers:
+longer than the pass that is read. A pass that was replayed (`deviation/replay.py`) has all its layers:
 those that are alike are laid side by side, as if they were more samples, read in one go, and taken apart.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import DeviationStep, State
-from rankscope.deviation.replayed import tensors_of
-from rankscope.deviation.witness import Seen
+from rankscope.deviation.replay import tensors_of
+from rankscope.deviation.second_pass import SecondPassLayer
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step
 from rankscope.nets.streaming import Numbers
@@ -91,19 +91,19 @@ class Together:
 
 @dataclass(frozen=True, eq=False)
 class Several:
-    """What a witness saw of several layers, side by side, as `Seen` has it of one."""
+    """What a witness saw of several layers, side by side, as `SecondPassLayer` has it of one."""
 
     steps: Sequence[DeviationStep]
     """Of the first pass."""
-    each: Sequence[Seen]
+    each: Sequence[SecondPassLayer]
     attention: bool
     """Whether it is asked for."""
     restored_numbers: Numbers | None = None
 
     @cached_property
-    def sees(self) -> Bool[Tensor, " batch"]:
+    def resolved(self) -> Bool[Tensor, " batch"]:
         """Whether float64 can see what the tokens differ by."""
-        return torch.cat([seen.sees for seen in self.each])
+        return torch.cat([seen.resolved for seen in self.each])
 
     @cached_property
     def lost(self) -> Bool[Tensor, " batch"]:
@@ -121,13 +121,13 @@ class Several:
         found = [_bare(seen.plain, self.attention) for seen in self.each if seen.plain is not None]
         return joined(found) if found else None
 
-    def again(self, where: Tensor) -> DeviationStep:
+    def perturbed_for(self, where: Tensor) -> DeviationStep:
         """By shaken rules of deviation arithmetic, of layers that hold a sample for which that is asked."""
-        return self._made("fine", where)
+        return self._made("perturbed", where)
 
-    def once_more(self, where: Tensor) -> DeviationStep:
+    def perturbed_again_for(self, where: Tensor) -> DeviationStep:
         """The same, shaken otherwise."""
-        return self._made("other", where)
+        return self._made("perturbed_again", where)
 
     def _made(self, name: str, where: Tensor) -> DeviationStep:
         """Nobody looks at the other layers: what the first pass has stands in for them."""
@@ -155,7 +155,7 @@ def _bare(step: Bare, attention: bool) -> Bare:
 def _laid(steps: Sequence[LayerStep], attention: bool) -> LayerStep:
     """Layers as samples of one."""
     first = [step.step for step in steps if isinstance(step.step, DeviationStep)]
-    seen = [step.seen for step in steps if isinstance(step.seen, Seen)]
+    seen = [step.seen for step in steps if isinstance(step.seen, SecondPassLayer)]
     return replace(
         steps[0],
         real=torch.cat([step.real for step in steps]),

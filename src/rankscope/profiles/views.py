@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankscope.looks import numbered
+from rankscope.figures.style import numbered
 
 Layers = np.ndarray
 """A number for each layer, layer 0 the input."""

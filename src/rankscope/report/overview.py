@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rankscope import charts
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.profiles.views import CurveView
 from rankscope.report.causes import FINEST
 from rankscope.report.plots import Plot, Section

@@ -9,7 +9,7 @@ WIDTH, COLOURS = 1100, 256
 
 def data_uri(path: Path, width: int = WIDTH) -> str | None:
     """The PNG as text, no wider than `width`; None where there is none that can be read."""
-    from rankscope.figures import Image, png
+    from rankscope.figures.matplotlib import Image, png
 
     try:
         with Image.open(path) as image:

@@ -3,7 +3,7 @@ arithmetics."""
 
 import re
 
-from rankscope.figures import Figure, panels
+from rankscope.figures.matplotlib import Figure, panels
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.plot import draw_arithmetics, draw_curves, draw_key
 from rankscope.report.sections import compared_arithmetics

@@ -9,7 +9,7 @@ import polars as pl
 from rankscope.cards import counted
 from rankscope.charts.sweeps import POINTS, sweep_curves, sweep_levels
 from rankscope.engine.views import SweepView, described, metrics_of, view_of
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.metrics import symbol_of
 from rankscope.report.plots import Plot, Section
 from rankscope.report.tables import Table

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rankscope.charts.style import evenly
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.views import CurveView, zeros_said
 from rankscope.runs import Network

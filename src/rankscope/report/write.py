@@ -31,7 +31,7 @@ def write_run_directory(
     name, usual = ("profile", "measure") if isinstance(profile, Profile) else ("summary", "corpus")
     profile = replace(profile, manifest=profile.manifest.adding(title=profile.manifest.title or title))
     store.write(entry or usual, profile.manifest, {name: profile, **(tables or {})})
-    from rankscope.figures import save
+    from rankscope.figures.matplotlib import save
     from rankscope.report.printed import printed
 
     for name, figure in printed(profile).items():

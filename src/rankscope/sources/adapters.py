@@ -18,9 +18,16 @@ from torch import nn
 
 from rankscope.errors import FileError, SourceError
 from rankscope.extras import need
-from rankscope.sources.checkpoint import Checkpoint, Place, clear_errors, first_line, place, quiet
+from rankscope.sources.checkpoint import (
+    Checkpoint,
+    CheckpointLocation,
+    clear_errors,
+    first_line,
+    locate,
+    quiet,
+)
 from rankscope.sources.families import Family
-from rankscope.sources.quantised import read_dequantised
+from rankscope.sources.quantisation import read_dequantised
 
 CONFIG = "adapter_config.json"
 LOADERS = {
@@ -33,15 +40,15 @@ LOADERS = {
 """The class of transformers whose names of weights an adapter for a task uses; others use AutoModel's."""
 
 
-def is_adapter(found: Place) -> bool:
+def is_adapter(location: CheckpointLocation) -> bool:
     """Whether a directory holds an adapter in the place of a model."""
-    folder = Path(found.where)
+    folder = Path(location.path_or_id)
     return (folder / CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
-def base_of(found: Place) -> Place:
+def base_of(location: CheckpointLocation) -> CheckpointLocation:
     """Where the model lies that an adapter was made for."""
-    path = Path(found.where) / CONFIG
+    path = Path(location.path_or_id) / CONFIG
     try:
         base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (OSError, ValueError, AttributeError) as error:
@@ -51,28 +58,33 @@ def base_of(found: Place) -> Place:
             f"an adapter must say which model it is for; {path} has no base_model_name_or_path: load the "
             "model with peft and give it to load"
         )
-    return place(base, found.options)
+    return locate(base, location.options)
 
 
-def read_adapter(found: Place, family: str | Family | None) -> Checkpoint:
+def read_adapter(location: CheckpointLocation, family: str | Family | None) -> Checkpoint:
     """The model that an adapter was made for, with the adapter."""
-    need(f"the adapter {found.name}", "peft")
+    need(f"the adapter {location.name}", "peft")
     with quiet():
         from peft import PeftConfig, PeftModel, get_peft_model_state_dict
         from peft.utils import load_peft_weights
-    base = base_of(found)
-    with clear_errors(found):
-        config = PeftConfig.from_pretrained(found.where)
-        named = (config.auto_mapping or {}).get("base_model_class") or LOADERS.get(str(config.task_type))
-    checkpoint = read_dequantised(base, family, named)
-    with quiet(), clear_errors(found):
-        adapted: Any = PeftModel.from_pretrained(checkpoint.model, found.where, autocast_adapter_dtype=False)
-        stored, taken = load_peft_weights(found.where, device="cpu"), get_peft_model_state_dict(adapted)
+    base = base_of(location)
+    with clear_errors(location):
+        config = PeftConfig.from_pretrained(location.path_or_id)
+        class_name = (config.auto_mapping or {}).get("base_model_class") or LOADERS.get(str(config.task_type))
+    checkpoint = read_dequantised(base, family, class_name)
+    with quiet(), clear_errors(location):
+        adapted: Any = PeftModel.from_pretrained(
+            checkpoint.model, location.path_or_id, autocast_adapter_dtype=False
+        )
+        stored, taken = (
+            load_peft_weights(location.path_or_id, device="cpu"),
+            get_peft_model_state_dict(adapted),
+        )
     if stored.keys() != taken.keys():
-        other = sorted(stored.keys() ^ taken.keys())
+        mismatched = sorted(stored.keys() ^ taken.keys())
         raise SourceError(
-            f"the adapter {found.name} must fit the model that it names, {base.name}; {len(other)} of its "
-            f"weights do not, {other[0]} among them: adapter and model do not belong together"
+            f"the adapter {location.name} must fit the model that it names, {base.name}; {len(mismatched)} "
+            f"of its weights do not, {mismatched[0]} among them: adapter and model do not belong together"
         )
     model = unwrapped(adapted).double().eval()
     return merged(replace(checkpoint, model=model))
@@ -102,39 +114,41 @@ def merged(checkpoint: Checkpoint) -> Checkpoint:
     from peft.utils.other import AuxiliaryTrainingWrapper
 
     kinds = (BaseTunerLayer, AuxiliaryTrainingWrapper)
-    before = checkpoint.model
-    beside: list[Any] = [part for part in before.modules() if isinstance(part, kinds)]
-    if not beside:
+    original = checkpoint.model
+    adapter_layers: list[Any] = [part for part in original.modules() if isinstance(part, kinds)]
+    if not adapter_layers:
         return checkpoint
-    own = {id(weight) for part in beside for weight in part.parameters()}
-    model = copy.deepcopy(before, {id(w): w for w in before.parameters() if id(w) not in own})
+    adapter_parameters = {id(weight) for part in adapter_layers for weight in part.parameters()}
+    model = copy.deepcopy(
+        original, {id(w): w for w in original.parameters() if id(w) not in adapter_parameters}
+    )
     names: dict[str, None] = {}
-    number = 0
+    merged_parts = 0
     with torch.no_grad():
         for path in outermost(model, kinds):
             part = model.get_submodule(path)
             try:
-                into, of = _without(part)
+                replacement, names_merged = _without(part)
             except Exception as error:
                 raise SourceError(
                     f"the adapter of {path} must be one that can be merged; it is not ({first_line(error)}): "
                     "watch measures the model as it is"
                 ) from error
             parent, _, leaf = path.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, into)
-            names |= dict.fromkeys(of)
-            number += bool(of)
-    said = f"adapters merged: {', '.join(names) or 'none is active'}, into {number} parts"
-    return replace(checkpoint, model=model, original=before, notes=(*checkpoint.notes, said))
+            setattr(model.get_submodule(parent), leaf, replacement)
+            names |= dict.fromkeys(names_merged)
+            merged_parts += bool(names_merged)
+    note = f"adapters merged: {', '.join(names) or 'none is active'}, into {merged_parts} parts"
+    return replace(checkpoint, model=model, original=original, notes=(*checkpoint.notes, note))
 
 
 def outermost(model: nn.Module, kinds: tuple[type, ...]) -> list[str]:
     """Where modules of these kinds are, but for those inside another."""
-    found: list[str] = []
+    paths: list[str] = []
     for path, part in model.named_modules():
-        if isinstance(part, kinds) and not any(path.startswith(f"{each}.") for each in found):
-            found.append(path)
-    return found
+        if isinstance(part, kinds) and not any(path.startswith(f"{outer}.") for outer in paths):
+            paths.append(path)
+    return paths
 
 
 def _without(part: Any) -> tuple[nn.Module, list[str]]:

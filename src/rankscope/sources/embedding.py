@@ -8,24 +8,27 @@ A (OPT) and B (ALBERT) widen a narrow embedding before or after the sum; most mo
 position i counts real tokens, wherever padding stands; in models that have no other way, columns.
 """
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankscope.errors import TokensError
+from rankscope.errors import FileError, SourceError, TokensError
 from rankscope.nets.norms import NormWeights, normalise
 from rankscope.nets.origin import Encoded
 from rankscope.nets.plain import affine
+from rankscope.nets.storage import read_tensors, write_tensors
 from rankscope.nets.weights import Linear
 from rankscope.shapes import Bool, Float
 
 
 @runtime_checkable
 class Embedding(Protocol):
-    """Turns what a model is given into tokens."""
+    """Turns the inputs of a model (ids, images, sound) into tokens of layer 0."""
 
     def embed(self, inputs: Tensor, padding: Tensor | None = None) -> Encoded:
         """Tokens of layer 0, zero at padding."""
@@ -33,19 +36,19 @@ class Embedding(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TextEmbedding:
-    """Tokens from ids."""
+    """The embedding of token ids: word, position and segment vectors, summed and normalised."""
 
     words: Float[Tensor, "vocabulary narrow"]
     scale: float = 1.0
     before: Linear | None = None
-    """A."""
+    """The map A, which widens words before positions are added."""
     positions: Float[Tensor, "length sum"] | None = None
-    """Row i belongs to the i-th real token."""
+    """Row i belongs to the i-th valid token."""
     segment: Float[Tensor, " sum"] | None = None
     norm: NormWeights | None = None
     norm_eps: float = 1e-12
     after: Linear | None = None
-    """B."""
+    """The map B, which widens the normalised sum."""
     by_column: bool = False
     """Whether positions count padded tokens as well (BART, which cannot be told which are)."""
 
@@ -85,12 +88,12 @@ class TextEmbedding:
 
     def _positions(self, padding: Bool[Tensor, "batch token"]) -> Float[Tensor, "batch token sum"]:
         assert self.positions is not None
-        counted = torch.ones_like(padding) if self.by_column else ~padding
-        place = (counted.cumsum(1) - 1).clamp(min=0)
-        most = int(place.max()) + 1 if place.numel() else 0
-        if most > len(self.positions):
-            raise TokensError(f"this model takes at most {len(self.positions)} tokens; received {most}")
-        return self.positions[place]
+        counts = torch.ones_like(padding) if self.by_column else ~padding
+        row = (counts.cumsum(1) - 1).clamp(min=0)
+        longest = int(row.max()) + 1 if row.numel() else 0
+        if longest > len(self.positions):
+            raise TokensError(f"this model takes at most {len(self.positions)} tokens; received {longest}")
+        return self.positions[row]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,7 +111,7 @@ class ImageEmbedding:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image."""
+        """The shape of one image: channels, height, width."""
         return (self.kernel.shape[1], *self.size)
 
     def __repr__(self) -> str:
@@ -137,7 +140,7 @@ class ImageEmbedding:
 
 @dataclass(frozen=True)
 class Convolution:
-    """Along time."""
+    """A convolution along time, with its weights."""
 
     weight: Float[Tensor, "output input span"]
     bias: Float[Tensor, " output"] | None
@@ -145,7 +148,7 @@ class Convolution:
     padding: int
 
     def __call__(self, x: Float[Tensor, "batch input step"]) -> Float[Tensor, "batch output later"]:
-        """Every output at every step."""
+        """Apply the convolution to every step."""
         return F.conv1d(x, self.weight, self.bias, self.stride, self.padding)
 
 
@@ -159,7 +162,7 @@ class SoundEmbedding:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one spectrum: its bins, and steps of time."""
+        """The shape of one spectrum: mel bins, time steps."""
         return self.first.weight.shape[1], len(self.positions) * self.first.stride * self.second.stride
 
     def __repr__(self) -> str:
@@ -176,3 +179,65 @@ class SoundEmbedding:
             raise TokensError("sound has no padding; received some")
         X = F.gelu(self.second(F.gelu(self.first(inputs.to(self.positions))))).mT + self.positions
         return Encoded(X, torch.zeros(X.shape[:2], dtype=torch.bool, device=X.device))
+
+
+TENSORS = "embedding.safetensors"
+KINDS: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (TextEmbedding, ImageEmbedding, SoundEmbedding, Convolution, NormWeights, Linear)
+}
+
+
+def write_embedding(folder: Path, embedding: Embedding) -> dict[str, Any]:
+    """Write the tensors of an embedding into a file of the folder, and return the rest as plain Python."""
+    described = _described(embedding, "")
+    return {"same": write_tensors(folder / TENSORS, tensors_of(embedding)), "made_of": described}
+
+
+def read_embedding(folder: Path, description: dict[str, Any]) -> Embedding:
+    """Read an embedding that `write_embedding` wrote; `description` is what it returned."""
+    tensors = read_tensors(folder / TENSORS, description["same"])
+    try:
+        tensors_found: Embedding = _rebuilt(description["made_of"], tensors)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"the embedding saved in {folder} cannot be read ({error}): save it again") from error
+    return tensors_found
+
+
+def tensors_of(value: Any, path: str = "") -> dict[str, Tensor]:
+    """The tensors of an embedding, by their dotted names."""
+    if isinstance(value, Tensor):
+        return {path: value}
+    if not dataclasses.is_dataclass(value):
+        return {}
+    tensors_found: dict[str, Tensor] = {}
+    for field in dataclasses.fields(value):
+        tensors_found |= tensors_of(
+            getattr(value, field.name), f"{path}.{field.name}" if path else field.name
+        )
+    return tensors_found
+
+
+def _described(value: Any, path: str) -> Any:
+    if isinstance(value, Tensor):
+        return {"tensor": path}
+    if isinstance(value, tuple):
+        return {"tuple": list(value)}
+    if not dataclasses.is_dataclass(value):
+        return value
+    kind = type(value).__name__
+    if KINDS.get(kind) is not type(value):
+        raise SourceError(f"an embedding of one's own, {kind}, cannot be saved: leave out origin")
+    fields = [field.name for field in dataclasses.fields(value)]
+    inside = {name: _described(getattr(value, name), f"{path}.{name}" if path else name) for name in fields}
+    return {"kind": kind, "fields": inside}
+
+
+def _rebuilt(value: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return tensors[value["tensor"]]
+    if "tuple" in value:
+        return tuple(value["tuple"])
+    return KINDS[value["kind"]](**{name: _rebuilt(part, tensors) for name, part in value["fields"].items()})

@@ -12,12 +12,12 @@ from rankscope.errors import TokensError
 from rankscope.naming import forgiven
 from rankscope.nets import Architecture, Encoded, Inputs, Transformer
 from rankscope.sources.presets import PRESETS, preset
-from rankscope.sources.words import split, word_tokens
+from rankscope.sources.random_embedding import split, word_tokens
 
 
 @dataclass(frozen=True)
-class Untrained:
-    """The origin of a network that was drawn at random: text under a random embedding (`words.py`)."""
+class RandomOrigin:
+    """The origin of a network with random weights: text gets a random embedding (`random_embedding.py`)."""
 
     name: str
     width: int
@@ -25,7 +25,7 @@ class Untrained:
     init: str
 
     def encode(self, inputs: Inputs, length: int, padding: Tensor | None = None) -> Encoded:
-        """The texts' words under an embedding drawn from the network's seed."""
+        """Turn texts into tokens: their words under an embedding drawn from the network's seed."""
         if isinstance(inputs, Tensor):
             raise TokensError(
                 f"an untrained network has no vocabulary: encode takes texts; got a {inputs.dtype} tensor"
@@ -38,15 +38,15 @@ class Untrained:
         return [split(text)[:length] for text in texts]
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """What it takes to draw the embedding again."""
+        """Return the fields from which the embedding can be drawn again; nothing is written."""
         return {"kind": "untrained", **asdict(self)}
 
     def described(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The fields of this origin that go into a run's manifest."""
         return {"name": self.name, "weights": "random", "seed": self.seed, "init": self.init}
 
     def fingerprint(self) -> str:
-        """The embedding is drawn from these."""
+        """A text that identifies the embedding: its width and seed."""
         return f"words of width {self.width}, seed {self.seed}"
 
 
@@ -58,9 +58,18 @@ def untrained(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> Transformer:
-    """A network of this architecture with random weights, and an embedding for text."""
+    """Build a network of this architecture with random weights and a random embedding for text.
+
+    Args:
+        arch: The architecture.
+        name: What reports call the network.
+        seed: The seed of weights and embedding.
+        init: The initialisation scheme (`nets/initial.py`).
+        dtype: The dtype of the weights.
+        device: Where the weights are.
+    """
     net = Transformer.random(arch, seed=seed, init=init, dtype=dtype, device=device)
-    return replace(net, origin=Untrained(name, arch.width, seed, init))
+    return replace(net, origin=RandomOrigin(name, arch.width, seed, init))
 
 
 def fresh(

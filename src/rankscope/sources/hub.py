@@ -1,4 +1,4 @@
-"""The hub of models, before it is asked: whether it answers at all.
+"""Whether the hub of models answers at all.
 
 Its client tries a silent network for a minute and more. One connection of a few seconds tells as much, and
 changes no setting of the client's.
@@ -17,8 +17,8 @@ PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 
 
 def answers(seconds: float = SECONDS) -> bool:
-    """Whether the hub, or the proxy on the way to it, takes a connection; False too where the hub's client
-    was told to stay offline."""
+    """True if the hub, or the proxy on the way to it, takes a connection within `seconds`; False too if the
+    hub's client was told to stay offline."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -32,17 +32,17 @@ def answers(seconds: float = SECONDS) -> bool:
 
 
 def _connects(host: str, port: int, seconds: float) -> bool:
-    """In a thread of its own: finding out where a name lies cannot be told how long it may take."""
-    found: list[bool] = []
+    """Connect in a thread: looking up a host name has no time limit of its own."""
+    connected: list[bool] = []
 
     def connect() -> None:
         try:
             socket.create_connection((host, port), timeout=seconds).close()
         except OSError:
             return
-        found.append(True)
+        connected.append(True)
 
     thread = Thread(target=connect, daemon=True)
     thread.start()
     thread.join(seconds)
-    return bool(found)
+    return bool(connected)

@@ -1,4 +1,9 @@
-"""`load`: a model of Hugging Face's kind as a canonical network, checked against the original."""
+"""`load`: a Hugging Face model as a canonical network, checked against the original.
+
+The order: find the checkpoint (`checkpoint.locate`), read it (`checkpoint.read`, `adapters`, `quantisation`,
+or `streaming` for layers left in files), map it (`canonical`, with the family's file), check it (`parity`),
+and attach the origin.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -14,19 +19,19 @@ from rankscope.errors import RankscopeError, SourceError
 from rankscope.extras import need
 from rankscope.naming import forgiven
 from rankscope.nets import Transformer
-from rankscope.nets.saved import is_saved
+from rankscope.nets.storage import is_saved
 from rankscope.sources.adapters import base_of, is_adapter, merged, read_adapter, unwrapped
 from rankscope.sources.canonical import canonical
-from rankscope.sources.checkpoint import MINILM, Checkpoint, first_line, place
+from rankscope.sources.checkpoint import MINILM, Checkpoint, first_line, locate
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
 from rankscope.sources.families import FAMILIES, Family
 from rankscope.sources.families.family import is_of_transformers
-from rankscope.sources.loaded import Loaded
 from rankscope.sources.model_types import family_of
+from rankscope.sources.origin import CheckpointOrigin
 from rankscope.sources.parity import check
-from rankscope.sources.quantised import dequantised, read_dequantised
-from rankscope.sources.saved import read_saved
-from rankscope.sources.streamed import from_shelf, on_shelf, refuse_stream
+from rankscope.sources.quantisation import dequantised, read_dequantised
+from rankscope.sources.saved_network import read_saved
+from rankscope.sources.streaming import from_shelf, on_shelf, refuse_stream
 
 
 def load(
@@ -40,31 +45,42 @@ def load(
     cache_dir: str | None = None,
     local_files_only: bool = False,
     token: str | bool | None = None,
-    remote_code: bool = False,
+    trust_remote_code: bool = False,
     stream: bool | None = None,
 ) -> Transformer:
-    """The network of a model: `"minilm"`, a local directory, an id on the hub, or a model in memory; or one
-    that `net.save` wrote, as it was.
+    """Load a Hugging Face model as a canonical network, checked against the original (parity).
 
-    In float64 unless a `dtype` is asked for; a saved network has its own.
+    The check runs original and network in float64 on the CPU and compares hidden states and attention
+    patterns; `net.origin.parity` has the differences, and above 1e-9 the load is refused. Weights in
+    safetensors are checked a layer at a time; other files, adapters, quantised weights and models in memory
+    at once, which takes some 16 bytes of memory per weight for a moment.
 
-    An in-memory model is left as it is; adapters (peft) are merged and quantised weights
-    dequantised, on a copy, and `net.origin` says so.
-    `family` names the family where a config does not say its model
-    type, or which part of a model to load: an encoder-decoder is its encoder unless the decoder is asked for,
-    `family="t5_decoder"`, which needs a memory to read, `net.reading(M)`; or is one of your own, a
-    `sources.Family`, for any module in memory.
-    `revision`, `cache_dir`, `local_files_only` and `token` are as transformers has them; code that comes with
-    a checkpoint runs only with `remote_code=True`.
+    Args:
+        source: `"minilm"` (the embedded model), a local directory, an id on the hub, a model in memory (which
+            is not changed), or a folder that `net.save` wrote. Adapters (peft) are merged and quantised
+            weights dequantised, on a copy; `net.origin` says so.
+        dtype: The dtype of the network; float64 if left out, and for a saved network the one it has.
+        device: Where the network is put.
+        family: The family, where a config does not say its model type; or the side of an encoder-decoder
+            (`"t5_decoder"`, which then needs a memory: `net.with_memory(M)`); or a `sources.Family` of your
+            own, for any module in memory.
+        tokenizer: A tokenizer of transformers in place of the model's own.
+        revision: As in transformers, like `cache_dir`, `local_files_only` and `token`.
+        cache_dir: As in transformers.
+        local_files_only: As in transformers.
+        token: As in transformers.
+        trust_remote_code: True runs code that comes with a checkpoint.
+        stream: True leaves layers in their safetensors files and reads them one at a time; False never does.
+            By default networks that do not fit into free memory are streamed; `net.streamed` says so.
+            Numbers are the same, bit for bit.
 
-    `stream=True` leaves the layers of a checkpoint in its files (safetensors): they are read one at a time,
-    whatever is done with the network. Unless told, so is a network that does not fit into the memory that is
-    free; `net.streamed` says so. Numbers are the same, bit for bit.
+    Returns:
+        The network, a `Transformer` with its origin.
 
-    Every load ends with the parity check (`parity.py`); `net.origin.parity` has what it found. The check runs
-    original and network in float64 on the CPU, a layer at a time where weights come from safetensors; of
-    other files, adapters, quantised weights and models in memory, all at once: some 16 bytes of memory for
-    each weight, for a moment.
+    Raises:
+        SourceError: The model cannot be read, or no family maps it.
+        ParityError: The network does not compute what the original does.
+        FileError: A file is missing or damaged.
 
     >>> net = load("minilm")
     >>> net.arch.layers, net.encode(["Call me Ishmael."]).X.shape
@@ -75,8 +91,8 @@ def load(
     if isinstance(source, str | Path) and is_saved(source):
         refuse_stream(stream, str(source), "was written by net.save")
         return read_saved(source, tokenizer).to(dtype, device)
-    embedded = isinstance(source, str) and forgiven(source, ["minilm"]) == "minilm"
-    need("loading a model", "transformers", *([MINILM] if embedded else []))
+    embedding_parts = isinstance(source, str) and forgiven(source, ["minilm"]) == "minilm"
+    need("loading a model", "transformers", *([MINILM] if embedding_parts else []))
     shelf = None
     if isinstance(source, nn.Module):
         refuse_stream(stream, type(source).__name__, "is in memory already")
@@ -91,23 +107,23 @@ def load(
 
     elif isinstance(source, str) or hasattr(source, "__fspath__"):
         options = {"revision": revision, "cache_dir": cache_dir, "local_files_only": local_files_only,
-                   "token": token, "trust_remote_code": remote_code}  # fmt: skip
-        given = {key: value for key, value in options.items() if value is not None}
-        found = place(str(source), given)
-        adapter = is_adapter(found)
-        name = found.name
+                   "token": token, "trust_remote_code": trust_remote_code}  # fmt: skip
+        options_given = {key: value for key, value in options.items() if value is not None}
+        location = locate(str(source), options_given)
+        adapter = is_adapter(location)
+        name = location.name
         if adapter:
             refuse_stream(stream, name, "is an adapter, which is merged into weights in memory")
-            checkpoint = read_adapter(found, family)
+            checkpoint = read_adapter(location, family)
         else:
-            shelf = on_shelf(found, family, stream)
-            checkpoint = read_dequantised(found, family) if shelf is None else shelf.checkpoint
+            shelf = on_shelf(location, family, stream)
+            checkpoint = read_dequantised(location, family) if shelf is None else shelf.checkpoint
 
         def find() -> Any:
-            own = not adapter or (Path(found.where) / "tokenizer_config.json").is_file()
-            return read_tokenizer(found if own else base_of(found))
+            own_family = not adapter or (Path(location.path_or_id) / "tokenizer_config.json").is_file()
+            return read_tokenizer(location if own_family else base_of(location))
 
-        details = {} if revision is None or found.local else {"revision": revision}
+        details = {} if revision is None or location.local else {"revision": revision}
     else:
         raise SourceError(
             "load takes a model of transformers, a directory, an id on the hub or 'minilm'; got a "
@@ -129,23 +145,23 @@ def load(
     notes = [*checkpoint.notes, *(["layers read from its files one at a time"] if net.streamed else [])]
     if notes:
         details["notes"] = notes
-    origin = Loaded(name, checkpoint.family.name, embedding, parity, find, weights, details, config)
+    origin = CheckpointOrigin(name, checkpoint.family.name, embedding, parity, find, weights, details, config)
     return replace(net, origin=origin)
 
 
 def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoint:
-    """A copy in float64: the user's model is never touched."""
+    """A checkpoint of a model in memory: a copy in float64, so that the user's model is never changed."""
     model = unwrapped(model)
     config = getattr(model, "config", None)
-    own = isinstance(family, Family)  # says itself how to read the model, whatever that is
-    if not own and (config is None or not hasattr(config, "model_type")):
+    own_family = isinstance(family, Family)  # says itself how to read the model, whatever that is
+    if not own_family and (config is None or not hasattr(config, "model_type")):
         raise SourceError(
             f"load takes a model of transformers; a {type(model).__name__} has no config: watch measures any "
             "module as it is, and a family of your own maps it (docs/extending.md)"
         )
     from transformers import PreTrainedModel
 
-    if not own and not isinstance(model, PreTrainedModel):
+    if not own_family and not isinstance(model, PreTrainedModel):
         raise SourceError(
             f"load takes a model of transformers; a {type(model).__name__} wraps one or is a part of one: "
             "give the model itself, or watch it as it is"
@@ -162,27 +178,34 @@ def in_memory(model: nn.Module, family: str | Family | None = None) -> Checkpoin
 
 
 def _alone(model: nn.Module) -> str | None:
-    """The family of a decoder that was taken out of its encoder-decoder."""
+    """The family of a decoder that was taken out of its encoder-decoder; None for any other model."""
     config: Any = model.config
     if not (type(model).__name__.endswith("Decoder") or getattr(model, "is_decoder", False)):
         return None
-    kinds = [each for each in FAMILIES.values() if config.model_type in each.types and each.side == "decoder"]
+    kinds = [
+        parameter
+        for parameter in FAMILIES.values()
+        if config.model_type in parameter.types and parameter.side == "decoder"
+    ]
     return kinds[0].name if kinds else None
 
 
 def _copied(core: nn.Module) -> Any:
-    """Weights are brought over one by one: where the model is, there is no room for a second one."""
+    """A copy on the CPU, weight by weight: the device of the model may have no room for a second one."""
     weights = {
-        id(each): nn.Parameter(each.detach().to("cpu", torch.float64, copy=True), each.requires_grad)
-        for each in core.parameters()
-        if type(each) is nn.Parameter and each.is_floating_point()
+        id(parameter): nn.Parameter(
+            parameter.detach().to("cpu", torch.float64, copy=True), parameter.requires_grad
+        )
+        for parameter in core.parameters()
+        if type(parameter) is nn.Parameter and parameter.is_floating_point()
     }
     return copy.deepcopy(core, weights)
 
 
 @contextmanager
 def built_as(family: Family, name: str) -> Iterator[None]:
-    """A model that goes by a family's name and is built otherwise fails in ways of its own: one sentence."""
+    """A context manager that turns errors in mapping a model into a `SourceError` of one sentence: a model
+    that goes by a family's name and is built differently fails in many ways."""
     try:
         yield
     except RankscopeError:

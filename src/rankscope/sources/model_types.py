@@ -29,24 +29,24 @@ CLOSE = 0.8
 """The likeness, of at most one, from which on a name may be a slip of another."""
 
 
-def family_of(model_type: str | None, asked: str | Family | None = None) -> Family:
+def family_of(model_type: str | None, requested: str | Family | None = None) -> Family:
     """The family of a model type, or the one asked for: one's own, or by name."""
-    if isinstance(asked, Family):
-        return asked
-    own = next((family for family in FAMILIES.values() if model_type in family.types), None)
-    if asked is None:
-        if own is None:
+    if isinstance(requested, Family):
+        return requested
+    matching = next((family for family in FAMILIES.values() if model_type in family.types), None)
+    if requested is None:
+        if matching is None:
             raise SourceError(_unknown(str(model_type)))
-        return own
-    asked = asked if asked in FAMILIES else str(asked).removesuffix("_encoder")
-    if asked not in FAMILIES:
-        raise SourceError(one_of("family", asked, FAMILIES, CLOSE))
-    if own is not None and model_type not in FAMILIES[asked].types:
+        return matching
+    requested = requested if requested in FAMILIES else str(requested).removesuffix("_encoder")
+    if requested not in FAMILIES:
+        raise SourceError(one_of("family", requested, FAMILIES, CLOSE))
+    if matching is not None and model_type not in FAMILIES[requested].types:
         raise SourceError(
             f"family is for a config that does not say its model type; this one says {model_type!r}, of "
-            f"family {own.name}, and {asked!r} was asked for: leave family out"
+            f"family {matching.name}, and {requested!r} was asked for: leave family out"
         )
-    return FAMILIES[asked]
+    return FAMILIES[requested]
 
 
 def _unknown(model_type: str) -> str:
@@ -60,7 +60,9 @@ def _unknown(model_type: str) -> str:
     known = list(dict.fromkeys(kind for family in FAMILIES.values() for kind in family.types))
     theirs = model_type in CONFIG_MAPPING
     near = [] if theirs else get_close_matches(model_type, known, n=1, cutoff=CLOSE)
-    near = [each for each in near if _letters(each) != _letters(model_type)]  # another version is no slip
+    near = [
+        candidate for candidate in near if _letters(candidate) != _letters(model_type)
+    ]  # another version is no slip
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     if model_type.rstrip("0123456789").endswith(RECURRENT):
         hint = ", a recurrent model without attention"

@@ -1,9 +1,9 @@
-"""Does the canonical network compute what the original does? Checked at every load, before anything is said.
+"""Parity: does the canonical network compute what the original does? Checked at every load.
 
-The original runs in float64 on a probe with padding on either side, longer than what its config names
-(`probe.py`); every hidden state, the output and every attention matrix are compared with the canonical
-network's. It runs twice: with its own attention implementation, whose states count, and with eager attention,
-which gives its weights. Above `TOLERANCE` the load is refused.
+The original runs in float64 on inputs with padding on either side, longer than any length that its config
+names (`parity_inputs.py`); every hidden state, the output and every attention pattern are compared with the
+canonical network's. The original runs twice: with its own attention implementation, whose states count, and
+with eager attention, which returns patterns. Above `TOLERANCE` the load is refused.
 
 Many models compute a part in float32 whatever their dtype: a softmax, an RMSNorm, tables of angles. Two
 float64 networks that agree to 1e-15 disagree there by 1e-7, wherever an entry rounds the other way. So the
@@ -24,13 +24,13 @@ from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import ParityError
 from rankscope.nets import Transformer
-from rankscope.nets.steps import Run
+from rankscope.nets.steps import ForwardPass
 from rankscope.sources.checkpoint import first_line, quiet
 from rankscope.sources.embedding import Embedding
 from rankscope.sources.families import Family
 from rankscope.sources.families.family import config_of, is_of_transformers
-from rankscope.sources.probe import Probe, beyond, named_lengths, relative
-from rankscope.sources.reach import LONGEST, check_reach
+from rankscope.sources.parity_inputs import ParityInputs, beyond, named_lengths, relative
+from rankscope.sources.parity_masks import LONGEST, check_reach
 
 TOLERANCE = 1e-9
 """Largest difference, relative to the largest entry of a state; of an attention weight, absolute."""
@@ -38,7 +38,7 @@ TOLERANCE = 1e-9
 
 @dataclass(frozen=True)
 class Parity:
-    """How far the canonical network is from the original."""
+    """How far the canonical network is from the original, and on how many tokens both were compared."""
 
     states: float
     """Over all hidden states and the output, relative to the largest entry of each."""
@@ -50,18 +50,18 @@ class Parity:
     tokens: int = 0
     """Length of the longest sample on which all was compared; 0 for images, which have one size."""
     reach: int = 0
-    """Up to so many tokens masks and rotary angles were compared as well."""
+    """The number of tokens up to which masks and rotary angles were compared as well."""
     named: int | None = None
     """The longest window, bucket or the like that the config names, where `reach` does not go beyond it."""
 
     def described(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The fields of this parity that go into a run's manifest."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class Original:
-    """What the original computed."""
+    """Hidden states, output and attention patterns that the original computed."""
 
     states: list[Tensor]
     """The input of the first block, then the output of every block."""
@@ -69,20 +69,20 @@ class Original:
     attention: list[Tensor]
     """Of every block, and then of every block's cross-attention where there is one."""
     wrapped: bool
-    """Whether its blocks return tuples."""
+    """True if blocks return tuples."""
 
 
 @torch.no_grad()
 def original(family: Family, core: Any, arguments: Mapping[str, Any], attention: bool = True) -> Original:
-    """Run the original and keep what its blocks give."""
+    """ForwardPass the original and keep its hidden states, output and (with `attention`) patterns."""
     blocks = family.blocks(core)
     states: list[Tensor] = []
     wrapped: list[bool] = []
 
     def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not states:
-            given: Any = kwargs.get("hidden_states", kwargs.get("output_h"))  # output_h: XLNet
-            states.append(args[0] if args else given)
+            hidden: Any = kwargs.get("hidden_states", kwargs.get("output_h"))  # output_h: XLNet
+            states.append(args[0] if args else hidden)
 
     def after(module: Any, args: Any, output: Any) -> None:
         wrapped.append(isinstance(output, tuple))
@@ -143,22 +143,22 @@ class _Lift(TorchFunctionMode):
 def check(net: Transformer, family: Family, core: Any, embedding: Embedding, name: str) -> Parity:
     """Compare, and refuse the network if it is not the original. `core` must be in float64, on the CPU, and a
     copy of our own: it is left with eager attention."""
-    probe = Probe.of(family, core, embedding, net.arch)
-    X, padding = embedding.embed(probe.inputs, probe.padding)
-    given = probe.arguments(family)
-    net = probe.read_by(net)
-    mine, real = net.run(X, padding, attention=True), ~padding
-    own = _own(mine, real, family, core, given, name)
+    inputs = ParityInputs.of(family, core, embedding, net.arch)
+    X, padding = embedding.embed(inputs.inputs, inputs.padding)
+    arguments = inputs.arguments(family)
+    net = inputs.attach_memory(net)
+    network_run, real = net.run(X, padding, attention=True), ~padding
+    own_difference = _own(network_run, real, family, core, arguments, name)
     if is_of_transformers(core):
         with quiet():
             core.set_attn_implementation("eager")
     with lifted() as lift:
-        theirs = original(family, core, given)
+        original_run = original(family, core, arguments)
     parity = Parity(
-        states=max(own, distance(mine, theirs, real, family.output(core), name)),
-        attention=_attention(mine, theirs, real),
-        float32_parts=_distance(original(family, core, given), theirs) if lift.calls else None,
-        tokens=probe.tokens,
+        states=max(own_difference, distance(network_run, original_run, real, family.output(core), name)),
+        attention=_attention(network_run, original_run, real),
+        float32_parts=_distance(original(family, core, arguments), original_run) if lift.calls else None,
+        tokens=inputs.tokens,
     )
     if not max(parity.states, parity.attention or 0.0) <= TOLERANCE:
         weights = "" if parity.attention is None else f" and {parity.attention:.1e} in its attention"
@@ -169,79 +169,83 @@ def check(net: Transformer, family: Family, core: Any, embedding: Embedding, nam
         )
     table = getattr(embedding, "positions", None)
     most = min(math.inf if table is None else len(table), net.arch.rotary_reach or math.inf)
-    named = [] if family.sees else named_lengths(config_of(core))
-    lengths = [n for n in named if probe.tokens < beyond(n) <= most]
+    lengths_named = [] if family.continuous_inputs else named_lengths(config_of(core))
+    lengths = [n for n in lengths_named if inputs.tokens < beyond(n) <= most]
     reach = max((beyond(n) for n in lengths if beyond(n) <= LONGEST), default=0)
     with lifted():
-        seen = reach > 0 and check_reach(net, family, core, reach, theirs.wrapped, name)
-    reach = max(probe.tokens, reach if seen else 0)
+        masks_compared = reach > 0 and check_reach(net, family, core, reach, original_run.wrapped, name)
+    reach = max(inputs.tokens, reach if masks_compared else 0)
     return replace(parity, reach=reach, named=max((n for n in lengths if beyond(n) > reach), default=None))
 
 
-def _own(mine: Run, real: Tensor, family: Family, core: Any, given: Mapping[str, Any], name: str) -> float:
+def _own(
+    network_run: ForwardPass, real: Tensor, family: Family, core: Any, arguments: Mapping[str, Any], name: str
+) -> float:
     """How far the states are from the original's as it runs; 0 where that is eager attention, or one of
     transformers' own that needs another device or dtype and computes the same."""
-    how = getattr(config_of(core), "_attn_implementation", None)
-    if how in (None, "eager") or _needs_a_device(how):
+    implementation = getattr(config_of(core), "_attn_implementation", None)
+    if implementation in (None, "eager") or _needs_a_device(implementation):
         return 0.0
-    said = (
-        f"load takes a model whose attention the canonical network computes; {name} runs with {how!r}, a "
-        "function that was registered for it, and"
+    prefix = (
+        f"load takes a model whose attention the canonical network computes; {name} runs with "
+        f"{implementation!r}, a function that was registered for it, and"
     )
     try:
         with lifted():
-            theirs = original(family, core, given, attention=False)
+            original_run = original(family, core, arguments, attention=False)
     except Exception as error:
-        if how == "sdpa":
+        if implementation == "sdpa":
             raise
         raise ParityError(
-            f"{said} cannot be run in float64 on the CPU to compare ({first_line(error)}): set 'eager' if it "
-            "computes the same, or watch the model as it is"
+            f"{prefix} cannot be run in float64 on the CPU to compare ({first_line(error)}): set 'eager' if "
+            "that computes the same, or watch the model as it is"
         ) from error
-    found = distance(mine, theirs, real, family.output(core), name)
-    if not found <= TOLERANCE and how != "sdpa":
-        raise ParityError(f"{said} is off by {found:.1e} in its states: watch measures it as it is")
-    return found
+    difference = distance(network_run, original_run, real, family.output(core), name)
+    if not difference <= TOLERANCE and implementation != "sdpa":
+        raise ParityError(f"{prefix} is off by {difference:.1e} in its states: watch measures it as it is")
+    return difference
 
 
-def _needs_a_device(how: str) -> bool:
-    """Whether this is transformers' own flash, flex or paged attention."""
+def _needs_a_device(implementation: str) -> bool:
+    """True for transformers' own flash, flex or paged attention, which do not run in float64 on a CPU."""
     from transformers import AttentionInterface
 
-    return how != "sdpa" and is_transformers_own(AttentionInterface._global_mapping.get(how))
+    return implementation != "sdpa" and is_transformers_own(
+        AttentionInterface._global_mapping.get(implementation)
+    )
 
 
 def is_transformers_own(function: Any) -> bool:
-    """Whether an attention function comes with transformers, bound to a kernel or not."""
+    """True if an attention function comes with transformers, bound to a kernel or not."""
     return str(getattr(getattr(function, "func", function), "__module__", "")).startswith("transformers.")
 
 
-def distance(mine: Run, theirs: Original, real: Tensor, whole: bool, name: str) -> float:
-    """Over all states at real tokens, and the output where that is the `whole` network's."""
-    if len(theirs.states) != len(mine.states):
+def distance(network_run: ForwardPass, original_run: Original, real: Tensor, whole: bool, name: str) -> float:
+    """The largest relative difference of hidden states at valid tokens; with `whole`, also of the output."""
+    if len(original_run.states) != len(network_run.states):
         raise ParityError(
-            f"every block must run once per layer; {name} has {len(mine.states) - 1} layers and its blocks "
-            f"ran {len(theirs.states) - 1} times"
+            f"every block must run once per layer; {name} has {len(network_run.states) - 1} layers and its "
+            f"blocks ran {len(original_run.states) - 1} times"
         )
-    pairs = list(zip(mine.states, theirs.states, strict=True))
-    pairs += [(mine.output, theirs.output)] if whole else []
+    pairs = list(zip(network_run.states, original_run.states, strict=True))
+    pairs += [(network_run.output, original_run.output)] if whole else []
     return max(relative(a, b, real) for a, b in pairs)
 
 
-def _attention(mine: Run, theirs: Original, real: Tensor) -> float | None:
-    """Of real rows; a padded column has weight zero in both."""
-    if not theirs.attention:
+def _attention(network_run: ForwardPass, original_run: Original, real: Tensor) -> float | None:
+    """The largest difference of attention patterns in rows of valid tokens (padded columns are zero)."""
+    if not original_run.attention:
         return None
     rows = ~real[:, None, :, None]
-    found = [
+    difference = [
         float((a - b).masked_fill_(rows, 0.0).abs().max())
-        for a, b in zip([*mine.attention, *mine.cross], theirs.attention, strict=True)
+        for a, b in zip([*network_run.attention, *network_run.cross], original_run.attention, strict=True)
     ]
-    return math.inf if any(map(math.isnan, found)) else max(found)
+    return math.inf if any(map(math.isnan, difference)) else max(difference)
 
 
-def _distance(one: Original, other: Original) -> float:
+def _distance(first: Original, second: Original) -> float:
     """Of the first sample, which has no padding: in float64, a window beyond which all is padding overflows
     transformers' softmax in float32, and the whole sample becomes NaN."""
-    pairs = [*zip(one.states, other.states, strict=True), (one.output, other.output)]
+    pairs = [*zip(first.states, second.states, strict=True), (first.output, second.output)]
     return max(relative(a[:1], b[:1], torch.ones(a[:1].shape[:2], dtype=torch.bool)) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""Parity of every family, measured: small random models, each loaded and held against itself."""
+"""Measures the parity of every family on small random models. `rankscope models` shows the result."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ from rankscope.sources.load import load
 from rankscope.sources.parity import Parity
 
 
-class Surveyed(NamedTuple):
-    """One config of one family."""
+class FamilyParity(NamedTuple):
+    """The parity measured for one config of one family."""
 
     family: str
     config: str
@@ -21,32 +21,32 @@ class Surveyed(NamedTuple):
     parity: Parity
 
 
-def survey(progress: Callable[[int, int], None] | None = None) -> list[Surveyed]:
-    """Every config of every family."""
+def survey(progress: Callable[[int, int], None] | None = None) -> list[FamilyParity]:
+    """Load a small random model of every config of every family, and return the parities."""
     with quiet():  # configs may warn of themselves
-        cases = [(family, label) for family in FAMILIES.values() for label in family.tiny()]
-    found = []
+        cases = [(family, label) for family in FAMILIES.values() for label in family.tiny_configs()]
+    parities = []
     for done, (family, label) in enumerate(cases, 1):
         with quiet():
             net: Any = load(random_model(family.name, label), family=_named(family))
-        found.append(Surveyed(family.name, label, family.types, net.origin.parity))
+        parities.append(FamilyParity(family.name, label, family.types, net.origin.parity))
         if progress is not None:
             progress(done, len(cases))
-    return found
+    return parities
 
 
 def _named(family: Family) -> str | None:
-    """A decoder is asked for by its name, since the encoder is what a model of both is loaded as."""
+    """The `family=` argument for `load`: needed for decoders only, since encoders are the default."""
     return family.name if family.side == "decoder" else None
 
 
 def random_model(name: str, label: str, seed: int = 0) -> Any:
-    """A small model of a family."""
-    return built(FAMILIES[name], FAMILIES[name].tiny()[label], seed)
+    """A small random model of a family, by the label of its config."""
+    return built(FAMILIES[name], FAMILIES[name].tiny_configs()[label], seed)
 
 
 def built(family: Family, config: Any, seed: int = 0) -> Any:
-    """A model of a config in float64, with every parameter moved off its initial zero or one."""
+    """A random model of a config in float64, with every parameter moved off its initial zero or one."""
     import transformers
 
     kind: Any = getattr(transformers, family.loader)

@@ -45,8 +45,8 @@ class Excerpts(Iterator[str]):
         """How many excerpts were longer than `longest`."""
         if field != FIELD and not any(map(self._is_json, self._names())):
             raise FileError(
-                f"a field must go with JSON lines, of which {_said(self.path)} has none; got {field!r}: "
-                "leave it out, or split by jsonl"
+                f"a field must go with JSON lines, of which {_file_label(self.path)} has none; got "
+                f"{field!r}: leave it out, or split by jsonl"
             )
         self._stream = self._excerpts()
 
@@ -54,7 +54,7 @@ class Excerpts(Iterator[str]):
         return next(self._stream)
 
     def _excerpts(self) -> Iterator[str]:
-        found = False
+        any_text = False
         if self.path == "-" and sys.stdin is None:
             raise FileError("stdin must be open where --text is -; it is closed: name a file")
         for name in self._names():
@@ -63,10 +63,12 @@ class Excerpts(Iterator[str]):
                 nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as file,
             ):
                 for text in self._of_file(file, name):
-                    found = True
+                    any_text = True
                     yield text
-        if not found:
-            raise FileError(f"{_said(self.path)} must hold at least one excerpt; there is no text in it")
+        if not any_text:
+            raise FileError(
+                f"{_file_label(self.path)} must hold at least one excerpt; there is no text in it"
+            )
 
     def _names(self) -> Iterator[str]:
         return iter([self.path]) if self.path == "-" else map(str, _files(Path(self.path)))
@@ -80,44 +82,44 @@ class Excerpts(Iterator[str]):
             return
         # A person at a terminal, or a program in a pipe, speaks in lines.
         by_line = self.split == "line" or (self.split == "auto" and name == "-")
-        kept, blank = _Kept(self.longest), True
-        for piece in self._pieces(file, _said(name)):
-            kept.add(piece.text)
+        buffer, blank = _ExcerptBuffer(self.longest), True
+        for piece in self._pieces(file, _file_label(name)):
+            buffer.add(piece.text)
             blank = blank and not piece.text.strip()
             if piece.ends_line:
                 if by_line or blank:
-                    yield from self._done(kept)
-                    kept = _Kept(self.longest)
+                    yield from self._done(buffer)
+                    buffer = _ExcerptBuffer(self.longest)
                 blank = True
-        yield from self._done(kept)
+        yield from self._done(buffer)
 
-    def _done(self, kept: "_Kept") -> Iterator[str]:
-        text = kept.text()
+    def _done(self, buffer: "_ExcerptBuffer") -> Iterator[str]:
+        text = buffer.text()
         if text:
-            self.cut += kept.cut
+            self.cut += buffer.cut
             yield text
 
     def _fields(self, file: BinaryIO, name: str) -> Iterator[str]:
-        name = _said(name)
+        name = _file_label(name)
         parts: list[str] = []
-        size, number = 0, 1
+        size, line_number = 0, 1
         for piece in self._pieces(file, name):
             parts.append(piece.text)
-            size, number = size + len(piece.text), piece.line
+            size, line_number = size + len(piece.text), piece.line
             if size > LONGEST_JSON:
                 raise FileError(
-                    f"{name}, line {number}: a JSON line must be shorter than {LONGEST_JSON:,} "
+                    f"{name}, line {line_number}: a JSON line must be shorter than {LONGEST_JSON:,} "
                     "characters; this one is not: put one object on a line"
                 )
             if piece.ends_line:
-                yield from self._field("".join(parts), name, number)
+                yield from self._field("".join(parts), name, line_number)
                 parts, size = [], 0
-        yield from self._field("".join(parts), name, number)
+        yield from self._field("".join(parts), name, line_number)
 
-    def _field(self, line: str, name: str, number: int) -> Iterator[str]:
+    def _field(self, line: str, name: str, line_number: int) -> Iterator[str]:
         if not line.strip():
             return
-        where = f"{name}, line {number}"
+        where = f"{name}, line {line_number}"
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -128,18 +130,18 @@ class Excerpts(Iterator[str]):
         if not isinstance(record, dict):
             raise FileError(f"{where}: each line must be a JSON object; this one is {_kind(record)}")
         if self.field not in record:
-            there = ", ".join(map(repr, list(record)[:12])) or "none"
+            fields = ", ".join(map(repr, list(record)[:12])) or "none"
             raise FileError(
-                f"{where}: the JSON object must have the field {self.field!r}; it has {there}: name the one "
+                f"{where}: the JSON object must have the field {self.field!r}; it has {fields}: name the one "
                 "that holds the text with --field"
             )
         if not isinstance(record[self.field], str):
             raise FileError(
                 f"{where}: the field {self.field!r} must hold text; it holds {_kind(record[self.field])}"
             )
-        kept = _Kept(self.longest)
-        kept.add(_encodable(record[self.field]))
-        yield from self._done(kept)
+        buffer = _ExcerptBuffer(self.longest)
+        buffer.add(_encodable(record[self.field]))
+        yield from self._done(buffer)
 
     def _pieces(self, file: BinaryIO, name: str) -> Iterator["_Piece"]:
         """The text, line by line, and a long line in pieces."""
@@ -171,7 +173,7 @@ class _Piece(NamedTuple):
     ends_line: bool
 
 
-class _Kept:
+class _ExcerptBuffer:
     """The first `room` characters of what is added, not counting blanks before them."""
 
     def __init__(self, room: int) -> None:
@@ -208,7 +210,7 @@ def excerpts(
     return Excerpts(path, split, field, longest)
 
 
-def _said(name: str) -> str:
+def _file_label(name: str) -> str:
     return "stdin" if name == "-" else name
 
 
@@ -234,10 +236,10 @@ def _size(path: str) -> int | None:
         must_be_text(path)
         if not Path(path).is_dir():
             return Path(path).stat().st_size if Path(path).is_file() else None
-        number = total = 0
+        line_number = total = 0
         for file in _files(Path(path)):
-            number, total = number + 1, total + file.stat().st_size
-    if not number:
+            line_number, total = line_number + 1, total + file.stat().st_size
+    if not line_number:
         raise FileError(f"the folder {path} must hold {', '.join(SUFFIXES)} files; it holds none")
     return total
 

@@ -19,9 +19,8 @@ from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Transformer
-from rankscope.sources.embedding import Embedding
+from rankscope.sources.embedding import Embedding, tensors_of
 from rankscope.sources.families import FAMILIES, Family
-from rankscope.sources.kept import tensors_of
 from rankscope.sources.parity import check
 
 WITHIN = 1e-13
@@ -45,7 +44,7 @@ def to_hf(net: Transformer, family_name: str, embedding: Embedding, config: Any)
         )
     config = _fitting(config, family, wide.arch)
     model = _drawn(family, config)
-    core = family.widen(family.core(model))
+    core = family.prepare_for_float64(family.core(model))
     _fill(core, family, wide)
     _embed(core, family, embedding)
     check(wide, family, copy.deepcopy(core), embedding, f"the {config.model_type} model of this network")
@@ -68,21 +67,21 @@ def _fitting(config: Any, family: Family, arch: Architecture) -> Any:
     if theirs.layers != arch.layers and getattr(config, "layer_types", None) is None:
         config.num_hidden_layers = arch.layers
         theirs = family.architecture(config)
-    fields = [each.name for each in dataclasses.fields(arch) if each.name != "biases"]
+    fields = [field.name for field in dataclasses.fields(arch) if field.name != "biases"]
     unlike = [name for name in fields if getattr(arch, name) != getattr(theirs, name)]
     if unlike:
         name = unlike[0]
         raise SourceError(
             f"{config.model_type} must be able to express the network; this one has {name} "
-            f"{_said(getattr(arch, name))}, and the config says {_said(getattr(theirs, name))}: save it as "
-            "it is, net.save(folder), or pass another config"
+            f"{_shortened(getattr(arch, name))}, and the config says {_shortened(getattr(theirs, name))}: "
+            "save it as it is, net.save(folder), or pass another config"
         )
     return config
 
 
-def _said(value: object) -> str:
-    said = repr(value)
-    return said if len(said) <= 60 else said[:59] + "…"
+def _shortened(value: object) -> str:
+    message = repr(value)
+    return message if len(message) <= 60 else message[:59] + "…"
 
 
 def _drawn(family: Family, config: Any) -> Any:
@@ -97,11 +96,11 @@ def _drawn(family: Family, config: Any) -> Any:
 
 def _mapped(core: Any, family: Family, arch: Architecture) -> dict[str, Tensor]:
     """Every canonical tensor, as the family makes it of the model's parameters."""
-    found = dict(family.others(core))
+    tensors_found = dict(family.other_tensors(core))
     blocks = family.blocks(core)
     for index, block in enumerate(blocks[:1] if arch.shared else blocks):
-        found |= {f"layers.{index}.{name}": part for name, part in family.layer(block, arch).items()}
-    return found
+        tensors_found |= {f"layers.{index}.{name}": part for name, part in family.layer(block, arch).items()}
+    return tensors_found
 
 
 @torch.no_grad()
@@ -127,10 +126,10 @@ def _fill(core: Any, family: Family, net: Transformer) -> None:
     parameters = list(core.parameters())
     for parameter in parameters:
         parameter.requires_grad_(True)
-    found, names = _mapped(core, family, arch), list(state)
+    tensors_found, names = _mapped(core, family, arch), list(state)
 
     def transposed(values: list[Tensor]) -> list[Tensor | None]:
-        outputs = [found[name] for name in names]
+        outputs = [tensors_found[name] for name in names]
         return list(torch.autograd.grad(outputs, parameters, values, retain_graph=True, allow_unused=True))
 
     moved = transposed([state[name] - at_zero[name] for name in names])
@@ -153,12 +152,12 @@ def _fill(core: Any, family: Family, net: Transformer) -> None:
 @torch.no_grad()
 def _embed(core: Any, family: Family, embedding: Embedding) -> None:
     """The embedding's tensors share the model's memory: they are written where they lie."""
-    there = family.embedding(core)
-    mine, theirs = tensors_of(embedding), tensors_of(there)
-    shapes = [{name: part.shape for name, part in each.items()} for each in (mine, theirs)]
+    present = family.embedding(core)
+    mine, theirs = tensors_of(embedding), tensors_of(present)
+    shapes = [{name: part.shape for name, part in field.items()} for field in (mine, theirs)]
     if shapes[0] != shapes[1]:
         raise SourceError(
-            f"the config must describe the network's own embedding, {embedding!r}; it describes {there!r}: "
+            f"the config must describe the network's own embedding, {embedding!r}; it describes {present!r}: "
             "pass the config that the network came with"
         )
     for name, part in theirs.items():

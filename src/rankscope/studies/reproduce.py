@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.errors import StudyError, one_of
-from rankscope.figures import save
+from rankscope.figures.matplotlib import save
 from rankscope.files import write_text
 from rankscope.nets import Architecture, Transformer
 from rankscope.runs import Store

@@ -9,7 +9,7 @@ from rankscope.cards import card, counted, lines
 from rankscope.theory.views import RANK, BoundView, DepthView, quantity
 
 if TYPE_CHECKING:
-    from rankscope.figures import Figure
+    from rankscope.figures.matplotlib import Figure
 
 HEADINGS = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "slack")
 

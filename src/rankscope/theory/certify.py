@@ -11,7 +11,7 @@ from torch import Tensor
 from rankscope.errors import MetricError, TheoremError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
-from rankscope.nets.asked import TokensOf, tokens_of
+from rankscope.nets.inputs import TokensOf, tokens_of
 from rankscope.profiles.propagation import Progress
 from rankscope.runs import manifest_of
 from rankscope.theory.catalogue import Chosen, theorems_named
@@ -48,8 +48,8 @@ def certify(
     kept for later calls, as long as weights are the same bit for bit; `norms`, given again with this network
     or a variant of it, whose weights have not changed since, saves reading them for that.
 
-    >>> from rankscope.nets import Architecture, named_variant
-    >>> san = named_variant(Transformer.random(Architecture(layers=3, width=16, heads=2)), "san")
+    >>> from rankscope.nets import Architecture
+    >>> san = Transformer.random(Architecture(layers=3, width=16, heads=2)).variant("san")
     >>> found = certify(san, 0.1 * torch.randn(1, 5, 16), theorems="dong2021-2.3")
     >>> bool(found.table["met"].all()), len(found.broken())
     (True, 0)

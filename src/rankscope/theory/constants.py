@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rankscope.nets import Architecture
-from rankscope.nets.order import speaking
+from rankscope.nets.order import active_heads
 from rankscope.nets.weights import Layer
 from rankscope.shapes import Float
 
@@ -59,7 +59,7 @@ class HeadNorms:
     @classmethod
     def of(cls, arch: Architecture, index: int, layer: Layer) -> "HeadNorms":
         """Of layer `index` (0-based)."""
-        w, kept = layer.attention, speaking(arch, index)
+        w, kept = layer.attention, active_heads(arch, index)
         group = arch.heads // arch.key_heads
         found = torch.zeros(4, len(kept), dtype=torch.float64)
         for place, head in enumerate(kept):

@@ -37,7 +37,7 @@ from rankscope.errors import ArchitectureError, MetricError, RankscopeError, Tok
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.masks import matrix
-from rankscope.nets.order import speaking
+from rankscope.nets.order import active_heads
 from rankscope.profiles import measure
 from rankscope.theory.constants import value_matrix
 from rankscope.theory.hypotheses import outside
@@ -258,7 +258,7 @@ def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[fl
     real = {int(n) for n in real_tokens(X.shape[:-1], padding, X.device).sum(-1)}
     largest = 0.0
     for index, layer in enumerate(net.weights.layers):
-        W = [value_matrix(arch, layer, head) for head in speaking(arch, index)]
+        W = [value_matrix(arch, layer, head) for head in active_heads(arch, index)]
         if not W:
             continue
         if arch.kernel == "uniform":

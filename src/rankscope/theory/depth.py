@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope.errors import TheoremError
 from rankscope.nets import Transformer
-from rankscope.nets.asked import TokensOf
+from rankscope.nets.inputs import TokensOf
 from rankscope.theory.catalogue import Chosen
 from rankscope.theory.certificates import Certificates
 from rankscope.theory.certify import certify
@@ -81,9 +81,9 @@ def collapse_depth(
 
     Each quantity (residual, mu, diameter) is taken as a share of the same measure of the tokens.
 
-    >>> from rankscope.nets import Architecture, named_variant
+    >>> from rankscope.nets import Architecture
     >>> import torch
-    >>> san = named_variant(Transformer.random(Architecture(layers=4, width=16, heads=2)), "san")
+    >>> san = Transformer.random(Architecture(layers=4, width=16, heads=2)).variant("san")
     >>> found = collapse_depth(san, 0.1 * torch.randn(1, 5, 16), 1e-6, theorems="dong2021-2.3")
     >>> found.measured["layer"][0] <= found.guaranteed["layer"][0]
     True

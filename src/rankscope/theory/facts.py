@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import Scaled, State
-from rankscope.deviation.attention import Attention
+from rankscope.deviation.attention import DeviationPattern
 from rankscope.nets import Architecture, MaskGraph, Transformer, graph, mask_matrix
 from rankscope.shapes import Float
 from rankscope.theory.constants import HeadNorms, MLPNorms
@@ -101,7 +101,7 @@ class LayerFacts:
     log_smallest: float
     """The smallest attention weight on an edge of the mask."""
     row_sum_defect: float
-    attention: Attention
+    attention: DeviationPattern
     halves: tuple[HalfFacts, ...]
 
 

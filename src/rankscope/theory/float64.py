@@ -7,13 +7,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockTaken, HalfTaken, Scaled, State
-from rankscope.deviation.attention import Attention
-from rankscope.deviation.noise import ShakenPlain
-from rankscope.deviation.witness import RESOLVED, WITHIN, distance
+from rankscope.deviation import BlockRecord, HalfRecord, Scaled, State
+from rankscope.deviation.attention import DeviationPattern
+from rankscope.deviation.perturbation import PerturbedPlain
+from rankscope.deviation.second_pass import RESOLVED, WITHIN, distance
 from rankscope.nets import Transformer
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
-from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, traverse
 
 
@@ -21,8 +21,8 @@ class Float64:
     """The plain rules beside deviation arithmetic, with which they share no formula, from where float64 last
     could not see."""
 
-    def __init__(self, net: Transformer, setting: Setting) -> None:
-        self.rules = Plain(net.arch, setting)
+    def __init__(self, net: Transformer, settings: PassSettings) -> None:
+        self.rules = Plain(net.arch, settings)
         self.X: Tensor | None = None
 
     def follow(self, block: Block, before: State, after: State) -> float:
@@ -34,7 +34,7 @@ class Float64:
         X = traverse(block, self.rules, before.tokens() if start is None else start).state
         if not bool(X.isfinite().all()):
             return 0.0
-        own = State.of(X, after.real.rows)
+        own = State.of(X, after.valid.mask)
         if not (visible_to_float64(own) or visible_to_float64(after)):
             return 0.0
         self.X = X
@@ -47,11 +47,13 @@ def visible_to_float64(state: State) -> bool:
     return share > math.log(RESOLVED) and abs(size) < WITHIN
 
 
-def plainly(net: Transformer, first: State, setting: Setting, seed: int | None) -> Iterator[BlockTaken]:
+def plainly(
+    net: Transformer, first: State, settings: PassSettings, seed: int | None
+) -> Iterator[BlockRecord]:
     """The pass in float64, with what can be had of each block without a rule: its attention, and of a layer
     without norms and MLP what was added to the skip."""
-    rules = Plain(net.arch, setting) if seed is None else ShakenPlain(net.arch, setting, seed)
-    before, real, weight = first.tokens(), first.real.rows, net.arch.attention_skip
+    rules = Plain(net.arch, settings) if seed is None else PerturbedPlain(net.arch, settings, seed)
+    before, real, weight = first.tokens(), first.valid.mask, net.arch.attention_skip
     for block in net.blocks:
         after, P, *_ = traverse(block, rules, before)
         p = P.mean(-2)
@@ -59,12 +61,12 @@ def plainly(net: Transformer, first: State, setting: Setting, seed: int | None) 
         top = p.argmax(-1, keepdim=True)
         visible = torch.ones(1, 1, *P.shape[-2:], dtype=torch.bool)
         state, added = State.of(after, real), State.of(after - weight * before, real)
-        half = HalfTaken(State.of(before, real), (), weight, added, state, state)
-        yield BlockTaken(state, _Given(p, others, top, visible), None, (half,))
+        half = HalfRecord(State.of(before, real), (), weight, added, state, state)
+        yield BlockRecord(state, _Given(p, others, top, visible), None, (half,))
         before = after
 
 
-class _Given(Attention):
+class _Given(DeviationPattern):
     """Attention as a matrix: rows need not sum to one."""
 
     @cached_property

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from rankscope.deviation import HalfTaken, Scaled, State
+from rankscope.deviation import HalfRecord, Scaled, State
 from rankscope.deviation.mlp import REACH
 from rankscope.deviation.series import VALUES
 from rankscope.nets import Architecture
@@ -24,7 +24,7 @@ before it is marked. What it leaves counts above rounding, and is plain where no
 
 
 def half_facts(
-    arch: Architecture, layer: Layer, half: HalfTaken, averaging: float, mlp: MLPNorms
+    arch: Architecture, layer: Layer, half: HalfRecord, averaging: float, mlp: MLPNorms
 ) -> HalfFacts:
     """Of one half of a block; `averaging` is what attention does to distances, `mlp` the MLP's constants."""
     R, F = sized(half.before.centred()[1]), sized(half.total.centred()[1])

@@ -16,7 +16,7 @@ import math
 import torch
 
 from rankscope.deviation import Scaled
-from rankscope.nets.order import speaking
+from rankscope.nets.order import active_heads
 from rankscope.theory.constants import lost, spectral_norm, value_parts
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import Hypothesis, above, at_least, averages, equal, no_mlp, no_norm, no_skip
@@ -32,7 +32,7 @@ def log_values(facts: Facts) -> list[float]:
 def _log_values(facts: Facts) -> list[float]:
     arch = facts.arch
     found: list[float] = []
-    heads = [speaking(arch, index) for index in range(facts.depth)]
+    heads = [active_heads(arch, index) for index in range(facts.depth)]
     if all(len(kept) == 1 for kept in heads):
         # The product as it is computed, and how far from it the true one may be: products can all but cancel.
         product, off, scale, g = torch.eye(arch.width, dtype=torch.float64), 0.0, 0.0, lost(arch.width)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from rankscope.deviation import BlockTaken, Scaled, State, applies, dissect
+from rankscope.deviation import BlockRecord, Scaled, State, applies, dissect
 from rankscope.deviation.attention import deviations, heads
 from rankscope.deviation.dissect import started
 from rankscope.deviation.propagate import DeviationStep
@@ -16,9 +16,9 @@ from rankscope.metrics.centre import centred
 from rankscope.metrics.residuals import NORMS
 from rankscope.metrics.tokens import tokens, unit_of
 from rankscope.nets import Architecture, Transformer
-from rankscope.nets.order import speaking
+from rankscope.nets.order import active_heads
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
-from rankscope.nets.setting import Setting
 from rankscope.nets.traversal import Block, changed
 from rankscope.nets.weights import Layer
 from rankscope.shapes import Float
@@ -45,20 +45,20 @@ def observe(
 ) -> Facts:
     """Run the network on one sample's tokens and note what the theorems ask for. `norms` reads each layer's
     weights once, for a network and its variants. With a `seed` every rule's answer is shaken in its last
-    digits (`deviation/noise.py`); without, float64 is asked as well, where it can see."""
+    digits (`deviation/perturbation.py`); without, float64 is asked as well, where it can see."""
     net = net.to(torch.float64)
     sizes, layers, norms = [], [], WeightNorms() if norms is None else norms
     deviates = applies(net)
-    first, setting = started(net, X[None], seed)
+    first, settings = started(net, X[None], seed)
     sizes.append(_sizes(first, centre, deviates))
-    other = Float64(net, setting) if deviates and seed is None and not net.arch.parts else None
-    passed = dissect(net, X[None], seed) if deviates else plainly(net, first, setting, seed)
+    other = Float64(net, settings) if deviates and seed is None and not net.arch.parts else None
+    passed = dissect(net, X[None], seed) if deviates else plainly(net, first, settings, seed)
     for index, found in enumerate(passed):
         before, size = sizes[-1].state, _sizes(found.state, centre, deviates)
         if other is not None:
             size = replace(size, unlike=other.follow(net.blocks[index], before, found.state))
         sizes.append(size)
-        layers.append(_layer(net, index, found, setting, norms.of(net, index), centre))
+        layers.append(_layer(net, index, found, settings, norms.of(net, index), centre))
     arithmetic = "deviation" if deviates else "float64"
     start = net.prepared(X[None].to(torch.float64), None)[0][0]
     return Facts(net, centre, arithmetic, start, first, tuple(sizes), tuple(layers), norms)
@@ -115,17 +115,17 @@ def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
 def _layer(
     net: Transformer,
     index: int,
-    found: BlockTaken,
-    setting: Setting,
+    found: BlockRecord,
+    settings: PassSettings,
     norms: tuple[HeadNorms, MLPNorms],
     centre: Centre,
 ) -> LayerFacts:
     arch, layer = net.arch, net.weights.layers[index]
-    kept = list(speaking(arch, index))
+    kept = list(active_heads(arch, index))
     before = found.halves[0].before
-    visible = setting.visible[arch.mask_of(index)][0, 0]
+    visible = settings.visible[arch.mask_of(index)][0, 0]
     Delta = Scaled(found.attention.Delta.value[:, kept], found.attention.Delta.log)
-    P = _matrix(net.blocks[index], found, setting)[kept]
+    P = _matrix(net.blocks[index], found, settings)[kept]
     tau = [log_of(each, Delta.log[0]) for each in _dobrushin(Delta.value)]
     averaging = plus(-math.inf, *map(times, tau, norms[0].spectral.log().tolist()))
     oscillation, factor = math.nan, math.nan
@@ -154,13 +154,13 @@ def _dobrushin(Delta: Float[Tensor, "1 head token token"]) -> Float[Tensor, " he
     return dobrushin(Delta)[0]
 
 
-def _matrix(block: Block, found: BlockTaken, setting: Setting) -> Float[Tensor, "head token token"]:
+def _matrix(block: Block, found: BlockRecord, settings: PassSettings) -> Float[Tensor, "head token token"]:
     """P from the tokens themselves, in which small weights are not differences of large ones; from its two
     parts where tokens have left floating point's range."""
     if not found.halves[0].branches:
         return found.attention.matrix()[0]
-    inside, rules = found.halves[0].branches[0].inside.tokens(), Plain(block.arch, setting)
-    P = changed("weights", block, rules, rules.weights(block, inside), inside)
+    inside, rules = found.halves[0].branches[0].inside.tokens(), Plain(block.arch, settings)
+    P = changed("pattern", block, rules, rules.pattern(block, inside), inside)
     return P[0] if bool(P.isfinite().all()) else found.attention.matrix()[0]
 
 
@@ -189,7 +189,7 @@ def _oscillation(
     centre: Centre,
 ) -> tuple[float, float]:
     """(log of the largest oscillation of a row of E, log of the factor of `factors.py` made of them)."""
-    kept = list(speaking(arch, index))
+    kept = list(active_heads(arch, index))
     if arch.kernel == "uniform" or not kept:
         return -math.inf, -math.inf
     (x, R), w = _about(state, centre), layer.attention

@@ -1,11 +1,11 @@
 """Bounds that rounding cannot have made: hypotheses decided outward, upper bounds moved up, lower ones down.
 
-Several passes, all but the first shaken in their last digits (`deviation/noise.py`), give every measured
-number several times. A theorem is evaluated on each. Where its bounds differ by more than `AGREED`, it
-started from rounding and is refused. Elsewhere the worst of them is moved outward by `TIMES` what they differ
-by, or what float64 sees otherwise, and by what the formula's own arithmetic may have lost. A measured number
-that a hypothesis is about must keep off its limit by as much, in every pass. Norms of weights are rounded up
-where they are taken (`constants.py`).
+Several passes, all but the first perturbed in their last digits (`deviation/perturbation.py`), give every
+measured number several times. A theorem is evaluated on each. Where its bounds differ by more than `AGREED`,
+it started from rounding and is refused. Elsewhere the worst of them is moved outward by `TIMES` what they
+differ by, or what float64 sees otherwise, and by what the formula's own arithmetic may have lost. A measured
+number that a hypothesis is about must keep off its limit by as much, in every pass. Norms of weights are
+rounded up where they are taken (`constants.py`).
 
 The measured side is marked where the passes differ on it, on the deviations it is read off, or where float64,
 which shares no formula with deviation arithmetic, sees other tokens; and a bound of exactly zero counts only
@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rankscope.deviation.witness import distance, elsewhere, lost, steep, undecided
+from rankscope.deviation.second_pass import distance, elsewhere, lost, steep, undecided
 from rankscope.theory.facts import Facts
 from rankscope.theory.hypotheses import SOFTMAX, Hypothesis
 from rankscope.theory.theorem import Evaluation, Theorem

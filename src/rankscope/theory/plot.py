@@ -6,8 +6,9 @@ import numpy as np
 import polars as pl
 
 from rankscope.errors import TheoremError
-from rankscope.figures import Axes, AxesLike, Figure, FuncFormatter, MaxNLocator, panels, styled
-from rankscope.looks import FAINT, INK, MARKERS, PALETTE, label, tick
+from rankscope.figures.matplotlib import Axes, AxesLike, Figure, FuncFormatter, MaxNLocator, panels, styled
+from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE
+from rankscope.figures.text import label, tick
 from rankscope.theory.views import DepthView, drawn_quantities, quantity
 
 DEEP = 40

@@ -36,7 +36,7 @@ from rankscope.deviation.norms import normalise
 from rankscope.deviation.scaled import LOWEST
 from rankscope.nets import mask_matrix
 from rankscope.nets.norms import NormWeights
-from rankscope.nets.order import speaking
+from rankscope.nets.order import active_heads
 from rankscope.shapes import Bool, Float
 from rankscope.theory.constants import lost, value_parts
 from rankscope.theory.facts import Facts
@@ -99,7 +99,7 @@ def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
     """(one head, its values a multiple of an orthogonal matrix, and no bias on the way; delta, by which the
     squares of W's singular values may differ from one another, as a share)."""
     arch, layers = facts.arch, facts.net.weights.layers
-    heads = [speaking(arch, index) for index in range(facts.depth)]
+    heads = [active_heads(arch, index) for index in range(facts.depth)]
     numbers = [len(kept) for kept in heads]
     found = [equal("heads", max(numbers, key=lambda number: abs(number - 1)), 1)]
     if not found[0].met:

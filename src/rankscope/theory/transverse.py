@@ -34,11 +34,11 @@ from torch import Tensor
 
 from rankscope.deviation import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
-from rankscope.deviation.state import Real, State
+from rankscope.deviation.state import State, ValidTokens
 from rankscope.errors import ArchitectureError, TokensError
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.masks import Mask, matrix
-from rankscope.nets.setting import Setting
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import Layer
 from rankscope.shapes import Bool, Complex, Float
@@ -252,17 +252,17 @@ def _derivatives(
     number = len(rows)
     low = BELOW + (2 * x.log.clamp(max=0.0)).masked_fill(x.log <= LOWEST, 0.0)  # far below x itself
     R = torch.stack([rows, -rows], 1).repeat(2, 1, 1)  # [2 row, token, width]
-    real = Real(torch.ones(R.shape[:2], dtype=torch.bool, device=R.device))
+    valid = ValidTokens(torch.ones(R.shape[:2], dtype=torch.bool, device=R.device))
     both = torch.ones(number, 1, 2, 2, dtype=torch.bool, device=R.device)
     itself = torch.eye(2, dtype=torch.bool, device=R.device).expand_as(both)
     visible: dict[str | Mask, Tensor] = {"complete": torch.cat([both, itself])}
-    setting = Setting(visible, rotary=(), sinusoids=None, bias=None, real=real.rows)
+    settings = PassSettings(visible, rotary=(), sinusoids=None, bias=None, valid=valid.mask)
     state = State(
         Scaled(x.value.expand(2 * number, -1), x.log.expand(2 * number)),
         Scaled(R, low.expand(2 * number)),
-        real,
+        valid,
     )
-    after = traverse(Block.of(arch, index, (layer,), 0), Deviation(arch, setting), state).state
+    after = traverse(Block.of(arch, index, (layer,), 0), Deviation(arch, settings), state).state
     log = after.R.log - low
     top = log.amax()
     images = (after.R.value[:, 0] - after.R.value[:, 1]) / 2 * (log - top).exp()[:, None]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import Scaled
-from rankscope.nets.order import order, speaking
+from rankscope.nets.order import active_heads, order
 from rankscope.theory.constants import lost
 from rankscope.theory.dobrushin import seen
 from rankscope.theory.facts import Facts
@@ -36,7 +36,7 @@ def _written(facts: Facts, index: int) -> Tensor:
     """The rows of layer `index`'s output matrices, of length one: values may be as large as outputs are
     small."""
     layer = facts.net.weights.layers[index]
-    parts = [layer.attention.output.weight[list(speaking(facts.arch, index))].flatten(0, 1)]
+    parts = [layer.attention.output.weight[list(active_heads(facts.arch, index))].flatten(0, 1)]
     if facts.arch.mlp != "none":
         parts.append(facts.net.blocks[index].mlp.down.weight)
     rows = torch.cat(parts).double()

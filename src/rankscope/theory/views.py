@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from rankscope.looks import label, power
+from rankscope.figures.text import label, power
 
 EXACT = "exact-factors"
 """The theorem whose bound is the measurement itself: no proof of anything else."""

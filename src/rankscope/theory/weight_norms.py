@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 import torch
 
 from rankscope.nets import Transformer
-from rankscope.nets.order import speaking
-from rankscope.nets.stored import Stored
+from rankscope.nets.order import active_heads
+from rankscope.nets.streamed_layers import StreamedLayers
 from rankscope.nets.weights import Layer, Linear
 from rankscope.theory.constants import HeadNorms, MLPNorms
 
@@ -73,9 +73,9 @@ class WeightNorms:
 
     def _key(self, net: Transformer, index: int) -> tuple[bytes, tuple[int, ...], bool]:
         layers: Any = net.weights.layers
-        stored = isinstance(layers, Stored)  # a layer that is read is another object each time
+        stored = isinstance(layers, StreamedLayers)  # a layer that is read is another object each time
         of, place = (layers.source, layers.places[index]) if stored else (layers[index], 0)
         known = self._read.get((id(of), place))
         if known is None or known[0]() is not of:  # another one may have its id since
             known = self._read[id(of), place] = weakref.ref(of), digest(layers[index])
-        return known[1], speaking(net.arch, index), net.arch.mixes(index)
+        return known[1], active_heads(net.arch, index), net.arch.mixes(index)

@@ -10,4 +10,4 @@ def weighted(part: Weight, state: State, block: Any, rules: Any, inside: Any) ->
     """Common token and deviations alike."""
     number = part.number(block)
     x, R = (each.mapped(lambda v: v * number).normalised() for each in (state.x, state.R))
-    return State(x, R, state.real)
+    return State(x, R, state.valid)

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from rankscope.deviation.attention import Attention, Logits, Spoken
+from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Logits
 from rankscope.deviation.gates import sigmoid
 from rankscope.deviation.mlp import product
 from rankscope.deviation.scaled import Scaled, chosen
@@ -15,10 +15,12 @@ from rankscope.nets.norms import NormWeights
 from rankscope.nets.remedies.differential import Differential, Differential2, HeadNorm
 
 
-def differential(remedy: Differential, P: Attention, block: Any, rules: Any, inside: Any) -> Attention:
+def differential(
+    remedy: Differential, P: DeviationPattern, block: Any, rules: Any, inside: Any
+) -> DeviationPattern:
     """`P - lambda P_2`, both split by the same rule: p and Delta are differences alike, the second's Delta
     without column j* of the first, and rows sum to `total - lambda`."""
-    second: Attention = rules.weights(remedy.second(block), inside)
+    second: DeviationPattern = rules.pattern(remedy.second(block), inside)
     weight = remedy.weight(block)
     column = P.top[:, :, None].expand(-1, -1, P.others.value.shape[2], 1)
     taken = second.by_head.mapped(lambda t: (t * -weight).scatter(-1, column, 0.0)).normalised()
@@ -30,14 +32,16 @@ def differential(remedy: Differential, P: Attention, block: Any, rules: Any, ins
     return replace(P, p=p, others=others, signed=True, total=total, scaled_p=shared, logits=logits)
 
 
-def differential2(remedy: Differential2, P: Attention, block: Any, rules: Any, inside: State) -> Attention:
+def differential2(
+    remedy: Differential2, P: DeviationPattern, block: Any, rules: Any, inside: State
+) -> DeviationPattern:
     """`P - lambda_i P_2`. With lambda_i = l + d_i, l that of the common token (`gates.py`),
 
         p_1 - l p_2    is shared, and
         Delta_1 - l Delta_2 - d_i (p_2 + Delta_2)    is not:
 
     rows sum to `total - l`, and each to `-d_i` beside."""
-    second: Attention = rules.weights(remedy.second(block), inside)
+    second: DeviationPattern = rules.pattern(remedy.second(block), inside)
     W = block.weights.parts[remedy.name]["share"]
     z = rules.touch(inside.x.mapped(lambda v: v @ W))  # [batch, head]
     d = rules.touch(inside.R.mapped(lambda v: v @ W))  # [batch, token, head]
@@ -72,9 +76,9 @@ def _steeper(a: Logits, b: Logits) -> Logits:
     return Logits(ref, chosen(pick, a.D, b.D), chosen(pick, a.reference, b.reference))
 
 
-def head_norm(remedy: HeadNorm, spoken: Spoken, block: Any, rules: Any, inside: Any) -> Spoken:
+def head_norm(remedy: HeadNorm, spoken: HeadOutputs, block: Any, rules: Any, inside: Any) -> HeadOutputs:
     """An RMSNorm of every head (`norms.py`), times a number."""
     weights = NormWeights(block.weights.parts[remedy.name]["gain"])
-    x, R = normed_heads(spoken.x, spoken.R, weights, spoken.real, remedy.eps, rules.rounding)
+    x, R = normed_heads(spoken.x, spoken.R, weights, spoken.valid, remedy.eps, rules.rounding)
     factor = remedy.factor(block.index)
     return replace(spoken, x=x * factor, R=R * factor)

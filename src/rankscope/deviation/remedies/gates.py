@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from rankscope.deviation.attention import Spoken
+from rankscope.deviation.attention import HeadOutputs
 from rankscope.deviation.gates import gated
 from rankscope.deviation.mlp import affine
 from rankscope.deviation.state import State
@@ -10,7 +10,7 @@ from rankscope.nets.remedies.gates import HeadGate
 from rankscope.nets.weights import Linear
 
 
-def head_gated(remedy: HeadGate, said: Spoken, block: Any, rules: Any, inside: State) -> Spoken:
+def head_gated(remedy: HeadGate, said: HeadOutputs, block: Any, rules: Any, inside: State) -> HeadOutputs:
     """Of one entry a head."""
     w = block.weights.parts[remedy.name]
     z = rules.touch(affine(inside.x, Linear(w["weight"], w.get("bias"))))  # [batch, head]

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.deviation.attention import Attention, Visible
-from rankscope.deviation.decisions import spared
+from rankscope.deviation.attention import DeviationPattern, Visible
+from rankscope.deviation.decisions import can_skip
 from rankscope.deviation.scaled import STEEPEST, Scaled, chosen, spread
 from rankscope.nets.remedies.shaping import Shaping, average
 
 
-def shaped(remedy: Shaping, P: Attention, block: Any, rules: Any, inside: Any) -> Attention:
+def shaped(remedy: Shaping, P: DeviationPattern, block: Any, rules: Any, inside: Any) -> DeviationPattern:
     """With `P = 1 p^T + Delta`, c and e a row of C and of E, and j* the largest entry of p,
 
         alpha e_j* + (beta - gamma) c + beta e    is shared, and
@@ -29,11 +29,11 @@ def shaped(remedy: Shaping, P: Attention, block: Any, rules: Any, inside: Any) -
     outside column j* the first of these three is alpha I. Where rows see alike, `E - 1 e^T` is Delta. Rows
     sum to `alpha + beta - gamma` where those of P sum to one."""
     alpha, beta, gamma = remedy.of_heads(block, P.p)
-    real = inside.real.rows
-    samples, last = torch.arange(len(real), device=real.device), _last(real)
+    valid = inside.valid.mask
+    samples, last = torch.arange(len(valid), device=valid.device), _last(valid)
     C = average(P.visible).to(P.p)  # [batch, 1, row, token]
     c = C[samples, 0, last][:, None]  # of a row that sees most
-    e, E = _from_average(P, real, samples, last)
+    e, E = _from_average(P, valid, samples, last)
     column = torch.arange(P.p.shape[-1], device=C.device) == P.top  # [batch, head, token]: j*
     shared = Scaled.plain(alpha[:, None] * column + (beta - gamma)[:, None] * c).by_head()
     shared = shared + e.mapped(lambda t: t * beta[:, None]).normalised()
@@ -41,7 +41,7 @@ def shaped(remedy: Shaping, P: Attention, block: Any, rules: Any, inside: Any) -
     fixed = alpha[:, None, None] * own + (beta - gamma)[:, None, None] * (C - c[:, :, None])
     fixed = fixed.expand(*P.p.shape[:2], -1, -1)
     others = Scaled.plain(fixed).by_head() + E.mapped(lambda t: t * beta[:, None, None]).normalised()
-    hidden = column[:, :, None] | ~real[:, None, :, None]
+    hidden = column[:, :, None] | ~valid[:, None, :, None]
     others = others.mapped(lambda t: t.masked_fill(hidden, 0.0))
     total = alpha + (beta if P.total is None else beta * P.total) - gamma
     sums = P.apart and P.apart.mapped(lambda t: t * beta[:, None]).normalised()
@@ -50,7 +50,7 @@ def shaped(remedy: Shaping, P: Attention, block: Any, rules: Any, inside: Any) -
     )
 
 
-def _from_average(P: Attention, real: Tensor, samples: Tensor, last: Tensor) -> tuple[Scaled, Scaled]:
+def _from_average(P: DeviationPattern, valid: Tensor, samples: Tensor, last: Tensor) -> tuple[Scaled, Scaled]:
     """(e, E - 1 e^T), the second but for column j* where rows see alike. Of weights that another part has
     changed, which need not be near C, E is the difference."""
     if P.signed or P.logits is None:
@@ -62,8 +62,8 @@ def _from_average(P: Attention, real: Tensor, samples: Tensor, last: Tensor) -> 
     row = P.visible[samples, :, last][:, :, None]  # [batch, 1, 1, token]
     e = _less_average(P.logits.reference.mapped(lambda t: t[:, :, None]), row)
     e = e.mapped(lambda t: t[:, :, 0])
-    alike = ((P.visible == row).all(-1)[:, 0] | ~real).all(-1)  # [batch]
-    if spared(alike.all()):
+    alike = ((P.visible == row).all(-1)[:, 0] | ~valid).all(-1)  # [batch]
+    if can_skip(alike.all()):
         return e, P.others
     scores = P.logits.reference.mapped(lambda t: t[:, :, None]) + P.logits.D
     E = _less_average(scores, P.visible)
@@ -86,7 +86,7 @@ def _less_average(scores: Scaled, visible: Visible) -> Scaled:
     ).normalised()
 
 
-def _last(real: Tensor) -> Tensor:
-    """The last real token of each sample."""
-    places = torch.arange(real.shape[1], device=real.device)
-    return torch.where(real, places, 0).amax(-1)
+def _last(valid: Tensor) -> Tensor:
+    """The last valid token of each sample."""
+    places = torch.arange(valid.shape[1], device=valid.device)
+    return torch.where(valid, places, 0).amax(-1)

@@ -25,11 +25,11 @@ def featscaled(remedy: FeatScale, A: State, block: Any, rules: Any, inside: Any)
     s, t = (block.weights.parts[remedy.name][name] for name in ("s", "t"))
     mean, R = A.centred()
     C = averages(block, rules).to(R.value).expand(len(R.value), -1, -1)
-    last = torch.where(A.real.rows, torch.arange(C.shape[-1], device=C.device), 0).amax(-1)
+    last = torch.where(A.valid.mask, torch.arange(C.shape[-1], device=C.device), 0).amax(-1)
     c = C[torch.arange(len(C), device=C.device), last][:, None]  # of a row that sees most
     common = (A.x + mean).mapped(lambda v: v * (1 + s)) + R.mapped(lambda v: (c @ v)[:, 0] * (s - t))
-    apart = (C - c) * A.real.rows[..., None]
-    return State(common, R.mapped(lambda v: v * (1 + t) + apart @ v * (s - t)), A.real)
+    apart = (C - c) * A.valid.mask[..., None]
+    return State(common, R.mapped(lambda v: v * (1 + t) + apart @ v * (s - t)), A.valid)
 
 
 def contrasted(part: Contrast, state: State, block: Any, rules: Any, inside: Any) -> State:
@@ -41,13 +41,15 @@ def contrasted(part: Contrast, state: State, block: Any, rules: Any, inside: Any
     h, d = rules.touch(unit.x), rules.touch(unit.R)
     ref = Scaled((d.value @ h.value[..., None])[..., 0], d.log + h.log)
     D = Scaled(d.value @ d.value.mT, 2 * d.log)
-    visible = rules.setting.visible[block.arch.mask_of(block.index)].expand(len(state.real.rows), -1, -1, -1)
-    S = split(Scores(_head(ref), _head(D)), visible, state.real)
+    visible = rules.settings.visible[block.arch.mask_of(block.index)].expand(
+        len(state.valid.mask), -1, -1, -1
+    )
+    S = split(Scores(_head(ref), _head(D)), visible, state.valid)
     everyone, output = tuple(range(block.arch.heads)), block.weights.attention.output.weight
-    said = mixed(block.arch, everyone, output, S, Values(_head(state.x), _head(state.R), state.real))
+    said = mixed(block.arch, everyone, output, S, Values(_head(state.x), _head(state.R), state.valid))
     x, R = (Scaled(each.value[:, 0], each.log[:, 0]) for each in (said.x, said.R))
     s = part.s
-    return rules.tidy(State(state.x * (1 + s) + x * -s, state.R * (1 + s) + R * -s, state.real))
+    return rules.tidy(State(state.x * (1 + s) + x * -s, state.R * (1 + s) + R * -s, state.valid))
 
 
 def _head(part: Scaled) -> Scaled:

@@ -4,7 +4,7 @@ V_1 carried as both."""
 from dataclasses import replace
 from typing import Any
 
-from rankscope.deviation.attention import Spoken, Values
+from rankscope.deviation.attention import HeadOutputs, Values
 from rankscope.deviation.scaled import Scaled
 from rankscope.nets.remedies.values import FIRST, OWN, Drawn, ValueResidual, first, speaks
 
@@ -22,7 +22,7 @@ def value_residual(remedy: ValueResidual, V: Values, block: Any, rules: Any, ins
     )
 
 
-def drawn(part: Drawn, said: Spoken, block: Any, rules: Any, inside: Any) -> Spoken:
+def drawn(part: Drawn, said: HeadOutputs, block: Any, rules: Any, inside: Any) -> HeadOutputs:
     """`weight (V_1 - V)` more, of the heads that speak."""
     V, V_1 = rules.memory.pop(OWN), rules.memory[FIRST]
     if block.index == 0:

@@ -12,7 +12,7 @@ import torch
 from rankscope.errors import StudyError
 from rankscope.lab.model import Interface
 from rankscope.lab.tasks.fixed import Data, Fixed, ceiling
-from rankscope.sources.words import bundled_excerpts, split
+from rankscope.sources.random_embedding import bundled_excerpts, split
 
 SHORTEST = 16
 """Words of a text at least: a shorter one says little about context."""

@@ -1,7 +1,7 @@
 """Paths and certificates of the probe, at a slower pace: the model as it is now, taken over as `load` does.
 
 At each such look the model's weights are copied to the CPU in float64, as a canonical network that is held
-against the model on the probe itself (`sources/running.py`). Of it come
+against the model on the probe itself (`sources/batch_network.py`). Of it come
 
     paths_0, paths_1, ...    the share of the output that paths of each length carry, biases included:
                              <T_l, Y> / <Y, Y>, T_l the sum of their terms, Y the output; they add up to 1
@@ -31,8 +31,8 @@ from rankscope.live.monitor.untouched import untouched
 from rankscope.nets import Architecture
 from rankscope.paths import decompose
 from rankscope.runs import Manifest
+from rankscope.sources.batch_network import network_on_batch
 from rankscope.sources.checkpoint import first_line
-from rankscope.sources.running import running
 from rankscope.theory import certify
 from rankscope.theory.certificates import Certificates
 
@@ -66,7 +66,7 @@ class Paths:
         failed = None
         try:
             with self._aside():
-                found = running(self.model, self.batch)
+                found = network_on_batch(self.model, self.batch)
             self.lengths, number = found.net.arch.layers + 1, len(found.X)
             self.samples = self._fitting(found.net.arch, number, found.X.shape[1])
         except RankscopeError as error:
@@ -86,7 +86,7 @@ class Paths:
         table, failed = None, None
         try:
             with self._aside():
-                net, X, padding = running(self.model, self.batch)
+                net, X, padding = network_on_batch(self.model, self.batch)
                 rows = decompose(net, X, padding).by_length().table.filter(start="all").sort("length")
                 shares = torch.tensor(rows["share"].to_list(), dtype=torch.float64).view_as(shares)
                 table = certify(net, X, padding).table.drop("hypotheses")

@@ -63,7 +63,7 @@ class Contrast:
         if not self.stands(block):
             return X
         unit = normalise(X, "scale", UNWEIGHTED, 0.0)
-        visible = rules.setting.visible[block.arch.mask_of(block.index)][:, 0]
+        visible = rules.settings.visible[block.arch.mask_of(block.index)][:, 0]
         S = (unit @ unit.mT).masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(0.0)  # of padding
         rules.keep(block, f"{self.name} {self.place}", S)
         return X + self.s * (X - S @ X)

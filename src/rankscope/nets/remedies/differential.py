@@ -60,7 +60,7 @@ class Differential(Built):
     spread: float = 0.1
     norm: int = 1
     name: ClassVar[str] = "differential"
-    place: ClassVar[str] = "weights"
+    place: ClassVar[str] = "pattern"
     says: ClassVar[str] = "attention becomes P_1 - lambda P_2, and what heads say is normed"
     source: ClassVar[str] = "Ye et al. 2024"
     zero: ClassVar[dict[str, float]] = {"peak": 0.0, "drop": 0.0, "spread": 0.0, "norm": 0}
@@ -106,7 +106,7 @@ class Differential(Built):
         self, P: Float[Tensor, "batch head token token"], block: Any, rules: Any, inside: Any
     ) -> Float[Tensor, "batch head token token"]:
         """`P - lambda P_2`."""
-        second: Tensor = rules.weights(self.second(block), inside)
+        second: Tensor = rules.pattern(self.second(block), inside)
         return P - self.weight(block) * second
 
 
@@ -119,7 +119,7 @@ class Differential2(Built):
 
     weight: float = 1.0
     name: ClassVar[str] = "differential2"
-    place: ClassVar[str] = "weights"
+    place: ClassVar[str] = "pattern"
     says: ClassVar[str] = (
         "attention becomes P_1 - lambda P_2, lambda = weight times a sigmoid of the token that asks"
     )
@@ -147,7 +147,7 @@ class Differential2(Built):
         self, P: Float[Tensor, "batch head token token"], block: Any, rules: Any, inside: Any
     ) -> Float[Tensor, "batch head token token"]:
         """`P - lambda_i P_2`."""
-        second: Tensor = rules.weights(self.second(block), inside)
+        second: Tensor = rules.pattern(self.second(block), inside)
         share = (inside @ block.weights.parts[self.name]["share"]).sigmoid()  # [batch, token, head]
         return P - self.weight * share.mT[..., None] * second
 

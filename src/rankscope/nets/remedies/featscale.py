@@ -51,4 +51,4 @@ class FeatScale(Built):
 
 def averages(block: Any, rules: Any) -> Float[Tensor, "#batch token token"]:
     """C: each row the average of what a token sees in this layer."""
-    return average(rules.setting.visible[block.arch.mask_of(block.index)])[:, 0]
+    return average(rules.settings.visible[block.arch.mask_of(block.index)])[:, 0]

@@ -25,7 +25,7 @@ from rankscope.shapes import Bool, Float
 class Shaping(Built):
     """What the three have in common."""
 
-    place: ClassVar[str] = "weights"
+    place: ClassVar[str] = "pattern"
 
     def numbers(self, weights: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """alpha, beta, gamma of every head."""
@@ -39,9 +39,9 @@ class Shaping(Built):
         self, P: Float[Tensor, "batch head token token"], block: Any, rules: Any, inside: Any
     ) -> Float[Tensor, "batch head token token"]:
         """`alpha I + beta P - gamma C`; rows of padding stay zero."""
-        visible = rules.setting.visible[rules.arch.mask_of(block.index)]
+        visible = rules.settings.visible[rules.arch.mask_of(block.index)]
         alpha, beta, gamma = (each[:, None, None] for each in self.of_heads(block, P))
-        own = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) * rules.setting.real[:, None, :, None]
+        own = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device) * rules.settings.valid[:, None, :, None]
         return alpha * own + beta * P - gamma * average(visible).to(P.dtype)
 
 

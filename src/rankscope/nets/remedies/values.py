@@ -114,7 +114,7 @@ class Drawn:
         if block.index == 0:
             return said
         drawn = self.weight * (V_1 - V)  # [batch, head, token, head_width]
-        if len(rules.speaking(block)) < block.arch.heads:
+        if len(rules.active_heads(block)) < block.arch.heads:
             drawn = drawn * speaks(block, rules).to(drawn)[:, None, None]
         return said + drawn.transpose(1, 2)
 
@@ -122,5 +122,5 @@ class Drawn:
 def speaks(block: Any, rules: Any) -> Tensor:
     """[head]: whether each speaks here."""
     found = torch.zeros(block.arch.heads, dtype=torch.bool)
-    found[list(rules.speaking(block))] = True
+    found[list(rules.active_heads(block))] = True
     return found

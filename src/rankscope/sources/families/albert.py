@@ -5,7 +5,13 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.bert import Bert
-from rankscope.sources.families.family import SMALL_TEXT, Family, Places, described, linear_weights
+from rankscope.sources.families.family import (
+    SMALL_TEXT,
+    Family,
+    ModulePaths,
+    architecture_from,
+    linear_weights,
+)
 
 
 class Albert(Family):
@@ -13,7 +19,7 @@ class Albert(Family):
 
     name = "albert"
     types = ("albert",)
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         "attention.query": "attention.query",
         "attention.key": "attention.key",
         "attention.value": "attention.value",
@@ -23,13 +29,13 @@ class Albert(Family):
         "mlp.down": "ffn_output",
         "mlp_norm": "full_layer_layer_norm",
     }
-    embedded = Bert.embedded
+    embedding_parts = Bert.embedding_parts
 
     def architecture(self, config: Any) -> Architecture:
         """Post-norm; shared where there is but one layer to share."""
         layers = config.num_hidden_layers * config.inner_group_num
         shared = config.num_hidden_groups == config.inner_group_num == 1
-        return described(config, layers=layers, norm_eps=config.layer_norm_eps, shared=shared)
+        return architecture_from(config, layers=layers, norm_eps=config.layer_norm_eps, shared=shared)
 
     def blocks(self, model: Any) -> list[Any]:
         """Group by group, as `AlbertTransformer` applies them."""
@@ -42,10 +48,10 @@ class Albert(Family):
         ]
 
     def embedding(self, model: Any) -> TextEmbedding:
-        """Normed narrow, then widened."""
+        """The narrow embedding is normalised, then widened."""
         return self.text(model, after=linear_weights(model.encoder.embedding_hidden_mapping_in))
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """All layers shared, and two groups of two."""
         from transformers import AlbertConfig
 

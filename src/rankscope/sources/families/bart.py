@@ -7,7 +7,7 @@ from torch import nn
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import Embedding
-from rankscope.sources.families.family import Family, Places, activation
+from rankscope.sources.families.family import Family, ModulePaths, activation
 
 CROSS: dict[str, str] = {
     "cross.query": "encoder_attn.q_proj",
@@ -23,13 +23,13 @@ SIZES: dict[str, Any] = {
 
 
 class Bart(Family):
-    """BART's encoder."""
+    """BART's encoder: post-norm, learned positions."""
 
     name = "bart"
     types: ClassVar[tuple[str, ...]] = ("bart",)
     side = "encoder"
     stack = "layers"
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         "attention.query": "self_attn.q_proj",
         "attention.key": "self_attn.k_proj",
         "attention.value": "self_attn.v_proj",
@@ -39,19 +39,19 @@ class Bart(Family):
         "mlp.down": "fc2",
         "mlp_norm": "final_layer_norm",
     }
-    embedded: ClassVar[Places] = {
+    embedding_parts: ClassVar[ModulePaths] = {
         "words": "embed_tokens",
         "positions": "embed_positions",
         "norm": "layernorm_embedding",
     }
 
     def core(self, model: nn.Module) -> Any:
-        """That side of a model of both."""
+        """The encoder or decoder of a model that has both."""
         base = super().core(model)
         return getattr(base, self.side, base)
 
     def architecture(self, config: Any) -> Architecture:
-        """torch's usual eps."""
+        """Post-norm, with the eps of torch's LayerNorm."""
         return Architecture(**self.sizes(config), norm_eps=1e-5)
 
     def sizes(self, config: Any) -> dict[str, Any]:
@@ -71,10 +71,10 @@ class Bart(Family):
         return self.text(model, scale=model.embed_tokens.embed_scale, by_column=True)
 
     def first_position(self, model: Any) -> int:
-        """Row 2."""
+        """Positions start at row 2 of the table."""
         return int(model.embed_positions.offset)
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """As published, and with words scaled."""
         from transformers import BartConfig
 
@@ -83,7 +83,7 @@ class Bart(Family):
 
 
 class BartDecoder(Bart):
-    """BART's decoder."""
+    """BART's decoder: causal, with cross-attention."""
 
     name, side = "bart_decoder", "decoder"
-    parts: ClassVar[Places] = {**Bart.parts, **CROSS}
+    parts: ClassVar[ModulePaths] = {**Bart.parts, **CROSS}

@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Family, Places, described, refuse
+from rankscope.sources.families.family import SMALL_TEXT, Family, ModulePaths, architecture_from, require
 
 
 class Bert(Family):
@@ -12,7 +12,7 @@ class Bert(Family):
     name = "bert"
     types: ClassVar[tuple[str, ...]] = ("bert",)
     stack = "encoder.layer"
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         "attention.query": "attention.self.query",
         "attention.key": "attention.self.key",
         "attention.value": "attention.self.value",
@@ -22,7 +22,7 @@ class Bert(Family):
         "mlp.down": "output.dense",
         "mlp_norm": "output.LayerNorm",
     }
-    embedded: ClassVar[Places] = {
+    embedding_parts: ClassVar[ModulePaths] = {
         "words": "embeddings.word_embeddings",
         "positions": "embeddings.position_embeddings",
         "segment": "embeddings.token_type_embeddings",
@@ -30,12 +30,12 @@ class Bert(Family):
     }
 
     def architecture(self, config: Any) -> Architecture:
-        """Post-norm."""
-        refuse(config, add_cross_attention=False)
+        """Post-norm; causal where the config says decoder."""
+        require(config, add_cross_attention=False)
         mask = "causal" if config.is_decoder else "complete"
-        return described(config, norm_eps=config.layer_norm_eps, mask=mask)
+        return architecture_from(config, norm_eps=config.layer_norm_eps, mask=mask)
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """An encoder and a decoder."""
         from transformers import BertConfig
 

@@ -7,7 +7,14 @@ from torch import nn
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import ImageEmbedding, TextEmbedding
-from rankscope.sources.families.family import SMALL, SMALL_TEXT, Family, Places, described, norm_weights
+from rankscope.sources.families.family import (
+    SMALL,
+    SMALL_TEXT,
+    Family,
+    ModulePaths,
+    architecture_from,
+    norm_weights,
+)
 
 
 class Tower(Family):
@@ -16,7 +23,7 @@ class Tower(Family):
     tower: ClassVar[str]
     """Where a model of both keeps it."""
     stack = "encoder.layers"
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         "attention.query": "self_attn.q_proj",
         "attention.key": "self_attn.k_proj",
         "attention.value": "self_attn.v_proj",
@@ -35,29 +42,29 @@ class Tower(Family):
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm; a last norm where the tower's output has one."""
-        return described(
+        return architecture_from(
             config, norm_place="pre", norm_eps=config.layer_norm_eps, mask=self.mask,
             final_norm=bool(self.final_norm),
         )  # fmt: skip
 
 
 class ClipText(Tower):
-    """CLIP's text tower: causal."""
+    """CLIP's text tower, whose attention is causal."""
 
     name = "clip_text"
     types = ("clip_text_model",)
     tower, final_norm, mask = "text_model", "final_layer_norm", "causal"
-    embedded: ClassVar[Places] = {
+    embedding_parts: ClassVar[ModulePaths] = {
         "words": "embeddings.token_embedding",
         "positions": "embeddings.position_embedding",
     }
 
     def embedding(self, model: Any) -> TextEmbedding:
-        """Words and positions."""
+        """The sum of words and positions."""
         return self.text(model)
 
-    def tiny(self) -> dict[str, Any]:
-        """One."""
+    def tiny_configs(self) -> dict[str, Any]:
+        """One config for the text tower."""
         from transformers import CLIPTextConfig
 
         return {
@@ -72,15 +79,15 @@ class ClipVision(Tower):
 
     name = "clip_vision"
     types = ("clip_vision_model",)
-    tower, sees = "vision_model", True
+    tower, continuous_inputs = "vision_model", True
 
     def embedding(self, model: Any) -> ImageEmbedding:
         """Patches, a class token and positions, through a norm."""
         parts, norm = model.embeddings, model.pre_layrnorm
         return images(model, first=parts.class_embedding.detach(), norm=norm_weights(norm), norm_eps=norm.eps)
 
-    def tiny(self) -> dict[str, Any]:
-        """Nine patches."""
+    def tiny_configs(self) -> dict[str, Any]:
+        """One config with nine patches."""
         from transformers import CLIPVisionConfig
 
         return {"image": CLIPVisionConfig(**SMALL, intermediate_size=24, image_size=12, patch_size=4)}
@@ -93,8 +100,8 @@ class SiglipText(ClipText):
     types = ("siglip_text_model",)
     loader = "SiglipTextModel"
 
-    def tiny(self) -> dict[str, Any]:
-        """One."""
+    def tiny_configs(self) -> dict[str, Any]:
+        """One config for the text tower."""
         from transformers import SiglipTextConfig
 
         return {
@@ -109,14 +116,14 @@ class SiglipVision(Tower):
 
     name = "siglip_vision"
     types = ("siglip_vision_model",)
-    tower, sees, final_norm = "vision_model", True, "post_layernorm"
+    tower, continuous_inputs, final_norm = "vision_model", True, "post_layernorm"
 
     def embedding(self, model: Any) -> ImageEmbedding:
-        """Patches and positions."""
+        """The sum of patches and positions."""
         return images(model)
 
-    def tiny(self) -> dict[str, Any]:
-        """Nine patches."""
+    def tiny_configs(self) -> dict[str, Any]:
+        """One config with nine patches."""
         from transformers import SiglipVisionConfig
 
         return {"image": SiglipVisionConfig(**SMALL, intermediate_size=24, image_size=12, patch_size=4)}

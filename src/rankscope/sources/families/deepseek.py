@@ -8,14 +8,22 @@ from torch import Tensor
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import SMALL_TEXT, Places, Tensors, dense, described, norm, refuse
+from rankscope.sources.families.family import (
+    SMALL_TEXT,
+    ModulePaths,
+    Tensors,
+    architecture_from,
+    dense,
+    norm,
+    require,
+)
 from rankscope.sources.families.llama import NO_TOKENS
 from rankscope.sources.families.mixtral import SHARED, Mixtral
 from rankscope.sources.families.rotary import rotary
 
 SHARED_EXPERTS = {
-    name: place.replace("shared_expert.", "shared_experts.")
-    for name, place in SHARED.items()
+    name: path.replace("shared_expert.", "shared_experts.")
+    for name, path in SHARED.items()
     if name != "experts.shared_gate"
 }
 
@@ -27,19 +35,19 @@ class DeepSeek(Mixtral):
 
     name = "deepseek"
     types: ClassVar[tuple[str, ...]] = ("deepseek_v2", "deepseek_v3")
-    parts: ClassVar[Places] = {
-        name: place
-        for name, place in Mixtral.parts.items()
+    parts: ClassVar[ModulePaths] = {
+        name: path
+        for name, path in Mixtral.parts.items()
         if name not in ("attention.query", "attention.key", "attention.value")
     }
-    shared: ClassVar[Places] = SHARED_EXPERTS
+    shared: ClassVar[ModulePaths] = SHARED_EXPERTS
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
-        refuse(config, num_key_value_heads=config.num_attention_heads)
+        require(config, num_key_value_heads=config.num_attention_heads)
         turned, width = config.qk_rope_head_dim, config.qk_head_dim
         adjacent = getattr(config, "rope_interleave", True)
-        arch = described(
+        arch = architecture_from(
             config, head_width=width, value_width=config.v_head_dim, query_latent=config.q_lora_rank or 0,
             key_latent=config.kv_lora_rank, divisor=math.sqrt(width) / _stretch(config) ** 2, mask="causal",
             rotary_share=turned / width, rotary_pairs="adjacent" if adjacent else "half", mlp="gated",
@@ -49,7 +57,7 @@ class DeepSeek(Mixtral):
         return arch if experts is None else arch.replace(mlp="experts", experts=experts)
 
     def experts(self, config: Any) -> Experts | None:
-        """Those of V2; None where every layer is dense."""
+        """The experts of V2; None where every layer is dense."""
         first = config.first_k_dense_replace
         if first >= config.num_hidden_layers:
             return None
@@ -69,29 +77,29 @@ class DeepSeek(Mixtral):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Experts' outputs are scaled: so are their last matrices."""
-        found, attention = super().layer(block, arch), block.self_attn
-        if "experts.down.weight" in found:
+        tensors, attention = super().layer(block, arch), block.self_attn
+        if "experts.down.weight" in tensors:
             scale = block.mlp.gate.routed_scaling_factor
-            found["experts.down.weight"] = found["experts.down.weight"] * scale
+            tensors["experts.down.weight"] = tensors["experts.down.weight"] * scale
         query = attention.q_proj if attention.q_a_proj is None else attention.q_b_proj
         if attention.q_a_proj is not None:
-            found |= dense("attention.query_latent", attention.q_a_proj)
-            found |= norm("attention.query_latent.norm", attention.q_a_layernorm)
-        found |= dense("attention.key_latent", attention.kv_a_proj_with_mqa)
-        found |= norm("attention.key_latent.norm", attention.kv_a_layernorm)
+            tensors |= dense("attention.query_latent", attention.q_a_proj)
+            tensors |= norm("attention.query_latent.norm", attention.q_a_layernorm)
+        tensors |= dense("attention.key_latent", attention.kv_a_proj_with_mqa)
+        tensors |= norm("attention.key_latent.norm", attention.kv_a_layernorm)
         turned = arch.rotary_width
         plain = arch.head_width - turned
         asked = _by_head(query.weight, arch.heads)  # [inner, head, head_width]
-        found["attention.query.weight"] = torch.cat([asked[..., plain:], asked[..., :plain]], -1)
+        tensors["attention.query.weight"] = torch.cat([asked[..., plain:], asked[..., :plain]], -1)
         held = _by_head(attention.kv_b_proj.weight, arch.heads)
-        found["attention.value.weight"] = held[..., plain:]
+        tensors["attention.value.weight"] = held[..., plain:]
         beside = torch.eye(turned, dtype=held.dtype)[:, None].expand(-1, arch.heads, -1)
-        found["attention.key.weight"] = torch.cat(
+        tensors["attention.key.weight"] = torch.cat(
             [_before(turned, held[..., :plain]), _after(plain, beside)], 0
         )
-        return found
+        return tensors
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """V2 with experts after a dense layer, and with plain queries; V3 dense, its positions stretched, and
         rotated by halves."""
         from transformers import DeepseekV2Config, DeepseekV3Config
@@ -131,11 +139,11 @@ def _by_head(weight: Tensor, heads: int) -> Tensor:
     return weight.reshape(heads, -1, weight.shape[1]).permute(2, 0, 1)
 
 
-def _before(number: int, part: Tensor) -> Tensor:
+def _before(count: int, part: Tensor) -> Tensor:
     """Zeros before the entries of every head."""
-    return torch.cat([part.new_zeros(*part.shape[:-1], number), part], -1)
+    return torch.cat([part.new_zeros(*part.shape[:-1], count), part], -1)
 
 
-def _after(number: int, part: Tensor) -> Tensor:
+def _after(count: int, part: Tensor) -> Tensor:
     """Zeros after them."""
-    return torch.cat([part, part.new_zeros(*part.shape[:-1], number)], -1)
+    return torch.cat([part, part.new_zeros(*part.shape[:-1], count)], -1)

@@ -3,23 +3,30 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL, Places, Tensors, activation, described, read
+from rankscope.sources.families.family import (
+    SMALL,
+    ModulePaths,
+    Tensors,
+    activation,
+    architecture_from,
+    read_block,
+)
 from rankscope.sources.families.vit import ViT
 
 GATED = {"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
 
 
 class DinoV2(ViT):
-    """DINOv2, plain or gated."""
+    """DINOv2 with plain or gated MLPs."""
 
     name = "dinov2"
     types = ("dinov2",)
-    parts: ClassVar[Places] = {**ViT.parts, "attention_norm": "norm1", "mlp_norm": "norm2"}
+    parts: ClassVar[ModulePaths] = {**ViT.parts, "attention_norm": "norm1", "mlp_norm": "norm2"}
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
         gated, inner = config.use_swiglu_ffn, int(config.hidden_size * config.mlp_ratio)
-        return described(
+        return architecture_from(
             config, mlp="gated" if gated else "plain",
             mlp_width=(int(inner * 2 / 3) + 7) // 8 * 8 if gated else inner,
             activation="silu" if gated else activation(config.hidden_act), norm_place="pre",
@@ -27,18 +34,18 @@ class DinoV2(ViT):
         )  # fmt: skip
 
     def blocks(self, model: Any) -> list[Any]:
-        """The encoder's layers."""
+        """The layers of the model's encoder."""
         return list(getattr(model.encoder, "layers", None) or model.encoder.layer)
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """What a branch adds is scaled entry by entry: so are its last matrix and bias."""
-        found = read(block, {**self.parts, **(GATED if arch.mlp == "gated" else {})}, arch)
+        tensors = read_block(block, {**self.parts, **(GATED if arch.mlp == "gated" else {})}, arch)
         for last, scale in (("attention.output", block.layer_scale1), ("mlp.down", block.layer_scale2)):
-            found |= {name: part * scale.lambda1 for name, part in found.items() if name.startswith(last)}
-        return found
+            tensors |= {name: part * scale.lambda1 for name, part in tensors.items() if name.startswith(last)}
+        return tensors
 
-    def tiny(self) -> dict[str, Any]:
-        """Plain and gated."""
+    def tiny_configs(self) -> dict[str, Any]:
+        """One config with plain MLPs, one with gated."""
         from transformers import Dinov2Config
 
         small = SMALL | {"image_size": 12, "patch_size": 4}

@@ -6,15 +6,15 @@ To add a family, write a file with a subclass of `Family` and put it into the ta
         name, types = "bert", ("bert",)            # config.model_type
         stack = "encoder.layer"                    # where the model keeps its blocks
         parts = {"attention.query": ..., ...}      # where a block keeps each part, by nets.weights' names
-        embedded = {"words": ..., "norm": ...}     # where the model keeps the parts of layer 0
+        embedding_parts = {"words": ..., "norm": ...}     # where the model keeps the parts of layer 0
         def architecture(self, config): ...        # without biases: they are found in the weights
-        def tiny(self): ...                        # small configs: every branch of the above in one of them
+        def tiny_configs(self): ...                 # small configs: every branch of the above in one of them
 
-`final_norm` is the place of the last norm. A family of one's own, given to `load(model, family=)`, needs no
-`types` and no `tiny`, and its model may be any module: `config` is then what the model has by that name, or
-the model itself. Where places do not say it all, `blocks`, `layer`, `embedding` and
-`others` (tensors outside the blocks) are methods to write anew. Nothing has to be said about parity: every
-load checks it, and `rankscope models` and the tests run it on each config of `tiny`.
+`final_norm` is the path of the last norm. A family of one's own, given to `load(model, family=)`, needs no
+`types` and no `tiny_configs`, and its model may be any module: `config` is then the model's attribute of that
+name, or the model itself. Where paths are not enough, override `blocks`, `layer`, `embedding` and
+`other_tensors` (tensors outside the blocks). Parity needs no code: every load checks it, and
+`rankscope models` and the tests check each of `tiny_configs`.
 """
 
 from abc import ABC, abstractmethod
@@ -32,12 +32,12 @@ from rankscope.nets.weights import Linear
 from rankscope.sources.embedding import Convolution, Embedding, TextEmbedding
 
 Tensors = dict[str, Tensor]
-Places = Mapping[str, str]
-"""Where a module keeps its parts, by our names: `{"mlp.up": "intermediate.dense"}`."""
+ModulePaths = Mapping[str, str]
+"""Dotted paths of submodules, by our names of parts: `{"mlp.up": "intermediate.dense"}`."""
 
 SMALL: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 4}
 SMALL_TEXT: dict[str, Any] = {**SMALL, "vocab_size": 60, "max_position_embeddings": 32}
-"""Sizes of the configs of `tiny`."""
+"""Sizes of the configs of `tiny_configs`."""
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -55,62 +55,66 @@ ACTIVATIONS = {
 
 
 class Family(ABC):
-    """One kind of model."""
+    """How one kind of Hugging Face model maps onto `Architecture`, weights and embedding."""
 
     name: ClassVar[str]
     types: ClassVar[tuple[str, ...]] = ()
-    """`config.model_type` of the models it maps."""
+    """`config.model_type` of the models that this family maps."""
     loader: ClassVar[str] = "AutoModel"
     """The class of transformers that reads a checkpoint."""
     side: ClassVar[str] = ""
     """Which side of an encoder-decoder it is, where `loader` reads both: "encoder", or "decoder", whose
     blocks attend to what the encoder gives."""
-    sees: ClassVar[bool] = False
-    """Whether it is given images, or sound, instead of token ids."""
-    takes: ClassVar[str] = "pixel_values"
-    """What the original calls them."""
+    continuous_inputs: ClassVar[bool] = False
+    """True if the model takes images or sound instead of token ids."""
+    input_name: ClassVar[str] = "pixel_values"
+    """The name of the argument that takes images or sound."""
     tokens_first: ClassVar[bool] = False
-    """Whether its blocks take [token, batch, width]."""
+    """True if blocks take [token, batch, width]."""
     stack: ClassVar[str]
-    """Where the model keeps its blocks."""
-    parts: ClassVar[Places]
-    """Where a block keeps each part. Several names, as in "mlp.gate, mlp.up": side by side in one matrix."""
-    embedded: ClassVar[Places]
-    """Where the model keeps words, positions, segment and norm of its embedding, those that it has."""
+    """Dotted path of the list of blocks."""
+    parts: ClassVar[ModulePaths]
+    """Dotted path of each part in a block. Several names, "mlp.gate, mlp.up": side by side in one matrix."""
+    embedding_parts: ClassVar[ModulePaths]
+    """Dotted paths of words, positions, segment and norm of the embedding, as far as the model has them."""
     final_norm: ClassVar[str] = ""
-    """Where the model keeps its last norm."""
+    """Dotted path of the last norm; empty where there is none."""
 
     def core(self, model: nn.Module) -> Any:
-        """The stack itself, without heads for tasks."""
+        """The model without task heads (`base_model`)."""
         return getattr(model, "base_model", model)
 
     @abstractmethod
     def architecture(self, config: Any) -> Architecture:
-        """What the config describes. Biases, and angles of rotary positions, are taken from the weights."""
+        """The architecture that a config describes. Biases are found in the weights later."""
 
-    def tiny(self) -> dict[str, Any]:
-        """Small configs, by a word for what sets each apart."""
+    def tiny_configs(self) -> dict[str, Any]:
+        """Small configs that together reach every branch of this family, each under a label."""
         return {}
 
     def call(
-        self, model: Any, given: Mapping[str, Any], attention: bool
+        self, model: Any, arguments: Mapping[str, Any], attention: bool
     ) -> tuple[Tensor | None, list[Tensor]]:
-        """Run the original on what it is `given`, by transformers' names: its output, None where that is its
-        last norm's or its last block's, and the attention of each layer, where it is asked for and to be had.
+        """Run the original on `arguments` (transformers' names); return its output and attention patterns.
 
-        A module that is no model of transformers is given the ids, and the rest by name as far as its forward
-        takes it."""
+        The output is None where it is that of the last norm or block, as in a module that is no model of
+        transformers: that is called with the ids, and with those other arguments that its `forward` takes.
+        Patterns are an empty list where `attention` is False or the model returns none."""
         if is_of_transformers(model):
             model.config.return_dict = True  # some ask their config, whatever the call says
-            cached = {} if self.sees or not hasattr(model.config, "use_cache") else {"use_cache": False}
-            found = model(**given, **cached, output_attentions=attention, return_dict=True)
+            cached = (
+                {}
+                if self.continuous_inputs or not hasattr(model.config, "use_cache")
+                else {"use_cache": False}
+            )
+            tensors = model(**arguments, **cached, output_attentions=attention, return_dict=True)
             if not attention:
-                return found.last_hidden_state, []
-            crossed = getattr(found, "cross_attentions", None) or ()
-            return found.last_hidden_state, [*found.attentions, *crossed]
-        first, *others = given
-        taken = signature(model.forward).parameters
-        model(given[first], **{name: given[name] for name in others if name in taken})
+                return tensors.last_hidden_state, []
+            crossed = getattr(tensors, "cross_attentions", None) or ()
+            return tensors.last_hidden_state, [*tensors.attentions, *crossed]
+        first, *rest = arguments
+        parameters = signature(model.forward).parameters
+        model(arguments[first], **{name: arguments[name] for name in rest if name in parameters})
         return None, []
 
     def blocks(self, model: Any) -> list[Any]:
@@ -119,54 +123,53 @@ class Family(ABC):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """The tensors of one block, by the names of `nets.weights.layer_shapes`."""
-        return read(block, self.parts, arch)
+        return read_block(block, self.parts, arch)
 
     def embedding(self, model: Any) -> Embedding:
-        """Layer 0."""
+        """The embedding: what turns the model's inputs into tokens of layer 0."""
         return self.text(model)
 
     def text(self, model: Any, **more: Any) -> TextEmbedding:
-        """Tokens from ids by the parts that are `embedded`, and `more`; the segment is 0."""
-        found = {name: attrgetter(place)(model) for name, place in self.embedded.items()}
-        if "positions" in found:
-            more["positions"] = found["positions"].weight.detach()[self.first_position(model) :]
-        if "segment" in found:
-            more["segment"] = found["segment"].weight.detach()[0]
-        if "norm" in found:
-            more |= {"norm": norm_weights(found["norm"]), "norm_eps": found["norm"].eps}
-        return TextEmbedding(words=found["words"].weight.detach(), **more)
+        """The embedding of token ids, from `embedding_parts` and the fields of `more`; the segment is 0."""
+        tensors = {name: attrgetter(path)(model) for name, path in self.embedding_parts.items()}
+        if "positions" in tensors:
+            more["positions"] = tensors["positions"].weight.detach()[self.first_position(model) :]
+        if "segment" in tensors:
+            more["segment"] = tensors["segment"].weight.detach()[0]
+        if "norm" in tensors:
+            more |= {"norm": norm_weights(tensors["norm"]), "norm_eps": tensors["norm"].eps}
+        return TextEmbedding(words=tensors["words"].weight.detach(), **more)
 
     def first_position(self, model: Any) -> int:
         """The row of the position table that the first token has."""
         return 0
 
-    def others(self, model: Any) -> Tensors:
+    def other_tensors(self, model: Any) -> Tensors:
         """Tensors that belong to no block: the last norm, where there is one."""
         last = attrgetter(self.final_norm)(model) if self.final_norm else None
         return {} if last is None else norm("final_norm", last)
 
-    def widen(self, model: Any) -> Any:
-        """The model, a copy of our own, with parts that run in float32 alone put in a form that runs in
-        float64."""
+    def prepare_for_float64(self, model: Any) -> Any:
+        """Change a copy of the model so that parts which only run in float32 run in float64."""
         return model
 
     def output(self, model: Any) -> bool:
-        """Whether the model's `last_hidden_state` is the network's output (OPT may project it further)."""
+        """True if the model's `last_hidden_state` is the network's output (OPT may project it further)."""
         return True
 
 
 def is_of_transformers(model: Any) -> bool:
-    """Whether it is one of transformers' models, and not a module of one's own."""
+    """True if the model is one of transformers', False for a module of one's own."""
     return hasattr(model, "set_attn_implementation")
 
 
 def config_of(model: Any) -> Any:
-    """What describes a model: its config, or the model itself where it has none."""
+    """The config of a model, or the model itself where it has none."""
     return getattr(model, "config", model)
 
 
-def described(config: Any, **fields: Any) -> Architecture:
-    """An architecture of the sizes that most configs name alike; `fields` are the family's own."""
+def architecture_from(config: Any, **fields: Any) -> Architecture:
+    """An `Architecture` with the sizes that most configs name alike; `fields` adds or replaces the others."""
     if "mlp_width" not in fields:
         fields["mlp_width"] = config.intermediate_size
     if "activation" not in fields:
@@ -175,56 +178,56 @@ def described(config: Any, **fields: Any) -> Architecture:
     return Architecture(width=config.hidden_size, heads=config.num_attention_heads, **fields)
 
 
-def read(block: Any, parts: Places, arch: Architecture) -> Tensors:
-    """The tensors of a block's parts (`Family.parts`)."""
-    found: Tensors = {}
-    for names, place in parts.items():
-        module, apart = attrgetter(place)(block), names.split(", ")
-        modules = [module] if len(apart) == 1 else _split(module, len(apart))
-        for name, part in zip(apart, modules, strict=True):
+def read_block(block: Any, parts: ModulePaths, arch: Architecture) -> Tensors:
+    """Read the tensors of a block at the paths of `parts`, in the shapes of the canonical network."""
+    tensors: Tensors = {}
+    for names, path in parts.items():
+        module, names_apart = attrgetter(path)(block), names.split(", ")
+        modules = [module] if len(names_apart) == 1 else _split(module, len(names_apart))
+        for name, part in zip(names_apart, modules, strict=True):
             kind = name.removeprefix("attention.").removeprefix("cross.")
             if name.endswith(("_norm", "_after")):
-                found |= norm(name, part)
+                tensors |= norm(name, part)
             elif kind == "output":
-                found |= heads_out(name, part, arch.heads)
+                tensors |= heads_out(name, part, arch.heads)
             elif kind in ("query", "key", "value"):
-                found |= heads_in(name, part, arch.heads if kind == "query" else arch.key_heads)
+                tensors |= heads_in(name, part, arch.heads if kind == "query" else arch.key_heads)
             else:
-                found |= dense(name, part)
-    return found
+                tensors |= dense(name, part)
+    return tensors
 
 
-def _split(linear: Any, number: int) -> list[Linear]:
-    """The maps that lie side by side in one."""
-    biases = [None] * number if linear.bias is None else linear.bias.chunk(number)
-    return [Linear(*each) for each in zip(matrix(linear).chunk(number, 1), biases, strict=True)]
+def _split(linear: Any, count: int) -> list[Linear]:
+    """Split one linear map into those that lie side by side in it."""
+    biases = [None] * count if linear.bias is None else linear.bias.chunk(count)
+    return [Linear(*pair) for pair in zip(matrix(linear).chunk(count, 1), biases, strict=True)]
 
 
 def matrix(linear: Any) -> Tensor:
-    """`[in, out]` of a torch Linear, or of GPT-2's Conv1D or our own, which have it so already."""
+    """The matrix `[in, out]` of a torch Linear (transposed), GPT-2 Conv1D or `nets` Linear (as they are)."""
     return linear.weight.T if isinstance(linear, nn.Linear) else linear.weight
 
 
 def dense(name: str, linear: Any) -> Tensors:
-    """A linear map under a name."""
+    """Weight and bias of a linear map, named `NAME.weight` and `NAME.bias`."""
     return {f"{name}.weight": matrix(linear), **_bias(name, linear.bias)}
 
 
 def heads_in(name: str, linear: Any, heads: int) -> Tensors:
-    """Queries, keys or values: `[width, head, head_width]`."""
+    """A projection to queries, keys or values, its weight as `[width, head, head_width]`."""
     weight = matrix(linear)
     bias = None if linear.bias is None else linear.bias.reshape(heads, -1)
     return {f"{name}.weight": weight.reshape(len(weight), heads, -1), **_bias(name, bias)}
 
 
 def heads_out(name: str, linear: Any, heads: int) -> Tensors:
-    """The output projection: `[head, head_width, width]`."""
+    """The output projection of attention, its weight as `[head, head_width, width]`."""
     weight = matrix(linear)
     return {f"{name}.weight": weight.reshape(heads, -1, weight.shape[1]), **_bias(name, linear.bias)}
 
 
 def norm(name: str, module: Any) -> Tensors:
-    """Gain and bias of a LayerNorm or RMSNorm; the identity in place of one has neither."""
+    """Gain and bias of a LayerNorm or RMSNorm; empty for an identity in its place."""
     if isinstance(module, nn.Identity):
         return {}
     if module.weight is None:
@@ -235,23 +238,23 @@ def norm(name: str, module: Any) -> Tensors:
 
 
 def norm_weights(module: Any) -> NormWeights:
-    """The same, for an embedding."""
+    """Gain and bias of a norm in an embedding."""
     return NormWeights(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
 
 def linear_weights(module: Any) -> Linear:
-    """A linear map, for an embedding."""
+    """Weight and bias of a linear map in an embedding."""
     return Linear(matrix(module).detach(), None if module.bias is None else module.bias.detach())
 
 
 def convolution(module: Any) -> Convolution:
-    """A convolution along time, for an embedding."""
+    """A convolution along time in an embedding."""
     bias = None if module.bias is None else module.bias.detach()
     return Convolution(module.weight.detach(), bias, int(module.stride[0]), int(module.padding[0]))
 
 
 def activation(name: Any) -> str:
-    """Our name of a nonlinearity."""
+    """Our name of an activation that Hugging Face calls `name`."""
     if name not in ACTIVATIONS:
         raise SourceError(
             f"the activation must be one of {', '.join(ACTIVATIONS)}; this model's config says {name!r}: "
@@ -260,8 +263,8 @@ def activation(name: Any) -> str:
     return ACTIVATIONS[name]
 
 
-def refuse(config: Any, **fields: Any) -> None:
-    """A sentence where the config asks for what the canonical network does not have."""
+def require(config: Any, **fields: Any) -> None:
+    """Raise `SourceError` unless the config has these values, the only ones that the family maps."""
     for name, usual in fields.items():
         if getattr(config, name, usual) != usual:
             raise SourceError(

@@ -17,7 +17,7 @@ class Gemma2(Gemma3):
         """A sandwich; the cap comes after the divisor."""
         return self.sandwich(config, score_cap=config.attn_logit_softcapping or 0.0)
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """Scores far below their cap, and near it; with biases."""
         from transformers import Gemma2Config
 

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import TextEmbedding
-from rankscope.sources.families.family import SMALL_TEXT, Places, Tensors, activation, refuse
+from rankscope.sources.families.family import SMALL_TEXT, ModulePaths, Tensors, activation, require
 from rankscope.sources.families.llama import Llama
 
 
@@ -14,7 +14,7 @@ class Gemma3(Llama):
 
     name = "gemma3"
     types: ClassVar[tuple[str, ...]] = ("gemma3_text", "gemma3")
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         **Llama.parts,
         "attention_after": "post_attention_layernorm",
         "mlp_norm": "pre_feedforward_layernorm",
@@ -28,13 +28,13 @@ class Gemma3(Llama):
 
     def architecture(self, config: Any) -> Architecture:
         """A sandwich; local and global layers have angles of their own."""
-        refuse(config, attn_logit_softcapping=None)
+        require(config, attn_logit_softcapping=None)
         return self.sandwich(config, query_norm=True)
 
     def sandwich(self, config: Any, **fields: Any) -> Architecture:
         """What Gemma 2 and 3 share."""
         if config.use_bidirectional_attention:
-            refuse(config, use_bidirectional_attention=False)
+            require(config, use_bidirectional_attention=False)
         return self.gated(
             config, norm_place="sandwich", activation=activation(config.hidden_activation),
             divisor=math.sqrt(config.query_pre_attn_scalar), **fields,
@@ -44,15 +44,15 @@ class Gemma3(Llama):
         """Llama's, and two more norms."""
         return _from_one(super().layer(block, arch))
 
-    def others(self, model: Any) -> Tensors:
-        """The last norm."""
-        return _from_one(super().others(model))
+    def other_tensors(self, model: Any) -> Tensors:
+        """The last norm, as gain one plus weight."""
+        return _from_one(super().other_tensors(model))
 
     def embedding(self, model: Any) -> TextEmbedding:
         """Words, scaled by about the root of the width."""
         return self.text(model, scale=float(model.embed_tokens.embed_scale))
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """Two local layers to one global."""
         from transformers import Gemma3TextConfig
 
@@ -61,5 +61,5 @@ class Gemma3(Llama):
         return {"text": Gemma3TextConfig(**SMALL_TEXT | sizes | local)}
 
 
-def _from_one(found: Tensors) -> Tensors:
-    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in found.items()}
+def _from_one(tensors: Tensors) -> Tensors:
+    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in tensors.items()}

@@ -6,11 +6,11 @@ from rankscope.nets import Architecture
 from rankscope.sources.families.family import (
     SMALL_TEXT,
     Family,
-    Places,
+    ModulePaths,
     Tensors,
     activation,
-    described,
-    refuse,
+    architecture_from,
+    require,
 )
 
 
@@ -20,7 +20,7 @@ class GPT2(Family):
     name = "gpt2"
     types = ("gpt2",)
     stack, final_norm = "h", "ln_f"
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         "attention.query, attention.key, attention.value": "attn.c_attn",
         "attention.output": "attn.c_proj",
         "attention_norm": "ln_1",
@@ -28,12 +28,12 @@ class GPT2(Family):
         "mlp.down": "mlp.c_proj",
         "mlp_norm": "ln_2",
     }
-    embedded: ClassVar[Places] = {"words": "wte", "positions": "wpe"}
+    embedding_parts: ClassVar[ModulePaths] = {"words": "wte", "positions": "wpe"}
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
-        refuse(config, add_cross_attention=False)
-        return described(
+        require(config, add_cross_attention=False)
+        return architecture_from(
             config, mlp_width=config.n_inner or 4 * config.n_embd, mask="causal", norm_place="pre",
             activation=activation(config.activation_function), norm_eps=config.layer_norm_epsilon,
             final_norm=True,
@@ -42,17 +42,17 @@ class GPT2(Family):
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """A scaling of its own per layer goes into the query."""
         scale = block.attn.scaling * arch.divisor
-        found = super().layer(block, arch)
-        return {name: scale * part if ".query." in name else part for name, part in found.items()}
+        tensors = super().layer(block, arch)
+        return {name: scale * part if ".query." in name else part for name, part in tensors.items()}
 
-    def widen(self, model: Any) -> Any:
+    def prepare_for_float64(self, model: Any) -> Any:
         """Attention upcast to float32 (Stanford's GPT-2) fails on scores in float64; without the upcast it is
         the usual one."""
         for block in model.h:
             block.attn.reorder_and_upcast_attn = False
         return model
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """As published, and with scores scaled by layer."""
         from transformers import GPT2Config
 

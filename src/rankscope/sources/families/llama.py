@@ -3,11 +3,18 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Family, Places, Tensors, described, read
+from rankscope.sources.families.family import (
+    SMALL_TEXT,
+    Family,
+    ModulePaths,
+    Tensors,
+    architecture_from,
+    read_block,
+)
 from rankscope.sources.families.rotary import masks, rotary, sliding
 
 NO_TOKENS = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-"""Of the configs of `tiny`, whose vocabulary is smaller than the usual ids."""
+"""Fields for `tiny_configs`, whose vocabulary is smaller than the usual ids."""
 QUERY_NORMS = {"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"}
 
 
@@ -17,7 +24,7 @@ class Llama(Family):
     name = "llama"
     types: ClassVar[tuple[str, ...]] = ("llama", "mistral", "qwen2", "qwen3")
     stack, final_norm = "layers", "norm"
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         "attention.query": "self_attn.q_proj",
         "attention.key": "self_attn.k_proj",
         "attention.value": "self_attn.v_proj",
@@ -28,7 +35,7 @@ class Llama(Family):
         "mlp.down": "mlp.down_proj",
         "mlp_norm": "post_attention_layernorm",
     }
-    embedded: ClassVar[Places] = {"words": "embed_tokens"}
+    embedding_parts: ClassVar[ModulePaths] = {"words": "embed_tokens"}
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
@@ -36,7 +43,7 @@ class Llama(Family):
 
     def gated(self, config: Any, share: float = 1.0, **fields: Any) -> Architecture:
         """What all of them share; `share` of a head is rotated."""
-        return described(
+        return architecture_from(
             config, key_heads=config.num_key_value_heads,
             head_width=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
             mask=self.mask(config), mlp="gated", norm="rms", norm_eps=config.rms_norm_eps, final_norm=True,
@@ -51,9 +58,9 @@ class Llama(Family):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """With norms on queries and keys, where there are any."""
-        return read(block, {**self.parts, **(QUERY_NORMS if arch.query_norm else {})}, arch)
+        return read_block(block, {**self.parts, **(QUERY_NORMS if arch.query_norm else {})}, arch)
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """One of each, with grouped heads; stretched positions of every scheme, windows."""
         from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 

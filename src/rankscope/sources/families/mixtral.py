@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture, Experts
-from rankscope.sources.families.family import SMALL_TEXT, Places, Tensors, read
+from rankscope.sources.families.family import SMALL_TEXT, ModulePaths, Tensors, read_block
 from rankscope.sources.families.llama import NO_TOKENS, QUERY_NORMS, Llama
 from rankscope.sources.families.rotary import masks, sliding
 
@@ -21,7 +21,7 @@ class Mixtral(Llama):
 
     name = "mixtral"
     types: ClassVar[tuple[str, ...]] = ("mixtral", "qwen2_moe", "qwen3_moe")
-    shared: ClassVar[Places] = SHARED
+    shared: ClassVar[ModulePaths] = SHARED
     """Where a block keeps a shared expert."""
 
     def architecture(self, config: Any) -> Architecture:
@@ -58,27 +58,27 @@ class Mixtral(Llama):
         """An expert's two inward maps lie in one matrix, the gate first."""
         norms = QUERY_NORMS if arch.query_norm else {}
         if not hasattr(block.mlp, "experts"):
-            return read(block, {**self.parts, **norms}, arch)
-        parts = {name: place for name, place in self.parts.items() if name not in DENSE}
+            return read_block(block, {**self.parts, **norms}, arch)
+        parts = {name: path for name, path in self.parts.items() if name not in DENSE}
         shared = (
             self.shared if any(name.startswith("shared") for name, _ in block.mlp.named_children()) else {}
         )
         experts = block.mlp.experts
         gate, up = experts.gate_up_proj.chunk(2, 1)  # [expert, expert_width, width]
         return {
-            **read(block, {**parts, **norms, **shared}, arch),
+            **read_block(block, {**parts, **norms, **shared}, arch),
             "experts.router.weight": block.mlp.gate.weight.T,
             "experts.gate.weight": gate.permute(2, 0, 1),
             "experts.up.weight": up.permute(2, 0, 1),
             "experts.down.weight": experts.down_proj.transpose(1, 2),
         }
 
-    def widen(self, model: Any) -> Any:
+    def prepare_for_float64(self, model: Any) -> Any:
         """Experts one by one, as transformers writes them down: its grouped kernels have no float64."""
         model.set_experts_implementation("eager")
         return model
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """One of each; Mixtral with a window, Qwen 2 with dense layers and windows, Qwen 3 with both kinds of
         weights."""
         from transformers import MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig

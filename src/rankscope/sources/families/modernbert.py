@@ -3,7 +3,7 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Family, Places, activation, described
+from rankscope.sources.families.family import SMALL_TEXT, Family, ModulePaths, activation, architecture_from
 from rankscope.sources.families.rotary import masks, rotary
 
 
@@ -13,7 +13,7 @@ class ModernBert(Family):
     name = "modernbert"
     types = ("modernbert",)
     stack, final_norm = "layers", "final_norm"
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         "attention.query, attention.key, attention.value": "attn.Wqkv",
         "attention.output": "attn.Wo",
         "attention_norm": "attn_norm",
@@ -21,17 +21,17 @@ class ModernBert(Family):
         "mlp.down": "mlp.Wo",
         "mlp_norm": "mlp_norm",
     }
-    embedded: ClassVar[Places] = {"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"}
+    embedding_parts: ClassVar[ModulePaths] = {"words": "embeddings.tok_embeddings", "norm": "embeddings.norm"}
 
     def architecture(self, config: Any) -> Architecture:
         """The first attention reads the embedding, which is normed already."""
-        return described(
+        return architecture_from(
             config, mask=masks(config, "complete"), **rotary(config),
             mlp="gated", activation=activation(config.hidden_activation), norm_place="pre",
             norm_eps=config.norm_eps, final_norm=True, bare_layers=(0,),
         )  # fmt: skip
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """A global layer, then two local ones; without biases and with all of them."""
         from transformers import ModernBertConfig
 

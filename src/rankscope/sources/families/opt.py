@@ -7,20 +7,20 @@ from rankscope.sources.embedding import TextEmbedding
 from rankscope.sources.families.family import (
     SMALL_TEXT,
     Family,
-    Places,
+    ModulePaths,
     activation,
-    described,
+    architecture_from,
     linear_weights,
 )
 
 
 class OPT(Family):
-    """OPT."""
+    """OPT: causal, with learned positions."""
 
     name = "opt"
     types = ("opt",)
     stack, final_norm = "layers", "final_layer_norm"
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         "attention.query": "self_attn.q_proj",
         "attention.key": "self_attn.k_proj",
         "attention.value": "self_attn.v_proj",
@@ -30,16 +30,16 @@ class OPT(Family):
         "mlp.down": "fc2",
         "mlp_norm": "final_layer_norm",
     }
-    embedded: ClassVar[Places] = {"words": "embed_tokens", "positions": "embed_positions"}
+    embedding_parts: ClassVar[ModulePaths] = {"words": "embed_tokens", "positions": "embed_positions"}
 
     def core(self, model: Any) -> Any:
-        """The decoder."""
+        """The decoder, which is the whole network."""
         base = super().core(model)
         return getattr(base, "decoder", base)
 
     def architecture(self, config: Any) -> Architecture:
-        """torch's usual eps."""
-        return described(
+        """Pre- or post-norm, with the eps of torch's LayerNorm."""
+        return architecture_from(
             config, mlp_width=config.ffn_dim, activation=activation(config.activation_function),
             mask="causal", norm_place="pre" if config.do_layer_norm_before else "post", norm_eps=1e-5,
             final_norm=config.do_layer_norm_before and not config._remove_final_layer_norm,
@@ -50,15 +50,15 @@ class OPT(Family):
         return model.project_out is None
 
     def embedding(self, model: Any) -> TextEmbedding:
-        """Words may be narrow."""
+        """Words, widened where they are narrow, and positions."""
         into = model.project_in
         return self.text(model, before=None if into is None else linear_weights(into))
 
     def first_position(self, model: Any) -> int:
-        """Row 2."""
+        """Positions start at row 2 of the table."""
         return int(model.embed_positions.offset)
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """Pre-norm, and as the 350M model is."""
         from transformers import OPTConfig
 

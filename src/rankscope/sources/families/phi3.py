@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.nets.weights import Linear
-from rankscope.sources.families.family import SMALL_TEXT, Places, Tensors, heads_in, matrix, read
+from rankscope.sources.families.family import SMALL_TEXT, ModulePaths, Tensors, heads_in, matrix, read_block
 from rankscope.sources.families.llama import NO_TOKENS, Llama
 from rankscope.sources.families.rotary import sliding
 
@@ -16,7 +16,7 @@ class Phi3(Llama):
 
     name = "phi3"
     types = ("phi3",)
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         **{part: where for part, where in Llama.parts.items() if part not in FUSED},
         "mlp.gate, mlp.up": "mlp.gate_up_proj",
     }
@@ -32,14 +32,14 @@ class Phi3(Llama):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Queries, then keys, then values: of each kind so many heads."""
-        found, fused = read(block, self.parts, arch), block.self_attn.qkv_proj
+        tensors, fused = read_block(block, self.parts, arch), block.self_attn.qkv_proj
         heads = {"query": arch.heads, "key": arch.key_heads, "value": arch.key_heads}
-        parts = matrix(fused).split([number * arch.head_width for number in heads.values()], 1)  # type: ignore[no-untyped-call]
-        for (name, number), part in zip(heads.items(), parts, strict=True):
-            found |= heads_in(f"attention.{name}", Linear(part), number)
-        return found
+        parts = matrix(fused).split([count * arch.head_width for count in heads.values()], 1)  # type: ignore[no-untyped-call]
+        for (name, count), part in zip(heads.items(), parts, strict=True):
+            tensors |= heads_in(f"attention.{name}", Linear(part), count)
+        return tensors
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """With a window; and with half of each head rotated by longrope's angles."""
         from transformers import Phi3Config
 

@@ -4,18 +4,20 @@ from typing import Any, ClassVar
 
 from rankscope.errors import SourceError
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import SMALL_TEXT, Places, Tensors
+from rankscope.sources.families.family import SMALL_TEXT, ModulePaths, Tensors
 from rankscope.sources.families.llama import NO_TOKENS
 from rankscope.sources.families.mixtral import Mixtral
 
 
 class Qwen3Next(Mixtral):
-    """Its query projection holds, head by head, the query and the gate. Norms multiply by 1 + weight."""
+    """Qwen3-Next. The query projection holds, head by head, the query and the gate.
+
+    Norms multiply by 1 + weight."""
 
     name = "qwen3_next"
     types: ClassVar[tuple[str, ...]] = ("qwen3_next",)
-    parts: ClassVar[Places] = {
-        name: place for name, place in Mixtral.parts.items() if name != "attention.query"
+    parts: ClassVar[ModulePaths] = {
+        name: path for name, path in Mixtral.parts.items() if name != "attention.query"
     }
 
     def architecture(self, config: Any) -> Architecture:
@@ -35,23 +37,23 @@ class Qwen3Next(Mixtral):
         return arch if experts is None else arch.replace(mlp="experts", experts=experts)
 
     def mask(self, config: Any) -> str:
-        """No windows."""
+        """Causal in every layer, without windows."""
         return "causal"
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """Query and gate taken apart."""
-        found = super().layer(block, arch)
+        tensors = super().layer(block, arch)
         for kind, fused in block.self_attn.q_proj.named_parameters():
             by_head = fused.unflatten(0, (arch.heads, 2, arch.head_width))
             for name, part in zip(("query", "gate"), by_head.unbind(1), strict=True):
-                found[f"attention.{name}.{kind}"] = part if kind == "bias" else part.permute(2, 0, 1)
-        return _from_one(found)
+                tensors[f"attention.{name}.{kind}"] = part if kind == "bias" else part.permute(2, 0, 1)
+        return _from_one(tensors)
 
-    def others(self, model: Any) -> Tensors:
-        """The last norm."""
-        return _from_one(super().others(model))
+    def other_tensors(self, model: Any) -> Tensors:
+        """The last norm, as gain one plus weight."""
+        return _from_one(super().other_tensors(model))
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """With a mixture in every layer, and with a dense one and biases."""
         from transformers import Qwen3NextConfig
 
@@ -68,5 +70,5 @@ class Qwen3Next(Mixtral):
         }
 
 
-def _from_one(found: Tensors) -> Tensors:
-    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in found.items()}
+def _from_one(tensors: Tensors) -> Tensors:
+    return {name: 1.0 + part if name.endswith(".gain") else part for name, part in tensors.items()}

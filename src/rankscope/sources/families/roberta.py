@@ -7,7 +7,7 @@ from rankscope.sources.families.family import SMALL_TEXT
 
 
 class Roberta(Bert):
-    """RoBERTa, XLM-RoBERTa, CamemBERT."""
+    """RoBERTa, XLM-RoBERTa and CamemBERT: a BERT with other positions."""
 
     name = "roberta"
     types = ("roberta", "xlm-roberta", "camembert")
@@ -16,8 +16,8 @@ class Roberta(Bert):
         """fairseq's habit: rows up to the padding id are not used."""
         return int(model.config.pad_token_id) + 1
 
-    def tiny(self) -> dict[str, Any]:
-        """An encoder."""
+    def tiny_configs(self) -> dict[str, Any]:
+        """One config of an encoder."""
         from transformers import RobertaConfig
 
         more: dict[str, Any] = {"intermediate_size": 24, "max_position_embeddings": 34, "type_vocab_size": 1}

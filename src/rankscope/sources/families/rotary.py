@@ -21,12 +21,12 @@ def rotary(config: Any, share: float = 1.0) -> dict[str, Any]:
     kinds, parameters = getattr(config, "layer_types", None), config.rope_parameters
     if kinds is None or not all(isinstance(value, Mapping) for value in parameters.values()):
         kinds, parameters = [None], {None: parameters}
-    found = {kind: _of(config, parameters[kind], kind, share) for kind in dict.fromkeys(kinds)}
-    scales = tuple(found[kind][1] for kind in kinds)
-    reach = [each for each in (_reach(config, parameters[kind]) for kind in found) if each]
+    tensors = {kind: _of(config, parameters[kind], kind, share) for kind in dict.fromkeys(kinds)}
+    scales = tuple(tensors[kind][1] for kind in kinds)
+    reach = [kind_name for kind_name in (_reach(config, parameters[kind]) for kind in tensors) if kind_name]
     return {
         "positions": "rotary",
-        "rotary_frequencies": tuple(found[kind][0] for kind in kinds),
+        "rotary_frequencies": tuple(tensors[kind][0] for kind in kinds),
         "rotary_scales": scales if set(scales) != {1.0} else (),
         "rotary_reach": min(reach, default=0),
     }
@@ -50,8 +50,8 @@ def _of(
         power = torch.arange(0, width, 2, dtype=torch.float) / width
         return tuple((1.0 / (parameters["rope_theta"] ** power)).double().tolist()), 1.0
     by_kind = {} if kind is None else {"layer_type": kind}
-    found, scale = ROPE_INIT_FUNCTIONS[scheme](config, device=torch.device("cpu"), **by_kind)
-    return tuple(found.double().tolist()), float(scale)
+    tensors, scale = ROPE_INIT_FUNCTIONS[scheme](config, device=torch.device("cpu"), **by_kind)
+    return tuple(tensors.double().tolist()), float(scale)
 
 
 def _reach(config: Any, parameters: Mapping[str, Any]) -> int:

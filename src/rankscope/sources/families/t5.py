@@ -5,7 +5,15 @@ import copy
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import Family, Places, Tensors, activation, described, read, refuse
+from rankscope.sources.families.family import (
+    Family,
+    ModulePaths,
+    Tensors,
+    activation,
+    architecture_from,
+    read_block,
+    require,
+)
 
 PLAIN = {"mlp.up": "layer.1.DenseReluDense.wi"}
 GATED = {"mlp.gate": "layer.1.DenseReluDense.wi_0", "mlp.up": "layer.1.DenseReluDense.wi_1"}
@@ -18,7 +26,7 @@ class T5(Family):
     types = ("t5",)
     loader = "T5EncoderModel"
     stack, final_norm = "block", "final_layer_norm"
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         "attention.query": "layer.0.SelfAttention.q",
         "attention.key": "layer.0.SelfAttention.k",
         "attention.value": "layer.0.SelfAttention.v",
@@ -27,17 +35,17 @@ class T5(Family):
         "mlp.down": "layer.1.DenseReluDense.wo",
         "mlp_norm": "layer.1.layer_norm",
     }
-    embedded: ClassVar[Places] = {"words": "embed_tokens"}
+    embedding_parts: ClassVar[ModulePaths] = {"words": "embed_tokens"}
 
     def core(self, model: Any) -> Any:
-        """The encoder."""
+        """The encoder of a model that has both sides."""
         base = super().core(model)
         return getattr(base, "encoder", base)
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
-        refuse(config, is_decoder=False)
-        return described(
+        require(config, is_decoder=False)
+        return architecture_from(
             config, head_width=config.d_kv, divisor=1.0, positions="bias",
             bias_buckets=config.relative_attention_num_buckets,
             bias_reach=config.relative_attention_max_distance,
@@ -48,14 +56,14 @@ class T5(Family):
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
         """The MLP's first maps have other names where it is gated."""
-        return read(block, {**self.parts, **(GATED if arch.mlp == "gated" else PLAIN)}, arch)
+        return read_block(block, {**self.parts, **(GATED if arch.mlp == "gated" else PLAIN)}, arch)
 
-    def others(self, model: Any) -> Tensors:
+    def other_tensors(self, model: Any) -> Tensors:
         """The last norm, and the table of biases, which the first block keeps for all."""
         table = model.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-        return {**super().others(model), "bias_table": table}
+        return {**super().other_tensors(model), "bias_table": table}
 
-    def tiny(self) -> dict[str, Any]:
+    def tiny_configs(self) -> dict[str, Any]:
         """T5, and T5 1.1 with its gate."""
         from transformers import T5Config
 
@@ -70,7 +78,7 @@ class T5Decoder(T5):
 
     name, side = "t5_decoder", "decoder"
     loader = "T5Model"
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         **T5.parts,
         "cross.query": "layer.1.EncDecAttention.q",
         "cross.key": "layer.1.EncDecAttention.k",
@@ -80,7 +88,7 @@ class T5Decoder(T5):
     }
 
     def core(self, model: Any) -> Any:
-        """The decoder."""
+        """The decoder of a model that has both sides."""
         base = Family.core(self, model)
         return getattr(base, "decoder", base)
 
@@ -93,17 +101,17 @@ class T5Decoder(T5):
         return super().architecture(encoder).replace(mask="causal", bias_ahead=False, cross_attention=True)
 
     def layer(self, block: Any, arch: Architecture) -> Tensors:
-        """The MLP comes third."""
+        """The tensors of a block, whose MLP comes third."""
         places = {**self.parts, **(GATED if arch.mlp == "gated" else PLAIN)}
         moved = {
-            name: place.replace("layer.1", "layer.2") if name.startswith("mlp") else place
-            for name, place in places.items()
+            name: path.replace("layer.1", "layer.2") if name.startswith("mlp") else path
+            for name, path in places.items()
         }
-        return read(block, moved, arch)
+        return read_block(block, moved, arch)
 
-    def tiny(self) -> dict[str, Any]:
-        """The same, fewer layers than the encoder."""
-        found = super().tiny()
-        for config in found.values():
+    def tiny_configs(self) -> dict[str, Any]:
+        """The configs of the encoder, with fewer layers."""
+        tensors = super().tiny_configs()
+        for config in tensors.values():
             config.num_decoder_layers = 2
-        return found
+        return tensors

@@ -4,17 +4,17 @@ from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import ImageEmbedding
-from rankscope.sources.families.family import SMALL, Family, Places, described
+from rankscope.sources.families.family import SMALL, Family, ModulePaths, architecture_from
 
 
 class ViT(Family):
-    """ViT."""
+    """ViT: pre-norm, with a class token."""
 
     name = "vit"
     types: ClassVar[tuple[str, ...]] = ("vit",)
-    sees = True
+    continuous_inputs = True
     stack, final_norm = "layers", "layernorm"
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         "attention.query": "attention.q_proj",
         "attention.key": "attention.k_proj",
         "attention.value": "attention.v_proj",
@@ -27,7 +27,7 @@ class ViT(Family):
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm."""
-        return described(config, norm_place="pre", norm_eps=config.layer_norm_eps, final_norm=True)
+        return architecture_from(config, norm_place="pre", norm_eps=config.layer_norm_eps, final_norm=True)
 
     def embedding(self, model: Any) -> ImageEmbedding:
         """Patches, a class token and positions."""
@@ -42,8 +42,8 @@ class ViT(Family):
             size=(size, size) if isinstance(size, int) else (int(size[0]), int(size[1])),
         )
 
-    def tiny(self) -> dict[str, Any]:
-        """Nine patches."""
+    def tiny_configs(self) -> dict[str, Any]:
+        """One config with nine patches."""
         from transformers import ViTConfig
 
         return {"image": ViTConfig(**SMALL, intermediate_size=24, image_size=12, patch_size=4)}

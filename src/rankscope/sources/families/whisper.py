@@ -5,15 +5,15 @@ from typing import Any, ClassVar
 from rankscope.nets import Architecture
 from rankscope.sources.embedding import Embedding, SoundEmbedding
 from rankscope.sources.families.bart import CROSS, SIZES, Bart
-from rankscope.sources.families.family import Places, convolution
+from rankscope.sources.families.family import ModulePaths, convolution
 
 
 class Whisper(Bart):
-    """Whisper's encoder."""
+    """Whisper's encoder of mel spectra."""
 
     name = "whisper"
     types = ("whisper",)
-    sees, takes, final_norm = True, "input_features", "layer_norm"
+    continuous_inputs, input_name, final_norm = True, "input_features", "layer_norm"
 
     def architecture(self, config: Any) -> Architecture:
         """Pre-norm with a last norm, torch's usual eps."""
@@ -24,8 +24,8 @@ class Whisper(Bart):
         positions = model.embed_positions.weight.detach()
         return SoundEmbedding(convolution(model.conv1), convolution(model.conv2), positions)
 
-    def tiny(self) -> dict[str, Any]:
-        """Eleven tokens of sound."""
+    def tiny_configs(self) -> dict[str, Any]:
+        """One config with eleven tokens of sound."""
         from transformers import WhisperConfig
 
         tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"), 1)
@@ -34,17 +34,17 @@ class Whisper(Bart):
 
 
 class WhisperDecoder(Whisper):
-    """Whisper's decoder."""
+    """Whisper's decoder: causal, with cross-attention."""
 
     name, side = "whisper_decoder", "decoder"
-    sees = False
-    parts: ClassVar[Places] = {**Bart.parts, **CROSS}
-    embedded: ClassVar[Places] = {"words": "embed_tokens", "positions": "embed_positions"}
+    continuous_inputs = False
+    parts: ClassVar[ModulePaths] = {**Bart.parts, **CROSS}
+    embedding_parts: ClassVar[ModulePaths] = {"words": "embed_tokens", "positions": "embed_positions"}
 
     def embedding(self, model: Any) -> Embedding:
-        """Words and positions."""
+        """The sum of words and positions."""
         return self.text(model)
 
     def first_position(self, model: Any) -> int:
-        """Row 0."""
+        """Positions start at row 0 of the table."""
         return 0

@@ -3,7 +3,14 @@
 from typing import Any, ClassVar
 
 from rankscope.nets import Architecture
-from rankscope.sources.families.family import Family, Places, Tensors, activation, described, refuse
+from rankscope.sources.families.family import (
+    Family,
+    ModulePaths,
+    Tensors,
+    activation,
+    architecture_from,
+    require,
+)
 
 
 class XLNet(Family):
@@ -13,18 +20,18 @@ class XLNet(Family):
     types = ("xlnet",)
     tokens_first = True
     stack = "layer"
-    parts: ClassVar[Places] = {
+    parts: ClassVar[ModulePaths] = {
         "attention_norm": "rel_attn.layer_norm",
         "mlp.up": "ff.layer_1",
         "mlp.down": "ff.layer_2",
         "mlp_norm": "ff.layer_norm",
     }
-    embedded: ClassVar[Places] = {"words": "word_embedding"}
+    embedding_parts: ClassVar[ModulePaths] = {"words": "word_embedding"}
 
     def architecture(self, config: Any) -> Architecture:
-        """Post-norm."""
-        refuse(config, attn_type="bi", bi_data=False, clamp_len=-1, same_length=False)
-        return described(
+        """A post-norm encoder with relative positions."""
+        require(config, attn_type="bi", bi_data=False, clamp_len=-1, same_length=False)
+        return architecture_from(
             config, head_width=config.d_head, mlp_width=config.d_inner, positions="relative",
             activation=activation(config.ff_activation), norm_eps=config.layer_norm_eps,
         )  # fmt: skip
@@ -43,8 +50,8 @@ class XLNet(Family):
             "attention.position_bias": attention.r_r_bias,
         }
 
-    def tiny(self) -> dict[str, Any]:
-        """An encoder."""
+    def tiny_configs(self) -> dict[str, Any]:
+        """One config of an encoder."""
         from transformers import XLNetConfig
 
         return {

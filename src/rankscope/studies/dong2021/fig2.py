@@ -17,9 +17,10 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.figures import Figure, panels
-from rankscope.looks import FAINT, MARKERS, PALETTE, tick
-from rankscope.nets import DEFINED, Transformer, named_variant
+from rankscope.figures.matplotlib import Figure, panels
+from rankscope.figures.style import FAINT, MARKERS, PALETTE
+from rankscope.figures.text import tick
+from rankscope.nets import DEFINED, Transformer
 from rankscope.profiles import measure
 from rankscope.studies.dong2021.networks import (
     FAMILIES,
@@ -100,7 +101,7 @@ def _networks(subject: Subject) -> Iterator[tuple[str, str, Transformer]]:
     for curve in DEFINED:
         yield "published", curve, published_variant(subject, curve)
         if curve != "transformer":
-            yield "defined", curve, named_variant(subject.net, curve)
+            yield "defined", curve, subject.net.variant(curve)
 
 
 def _comparisons(table: pl.DataFrame) -> Iterator[Comparison]:

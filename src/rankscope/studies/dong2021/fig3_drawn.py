@@ -5,8 +5,8 @@ from itertools import product
 
 import polars as pl
 
-from rankscope.figures import Axes, Figure, panels
-from rankscope.looks import FAINT, INK, PALETTE
+from rankscope.figures.matplotlib import Axes, Figure, panels
+from rankscope.figures.style import FAINT, INK, PALETTE
 from rankscope.studies.dong2021.circle import NETWORKS, RADIUS
 from rankscope.studies.dong2021.endings import ENDS, distance, path_of
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.figures import Artist, Axes, Figure, panels
-from rankscope.looks import FAINT, INK, MARKERS, PALETTE
+from rankscope.figures.matplotlib import Artist, Axes, Figure, panels
+from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE
 from rankscope.studies.dong2021.tasks import Task
 
 LENGTHS = range(7)

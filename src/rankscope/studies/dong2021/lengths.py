@@ -7,8 +7,8 @@ shows, carry next to nothing.
 
 import polars as pl
 
-from rankscope.figures import Figure, panels
-from rankscope.looks import MARKERS, PALETTE
+from rankscope.figures.matplotlib import Figure, panels
+from rankscope.figures.style import MARKERS, PALETTE
 from rankscope.paths import path_counts, path_shares
 from rankscope.studies.dong2021.published import published
 from rankscope.studies.study import Comparison, Outcome, Setup, Study

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.sources import bundled_excerpts, load
-from rankscope.sources.words import split
+from rankscope.sources.random_embedding import split
 
 FAMILIES: dict[str, tuple[str, dict[str, int]]] = {
     "bert": ("Bert", {"vocab_size": 28996}),
@@ -110,7 +110,7 @@ def published_variant(subject: Subject, curve: str) -> Transformer:
 
     named = PUBLISHED[curve]
     if subject.family != "albert" or "mlp" in named or named == "transformer":
-        return named_variant(subject.net, named)
+        return subject.net.variant(named)
     net = without_matrices(subject.net)
     return net if "skip" in named else net.variant(attention_skip=0.0)
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import polars as pl
 import torch
 
-from rankscope.figures import Figure, panels
-from rankscope.looks import FAINT, MARKERS, PALETTE
-from rankscope.nets import Transformer, named_variant
+from rankscope.figures.matplotlib import Figure, panels
+from rankscope.figures.style import FAINT, MARKERS, PALETTE
+from rankscope.nets import Transformer
 from rankscope.paths import decompose
 from rankscope.sources import bundled_excerpts, fresh, load
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
@@ -50,7 +50,7 @@ def _run(setup: Setup) -> Outcome:
 def _law(name: str, tokens: int) -> pl.DataFrame:
     """Residual and bounds by layer, at the usual size of tokens and where Thm 2.3 says something."""
     net = fresh(name)  # certificates are for one excerpt, on the CPU
-    san = named_variant(net, "san").variant(layers=12)
+    san = net.variant("san").variant(layers=12)
     X, _ = net.encode(bundled_excerpts(tokens)[:1], tokens)
     found = []
     for size, scale in (("usual", 1.0), ("small", small_scale(san, X))):
@@ -73,7 +73,7 @@ def small_scale(san: Transformer, X: torch.Tensor) -> float:
 
 
 def _paths(name: str, tokens: int, count: int, device: str = "cpu") -> pl.DataFrame:
-    net = named_variant(load(name, device=device), "san+skip")
+    net = load(name, device=device).variant("san+skip")
     X, padding = net.encode(bundled_excerpts(tokens)[:1], tokens)
     return decompose(net, X, padding).residuals(count=count)
 

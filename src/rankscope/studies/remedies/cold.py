@@ -45,7 +45,7 @@ def measured(remedy: str, model: str, device: str = "cpu") -> pl.DataFrame:
     """What `part` keeps."""
     net, X, padding = subject(model, device)
     try:
-        mine = net if remedy == NONE else net.remedied(remedy)
+        mine = net if remedy == NONE else net.with_remedy(remedy)
         profile = measure(mine, X, padding, [METRIC, ENTROPY])
     except ArchitectureError as refused:
         return pl.DataFrame([{"remedy": remedy, "refused": str(refused)}], schema=SCHEMA)

@@ -15,11 +15,11 @@ import polars as pl
 import torch
 
 from rankscope.errors import ArchitectureError
-from rankscope.lab.side_by_side import one_thread
 from rankscope.lab.training import Training
 from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, Sizes, Trial
 from rankscope.studies.remedies.trained import EVERY, FULL, QUICK
 from rankscope.studies.study import Setup
+from rankscope.workers import threads_set
 
 ROUNDS, STEPS, WARM = 15, 3, 6
 """Rounds, steps of each network in a round, and steps before the first."""
@@ -41,7 +41,7 @@ def costs(
 
 def _timed(trials: Sequence[Trial], device: str) -> pl.DataFrame:
     """All of them, and those without a remedy that they are compared with."""
-    with one_thread():
+    with threads_set(1):
         fitting = [_fitted(trial, device) for trial in trials]
         running = {fit: training for fit, training, _ in fitting if training is not None}
         for base in {replace(fit, remedy=NONE) for fit in running} - {*running}:

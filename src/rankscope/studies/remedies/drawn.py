@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterable
 
-from rankscope.figures import Axes, Figure, panels
-from rankscope.looks import FAINT, MARKERS, PALETTE, label, power, tick
+from rankscope.figures.matplotlib import Axes, Figure, panels
+from rankscope.figures.style import FAINT, MARKERS, PALETTE
+from rankscope.figures.text import label, power, tick
 from rankscope.studies.remedies import learnt
 from rankscope.studies.remedies.initial import BARE, NONE, WHOLE, Curves
 from rankscope.studies.remedies.price import price

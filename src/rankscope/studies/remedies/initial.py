@@ -5,9 +5,9 @@ import math
 import polars as pl
 
 from rankscope.errors import ArchitectureError
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import measure
-from rankscope.sources.words import bundled_excerpts, word_tokens
+from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.studies.study import Setup
 
 DEPTHS = (12, 48, 128)
@@ -62,13 +62,13 @@ def measured(remedy: str, place: str, depth: int, seed: int, device: str = "cpu"
     about = {"remedy": remedy, "norm_place": place, "depth": depth, "seed": seed}
     net = network(place, depth, seed)
     try:
-        net = net if remedy == NONE else net.remedied(remedy)
+        net = net if remedy == NONE else net.with_remedy(remedy)
     except ArchitectureError as refused:
         return pl.DataFrame([about | {"refused": str(refused)}], schema=SCHEMA)
     X, padding = word_tokens(bundled_excerpts(TOKENS)[:SAMPLES], WIDTH, TOKENS)
     rows: list[dict[str, object]] = []
     for name, variant in VARIANTS.items():
-        which = named_variant(net.to(device=device), variant)
+        which = net.to(device=device).variant(variant)
         profile = measure(which, X, padding, METRIC)
         curve = profile.curve(METRIC, "log10").mean(0).tolist()
         at = profile.table.group_by("layer").agg(pl.col("below_floor").any()).sort("layer")["below_floor"]

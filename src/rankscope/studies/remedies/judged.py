@@ -15,8 +15,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from rankscope.figures.text import power
 from rankscope.lab.trial import Sizes
-from rankscope.looks import power
 from rankscope.studies.remedies import learnt
 from rankscope.studies.remedies.initial import BARE, NONE
 from rankscope.studies.remedies.reached import THRESHOLD, depth_reached, spread

@@ -1,26 +1,20 @@
 """The parts of the table, each computed once and kept: here, or by processes beside this one.
 
-A part is a kind and its settings, plain enough to be sent to another process as a line of JSON. Whoever
-computes it writes it where `Setup.kept` looks for it.
+Whoever computes a part writes it where `Setup.kept` looks for it.
 """
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
-from queue import SimpleQueue
+from functools import partial
 from typing import Any, NamedTuple
 
 import polars as pl
 
-from rankscope.errors import RankscopeError, StudyError
+from rankscope.errors import StudyError
 from rankscope.studies.remedies import cold, initial, theory
 from rankscope.studies.study import Setup
+from rankscope.workers import run_pieces
 
 
 class Part(NamedTuple):
@@ -70,87 +64,17 @@ def each(setup: Setup, asked: Sequence[Part], workers: int = 1) -> Iterator[tupl
         for part in asked:
             yield part, computed(setup, part)
         return
-    free: SimpleQueue[_Process] = SimpleQueue()
-    team = [_Process(setup) for _ in range(workers)]
-    for one in team:
-        free.put(one)
-
-    def by_one(part: Part) -> tuple[Part, pl.DataFrame]:
-        worker = free.get()
-        try:
-            worker.compute(part)
-        finally:
-            free.put(worker)
-        return part, computed(setup, part)
-
-    pool = ThreadPoolExecutor(workers)
-    try:
-        waiting: set[Future[tuple[Part, pl.DataFrame]]] = {pool.submit(by_one, part) for part in asked}
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            yield from (one.result() for one in done)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for one in team:
-            one.process.kill()
-        pool.shutdown()  # nobody waits for an answer any more
-        for one in team:
-            one.close()
+    away = replace(setup, folder=setup.folder.resolve(), say=_silent)
+    with closing(run_pieces(partial(computed, away), asked, workers)) as results:
+        for result in results:
+            if result.value is None:
+                raise StudyError(
+                    f"{result.piece} could not be computed: {result.error}; the same command goes on from "
+                    "here, with fewer --workers where memory was short",
+                    subject=result.piece.kind,
+                )
+            yield result.piece, result.value
 
 
-class _Process:
-    """A process that computes one part at a time. Started without `multiprocessing`, which would run the
-    caller's script again."""
-
-    def __init__(self, setup: Setup) -> None:
-        given = {"folder": str(setup.folder.resolve()), "full": setup.full, "device": setup.device,
-                 "models": list(setup.models)}  # fmt: skip
-        code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from rankscope.studies.remedies.parts import serve; "
-            f"serve({given!r})"
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            process_group=0,  # Ctrl-C is the caller's, who ends it
-        )  # fmt: skip
-
-    def compute(self, part: Part) -> None:
-        """Have it computed and kept."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        try:
-            self.process.stdin.write(json.dumps([part.kind, part.settings, part.seconds]) + "\n")
-            self.process.stdin.flush()
-            answer = self.process.stdout.readline()
-        except OSError:
-            answer = ""
-        if not answer:
-            raise StudyError(
-                f"a process that computed {part} died, mostly for want of memory: ask for fewer --workers; "
-                "the same command goes on from here"
-            )
-        if error := json.loads(answer):
-            raise StudyError(error)
-
-    def close(self) -> None:
-        """After its end."""
-        assert self.process.stdin is not None and self.process.stdout is not None
-        with suppress(OSError):  # what was not sent yet
-            self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait()
-
-
-def serve(given: dict[str, Any]) -> None:
-    """In such a process: a part a line, answered by a line: what went wrong, or nothing."""
-    setup = Setup(Path(given["folder"]), given["full"], given["device"], tuple(given["models"]))
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is not an answer
-    for line in sys.stdin:
-        try:
-            computed(setup, Part(*json.loads(line)))
-            said = ""
-        except RankscopeError as error:
-            said = str(error)
-        answers.write(json.dumps(said) + "\n")
-        answers.flush()
+def _silent(_: str) -> None:
+    """Nobody hears what a worker says."""

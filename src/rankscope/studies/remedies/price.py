@@ -1,7 +1,8 @@
 """The figure of how deep networks learn with a remedy, and what it costs: a row a remedy."""
 
-from rankscope.figures import Axes, Figure, panels
-from rankscope.looks import FAINT, INK, PALETTE, label
+from rankscope.figures.matplotlib import Axes, Figure, panels
+from rankscope.figures.style import FAINT, INK, PALETTE
+from rankscope.figures.text import label
 from rankscope.studies.remedies import learnt
 from rankscope.studies.remedies.initial import NONE, PLACES
 from rankscope.studies.remedies.table import Tables

@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 
 from rankscope.errors import StudyError
-from rankscope.figures import save
+from rankscope.figures.matplotlib import save
 from rankscope.files import write_text
 from rankscope.nets.remedies import REMEDIES, remedy
 from rankscope.runs import Store

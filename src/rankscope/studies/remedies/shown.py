@@ -5,7 +5,7 @@ import statistics
 
 import polars as pl
 
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.nets.remedies import REMEDIES
 from rankscope.studies.remedies import cold, learnt
 from rankscope.studies.remedies.initial import BARE, NONE, PLACES, WHOLE

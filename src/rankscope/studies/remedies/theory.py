@@ -21,8 +21,8 @@ from typing import Any
 import polars as pl
 
 from rankscope.errors import ArchitectureError, TheoremError
-from rankscope.nets import Transformer, named_variant
-from rankscope.sources.words import bundled_excerpts, word_tokens
+from rankscope.nets import Transformer
+from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.studies.remedies.initial import BARE, NONE, TOKENS, WHOLE, WIDTH, Curves, curves, network
 from rankscope.studies.remedies.reached import THRESHOLD
 from rankscope.studies.remedies.said import said_of
@@ -66,13 +66,13 @@ def _refusals(remedy: str) -> Iterator[dict[str, Any]]:
     for place in ("post", "pre"):
         try:
             net = network(place, LAYERS, 0)
-            net = net if remedy == NONE else net.remedied(remedy)
+            net = net if remedy == NONE else net.with_remedy(remedy)
         except ArchitectureError:
             continue
         for name, variant in NETWORKS.items():
             about = {"remedy": remedy, "network": f"{place}, {name}"}
             try:
-                found = certify(named_variant(net, variant), 0.1 * X, padding)
+                found = certify(net.variant(variant), 0.1 * X, padding)
             except TheoremError as refused:
                 yield about | {"theorem": "all", "held": False, "why": str(refused)}
                 continue
@@ -105,7 +105,7 @@ def variances(setup: Setup, remedy: str, depth: int, seed: int) -> pl.DataFrame:
 
     def compute() -> pl.DataFrame:
         net: Transformer = network("pre", depth, seed)
-        net = net if remedy == NONE else net.remedied(remedy)
+        net = net if remedy == NONE else net.with_remedy(remedy)
         X, padding = word_tokens(bundled_excerpts(TOKENS)[:2], WIDTH, TOKENS)
         sizes = [float(state.square().mean()) for state in net.run(X.to(net.dtype), padding).states]
         about = {"remedy": remedy, "depth": depth, "seed": seed}

@@ -20,11 +20,11 @@ from pathlib import Path
 import polars as pl
 
 from rankscope.errors import StudyError
-from rankscope.lab.side_by_side import Made, side_by_side
 from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, SIGMA, Sizes, Trial
 from rankscope.nets.remedies import REMEDIES
 from rankscope.runs import tables
 from rankscope.studies.study import Setup
+from rankscope.workers import PieceResult, run_pieces
 
 EVERY = (NONE, *REMEDIES, SIGMA)
 
@@ -71,9 +71,10 @@ def trained(
     until = time.time() + 60 * minutes
     work = partial(_kept, setup.folder, setup.full, setup.device, until)
     found: dict[Trial, pl.DataFrame] = {}
-    for made in side_by_side(work, trials, workers, size=lambda trial: trial.depth, until=until):
-        found[made.piece] = _table(made)
-        setup.say(_line(made, len(found), len(trials)))
+    processes = workers if workers > 1 else 0
+    for result in run_pieces(work, trials, processes, cost=lambda trial: trial.depth, deadline=until):
+        found[result.piece] = _table(result)
+        setup.say(_line(result, len(found), len(trials)))
     late = "it was not begun in time: the next run does it"
     return pl.concat([found[each] if each in found else _failed(each, late) for each in trials])
 
@@ -112,8 +113,8 @@ def _kept(folder: Path, full: bool, device: str, until: float, trial: Trial) -> 
     return Setup(folder, full, device).kept(trial.name, lambda: trial.table(device, until), **about)
 
 
-def _table(made: Made[Trial, pl.DataFrame]) -> pl.DataFrame:
-    return _failed(made.piece, made.failed or "") if made.found is None else made.found
+def _table(result: PieceResult[Trial, pl.DataFrame]) -> pl.DataFrame:
+    return _failed(result.piece, result.error or "") if result.value is None else result.value
 
 
 def _failed(trial: Trial, why: str) -> pl.DataFrame:
@@ -121,16 +122,16 @@ def _failed(trial: Trial, why: str) -> pl.DataFrame:
     return pl.DataFrame([row], schema=SCHEMA, orient="row")
 
 
-def _line(made: Made[Trial, pl.DataFrame], done: int, of: int) -> str:
+def _line(result: PieceResult[Trial, pl.DataFrame], done: int, of: int) -> str:
     """What one says of a trial that has ended."""
-    trial, table = made.piece, _table(made)
+    trial, table = result.piece, _table(result)
     said = {name: table.filter(quantity=name)["value"] for name in ("loss", "diverged")}
     if table["quantity"].null_count():
         came = table["refused"][0]
     else:
         losses = ", ".join(f"{each:.3f}" for each in said["loss"])
         came = f"loss {losses or 'none'}, {int(said['diverged'].sum())} diverged"
-    return f"{done}/{of} {made.seconds:6.1f} s  {trial.remedy}, {trial.setting}, {trial.depth}: {came}"
+    return f"{done}/{of} {result.seconds:6.1f} s  {trial.remedy}, {trial.setting}, {trial.depth}: {came}"
 
 
 def _say(line: str) -> None:

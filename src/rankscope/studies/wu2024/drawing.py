@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rankscope.figures import (
+from rankscope.figures.matplotlib import (
     Axes,
     Figure,
     FixedLocator,
@@ -17,7 +17,7 @@ from rankscope.figures import (
     NullLocator,
     panels,
 )
-from rankscope.looks import INK, MARKERS, PALETTE
+from rankscope.figures.style import INK, MARKERS, PALETTE
 from rankscope.profiles.plot import DEEP
 from rankscope.shapes import Float
 

@@ -19,8 +19,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.figures import Axes, Figure, ListedColormap, panels
-from rankscope.looks import FAINT, INK, PALETTE
+from rankscope.figures.matplotlib import Axes, Figure, ListedColormap, panels
+from rankscope.figures.style import FAINT, INK, PALETTE
 from rankscope.profiles import measure
 from rankscope.shapes import Float
 from rankscope.studies.study import Comparison, Outcome, Setup, Study

@@ -13,8 +13,8 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.figures import Axes, Figure
-from rankscope.looks import power
+from rankscope.figures.matplotlib import Axes, Figure
+from rankscope.figures.text import power
 from rankscope.nets import Transformer
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Outcome, Setup, Study

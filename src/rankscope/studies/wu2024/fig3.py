@@ -10,10 +10,9 @@ from itertools import pairwise
 
 import polars as pl
 
-from rankscope.figures import Figure
-from rankscope.looks import power
+from rankscope.figures.matplotlib import Figure
+from rankscope.figures.text import power
 from rankscope.nets import Transformer
-from rankscope.nets.variants import named_variant
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 from rankscope.studies.wu2024 import networks
@@ -68,7 +67,7 @@ def sharpness(setup: Setup, name: str, net: Transformer, number: int) -> pl.Data
         X = networks.tokens_of(net, networks.excerpts(min(number, 2)))
         rows = []
         for label, divisor in DIVISORS.items():
-            pure = named_variant(net, "san").variant(mask="complete", divisor=divisor)
+            pure = net.variant("san").variant(mask="complete", divisor=divisor)
             attention = [step.attention for step in pure.steps(X) if step.attention is not None]
             weights = [float(P.amax(-1).mean()) for P in attention]
             rows.append({"divisor": label, "largest_weight": sum(weights) / len(weights)})

@@ -9,7 +9,7 @@ which models run.
 import polars as pl
 import torch
 
-from rankscope.figures import Figure, panels
+from rankscope.figures.matplotlib import Figure, panels
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 from rankscope.studies.wu2024.drawing import looks, powers_of_ten, title
 from rankscope.studies.wu2024.networks import MISSING

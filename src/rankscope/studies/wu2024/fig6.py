@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.nets import Transformer
 from rankscope.sources.fresh import untrained
 from rankscope.sources.presets import preset

@@ -6,7 +6,7 @@ What Figure 4 sums up: no singular value vanishes, yet the first outgrows the re
 import numpy as np
 import polars as pl
 
-from rankscope.figures import Figure, Normalize, ScalarMappable, colormaps
+from rankscope.figures.matplotlib import Figure, Normalize, ScalarMappable, colormaps
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 from rankscope.studies.wu2024.drawing import grid, title
 from rankscope.studies.wu2024.networks import MISSING

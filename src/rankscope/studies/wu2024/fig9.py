@@ -9,8 +9,8 @@ import numpy as np
 import polars as pl
 from torch import Tensor
 
-from rankscope.figures import Figure
-from rankscope.looks import INK, PALETTE
+from rankscope.figures.matplotlib import Figure
+from rankscope.figures.style import INK, PALETTE
 from rankscope.metrics.cosine import cosines
 from rankscope.sources import fresh
 from rankscope.studies.study import Comparison, Outcome, Setup, Study

@@ -8,16 +8,15 @@ import polars as pl
 from torch import Tensor
 
 from rankscope.errors import SourceError
-from rankscope.looks import power
+from rankscope.figures.text import power
 from rankscope.metrics import metric
 from rankscope.metrics.tokens import real_tokens, unit_of
 from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout, training_states
-from rankscope.nets.variants import named_variant
 from rankscope.profiles import measure
 from rankscope.profiles.rows import Entry, readings, table
 from rankscope.sources import load
-from rankscope.sources.words import bundled_excerpts
+from rankscope.sources.random_embedding import bundled_excerpts
 from rankscope.studies.study import Setup
 
 VARIANTS = {
@@ -107,7 +106,7 @@ def collapse(
     arithmetic: str = "deviation",
 ) -> pl.DataFrame:
     """mu and mu / ||X||_F by layer of a variant (of `VARIANTS`) under a mask (of `MASKS`)."""
-    changed = named_variant(net, VARIANTS[variant]).variant(mask=MASKS[mask], divisor=divisor)
+    changed = net.variant(VARIANTS[variant]).variant(mask=MASKS[mask], divisor=divisor)
     if dropout:
         found = in_training(changed, X)
     else:

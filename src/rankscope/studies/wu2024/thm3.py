@@ -19,8 +19,8 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.figures import Figure, panels
-from rankscope.looks import INK, PALETTE
+from rankscope.figures.matplotlib import Figure, panels
+from rankscope.figures.style import INK, PALETTE
 from rankscope.metrics import numerical_rank, stable_rank
 from rankscope.shapes import Float
 from rankscope.studies.study import Comparison, Outcome, Setup, Study

@@ -1,4 +1,4 @@
-"""A network by what a command line calls it."""
+"""Networks by the names that the command line takes."""
 
 from pathlib import Path
 
@@ -7,19 +7,19 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.sources.fresh import fresh, untrained
 from rankscope.sources.load import load
 from rankscope.sources.presets import PRESETS
-from rankscope.sources.streamed import refuse_stream
+from rankscope.sources.streaming import refuse_stream
 
 
 def is_drawn(model: str) -> bool:
-    """Whether a network of this name is drawn at random."""
+    """True if a network of this name has random weights: a preset or a JSON file of an architecture."""
     return model in PRESETS or model.endswith(".json") or Path(model).is_file()
 
 
 def named_network(
     model: str, seed: int = 0, init: str = "bert", device: str = "cpu", stream: bool | None = None
 ) -> Transformer:
-    """A usual size (`bert-base`: random weights), a JSON file of an architecture (random weights), or what
-    `load` takes: `minilm`, a directory, an id on the hub, its layers in memory or left in their files."""
+    """The network that a command line names: a preset (`bert-base`) or a JSON file of an architecture, both
+    with random weights, or anything that `load` takes."""
     model = forgiven(model, ["minilm", *PRESETS])
     if is_drawn(model):
         refuse_stream(stream, model, "has random weights")

@@ -8,9 +8,9 @@ from torch import Tensor
 from rankscope.errors import WeightsError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.norms import NormWeights
-from rankscope.nets.stored import Stored
+from rankscope.nets.streamed_layers import StreamedLayers
 from rankscope.nets.tensors import Shape, layer_shapes, shapes
-from rankscope.nets.weights import Attention, ExpertWeights, Latent, Layer, Linear, MLPWeights, Weights
+from rankscope.nets.weights import AttentionWeights, ExpertWeights, Latent, Layer, Linear, MLPWeights, Weights
 
 
 def assemble(arch: Architecture, tensors: Mapping[str, Tensor]) -> Weights:
@@ -41,13 +41,15 @@ def assemble_layer(arch: Architecture, index: int, tensors: Mapping[str, Tensor]
     return cast(Layer, _build(Layer, _nested(tensors, "")))
 
 
-def assemble_stored(arch: Architecture, layers: Stored[Layer], tensors: Mapping[str, Tensor]) -> Weights:
+def assemble_stored(
+    arch: Architecture, layers: StreamedLayers[Layer], tensors: Mapping[str, Tensor]
+) -> Weights:
     """The same of layers that are not in memory, and the tensors that belong to no layer."""
     _check({name: shape for name, shape in shapes(arch).items() if not _of_a_layer(name)}, tensors)
     return _around(layers, tensors)
 
 
-def _around(layers: tuple[Layer, ...] | Stored[Layer], tensors: Mapping[str, Tensor]) -> Weights:
+def _around(layers: tuple[Layer, ...] | StreamedLayers[Layer], tensors: Mapping[str, Tensor]) -> Weights:
     whole = {name: tensor for name, tensor in tensors.items() if not _of_a_layer(name)}
     return cast(Weights, _build(Weights, {**_nested(whole, ""), "layers": layers}))
 
@@ -76,8 +78,8 @@ def _check(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor]) -> None
 
 
 PARTS: dict[str, type] = {
-    "attention": Attention,
-    "cross": Attention,
+    "attention": AttentionWeights,
+    "cross": AttentionWeights,
     **dict.fromkeys(("query_latent", "key_latent"), Latent),
     "mlp": MLPWeights,
     "experts": ExpertWeights,

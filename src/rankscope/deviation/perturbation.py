@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.deviation.blocks import AttentionByRows, RowMaker
+from rankscope.deviation.blocks import PatternByRows, RowMaker
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import LOWEST, Scaled
 from rankscope.deviation.scores import Scores
-from rankscope.deviation.signs import Signs
+from rankscope.deviation.signs import SignLosses
 from rankscope.deviation.state import State
 from rankscope.deviation.streaming import StreamedDeviation
 from rankscope.doubled import precision
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Plain
-from rankscope.nets.setting import Setting
 from rankscope.nets.streaming import Asked, Numbers, Streamed
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
@@ -36,7 +36,7 @@ UNITS = 4
 """The most that an entry is moved by, in units of its last place."""
 
 
-class Noise:
+class Perturbation:
     """Small shares, another stretch of one long row at each call."""
 
     def __init__(self, seed: int = 0, most: float | None = None, units: int = UNITS) -> None:
@@ -47,11 +47,11 @@ class Noise:
         self.rows: list[Tensor] = []
         """All so far: a recorded pass reads them where they are."""
 
-    def shaken(self, t: Tensor) -> Tensor:
+    def perturb(self, t: Tensor) -> Tensor:
         """Every entry moved, each by its own share."""
         number, length = t.numel(), _length(t.numel())
         if len(self.row) < length or self.row.device != t.device:
-            self.row = (_kept if keeps(number, t.device) else _row)(self.seed, length, t.device)
+            self.row = (_kept if is_cached(number, t.device) else _row)(self.seed, length, t.device)
             self.rows.append(self.row)
         self.calls += 1
         start = self.calls * 1009 % (length - number)
@@ -62,16 +62,16 @@ class Noise:
     def of(self, found: Any) -> Any:
         """Tensors, and the parts of what deviation arithmetic has in their place."""
         if isinstance(found, Tensor):
-            return self.shaken(found)
+            return self.perturb(found)
         return replace(found, x=self.scaled(found.x), R=self.scaled(found.R))
 
     def scaled(self, part: Scaled) -> Scaled:
         """Values, and logs: one of 1e5 is rounded by 1e-11, and so is what it is the log of."""
-        log = torch.where(part.log > LOWEST, self.shaken(part.log), part.log)
-        return Scaled(self.shaken(part.value), log)
+        log = torch.where(part.log > LOWEST, self.perturb(part.log), part.log)
+        return Scaled(self.perturb(part.value), log)
 
 
-def keeps(number: int, device: torch.device) -> bool:
+def is_cached(number: int, device: torch.device) -> bool:
     """Whether a row for so many entries is drawn once."""
     return _length(number) <= KEPT.get(device.type, 2**25)
 
@@ -101,15 +101,15 @@ def _kept(seed: int, length: int, device: torch.device) -> Tensor:
     return row[:length]
 
 
-class _Shaken:
+class _Perturbed:
     """Asks the rules, and shakes what they say."""
 
-    noise: Noise
-    signs: Signs
-    setting: Setting
+    noise: Perturbation
+    signs: SignLosses
+    settings: PassSettings
 
     def norm(self, block: Block, name: str, state: Any) -> Any:
-        self.signs.met(state, self.setting.real)
+        self.signs.met(state, self.settings.valid)
         return self.noise.of(super().norm(block, name, state))
 
     def values(self, block: Block, state: Any) -> Any:
@@ -132,26 +132,26 @@ class _Shaken:
         return self.noise.of(super().add(block, half, state, branches))
 
 
-class _ShakenTokens(_Shaken):
+class _PerturbedTokens(_Perturbed):
     def through(self, X: Tensor, linear: Linear) -> Tensor:
         """`X W + b`."""
-        return self.noise.shaken(super().through(X, linear))
+        return self.noise.perturb(super().through(X, linear))
 
 
-class ShakenPlain(_ShakenTokens, Plain):
+class PerturbedPlain(_PerturbedTokens, Plain):
     """The plain arithmetic, shaken."""
 
-    def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
-        super().__init__(arch, setting)
-        self.noise, self.signs = Noise(seed), Signs(arch)
+    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0) -> None:
+        super().__init__(arch, settings)
+        self.noise, self.signs = Perturbation(seed), SignLosses(arch)
 
 
-class ShakenStreamed(_ShakenTokens, Streamed):
+class PerturbedStreamed(_PerturbedTokens, Streamed):
     """The same, attention by rows, which can be made again."""
 
-    def __init__(self, net: Transformer, setting: Setting, asked: Asked, seed: int = 0) -> None:
-        super().__init__(net, setting, asked)
-        self.noise, self.signs = Noise(seed), Signs(net.arch)
+    def __init__(self, net: Transformer, settings: PassSettings, asked: Asked, seed: int = 0) -> None:
+        super().__init__(net, settings, asked)
+        self.noise, self.signs = Perturbation(seed), SignLosses(net.arch)
 
     def mix(self, block: Block, P: Numbers, V: Tensor) -> Tensor:  # type: ignore[override]
         """What each head says; what rows are made of is kept."""
@@ -161,18 +161,18 @@ class ShakenStreamed(_ShakenTokens, Streamed):
         return said
 
 
-class ShakenDeviation(_Shaken, Deviation):
+class PerturbedDeviation(_Perturbed, Deviation):
     """Deviation arithmetic, shaken; scores too, since rules on them take differences, and by more: what is
     left of two scores may be a unit in the last place, and two such units the same by chance."""
 
-    def __init__(self, arch: Architecture, setting: Setting, seed: int = 0) -> None:
-        super().__init__(arch, setting)
+    def __init__(self, arch: Architecture, settings: PassSettings, seed: int = 0) -> None:
+        super().__init__(arch, settings)
         self._shake(seed)
 
     def _shake(self, seed: int) -> None:
-        self.noise, self.signs = Noise(seed), Signs(self.arch)
-        self.wide = Noise(seed, units=16 * UNITS)
-        self.rounding = self.wide.shaken
+        self.noise, self.signs = Perturbation(seed), SignLosses(self.arch)
+        self.wide = Perturbation(seed, units=16 * UNITS)
+        self.rounding = self.wide.perturb
 
     def begin(self, block: Block) -> None:
         """Noise of a layer is its own, whatever was asked of others before."""
@@ -197,19 +197,19 @@ class ShakenDeviation(_Shaken, Deviation):
         return self.noise.of(state).tidy()
 
 
-class ShakenRows(ShakenDeviation, StreamedDeviation):
+class PerturbedRows(PerturbedDeviation, StreamedDeviation):
     """The same, attention by rows."""
 
-    def __init__(self, net: Transformer, setting: Setting, seed: int = 0) -> None:
-        StreamedDeviation.__init__(self, net.arch, setting, net.weights)
+    def __init__(self, net: Transformer, settings: PassSettings, seed: int = 0) -> None:
+        StreamedDeviation.__init__(self, net.arch, settings, net.weights)
         self._shake(seed)
 
-    def rows(self, maker: RowMaker) -> AttentionByRows:
+    def rows(self, maker: RowMaker) -> PatternByRows:
         """Of scores that are shaken, every row in the same way each time it is made."""
-        noise, first = Noise(self.wide.seed, units=self.wide.units), self.wide.calls
+        noise, first = Perturbation(self.wide.seed, units=self.wide.units), self.wide.calls
 
-        def shaken(t: Tensor, start: int) -> Tensor:
+        def perturb(t: Tensor, start: int) -> Tensor:
             noise.calls = first + start
-            return noise.shaken(t)
+            return noise.perturb(t)
 
-        return AttentionByRows.of(replace(maker, shaken=shaken), self.wide.scaled)
+        return PatternByRows.of(replace(maker, perturb=perturb), self.wide.scaled)

@@ -7,7 +7,7 @@ answers taken as given, which nothing has to wait for, and all that they start i
 After that the graph is replayed. Where numbers no longer allow a shortcut, the pass is made by the rules, and
 that shortcut is not taken again.
 
-A second pass may go beside the first (`Beside`): it is asked, captured and replayed with it.
+A second pass may go beside the first (`SecondPassFunction`): it is asked, captured and replayed with it.
 
 `compile=True` has torch's compiler fuse the kernels once answers have settled: a minute or two, for passes
 that are made by the hundred. A second pass is captured as it is.
@@ -26,9 +26,9 @@ from torch import Tensor
 from rankscope.deviation.decisions import Answers, Question, at_layer, presumed, recorded
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.state import State
-from rankscope.nets.setting import Setting
+from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.transformer import Transformer
-from rankscope.nets.traversal import Block, Passed, traverse
+from rankscope.nets.traversal import Block, BlockOutput, traverse
 from rankscope.nets.weights import converted, outline
 
 SHARE = 1 / 8
@@ -41,39 +41,39 @@ SETTLED = 2
 """Passes without a change after which one may compile."""
 
 
-class Given(NamedTuple):
+class ReplayInputs(NamedTuple):
     """What layers are made of and given."""
 
     weights: Any
-    setting: Setting
+    settings: PassSettings
     state: State
 
-    def anew(self) -> "Given":
+    def anew(self) -> "ReplayInputs":
         """With nothing that was kept with its parts, answers among it."""
         return converted(self, lambda t: t)
 
-    def through(self, block: Block) -> Passed:
+    def through(self, block: Block) -> BlockOutput:
         """Through a block with these weights."""
-        rules = Deviation(block.arch, self.setting)
+        rules = Deviation(block.arch, self.settings)
         return traverse(block.with_weights(self.weights), rules, self.state)
 
 
-Layer = Callable[[Given], tuple[Passed, Tensor]]
+Layer = Callable[[ReplayInputs], tuple[BlockOutput, Tensor]]
 """What a layer gives, and where it has left out more than can be."""
-Beside = Callable[[Transformer, Setting, State, Sequence[Passed]], tuple[Any, Any]]
+SecondPassFunction = Callable[[Transformer, PassSettings, State, Sequence[BlockOutput]], tuple[Any, Any]]
 """What is made of a network, what it was given and what its layers gave: a structure of tensors, and what
 must not be dropped while they can be made again. Its questions have layers beyond the network's."""
 
 
-class Went(NamedTuple):
+class PassResult(NamedTuple):
     """A pass through all layers."""
 
-    passed: tuple[Passed, ...]
-    beside: Any = None
+    layers: tuple[BlockOutput, ...]
+    second_pass: Any = None
     """What went beside it; None where nothing did."""
 
 
-Whole = Callable[[Given], tuple[Went, Tensor]]
+Whole = Callable[[ReplayInputs], tuple[PassResult, Tensor]]
 """What all layers give, and where more was left out than can be."""
 
 
@@ -84,35 +84,37 @@ class Ruled:
         self.block, self.answers = block, answers
         self.rests_on: list[Question] = []
 
-    def __call__(self, given: Given) -> tuple[Passed, Tensor]:
+    def __call__(self, given: ReplayInputs) -> tuple[BlockOutput, Tensor]:
         """What it gives, and where it has left out more than can be."""
         with presumed(self.answers) as asked:
             asked.layer = self.block.index
             passed = given.anew().through(self.block)
         self.rests_on = asked.rests_on
-        return passed, asked.doubts(given.state.x.log)
+        return passed, asked.violations(given.state.x.log)
 
 
 class RuledBeside:
     """What goes beside a pass, answers taken as given."""
 
-    def __init__(self, beside: Beside, net: Transformer, answers: Answers) -> None:
-        self.beside, self.net, self.answers = beside, net, answers
+    def __init__(self, second_pass: SecondPassFunction, net: Transformer, answers: Answers) -> None:
+        self.second_pass, self.net, self.answers = second_pass, net, answers
         self.rests_on: list[Question] = []
         self.held: Any = None
 
-    def __call__(self, given: Given, passed: Sequence[Passed]) -> tuple[Any, Tensor]:
+    def __call__(self, given: ReplayInputs, passed: Sequence[BlockOutput]) -> tuple[Any, Tensor]:
         """What it gives, and where it has left out more than can be."""
         with presumed(self.answers) as asked:
-            found, self.held = beside_of(self.beside, self.net, given, passed)
+            found, self.held = beside_of(self.second_pass, self.net, given, passed)
         self.rests_on = asked.rests_on
-        return found, asked.doubts(given.state.x.log)
+        return found, asked.violations(given.state.x.log)
 
 
-def beside_of(beside: Beside, net: Transformer, given: Given, passed: Sequence[Passed]) -> tuple[Any, Any]:
+def beside_of(
+    second_pass: SecondPassFunction, net: Transformer, given: ReplayInputs, passed: Sequence[BlockOutput]
+) -> tuple[Any, Any]:
     """With nothing that was kept with what it is made of, answers among it."""
-    setting, state, found = converted((given.setting, given.state, tuple(passed)), lambda t: t)
-    return beside(net, setting, state, found)
+    settings, state, found = converted((given.settings, given.state, tuple(passed)), lambda t: t)
+    return second_pass(net, settings, state, found)
 
 
 class Compiled:
@@ -127,20 +129,22 @@ class Compiled:
         """The same layer, traced and compiled when it is first gone through."""
         made: list[tuple[Callable[..., Any], Any]] = []
 
-        def fused(given: Given) -> tuple[Passed, Tensor]:
+        def fused(given: ReplayInputs) -> tuple[BlockOutput, Tensor]:
             tensors = tensors_of(given)
             if not made:
                 made.append(self._made(layer, given, tensors))
             function, like = made[0]
-            found: tuple[Passed, Tensor] = with_tensors(like, function(tensors))
+            found: tuple[BlockOutput, Tensor] = with_tensors(like, function(tensors))
             return found
 
         return fused
 
-    def _made(self, layer: Layer, given: Given, tensors: list[Tensor]) -> tuple[Callable[..., Any], Any]:
+    def _made(
+        self, layer: Layer, given: ReplayInputs, tensors: list[Tensor]
+    ) -> tuple[Callable[..., Any], Any]:
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        like: list[tuple[Passed, Tensor]] = []
+        like: list[tuple[BlockOutput, Tensor]] = []
 
         def flat(tensors: list[Tensor]) -> list[Tensor]:
             like.append(layer(with_tensors(given, tensors)))
@@ -155,7 +159,7 @@ class Compiled:
 
 
 @dataclass
-class Known:
+class CachedPass:
     """A pass that was made."""
 
     answers: Answers
@@ -167,10 +171,10 @@ class Known:
     since: int = 0
     """Passes since the last of them."""
 
-    def learn(self, doubts: Tensor) -> None:
+    def learn(self, violations: Tensor) -> None:
         """Give up the shortcuts that were not allowed."""
         rests_on = [question for layer in self.layers for question in layer.rests_on]
-        wrong = {q for q, doubted in zip(rests_on, doubts.tolist(), strict=True) if doubted}
+        wrong = {q for q, doubted in zip(rests_on, violations.tolist(), strict=True) if doubted}
         self.changes += 1
         kept = {} if self.changes > PATIENCE else self.answers
         self.answers = {q: answer for q, answer in kept.items() if q not in wrong}
@@ -183,59 +187,63 @@ class Replays:
 
     fuse: Callable[[Layer], Layer] | None = None
     """`Compiled()`; None leaves layers as they are."""
-    known: OrderedDict[tuple[Any, ...], Known] = field(default_factory=OrderedDict)
+    known: OrderedDict[tuple[Any, ...], CachedPass] = field(default_factory=OrderedDict)
     pool: Any = None
     """What graphs need in between, which they share."""
 
-    def passed(self, net: Transformer, setting: Setting, state: State) -> Sequence[Passed]:
-        """What every layer gives."""
-        return self.went(net, setting, state).passed
-
-    def went(self, net: Transformer, setting: Setting, state: State, beside: Beside | None = None) -> Went:
+    def run(
+        self,
+        net: Transformer,
+        settings: PassSettings,
+        state: State,
+        second_pass: SecondPassFunction | None = None,
+    ) -> PassResult:
         """The same, with what goes beside."""
-        given = Given(tuple(block.weights for block in net.blocks), setting, state)
-        key = (net.arch, _key(given), beside)
+        given = ReplayInputs(tuple(block.weights for block in net.blocks), settings, state)
+        key = (net.arch, _key(given), second_pass)
         known = self.known.get(key)
         if known is None:
             with recorded() as asked:
-                went = _by_rules(net, given, beside)
-            self.known[key] = Known(asked.answers)
+                run = _by_rules(net, given, second_pass)
+            self.known[key] = CachedPass(asked.answers)
             if len(self.known) > MOST:
                 self.known.popitem(last=False)
-            return went
+            return run
         self.known.move_to_end(key)
         if known.run is None or (self.fuse is not None and known.since == SETTLED):
-            self._prepare(known, net, given, beside)
+            self._prepare(known, net, given, second_pass)
         assert known.run is not None
-        went, doubts = known.run(given)
+        run, violations = known.run(given)
         known.since += 1
-        if bool(doubts.any()):
-            known.learn(doubts)
-            went = _by_rules(net, given, beside)
-        return went
+        if bool(violations.any()):
+            known.learn(violations)
+            run = _by_rules(net, given, second_pass)
+        return run
 
-    def _prepare(self, known: Known, net: Transformer, given: Given, beside: Beside | None) -> None:
+    def _prepare(
+        self, known: CachedPass, net: Transformer, given: ReplayInputs, second_pass: SecondPassFunction | None
+    ) -> None:
         """Make ready what is run: the rules, from a settled pass on compiled, on a GPU captured."""
         ruled = [Ruled(block, known.answers) for block in net.blocks]
-        second = None if beside is None else RuledBeside(beside, net, known.answers)
+        second = None if second_pass is None else RuledBeside(second_pass, net, known.answers)
         known.layers = [*ruled, *([] if second is None else [second])]
         layers: Sequence[Layer] = ruled
         if self.fuse is not None and known.since >= SETTLED:
             layers = [self.fuse(layer) for layer in layers]
 
-        def whole(given: Given) -> tuple[Went, Tensor]:
-            state, found, doubts = given.state, [], []
+        def whole(given: ReplayInputs) -> tuple[PassResult, Tensor]:
+            state, found, violations = given.state, [], []
             for layer, weights in zip(layers, given.weights, strict=True):
-                passed, doubted = layer(Given(weights, given.setting, state))
+                passed, doubted = layer(ReplayInputs(weights, given.settings, state))
                 state = passed.state
                 found.append(passed)
-                doubts.append(doubted)
-            went = Went(tuple(found))
+                violations.append(doubted)
+            run = PassResult(tuple(found))
             if second is not None:
                 other, doubted = second(given, found)
-                went = went._replace(beside=other)
-                doubts.append(doubted)
-            return went, torch.cat(doubts)
+                run = run._replace(second_pass=other)
+                violations.append(doubted)
+            return run, torch.cat(violations)
 
         known.run = whole
         if self.captures(given):
@@ -254,13 +262,13 @@ class Replays:
             while sum(each.size for each in self.known.values()) > most and len(self.known) > 1:
                 self.known.popitem(last=False)
 
-    def captures(self, given: Given) -> bool:
+    def captures(self, given: ReplayInputs) -> bool:
         """Whether passes are captured where this one is."""
         return state_of(given).is_cuda
 
-    def _captured(self, whole: Whole, given: Given) -> tuple[Whole, int]:
+    def _captured(self, whole: Whole, given: ReplayInputs) -> tuple[Whole, int]:
         """A pass as a CUDA graph; weights are read where they are."""
-        kept = Given(given.weights, *converted((given.setting, given.state), torch.clone))
+        kept = ReplayInputs(given.weights, *converted((given.settings, given.state), torch.clone))
         inputs = tensors_of(kept[1:])
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -270,26 +278,28 @@ class Replays:
         graph = torch.cuda.CUDAGraph()
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self.pool):
-            went, doubts = whole(kept)
+            run, violations = whole(kept)
 
-        def replay(given: Given) -> tuple[Went, Tensor]:
+        def replay(given: ReplayInputs) -> tuple[PassResult, Tensor]:
             for here, there in zip(inputs, tensors_of(given[1:]), strict=True):
                 here.copy_(there)
             graph.replay()
             # The next replay writes where these are.
-            return converted(went, torch.clone), doubts
+            return converted(run, torch.clone), violations
 
-        return replay, sum(t.nbytes for t in tensors_of(went))
+        return replay, sum(t.nbytes for t in tensors_of(run))
 
 
-def _by_rules(net: Transformer, given: Given, beside: Beside | None) -> Went:
+def _by_rules(net: Transformer, given: ReplayInputs, second_pass: SecondPassFunction | None) -> PassResult:
     """Asked at every question, or as who listens wants it."""
     state, found = given.state, []
     for block, weights in zip(net.blocks, given.weights, strict=True):
         at_layer(block.index)
-        found.append(Given(weights, given.setting, state).anew().through(block))
+        found.append(ReplayInputs(weights, given.settings, state).anew().through(block))
         state = found[-1].state
-    return Went(tuple(found), None if beside is None else beside_of(beside, net, given, found)[0])
+    return PassResult(
+        tuple(found), None if second_pass is None else beside_of(second_pass, net, given, found)[0]
+    )
 
 
 @cache
@@ -298,7 +308,7 @@ def replays(compile: bool) -> Replays:
     return Replays(Compiled() if compile else None)
 
 
-def repeats(net: Transformer, setting: Setting, state: State, passes: int = 1) -> bool:
+def repeats(net: Transformer, settings: PassSettings, state: State, passes: int = 1) -> bool:
     """Whether a pass, or so many side by side, can be made again without asking: parts of one's own may
     remember another, a mixture goes through the experts that were chosen, layers that are read are elsewhere
     each time, and what layers give must fit into what may be held."""
@@ -311,17 +321,17 @@ def repeats(net: Transformer, setting: Setting, state: State, passes: int = 1) -
         return False
     if not state.x.log.is_cuda:
         return True
-    samples, tokens = state.real.rows.shape
+    samples, tokens = state.valid.mask.shape
     layer = samples * tokens * (3 * net.arch.heads * tokens + 4 * net.arch.width) * 8
     return passes * net.arch.layers * layer <= torch.cuda.mem_get_info(state.x.log.device)[1] * SHARE
 
 
-def state_of(given: Given) -> Tensor:
+def state_of(given: ReplayInputs) -> Tensor:
     """A tensor that is where the pass is."""
     return given.state.x.log
 
 
-def _key(given: Given) -> tuple[Any, ...]:
+def _key(given: ReplayInputs) -> tuple[Any, ...]:
     """The same for what has the same weights and differs by the values of its other tensors alone."""
     tensors = tensors_of(given[1:])
     numbers = {id(t): number for number, t in enumerate(tensors)}

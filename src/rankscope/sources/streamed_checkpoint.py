@@ -1,4 +1,4 @@
-"""A checkpoint that stays in its files: a model of transformers without numbers, filled a part at a time.
+"""A checkpoint that stays in its files: a model of transformers on the meta device, filled block by block.
 
 transformers itself says which tensors of the files are which of the model, and stacks, splits and renames
 them (experts that lie one by one in a file are one tensor in the model). A block is filled in float64, read,
@@ -22,7 +22,7 @@ from rankscope.errors import FileError, SourceError
 from rankscope.sources.checkpoint import (
     SETTINGS,
     Checkpoint,
-    Place,
+    CheckpointLocation,
     checked,
     quiet,
     read_config,
@@ -32,29 +32,29 @@ from rankscope.sources.model_types import family_of
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-"""Of floating numbers, as files name them."""
+"""Floating dtypes by the names that safetensors has for them."""
 MOVING = (
     "__get__", "__getitem__", "cat", "chunk", "contiguous", "detach", "expand", "flatten", "permute",
     "reshape", "split", "stack", "transpose", "unbind", "unflatten",
 )  # fmt: skip
-"""What moves numbers and does not change them, in torch's words."""
+"""Names of torch functions that move numbers without changing them."""
 ASKED = ("revision", "cache_dir", "local_files_only", "token")
 
 
-def weight_files(found: Place) -> list[str]:
-    """The safetensors files of a checkpoint, one or several; none where it has others."""
+def weight_files(location: CheckpointLocation) -> list[str]:
+    """The safetensors files of a checkpoint; an empty list where it has none."""
     from transformers.utils import hub
 
     cached_file: Any = hub.cached_file
     shards_of: Any = hub.get_checkpoint_shard_files
 
-    options = {name: value for name, value in found.options.items() if name in ASKED}
+    options = {name: value for name, value in location.options.items() if name in ASKED}
     absent = {"_raise_exceptions_for_missing_entries": False}
-    single = cached_file(found.where, SINGLE, **options, **absent)
+    single = cached_file(location.path_or_id, SINGLE, **options, **absent)
     if single is not None:
         return [single]
-    index = cached_file(found.where, INDEX, **options, **absent)
-    return [] if index is None else list(shards_of(found.where, index, **options)[0])
+    index = cached_file(location.path_or_id, INDEX, **options, **absent)
+    return [] if index is None else list(shards_of(location.path_or_id, index, **options)[0])
 
 
 class _Header:
@@ -70,10 +70,15 @@ class _Header:
         return torch.empty(self.shape, dtype=dtype, device="meta")
 
 
-class Shelf:
-    """A model without numbers, and the files that have them."""
+class StreamedCheckpoint:
+    """A model of transformers without numbers, and the files that have them.
 
-    def __init__(self, found: Place, files: Sequence[str], family: str | Family | None) -> None:
+    `filled(block)` gives a block its numbers for a while; `running()` runs the original block by block.
+    """
+
+    def __init__(
+        self, location: CheckpointLocation, files: Sequence[str], family: str | Family | None
+    ) -> None:
         import transformers
 
         shapes: dict[str, tuple[int, ...]] = {}
@@ -87,20 +92,20 @@ class Shelf:
                 self._dtypes |= {key: header.get_dtype() for key, header in headers.items()}
                 self.files |= dict.fromkeys(keys, path)
         self._stamps = {path: _stamp(path) for path in files}
-        config = read_config(found, family)
+        config = read_config(location, family)
         kind = family_of(config.model_type, family)
         loader: Any = getattr(transformers, kind.loader)
         if hasattr(loader, "from_config"):  # one of transformers' automatic classes: which it would be
             with torch.device("meta"):
-                trusted = {"trust_remote_code": found.options.get("trust_remote_code")}
+                trusted = {"trust_remote_code": location.options.get("trust_remote_code")}
                 loader = type(loader.from_config(copy.deepcopy(config), **trusted))
         model, report = loader.from_pretrained(
             None, config=config, state_dict={key: _Header(shape) for key, shape in shapes.items()}, **SETTINGS
         )
-        model.config.name_or_path = found.where
-        self.checkpoint: Checkpoint = checked(found, kind, model, report)
-        self.model, self.family, self.name = model, kind, found.name
-        self.core = kind.widen(kind.core(model))
+        model.config.name_or_path = location.path_or_id
+        self.checkpoint: Checkpoint = checked(location, kind, model, report)
+        self.model, self.family, self.name = model, kind, location.name
+        self.core = kind.prepare_for_float64(kind.core(model))
         self.core.requires_grad_(False)
         self.blocks: list[nn.Module] = kind.blocks(self.core)
         self._paths = {id(part): path for path, part in model.named_modules()}
@@ -110,12 +115,12 @@ class Shelf:
 
     @property
     def numbers(self) -> int:
-        """How many the network has, its table of words included."""
+        """The number of parameters of the network, its table of words included."""
         return sum(weight.numel() for weight in self.core.parameters())
 
     @property
     def largest(self) -> int:
-        """How many its largest block has."""
+        """The number of parameters of the largest block."""
         return max(sum(weight.numel() for weight in block.parameters()) for block in self.blocks)
 
     @cached_property
@@ -129,16 +134,16 @@ class Shelf:
         """The tensors of the files that each of the model's is made of."""
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-        renamings = [each for each in self._mapping if isinstance(each, WeightRenaming)]
-        converters = [each for each in self._mapping if isinstance(each, WeightConverter)]
-        known, prefix = self.model.state_dict(), self.model.base_model_prefix
-        found: dict[str, list[str]] = {}
+        renamings = [item for item in self._mapping if isinstance(item, WeightRenaming)]
+        converters = [item for item in self._mapping if isinstance(item, WeightConverter)]
+        state_dict, prefix = self.model.state_dict(), self.model.base_model_prefix
+        location: dict[str, list[str]] = {}
         for key in self.files:
-            target, _ = rename_source_key(key, renamings, converters, prefix, known)
-            if target not in known and key in known:
-                target, _ = rename_source_key(key, [], [], prefix, known)
-            found.setdefault(target, []).append(key)
-        return found
+            target, _ = rename_source_key(key, renamings, converters, prefix, state_dict)
+            if target not in state_dict and key in state_dict:
+                target, _ = rename_source_key(key, [], [], prefix, state_dict)
+            location.setdefault(target, []).append(key)
+        return location
 
     def _inside(self, part: nn.Module) -> list[str]:
         """Names, in the model, of what is inside a part."""
@@ -179,15 +184,15 @@ class Shelf:
         ties = dict(getattr(self.model, "all_tied_weights_keys", {}))
         inside = {name for block in self.blocks for name in self._inside(block)}
         path = self._paths[id(self.core)]
-        own = [name for name in self.model.state_dict() if not path or name.startswith(f"{path}.")]
-        around = set(own) - inside
-        around |= {one for pair in ties.items() for one in pair if around & set(pair)}
+        own_names = [name for name in self.model.state_dict() if not path or name.startswith(f"{path}.")]
+        around = set(own_names) - inside
+        around |= {name_a for pair in ties.items() for name_a in pair if around & set(pair)}
         words = self.core.get_input_embeddings() if hasattr(self.core, "get_input_embeddings") else None
         words = words if isinstance(words, nn.Embedding) else None
         if words is not None:
             name = f"{self._paths[id(words)]}.weight"
-            same = {name} | {one for pair in ties.items() for one in pair if name in pair}
-            keys = [key for each in same for key in self._sources.get(each, ())]
+            same = {name} | {name_a for pair in ties.items() for name_a in pair if name in pair}
+            keys = [key for item in same for key in self._sources.get(item, ())]
             around -= same
             with safe_open(self.files[keys[0]], "pt") as file:
                 words.weight = nn.Parameter(file.get_tensor(keys[0]).clone(), requires_grad=False)
@@ -200,18 +205,18 @@ class Shelf:
         self.core.requires_grad_(False)
         return words
 
-    def _tie(self, one: str, other: str) -> None:
+    def _tie(self, name_a: str, name_b: str) -> None:
         """Where one of two names of a tensor is filled, so is the other."""
-        for name, given in ((one, other), (other, one)):
-            weight = self.model.get_parameter(given)
+        for name, arguments in ((name_a, name_b), (name_b, name_a)):
+            weight = self.model.get_parameter(arguments)
             if self.model.get_parameter(name).is_meta and not weight.is_meta:
                 path, _, leaf = name.rpartition(".")
                 setattr(self.model.get_submodule(path), leaf, weight)
 
     @contextmanager
     def filled(self, block: nn.Module) -> Iterator[nn.Module]:
-        """A block with its numbers, for a while, in its files' dtype: what is computed with them must be
-        `Widened`."""
+        """A context manager in which a block has its numbers, in the dtype of its files: compute with them
+        inside `Widened`."""
         kinds = {self._dtypes[key] for name in self._inside(block) for key in self._sources[name]}
         self.empty(block, DTYPES.get(next(iter(kinds)), torch.float64) if len(kinds) == 1 else torch.float64)
         self.fill(block)
@@ -221,7 +226,7 @@ class Shelf:
             self.empty(block)
 
     def fill(self, block: nn.Module) -> None:
-        """Give a block its numbers."""
+        """Read the numbers of a block from its files into the model."""
         self._load(self._inside(block))
         block.requires_grad_(False)
         for name, weight in block.named_parameters():
@@ -232,7 +237,7 @@ class Shelf:
                 )
 
     def empty(self, block: nn.Module, dtype: torch.dtype = torch.float64) -> None:
-        """Take them from it; of what dtype it is filled next."""
+        """Drop the numbers of a block; `dtype` is the one that it will be filled with next."""
         for part in block.modules():
             for name, weight in part.named_parameters(recurse=False):
                 if id(weight) not in self._random:
@@ -240,7 +245,8 @@ class Shelf:
 
     @contextmanager
     def running(self) -> Iterator[Any]:
-        """The original: its blocks have their numbers while they run, its words where they are asked for."""
+        """A context manager that gives the original to run: each block is filled while it runs, and of the
+        table of words only the rows in use are widened."""
         handles = []
         for block in dict.fromkeys(self.blocks):
             handles.append(block.register_forward_pre_hook(self._before))
@@ -263,13 +269,13 @@ class Shelf:
 
 
 class Widened(TorchFunctionMode):
-    """Inside, what is computed is computed in float64; what is only moved stays as narrow as it is."""
+    """A context manager in which torch computes in float64; what is only moved keeps its dtype."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        given = args, kwargs or {}
-        args, named = given if func.__name__ in MOVING else _wide(given)
+        arguments = args, kwargs or {}
+        args, named = arguments if func.__name__ in MOVING else _wide(arguments)
         return func(*args, **named)
 
 
@@ -277,13 +283,14 @@ def _wide(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     if isinstance(value, dict):
-        return {name: _wide(each) for name, each in value.items()}
+        return {name: _wide(item) for name, item in value.items()}
     return type(value)(map(_wide, value)) if type(value) in (list, tuple) else value
 
 
 @contextmanager
 def _in_this_thread() -> Iterator[None]:
-    """transformers' own switch: threads that come and go leave memory behind that nobody can use."""
+    """Make transformers load in this thread: its short-lived threads leave memory behind that cannot be
+    used again."""
     name = "HF_DEACTIVATE_ASYNC_LOAD"
     before = os.environ.get(name)
     os.environ[name] = "1"
@@ -297,15 +304,15 @@ def _in_this_thread() -> Iterator[None]:
 
 
 def _stamp(path: str) -> tuple[int, int]:
-    found = Path(path).stat()
-    return found.st_size, found.st_mtime_ns
+    location = Path(path).stat()
+    return location.st_size, location.st_mtime_ns
 
 
 def _few_words(table: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """In float64, those rows of a table that are asked for."""
-    used, places = args[0].unique(return_inverse=True)
-    table.weight = nn.Parameter(table.weight[used].double(), requires_grad=False)
-    return places, *args[1:]
+    """A pre-hook that replaces the table of words by the rows in use, in float64."""
+    ids, indices = args[0].unique(return_inverse=True)
+    table.weight = nn.Parameter(table.weight[ids].double(), requires_grad=False)
+    return indices, *args[1:]
 
 
 def _all_words(weight: Tensor) -> Any:

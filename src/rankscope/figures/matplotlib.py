@@ -13,8 +13,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from rankscope.errors import FigureError
 from rankscope.extras import need
+from rankscope.figures.style import FAINT, INK, PALETTE
 from rankscope.files import atomic
-from rankscope.looks import FAINT, INK, PALETTE
 
 need("a figure", "matplotlib", "PIL")
 # ruff: noqa: E402  What follows is there: else the line above has said what is missing.

@@ -12,25 +12,27 @@ import torch
 from torch import nn
 
 from rankscope.errors import SourceError
-from rankscope.sources.checkpoint import Checkpoint, Place, first_line, read
+from rankscope.sources.checkpoint import Checkpoint, CheckpointLocation, first_line, read
 from rankscope.sources.families import Family
 
 PLAIN = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def read_dequantised(found: Place, family: str | Family | None, named: str | None = None) -> Checkpoint:
-    """The model at a place (`checkpoint.read`), its weights ordinary numbers whatever they were."""
-    checkpoint = read(found, family, named)
+def read_dequantised(
+    location: CheckpointLocation, family: str | Family | None, class_name: str | None = None
+) -> Checkpoint:
+    """Read a model (`checkpoint.read`) and dequantise its weights if they are quantised."""
+    checkpoint = read(location, family, class_name)
     model, notes = dequantised(checkpoint.model)
     notes = notes or checkpoint.notes
     return replace(checkpoint, model=model.double(), notes=notes) if notes else checkpoint
 
 
 def dequantised(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """A copy with ordinary weights and what was done; the model itself where nothing is quantised."""
+    """A copy with ordinary weights, with notes on what was done; the model itself if nothing is quantised."""
     quantiser = getattr(model, "hf_quantizer", None)
-    own = [path for path, part in model.named_modules() if _of_torch(part)]
-    if quantiser is None and not own:
+    torch_layers = [path for path, part in model.named_modules() if _of_torch(part)]
+    if quantiser is None and not torch_layers:
         _refuse_others(model, None)
         return model, ()
     model, notes = copy.deepcopy(model), []
@@ -39,17 +41,17 @@ def dequantised(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
         method = str(getattr(method, "value", method))
         model = opened(model, method)
         notes.append(f"quantised weights ({method}) dequantised")
-    for path in own:
+    for path in torch_layers:
         parent, _, leaf = path.rpartition(".")
         setattr(model.get_submodule(parent), leaf, _linear(model.get_submodule(path)))
-    if own:
-        notes.append(f"{len(own)} quantised layers dequantised, their activations not rounded")
+    if torch_layers:
+        notes.append(f"{len(torch_layers)} quantised layers dequantised, their activations not rounded")
     _refuse_others(model, None)
     return model, tuple(notes)
 
 
 def opened(model: Any, method: str) -> Any:
-    """A model of transformers with its weights dequantised in place."""
+    """Dequantise the weights of a model of transformers in place."""
     if all(_plain(weight) for weight in model.parameters()):
         return model  # transformers did it while reading
     try:
@@ -61,7 +63,7 @@ def opened(model: Any, method: str) -> Any:
 
 
 def _refuse_others(model: nn.Module, method: str | None) -> None:
-    """Numbers in a form of their own must not be taken as they stand."""
+    """Refuse weights that are still in a quantised format: reading them as plain numbers would be wrong."""
     for name, weight in model.named_parameters():
         if not _plain(weight) and not weight.is_meta:
             kind = f"{type(weight).__name__} of {weight.dtype}"
@@ -81,7 +83,7 @@ def _plain(weight: Any) -> bool:
 
 
 def _of_torch(part: Any) -> bool:
-    """Whether it is a layer of torch.ao, whose weight is a function."""
+    """True for a quantised layer of torch.ao, whose `weight` is a method."""
     return type(part).__module__.startswith("torch.ao.nn.quantized") and callable(
         getattr(part, "weight", None)
     )
@@ -91,9 +93,9 @@ def _linear(part: Any) -> nn.Module:
     weight, bias = part.weight(), part.bias()
     if weight.ndim != 2:
         raise SourceError(_sentence("torch.ao", f"a {type(part).__name__} is no linear map"))
-    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     with torch.no_grad():
-        made.weight.copy_(weight.dequantize())
+        linear.weight.copy_(weight.dequantize())
         if bias is not None:
-            made.bias.copy_(bias)
-    return made
+            linear.bias.copy_(bias)
+    return linear

@@ -1,4 +1,4 @@
-"""Reading a network that `net.save` wrote, with the origin that it had."""
+"""Reads a network that `net.save` wrote, with its origin. Called by `load`."""
 
 import dataclasses
 from pathlib import Path
@@ -8,47 +8,47 @@ from rankscope.errors import FileError
 from rankscope.extras import need
 from rankscope.nets import Transformer
 from rankscope.nets.origin import Origin
-from rankscope.nets.saved import read
-from rankscope.sources.checkpoint import Place
+from rankscope.nets.storage import read
+from rankscope.sources.checkpoint import CheckpointLocation
 from rankscope.sources.checkpoint import tokenizer as read_tokenizer
-from rankscope.sources.fresh import Untrained
-from rankscope.sources.kept import read_embedding
-from rankscope.sources.loaded import TOKENIZER, Loaded
+from rankscope.sources.embedding import read_embedding
+from rankscope.sources.fresh import RandomOrigin
+from rankscope.sources.origin import TOKENIZER, CheckpointOrigin
 from rankscope.sources.parity import Parity
 
 
 def read_saved(folder: str | Path, tokenizer: Any = None) -> Transformer:
-    """The network of a folder, every bit as it was saved; with another tokenizer where one is given."""
-    arch, tensors, about = read(folder)
+    """Read a saved network, bit for bit; `tokenizer` replaces the one that was saved with it."""
+    arch, tensors, description = read(folder)
     net = Transformer.from_weights(arch, tensors)
-    if net.fingerprint != about.get("fingerprint"):
+    if net.fingerprint != description.get("fingerprint"):
         raise FileError(
             f"the files of {folder} must belong together; tensors and description are of different networks, "
             "or were changed: save it again"
         )
     try:
-        origin = _origin(Path(folder), about.get("origin"))
+        origin = _origin(Path(folder), description.get("origin"))
     except (KeyError, TypeError) as error:
         raise FileError(f"the origin saved in {folder} cannot be read ({error}): save it again") from error
-    if tokenizer is not None and isinstance(origin, Loaded):
+    if tokenizer is not None and isinstance(origin, CheckpointOrigin):
         origin = dataclasses.replace(origin, find_tokenizer=lambda: tokenizer)
     return dataclasses.replace(net, origin=origin)
 
 
-def _origin(folder: Path, about: dict[str, Any] | None) -> Origin | None:
-    if about is None:
+def _origin(folder: Path, description: dict[str, Any] | None) -> Origin | None:
+    if description is None:
         return None
-    fields = dict(about)
+    fields = dict(description)
     kind = fields.pop("kind")
     if kind == "untrained":
-        return Untrained(**fields)
+        return RandomOrigin(**fields)
     embedding, config = read_embedding(folder, fields.pop("embedding")), _config(fields.pop("config"))
-    place = Place(str(folder / TOKENIZER), str(folder), {"local_files_only": True})
+    location = CheckpointLocation(str(folder / TOKENIZER), str(folder), {"local_files_only": True})
     parity = Parity(**fields.pop("parity"))
-    return Loaded(
+    return CheckpointOrigin(
         embedding=embedding,
         parity=parity,
-        find_tokenizer=lambda: read_tokenizer(place),
+        find_tokenizer=lambda: read_tokenizer(location),
         config=config,
         **fields,
     )

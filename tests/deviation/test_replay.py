@@ -9,14 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope.deviation import noise, replayed
+from rankscope.deviation import perturbation, replay
 from rankscope.deviation.decisions import presumed, recorded
-from rankscope.deviation.propagate import DeviationStep, Given, propagate, stepped
-from rankscope.deviation.replayed import Compiled, Replays, Ruled, RuledBeside, repeats
+from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, stepped
+from rankscope.deviation.replay import Compiled, Replays, Ruled, RuledBeside, repeats
 from rankscope.deviation.rules import Deviation
+from rankscope.deviation.second_pass import (
+    SecondPass,
+    SecondPassLayer,
+    SecondPassTensors,
+    second_pass_of_layers,
+)
 from rankscope.deviation.state import State
-from rankscope.deviation.witness import Followed, Seen, Witness, beside
-from rankscope.nets import Architecture, Transformer, named_variant
+from rankscope.nets import Architecture, Transformer
 from rankscope.nets.traversal import traverse
 from rankscope.nets.weights import converted
 from tests.builders import normal
@@ -30,13 +35,13 @@ def padded(n: int, before: int, after: int) -> Tensor:
 
 
 def states(replays: Replays, net: Transformer, X: Tensor, padding: Tensor) -> list[State]:
-    start = Given.of(net, X, padding)
-    return [passed.state for passed in replays.passed(start.net, start.setting, start.state)]
+    start = PassInputs.of(net, X, padding)
+    return [passed.state for passed in replays.run(start.net, start.settings, start.state).layers]
 
 
 def asked(net: Transformer, X: Tensor, padding: Tensor) -> list[State]:
-    start = Given.of(net, X, padding)
-    rules, state, found = Deviation(net.arch, start.setting), start.state, []
+    start = PassInputs.of(net, X, padding)
+    rules, state, found = Deviation(net.arch, start.settings), start.state, []
     for block in start.net.blocks:
         state = traverse(block, rules, state).state
         found.append(state)
@@ -66,8 +71,8 @@ def test_what_is_replayed_is_what_the_rules_give(
     for number, close in enumerate((1.0, 1.0, 1e-9, 1.0)):
         shared = normal(1, 1, 8, seed=seed + 7)
         X = close * normal(2, padding.shape[1], 8, seed=seed + number) + (1 - close) * shared
-        start = Given.of(net, X, padding)
-        if not repeats(net, start.setting, start.state):
+        start = PassInputs.of(net, X, padding)
+        if not repeats(net, start.settings, start.state):
             return
         for found, expected in zip(states(replays, net, X, padding), asked(net, X, padding), strict=True):
             assert_same(found, expected, 1e-9)
@@ -99,7 +104,7 @@ def test_the_general_way_is_right_always(arch: Architecture, n: int, seed: int, 
 def test_a_traced_layer_gives_the_same_bits(variant: str) -> None:
     """Layers as graphs of tensors, which is what a compiler is given; equal layers share one."""
     arch = Architecture(layers=3, width=16, heads=2, mlp_width=32, norm="layer", mask="causal")
-    net, padding = named_variant(Transformer.random(arch, seed=1), variant), padded(6, 0, 0)
+    net, padding = Transformer.random(arch, seed=1).variant(variant), padded(6, 0, 0)
     fuse = Compiled(lambda graph: graph)
     replays = Replays(fuse)
     for _ in range(5):
@@ -129,8 +134,8 @@ def test_a_question_is_known_by_where_it_is_asked() -> None:
     padding = padded(4, 0, 0)
 
     def through(X: Tensor) -> Callable[[], object]:
-        start = Given.of(net, X, padding)
-        rules = Deviation(net.arch, start.setting)
+        start = PassInputs.of(net, X, padding)
+        rules = Deviation(net.arch, start.settings)
         return lambda: traverse(start.net.blocks[0], rules, start.state)
 
     def answers(X: Tensor) -> dict[tuple[int, ...], int]:
@@ -145,23 +150,25 @@ def test_a_question_is_known_by_where_it_is_asked() -> None:
     close = through(X * 1e-9 + normal(1, 1, 8, seed=5))
     with presumed(first) as asking:
         close()
-    doubts = asking.doubts(X)
-    assert len(doubts) == len(asking.rests_on) and doubts.any()
+    violations = asking.violations(X)
+    assert len(violations) == len(asking.rests_on) and violations.any()
 
 
-def witnesses(replays: Replays, net: Transformer, X: Tensor, padding: Tensor) -> list[Followed]:
-    start = Given.of(net, X, padding)
-    found: list[Followed] = list(replays.went(start.net, start.setting, start.state, beside).beside)
+def witnesses(replays: Replays, net: Transformer, X: Tensor, padding: Tensor) -> list[SecondPassTensors]:
+    start = PassInputs.of(net, X, padding)
+    found: list[SecondPassTensors] = list(
+        replays.run(start.net, start.settings, start.state, second_pass_of_layers).second_pass
+    )
     return found
 
 
-def followed(net: Transformer, X: Tensor, padding: Tensor) -> list[Seen]:
-    start = Given.of(net, X, padding)
-    witness = Witness(replace(start, order=None))
+def followed(net: Transformer, X: Tensor, padding: Tensor) -> list[SecondPassLayer]:
+    start = PassInputs.of(net, X, padding)
+    second_pass = SecondPass(replace(start, order=None))
     steps = [DeviationStep(0, start.state, None)]
     for block in start.net.blocks:
         steps.append(stepped(block, start.rules, steps[-1].state))
-    return [witness.follow(step) for step in steps]
+    return [second_pass.run_layer(step) for step in steps]
 
 
 @settings(max_examples=8)
@@ -176,16 +183,18 @@ def test_a_second_pass_is_replayed_with_the_first(arch: Architecture, n: int, be
         X = close * normal(2, padding.shape[1], 8, seed=seed + number) + (1 - close) * normal(
             1, 1, 8, seed=seed + 7
         )
-        start = Given.of(net, X, padding)
-        if not repeats(net, start.setting, start.state, passes=2):
+        start = PassInputs.of(net, X, padding)
+        if not repeats(net, start.settings, start.state, passes=2):
             return
         pairs = zip(witnesses(replays, net, X, padding), followed(net, X, padding), strict=True)
         for found, expected in pairs:
             assert_same(found.before, expected.before, 1e-9)
-            assert torch.equal(found.sees, expected.sees) and torch.equal(found.lost, expected.lost)
-            assert (found.inside is None) <= (expected.inside is None)
-            if found.inside is not None and expected.inside is not None:
-                torch.testing.assert_close(found.inside.state, expected.inside.state, rtol=1e-9, atol=1e-9)
+            assert torch.equal(found.resolved, expected.resolved) and torch.equal(found.lost, expected.lost)
+            assert (found.plain_step is None) <= (expected.plain_step is None)
+            if found.plain_step is not None and expected.plain_step is not None:
+                torch.testing.assert_close(
+                    found.plain_step.state, expected.plain_step.state, rtol=1e-9, atol=1e-9
+                )
 
 
 @pytest.mark.parametrize("variant", ["transformer", "san", "san+mlp", "san+norm+skip"])
@@ -195,42 +204,45 @@ def test_nothing_that_is_replayed_waits_for_a_number(variant: str, monkeypatch: 
     arch = Architecture(layers=3, width=16, heads=2, mlp_width=32, norm="layer", mask="causal")
     arch = arch.replace(kept_heads=((0,),) * 3) if variant == "transformer" else arch
     net, padding, X = (
-        named_variant(Transformer.random(arch, seed=1), variant),
+        Transformer.random(arch, seed=1).variant(variant),
         padded(6, 0, 2),
         normal(2, 8, 16),
     )
     replays = Replays()
     expected = witnesses(replays, net, X, padding)
     (known,) = replays.known.values()
-    start = Given.of(net, X, padding)
+    start = PassInputs.of(net, X, padding)
 
     def nowhere(t: Tensor) -> Tensor:
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
     there = replace(start.net, weights=converted(start.net.weights, nowhere))
-    setting, state = converted((start.setting, start.state), nowhere)
-    given = replayed.Given(tuple(block.weights for block in there.blocks), setting, state)
+    settings, state = converted((start.settings, start.state), nowhere)
+    given = replay.ReplayInputs(tuple(block.weights for block in there.blocks), settings, state)
     monkeypatch.setattr(
-        noise, "_row", lambda seed, length, device: torch.empty(length, device=device).double()
+        perturbation, "_row", lambda seed, length, device: torch.empty(length, device=device).double()
     )
     found = []
     for block in there.blocks:
-        passed, _ = Ruled(block, known.answers)(replayed.Given(block.weights, setting, state))
+        passed, _ = Ruled(block, known.answers)(replay.ReplayInputs(block.weights, settings, state))
         found.append(passed)
         state = passed.state
-    made, doubts = RuledBeside(beside, there, known.answers)(given, found)
-    assert doubts.is_meta and len(doubts) > 10
+    made, violations = RuledBeside(second_pass_of_layers, there, known.answers)(given, found)
+    assert violations.is_meta and len(violations) > 10
     for one, other in zip(made, expected, strict=True):
-        assert (one.inside is None, one.made is None) == (other.inside is None, other.made is None)
+        assert (one.plain_step is None, one.perturbed_step is None) == (
+            other.plain_step is None,
+            other.perturbed_step is None,
+        )
 
 
 class Refusing(Replays):
     """Where a pass cannot be captured."""
 
-    def captures(self, given: replayed.Given) -> bool:
+    def captures(self, given: replay.ReplayInputs) -> bool:
         return True
 
-    def _captured(self, whole: replayed.Whole, given: replayed.Given) -> tuple[replayed.Whole, int]:
+    def _captured(self, whole: replay.Whole, given: replay.ReplayInputs) -> tuple[replay.Whole, int]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
 

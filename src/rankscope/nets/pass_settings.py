@@ -28,8 +28,8 @@ def unpadded(arch: Architecture, n: int, device: torch.device) -> Seen:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Of one batch of tokens, real ones first."""
+class PassSettings:
+    """Of one batch of tokens, valid ones first."""
 
     visible: Seen
     """By mask, padding taken out; empty where rows are asked for one block at a time."""
@@ -37,7 +37,7 @@ class Setting:
     """Cosines and sines by layer, repeating; empty where nothing is rotated."""
     sinusoids: Tensor | None
     bias: Tensor | None
-    real: Bool[Tensor, "batch token"]
+    valid: Bool[Tensor, "batch token"]
     memory: Memory | None = None
     """What cross-attention reads, of every sample."""
 
@@ -47,42 +47,42 @@ class Setting:
         arch: Architecture,
         weights: Weights,
         X: Float[Tensor, "batch token width"],
-        real: Bool[Tensor, "batch token"],
+        valid: Bool[Tensor, "batch token"],
         memory: Memory | None = None,
         whole_masks: bool = True,
         seen: Seen | None = None,
-    ) -> "Setting":
-        """For these tokens, of which some are real and the rest padding, and the memory that they read.
+    ) -> "PassSettings":
+        """For these tokens, of which some are valid and the rest padding, and the memory that they read.
         Without `whole_masks` no matrix of all tokens is made, what positions add to the scores included.
-        Where all tokens are known to be real, `seen` may be what `unpadded` gave before."""
+        Where all tokens are known to be valid, `seen` may be what `unpadded` gave before."""
         n = X.shape[-2]
         visible = {} if seen is None else seen
         if whole_masks and seen is None:
-            visible, whole = unpadded(arch, n, X.device), bool(real.all())
+            visible, whole = unpadded(arch, n, X.device), bool(valid.all())
             for mask, matrix in () if whole else list(visible.items()):
-                visible[mask] = matrix & real[:, None, None, :] & real[:, None, :, None]
-                if bool((real & ~visible[mask][:, 0].any(-1)).any()):
+                visible[mask] = matrix & valid[:, None, None, :] & valid[:, None, :, None]
+                if bool((valid & ~visible[mask][:, 0].any(-1)).any()):
                     raise MaskError(UNSEEN)
         return cls(
             visible=visible,
             rotary=rotary_tables(arch, n, X) if arch.positions == "rotary" else (),
             sinusoids=sinusoids(arch, n, X) if arch.positions == "relative" else None,
             bias=score_bias(arch, weights, n, X) if whole_masks else None,
-            real=real,
+            valid=valid,
             memory=None if memory is None else memory.expanded(len(X)),
         )
 
     def rows(self, mask: str | masks.Mask, start: int, stop: int) -> Bool[Tensor, "#batch 1 row token"]:
         """Who is seen by tokens `start` to `stop`, padding taken out."""
-        found = masks.rows(mask, self.real.shape[1], start, stop, self.real.device)[None, None]
-        if bool(self.real.all()):
+        found = masks.rows(mask, self.valid.shape[1], start, stop, self.valid.device)[None, None]
+        if bool(self.valid.all()):
             return found
-        found = found & self.real[:, None, None, :] & self.real[:, None, start:stop, None]
-        if bool((self.real[:, start:stop] & ~found[:, 0].any(-1)).any()):
+        found = found & self.valid[:, None, None, :] & self.valid[:, None, start:stop, None]
+        if bool((self.valid[:, start:stop] & ~found[:, 0].any(-1)).any()):
             raise MaskError(UNSEEN)
         return found
 
-    def bare(self) -> "Setting":
+    def bare(self) -> "PassSettings":
         """Without positions: what cross-attention has of it."""
         return replace(self, rotary=(), sinusoids=None, bias=None)
 

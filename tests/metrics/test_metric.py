@@ -57,3 +57,25 @@ def test_a_relative_residual_is_above_one_where_one_token_stands_alone() -> None
     X = torch.tensor([[1.0], [0.0], [0.0], [0.0]])
     assert float(metric("relative_residual").read(X).value) == pytest.approx((9 / 8) ** 0.5)
     assert float(metric("relative_mu").read(X).value) == pytest.approx(0.75**0.5)
+
+
+@pytest.mark.parametrize("name", [name for name, each in METRICS.items() if each.of == "tokens"])
+def test_what_equal_tokens_give_is_said(name: str) -> None:
+    meaning = metric(name).meaning
+    assert meaning is not None and meaning.equal
+    if meaning.equal.isdigit():
+        x = torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64)
+        value = float(metric(name).read(x.expand(4, 3)).value)
+        assert value == pytest.approx(float(meaning.equal), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name, each in METRICS.items() if each.of == "tokens"])
+def test_the_direction_of_collapse_is_that_of_the_value(name: str) -> None:
+    """Tokens that come closer by half: what is large where tokens differ falls, what is large where they are
+    the same rises."""
+    draw = torch.Generator().manual_seed(3)
+    apart = torch.randn(20, N, D, dtype=torch.float64, generator=draw)
+    mean = apart.mean(-2, keepdim=True) + 1
+    far, near = (metric(name).read(mean + size * (apart - mean)).value for size in (1.0, 0.1))
+    if metric(name).direction:
+        assert bool((metric(name).direction * (far - near) > 0).all())

@@ -1,9 +1,9 @@
-"""What the original and the canonical network are both given, and how long that must be.
+"""The inputs on which `parity.py` compares the original with the canonical network.
 
 Two networks that agree on 24 tokens may differ on 60: behind a window, in a far bucket of relative positions.
-So the probe is longer than every such length that the config names, where that can be afforded; where not,
-`reach.py` holds the masks and angles alone against each other. The samples: one whole, one padded at its
-end, one padded at its beginning.
+So the inputs are longer than every such length that the config names, where that can be afforded; where not,
+`parity_masks.py` compares masks and angles alone. Three samples: without padding, padded at the end, padded
+at the beginning.
 """
 
 import inspect
@@ -22,15 +22,15 @@ from rankscope.sources.families import Family
 from rankscope.sources.families.family import config_of
 
 SHORTEST = 24
-"""Tokens of a probe where the config names no length."""
+"""Tokens of the inputs where the config names no length."""
 PADDING = (0, 7, 15)
-"""Padded tokens of the samples: none, at the end, at the beginning."""
+"""Padded tokens of the three samples: none, at the end, at the beginning."""
 SOURCE = 17
-"""Tokens of what a decoder reads."""
+"""Tokens of the memory that a decoder reads."""
 LENGTHS = re.compile("window|chunk|distance|buckets|local_attention|original_max_position")
-"""What configs call a number of tokens at which something changes."""
+"""Names of config fields that hold a number of tokens at which something changes."""
 WORK = 1e11
-"""Most weights x tokens of a probe longer than `ALWAYS`: a few seconds in float64."""
+"""Most weights x tokens of inputs longer than `ALWAYS`: a few seconds in float64."""
 ALWAYS = 192
 ROOM = 1e9
 """Most bytes of all its attention matrices."""
@@ -51,32 +51,32 @@ def named_lengths(config: Any) -> list[int]:
 
 
 def beyond(length: int) -> int:
-    """The tokens of a probe of which every sample is longer than that."""
+    """The number of tokens with which every sample, less its padding, is longer than `length`."""
     return length + max(PADDING) + 9
 
 
 def affordable(n: int, arch: Architecture, weights: int) -> bool:
-    """Whether both networks can run on a probe of n tokens."""
+    """True if original and network can both run on inputs of n tokens in reasonable time and memory."""
     samples = len(PADDING)
     works = n <= ALWAYS or samples * n * weights <= WORK
     return works and 8 * samples * n * n * arch.heads * arch.layers <= ROOM
 
 
 @dataclass(frozen=True)
-class Probe:
-    """What the original is given."""
+class ParityInputs:
+    """The inputs of a parity check: ids or images, with padding, positions and a decoder's memory."""
 
     inputs: Tensor
     """Token ids, or images."""
     padding: Tensor | None
-    places: Tensor | None = None
-    """Which real token each is, for a model that would otherwise count padding as tokens."""
+    position_ids: Tensor | None = None
+    """The position of each valid token, for a model that would otherwise count padding as well."""
     memory: Tensor | None = None
     """What a decoder reads `[batch, source, width]`, padded on either side where it can be."""
     memory_padding: Tensor | None = None
 
     @classmethod
-    def of(cls, family: Family, core: Any, embedding: Embedding, arch: Architecture) -> "Probe":
+    def of(cls, family: Family, core: Any, embedding: Embedding, arch: Architecture) -> "ParityInputs":
         """Random inputs from a fixed seed, as long as the config asks for and can be afforded."""
         weights = sum(weight.numel() for weight in core.parameters())
         lengths = [SHORTEST, *map(beyond, named_lengths(config_of(core)))]
@@ -84,18 +84,18 @@ class Probe:
         return cls.long(family, core, embedding, min(longest, arch.rotary_reach or longest))
 
     @classmethod
-    def long(cls, family: Family, core: Any, embedding: Embedding, n: int) -> "Probe":
-        """Of n tokens, or of as many as the model has positions for."""
+    def long(cls, family: Family, core: Any, embedding: Embedding, n: int) -> "ParityInputs":
+        """Random inputs of n tokens, or of as many as the model has positions for."""
         generator = torch.Generator().manual_seed(0)
-        if family.sees:
-            whole: Any = embedding
-            shape = (2, *whole.shape)
+        if family.continuous_inputs:
+            image_embedding: Any = embedding
+            shape = (2, *image_embedding.shape)
             return cls(torch.randn(shape, generator=generator, dtype=torch.float64), None)
         words: Any = embedding
         n = n if words.positions is None else min(n, len(words.positions))
         padding = torch.zeros(len(PADDING), n, dtype=torch.bool)
-        taken = inspect.signature(core.forward).parameters
-        if "attention_mask" in taken:  # a module of one's own may know no padding
+        parameters = inspect.signature(core.forward).parameters
+        if "attention_mask" in parameters:  # a module of one's own may know no padding
             padding[1, max(n - PADDING[1], 1) :] = True
             padding[2, : min(PADDING[2], n - 1)] = True
         ids = torch.randint(0, len(words.words), padding.shape, generator=generator)
@@ -105,40 +105,42 @@ class Probe:
         ids = torch.where(ids == pad, (pad + 1) % len(words.words), ids)
         # A table whose first rows are spare is read by a count of real tokens; else the count is given.
         counts = words.positions is not None and family.first_position(core) == 0
-        places = ((~padding).cumsum(1) - 1).clamp(min=0) if counts and "position_ids" in taken else None
-        given = ids.masked_fill(padding, pad), padding, places
+        position_ids = (
+            ((~padding).cumsum(1) - 1).clamp(min=0) if counts and "position_ids" in parameters else None
+        )
+        inputs = ids.masked_fill(padding, pad), padding, position_ids
         if family.side != "decoder":
-            return cls(*given)
+            return cls(*inputs)
         shape = len(PADDING), SOURCE, core.config.hidden_size
         memory = torch.randn(shape, generator=generator, dtype=torch.float64)
-        hidden = torch.zeros(shape[:2], dtype=torch.bool)
-        hidden[1, : PADDING[1]] = hidden[2, -PADDING[1] :] = True
-        return cls(*given, memory, hidden if "encoder_attention_mask" in taken else None)
+        memory_padding = torch.zeros(shape[:2], dtype=torch.bool)
+        memory_padding[1, : PADDING[1]] = memory_padding[2, -PADDING[1] :] = True
+        return cls(*inputs, memory, memory_padding if "encoder_attention_mask" in parameters else None)
 
-    def read_by(self, net: Transformer) -> Transformer:
-        """A decoder with the memory to read; any other network as it is."""
-        return net if self.memory is None else net.reading(self.memory, self.memory_padding)
+    def attach_memory(self, net: Transformer) -> Transformer:
+        """A decoder with these inputs' memory attached; any other network unchanged."""
+        return net if self.memory is None else net.with_memory(self.memory, self.memory_padding)
 
     @property
     def tokens(self) -> int:
-        """How long it is; 0 for images, which have one size."""
+        """The length of the samples in tokens; 0 for images, which have one size."""
         return 0 if self.padding is None else self.padding.shape[1]
 
     def arguments(self, family: Family) -> dict[str, Tensor]:
-        """As the original takes them."""
-        if family.sees:
-            return {family.takes: self.inputs}
+        """The inputs as keyword arguments of the original's `forward`."""
+        if family.continuous_inputs:
+            return {family.input_name: self.inputs}
         assert self.padding is not None
-        places = {} if self.places is None else {"position_ids": self.places}
-        found = {"input_ids": self.inputs, "attention_mask": (~self.padding).long(), **places}
+        position_ids = {} if self.position_ids is None else {"position_ids": self.position_ids}
+        lengths_in = {"input_ids": self.inputs, "attention_mask": (~self.padding).long(), **position_ids}
         if self.memory is not None:
-            found["encoder_hidden_states"] = self.memory
+            lengths_in["encoder_hidden_states"] = self.memory
         if self.memory_padding is not None:
-            found["encoder_attention_mask"] = (~self.memory_padding).long()
-        return found
+            lengths_in["encoder_attention_mask"] = (~self.memory_padding).long()
+        return lengths_in
 
 
 def relative(a: Tensor, b: Tensor, real: Tensor) -> float:
-    """The largest difference at real tokens, relative to the largest entry there; NaN is infinitely far."""
-    found = float((a - b)[real].abs().max() / b[real].abs().max().clamp(min=1e-300))
-    return math.inf if math.isnan(found) else found
+    """The largest difference at valid tokens, relative to the largest entry there; infinite for NaN."""
+    lengths_in = float((a - b)[real].abs().max() / b[real].abs().max().clamp(min=1e-300))
+    return math.inf if math.isnan(lengths_in) else lengths_in

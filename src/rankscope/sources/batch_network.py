@@ -1,7 +1,8 @@
-"""A model in memory on one batch, as it is now: its canonical network, and the batch as tokens of layer 0.
+"""The canonical network of a model in memory, and one batch of the model as tokens of layer 0.
 
-`load` holds the two against each other on a probe of its own. Here the batch itself is held against as well:
-what a batch says otherwise than the canonical network takes it (positions, segments, who sees whom) is found.
+Called by the monitor to decompose a model during training. `load` compares network and model on inputs of
+its own; here they are also compared on the batch itself, so that a batch whose positions, segments or mask
+the canonical network would read differently is refused.
 """
 
 from collections.abc import Mapping
@@ -19,8 +20,8 @@ from rankscope.sources.load import built_as, in_memory
 from rankscope.sources.parity import TOLERANCE, check, distance, lifted, original
 
 
-class Running(NamedTuple):
-    """In float64 on the CPU."""
+class BatchNetwork(NamedTuple):
+    """A network and the tokens of one batch, in float64 on the CPU."""
 
     net: Transformer
     X: Float[Tensor, "batch token width"]
@@ -28,44 +29,51 @@ class Running(NamedTuple):
 
 
 @torch.no_grad()
-def running(model: nn.Module, batch: Mapping[str, Any]) -> Running:
-    """`batch` holds what the model is called with, by name; padding is where its `attention_mask` is 0. The
-    model is left as it is."""
+def network_on_batch(model: nn.Module, batch: Mapping[str, Any]) -> BatchNetwork:
+    """Map a model onto its canonical network, and one batch onto tokens of layer 0. The model is not changed.
+
+    `batch` holds the arguments that the model is called with, by name; padding is where its `attention_mask`
+    is 0. Raises `ParityError` where network and model disagree on the batch.
+    """
     checkpoint, name = in_memory(model), type(model).__name__
     family = checkpoint.family
     with built_as(family, name):
         net, embedding = canonical(checkpoint, name)
         core = checkpoint.core
         check(net, family, core, embedding, name)
-        taken = signature(core.forward).parameters
-        given = {key: _wide(value) for key, value in batch.items() if key in taken and key not in OF_THE_CALL}
+        parameters_taken = signature(core.forward).parameters
+        arguments = {
+            key: _wide(value)
+            for key, value in batch.items()
+            if key in parameters_taken and key not in OF_THE_CALL
+        }
         with lifted():
-            theirs = original(family, core, given, attention=False)
+            theirs = original(family, core, arguments, attention=False)
         if family.side == "decoder":
-            net = _reading(net, given, name)
+            net = _reading(net, arguments, name)
     X = theirs.states[0]
-    padding = _padding(given.get("attention_mask"), X)
+    padding = _padding(arguments.get("attention_mask"), X)
     X = X.masked_fill(padding[..., None], 0.0)
-    off = distance(net.run(X, padding), theirs, ~padding, family.output(core), name)
-    if not off <= TOLERANCE:
+    error = distance(net.run(X, padding), theirs, ~padding, family.output(core), name)
+    if not error <= TOLERANCE:
         raise ParityError(
             f"the canonical network must agree with {name} on this batch within {TOLERANCE:g}; it is off by "
-            f"{off:.1e}: it takes one of {', '.join(given)} otherwise (position_ids, as one, must count real "
-            "tokens one by one)"
+            f"{error:.1e}: one of {', '.join(arguments)} means something else to the model (position_ids, "
+            "for example, must count real tokens one by one)"
         )
-    return Running(net, X, padding)
+    return BatchNetwork(net, X, padding)
 
 
 OF_THE_CALL = ("use_cache", "output_attentions", "output_hidden_states", "return_dict")
-"""Arguments that say what is given back, not what is computed."""
+"""Arguments that select what the model returns, not what it computes."""
 
 
-def _reading(net: Transformer, given: Mapping[str, Any], name: str) -> Transformer:
-    """The network with the memory of this batch."""
-    memory, mask = given.get("encoder_hidden_states"), given.get("encoder_attention_mask")
+def _reading(net: Transformer, arguments: Mapping[str, Any], name: str) -> Transformer:
+    """The decoder with the encoder output of this batch as its memory."""
+    memory, mask = arguments.get("encoder_hidden_states"), arguments.get("encoder_attention_mask")
     if not isinstance(memory, Tensor):
         raise TokensError(f"{name} reads a memory; the batch must hold encoder_hidden_states, and has none")
-    return net.reading(memory, None if mask is None else mask == 0)
+    return net.with_memory(memory, None if mask is None else mask == 0)
 
 
 def _padding(mask: Any, X: Tensor) -> Tensor:
@@ -83,7 +91,7 @@ def _padding(mask: Any, X: Tensor) -> Tensor:
 
 
 def _wide(value: Any) -> Any:
-    """On the CPU, as a model in float64 takes it."""
+    """The value on the CPU; floating tensors in float64."""
     if not isinstance(value, Tensor):
         return value
     return value.detach().to("cpu", torch.float64 if value.is_floating_point() else None)

@@ -1,4 +1,4 @@
-"""The origin of a network that was loaded: its tokenizer, its embedding, its parity."""
+"""`CheckpointOrigin`: the tokenizer, embedding, config and parity of a network that was loaded."""
 
 import hashlib
 import json
@@ -15,20 +15,19 @@ from torch import Tensor
 
 from rankscope.errors import RankscopeError, TokensError
 from rankscope.nets import Encoded, Inputs, Transformer
-from rankscope.sources.embedding import Embedding, ImageEmbedding, SoundEmbedding
-from rankscope.sources.kept import write_embedding
+from rankscope.sources.embedding import Embedding, ImageEmbedding, SoundEmbedding, write_embedding
 from rankscope.sources.parity import Parity
 from rankscope.sources.to_hf import to_hf
 
 WHOLE = (ImageEmbedding, SoundEmbedding)
-"""Embeddings of what is no text, and is not cut."""
+"""Embeddings of images and sound, which are not cut to a length."""
 TOKENIZER = "tokenizer"
 """The folder of a saved network's tokenizer."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Loaded:
-    """What a loaded network remembers."""
+class CheckpointOrigin:
+    """Where a loaded network came from, and what turns text into its tokens: `net.origin`."""
 
     name: str
     """What was given to `load`, or the class of an in-memory model."""
@@ -42,60 +41,65 @@ class Loaded:
     details: dict[str, Any]
     """Model type, revision and the like, for the manifest."""
     config: Any = None
-    """The original's, by which `to_hf` writes it again."""
+    """The config of the original, from which `to_hf` builds a model."""
 
     def __repr__(self) -> str:
-        seen = self.parity
-        upto = f" on up to {seen.tokens} tokens" if seen.tokens else ""
-        attention = "" if seen.attention is None else f" and {seen.attention:.0e} in attention"
-        done = "".join(f"; {note}" for note in self.details.get("notes", ()))
-        unseen = "" if seen.named is None else f"; its config names {seen.named}, which was not reached"
+        parity = self.parity
+        upto = f" on up to {parity.tokens} tokens" if parity.tokens else ""
+        attention = "" if parity.attention is None else f" and {parity.attention:.0e} in attention"
+        notes = "".join(f"; {note}" for note in self.details.get("notes", ()))
+        not_reached = (
+            "" if parity.named is None else f"; its config names {parity.named}, which was not reached"
+        )
         return (
-            f"Loaded({self.name}, family {self.family}, within {seen.states:.0e} of the original in states"
-            f"{attention}{upto}{unseen}{done})"
+            f"CheckpointOrigin({self.name}, family {self.family}, within {parity.states:.0e} of the original "
+            f"in states{attention}{upto}{not_reached}{notes})"
         )
 
     @cached_property
     def tokenizer(self) -> Any:
-        """The model's own."""
+        """The tokenizer of the model, read at first use."""
         return self.find_tokenizer()
 
     def encode(self, inputs: Inputs, length: int, padding: Tensor | None = None) -> Encoded:
-        """Tokenised as the model does, special tokens and all."""
+        """Turn texts, ids, images or sound into tokens of layer 0, as the model does, with special tokens.
+
+        `length` is the most tokens of each text; `padding` goes with ids."""
         if isinstance(inputs, Tensor):
             cut = inputs if isinstance(self.embedding, WHOLE) else inputs[..., :length]
             return self.embedding.embed(cut, None if padding is None else padding[..., :length])
         if isinstance(self.embedding, WHOLE):
-            given = ", ".join(map(str, ("batch", *self.embedding.shape)))
+            expected_shape = ", ".join(map(str, ("batch", *self.embedding.shape)))
             what = "sees images" if isinstance(self.embedding, ImageEmbedding) else "hears sound"
-            raise TokensError(f"{self.name} {what}: encode takes a floating tensor [{given}]; got text")
+            raise TokensError(
+                f"{self.name} {what}: encode takes a floating tensor [{expected_shape}]; got text"
+            )
         lists = self.ids([inputs] if isinstance(inputs, str) else inputs, length)
         if not any(lists):
             raise TokensError(f"at least one text must hold a token; received {len(lists)} texts without any")
         longest = max(map(len, lists))
-        ids = torch.tensor([each + [0] * (longest - len(each)) for each in lists])
-        number = torch.tensor([len(each) for each in lists])
-        return self.embedding.embed(ids, torch.arange(longest)[None] >= number[:, None])
+        ids = torch.tensor([row + [0] * (longest - len(row)) for row in lists])
+        lengths = torch.tensor([len(row) for row in lists])
+        return self.embedding.embed(ids, torch.arange(longest)[None] >= lengths[:, None])
 
     def ids(self, texts: Sequence[str], length: int) -> list[list[int]]:
         """Token ids of each text, cut to `length`."""
         if not texts:
             return []
-        found = list(self.tokenizer(list(texts), truncation=True, max_length=length)["input_ids"])
-        if any(len(ids) > length for ids in found):  # tokenizers then cut nothing at all
+        token_ids = list(self.tokenizer(list(texts), truncation=True, max_length=length)["input_ids"])
+        if any(len(ids) > length for ids in token_ids):  # tokenizers then cut nothing at all
             raise TokensError(
                 f"tokens must leave room for the special tokens that the tokenizer of {self.name} adds; got "
                 f"{length}"
             )
-        return found
+        return token_ids
 
     def words(self, texts: Sequence[str], length: int) -> list[list[str]]:
         """The tokens of each text, readable: subwords as the tokenizer writes them."""
         return [list(self.tokenizer.convert_ids_to_tokens(ids)) for ids in self.ids(texts, length)]
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """The embedding and the tokenizer, where there is one, into files of a folder; what else `load` needs
-        to read them again."""
+        """Write embedding and tokenizer (if any) into a folder; return the rest that `load` needs."""
         with suppress(AttributeError, RankscopeError):  # none came along: `encode` takes token ids
             self.tokenizer.save_pretrained(folder / TOKENIZER)
         fields = {name: getattr(self, name) for name in ("name", "family", "weights", "details")}
@@ -106,11 +110,11 @@ class Loaded:
         }  # fmt: skip
 
     def to_hf(self, net: Transformer, config: Any = None) -> Any:
-        """A model of transformers that computes what the network does (`to_hf.py`)."""
+        """A model of transformers that computes the same as the network (`to_hf.py`)."""
         return to_hf(net, self.family, self.embedding, self.config if config is None else config)
 
     def described(self) -> dict[str, Any]:
-        """For the manifest."""
+        """The fields of this origin that go into a run's manifest."""
         return {
             "name": self.name,
             "weights": self.weights,
@@ -131,7 +135,7 @@ class Loaded:
 
 
 def _update(digest: Any, value: object) -> None:
-    """Take in a tensor, or what holds some."""
+    """Add a tensor, or a dataclass that holds tensors, to a digest."""
     if isinstance(value, Tensor):
         digest.update(
             f"{torch.float64} {tuple(value.shape)}".encode()
@@ -139,15 +143,15 @@ def _update(digest: Any, value: object) -> None:
         for rows in torch.split(value.detach().reshape(-1), 2**20):
             digest.update(rows.cpu().double().numpy().data)
     elif is_dataclass(value):
-        for each in fields(value):
-            digest.update(each.name.encode())
-            _update(digest, getattr(value, each.name))
+        for row in fields(value):
+            digest.update(row.name.encode())
+            _update(digest, getattr(value, row.name))
     else:
         digest.update(repr(value).encode())
 
 
 def _rules(tokenizer: Any) -> bytes:
-    """All that a tokenizer does, as bytes: what its files hold, less the length it last cut to."""
+    """Everything that a tokenizer does, as bytes: its files, less the length that it last cut to."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         rules = json.loads(backend.to_str())

@@ -1,7 +1,7 @@
-"""Who sees whom, and by which angles positions turn, at lengths too long to run the whole network on.
+"""Parity of masks and rotary angles at lengths too long to run the whole network on. Called by `parity.py`.
 
-The original's own code prepares both before its first block, from its config. So the original is called with
-blocks that only note what they are given: at 4,000 tokens that costs a mask of 4,000 x 4,000, no weights.
+The original prepares both before its first block, from its config. So the original is called with blocks that
+only record their arguments: at 4,000 tokens that costs a mask of 4,000 x 4,000 and no weights.
 """
 
 from typing import Any
@@ -21,28 +21,41 @@ TOLERANCE = 1e-9
 
 @torch.no_grad()
 def check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: bool, name: str) -> bool:
-    """Compare masks and angles on n tokens, layer by layer; `wrapped`: whether blocks return tuples. False
-    where a block makes them by itself, and nothing can be compared: with other positions than rotary ones."""
+    """Compare masks and rotary angles on n tokens, layer by layer; raise `ParityError` where they differ.
+
+    Args:
+        net: The canonical network.
+        family: The family that mapped the original.
+        core: The original, a copy of ours, without task heads.
+        n: How many tokens to compare on.
+        wrapped: True if the original's blocks return tuples.
+        name: What errors call the original.
+
+    Returns:
+        False where nothing can be compared: positions are not rotary, or blocks make masks themselves.
+    """
     if net.arch.positions != "rotary":
         return False
     tables = rotary_tables(net.arch, n, torch.zeros(1, dtype=torch.float64))
     visible: dict[Any, Tensor] = {}
-    found = _given(family, core, n, wrapped)
-    if not all("attention_mask" in given and "position_embeddings" in given for given in found):
+    block_arguments = _given(family, core, n, wrapped)
+    if not all(
+        "attention_mask" in arguments and "position_embeddings" in arguments for arguments in block_arguments
+    ):
         return False
-    for layer, given in enumerate(found):
+    for layer, arguments in enumerate(block_arguments):
         mask = net.arch.mask_of(layer)
         if mask not in visible:
             visible[mask] = masks.matrix(mask, n)
-        theirs, angles = given["attention_mask"], given["position_embeddings"]
+        theirs, angles = arguments["attention_mask"], arguments["position_embeddings"]
         if isinstance(angles, Tensor):  # cosines and sines as complex numbers
             angles = angles.real, angles.imag
         # Eager attention adds the mask to the scores: where there is none, every token sees every other.
-        seen = torch.ones(n, n, dtype=torch.bool) if theirs is None else theirs[0, 0] == 0
+        visible_to_original = torch.ones(n, n, dtype=torch.bool) if theirs is None else theirs[0, 0] == 0
         pairs = zip(tables[layer % len(tables)], angles, strict=True)
-        turned = all(bool(((a - b[0, :, : a.shape[1]]).abs() <= TOLERANCE).all()) for a, b in pairs)
-        if not turned or not torch.equal(seen, visible[mask]):
-            what = "sees other tokens" if turned else "turns positions by other angles"
+        angles_agree = all(bool(((a - b[0, :, : a.shape[1]]).abs() <= TOLERANCE).all()) for a, b in pairs)
+        if not angles_agree or not torch.equal(visible_to_original, visible[mask]):
+            what = "sees other tokens" if angles_agree else "turns positions by other angles"
             raise ParityError(
                 f"the canonical network must be the original at every length its config names; at {n} tokens "
                 f"layer {layer + 1} of {name} ({family.name}) {what}: its config asks for something this "
@@ -52,11 +65,11 @@ def check_reach(net: Transformer, family: Family, core: Any, n: int, wrapped: bo
 
 
 def _given(family: Family, core: Any, n: int, wrapped: bool) -> list[dict[str, Any]]:
-    """What each block is given by name on n tokens; the core is our own copy."""
-    blocks, noted = family.blocks(core), []
+    """The keyword arguments of each block in a forward pass over n tokens that computes nothing else."""
+    blocks, recorded = family.blocks(core), []
 
     def note(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        noted.append(kwargs)
+        recorded.append(kwargs)
         return (hidden_states,) if wrapped else hidden_states
 
     for block in blocks:
@@ -67,4 +80,4 @@ def _given(family: Family, core: Any, n: int, wrapped: bool) -> list[dict[str, A
     finally:
         for block in dict.fromkeys(blocks):
             del block.forward
-    return noted
+    return recorded

@@ -14,7 +14,7 @@ from torch import Tensor
 Item = TypeVar("Item")
 
 
-class Source(Generic[Item]):
+class LayerSource(Generic[Item]):
     """Where layers are read from, by number."""
 
     def __init__(self, read: Callable[[int], Item], like: Tensor) -> None:
@@ -26,7 +26,7 @@ class Source(Generic[Item]):
         self.noted: dict[int, Any] = {}
         self._held: WeakValueDictionary[int, Any] = WeakValueDictionary()
         """Layers that somebody still holds."""
-        self._moved: WeakValueDictionary[Hashable, Source[Item]] = WeakValueDictionary()
+        self._moved: WeakValueDictionary[Hashable, LayerSource[Item]] = WeakValueDictionary()
 
     def __call__(self, place: int) -> Item:
         """A layer, read anew where nobody holds it."""
@@ -38,20 +38,20 @@ class Source(Generic[Item]):
             self.noted[place] = self.note(item)
         return item
 
-    def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "Source[Item]":
+    def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "LayerSource[Item]":
         """Where the same layers come from, each changed after it is read; `how` names the change, and the
         same name gives the same source."""
         found = self._moved.get(how)
         if found is None:
-            found = self._moved[how] = Source(lambda place: move(self(place)), like)
+            found = self._moved[how] = LayerSource(lambda place: move(self(place)), like)
         return found
 
 
-class Stored(Generic[Item]):
+class StreamedLayers(Generic[Item]):
     """The layers of a network, in any order, one of them in memory. A sequence, though not by name: whoever
     checks types at run time would read some."""
 
-    def __init__(self, source: Source[Item], places: Sequence[int]) -> None:
+    def __init__(self, source: LayerSource[Item], places: Sequence[int]) -> None:
         self.source, self.places = source, tuple(places)
         self._last: tuple[int, Item] | None = None
 
@@ -68,9 +68,9 @@ class Stored(Generic[Item]):
             self._last = place, self.source(place)
         return self._last[1]
 
-    def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "Stored[Item]":
+    def moved(self, move: Callable[[Item], Item], like: Tensor, how: Hashable) -> "StreamedLayers[Item]":
         """The same layers, each changed after it is read."""
-        return Stored(self.source.moved(move, like, how), self.places)
+        return StreamedLayers(self.source.moved(move, like, how), self.places)
 
     def kept(self) -> tuple[Item, ...]:
         """All of them in memory; one that comes several times, once."""
@@ -79,15 +79,15 @@ class Stored(Generic[Item]):
 
 
 def picked(
-    layers: tuple[Item, ...] | Stored[Item], indices: Sequence[int]
-) -> tuple[Item, ...] | Stored[Item]:
+    layers: tuple[Item, ...] | StreamedLayers[Item], indices: Sequence[int]
+) -> tuple[Item, ...] | StreamedLayers[Item]:
     """Some of the layers, in that order; none is read for it."""
-    if isinstance(layers, Stored):
-        return Stored(layers.source, [layers.places[index] for index in indices])
+    if isinstance(layers, StreamedLayers):
+        return StreamedLayers(layers.source, [layers.places[index] for index in indices])
     return tuple(layers[index] for index in indices)
 
 
-def let_go(layers: tuple[Any, ...] | Stored[Any]) -> None:
+def let_go(layers: tuple[Any, ...] | StreamedLayers[Any]) -> None:
     """At the end of a pass: of layers that are read, none stays in memory."""
-    if isinstance(layers, Stored):
+    if isinstance(layers, StreamedLayers):
         layers._last = None

@@ -1,0 +1,409 @@
+"""Runs the network a second time with different rounding: readings on which the passes differ are marked.
+
+Called by `profiles/propagation.py` (`with_second_pass`); `profiles/agreement.py` compares the readings. Layer
+by layer, after the first pass (`propagate.py`) has finished a layer, `SecondPass.run_layer` takes the second
+pass's own state through the same block: by the plain rules where float64 resolves what tokens differ by (they
+share no formula with deviation arithmetic), below that by the rules of deviation arithmetic with their last
+digits perturbed (`perturbation.py`). That costs a plain pass where tokens stay apart, and as much as the
+first pass where they do not. On a GPU both passes are recorded and replayed together (`replay.py`).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rankscope.deviation.attention import DeviationPattern
+from rankscope.deviation.blocks import PatternByRows
+from rankscope.deviation.decisions import at_layer, can_skip, must_compute
+from rankscope.deviation.perturbation import (
+    PerturbedDeviation,
+    PerturbedPlain,
+    PerturbedRows,
+    PerturbedStreamed,
+    is_cached,
+)
+from rankscope.deviation.propagate import DeviationStep, PassInputs, at_once, layers, restored, stepped
+from rankscope.deviation.replay import replays
+from rankscope.deviation.scaled import LOWEST, LogScales, Scaled, chosen
+from rankscope.deviation.state import State
+from rankscope.nets import Step, Transformer
+from rankscope.nets.pass_settings import PassSettings
+from rankscope.nets.streaming import Asked, Numbers
+from rankscope.nets.traversal import Block, BlockOutput, traverse
+from rankscope.shapes import Bool, Float
+
+RESOLVED = 1e-4
+"""The share of the tokens' size by which they must differ for float64 to be asked."""
+SHORTEST = 1e-140
+"""The size of a token, beside the largest, from which on a product of two like it may leave float64."""
+STEEP = math.log(1e4)
+"""The log of scores from which on their rounding may decide a softmax."""
+UNDECIDED = 1e-6
+"""The difference of attention weights from which on two passes look at other tokens."""
+WAVERS = 1e-3
+"""The relative difference of logs of attention weights from which on two passes are undecided."""
+ALIKE = 1e-9
+"""The distance of two states up to which they are the same."""
+WITHIN = 300.0
+"""The log of the sizes within which float64 is asked: 1e+-130."""
+
+Pattern = Float[Tensor, "batch head row token"] | Callable[[slice], Tensor]
+"""P, or what makes rows of it."""
+
+
+def with_second_pass(
+    inputs: PassInputs, by_rows: Asked | None = None, compile: bool = False
+) -> Iterator[tuple[DeviationStep, "SecondPassLayer"]]:
+    """Yields every layer of the first pass together with the same layer of the second.
+
+    `by_rows` says what is wanted of attention patterns that are too large to be held."""
+    second_pass = SecondPass(inputs, by_rows=by_rows)
+    if not (at_once(inputs, compile, passes=2) and _perturbation_fits(inputs)):
+        for step in layers(inputs, compile):
+            yield step, second_pass.run_layer(step)
+        return
+    result = replays(compile).run(inputs.net, inputs.settings, inputs.state, second_pass_of_layers)
+    for layer, tensors in enumerate(result.second_pass):
+        step = DeviationStep(0, inputs.state, None)
+        if layer:
+            step = DeviationStep(layer, *result.layers[layer - 1])
+        yield restored(step, inputs.order), tensors.of_layer(second_pass, layer)
+
+
+def _perturbation_fits(inputs: PassInputs) -> bool:
+    """True if the random row of `perturbation.py` is short enough to stay in memory, where a captured pass
+    reads it."""
+    arch, (samples, tokens) = inputs.net.arch, inputs.state.valid.mask.shape
+    memory = inputs.settings.memory
+    columns = max(tokens, 0 if memory is None else memory.valid.shape[1])
+    heads = arch.heads * max(columns, arch.head_width, arch.value_width)
+    return is_cached(2 * samples * columns * max(arch.width, arch.mlp_width, heads), inputs.net.device)
+
+
+class SecondPass:
+    """Runs the network a second time with different rounding, one block at a time.
+
+    `plain_rules` are float64's; `perturbed_rules` and `perturbed_again_rules` are deviation arithmetic with
+    two different perturbations of the last digits."""
+
+    plain_rules: PerturbedPlain | PerturbedStreamed
+
+    def __init__(self, inputs: PassInputs, seed: int = 0, by_rows: Asked | None = None) -> None:
+        """Starts from the inputs of the first pass; with `by_rows`, attention goes by blocks of rows."""
+        self.inputs = inputs
+        arch, settings, seeds = inputs.net.arch, inputs.settings, (seed, seed + 1)
+        if by_rows is None:
+            self.plain_rules = PerturbedPlain(arch, settings, seed)
+            rules = [PerturbedDeviation(arch, settings, each_seed) for each_seed in seeds]
+        else:
+            self.plain_rules = PerturbedStreamed(inputs.net, settings, by_rows, seed)
+            rules = [PerturbedRows(inputs.net, settings, each_seed) for each_seed in seeds]
+        self.perturbed_rules, self.perturbed_again_rules = rules
+        # The first product with a matrix rounds the input as well.
+        self.state = self.perturbed_rules.noise.of(inputs.state)
+        self.first_pass_before: State | None = None
+        self.lost = torch.zeros(len(inputs.state.valid.mask), dtype=torch.bool, device=inputs.net.device)
+
+    def run_layer(self, step: DeviationStep) -> "SecondPassLayer":
+        """The second pass through the layer that the first pass has just finished as `step`."""
+        if self.first_pass_before is not None:
+            self.lost = self.lost | lost(self.first_pass_before, step.state)
+        self.first_pass_before = step.state
+        if step.layer == 0:
+            return SecondPassLayer(self, None, self.state, torch.zeros_like(self.lost), None, self.lost)
+        block, before = self.inputs.net.blocks[step.layer - 1], self.state
+        resolved, plain, numbers = _resolves(before), None, None
+        if self.inputs.net.arch.parts:  # what they remember of earlier layers is of one arithmetic
+            resolved = torch.zeros_like(resolved)
+        if must_compute(resolved.any()):
+            X, P, *rest = traverse(block, self.plain_rules, before.tokens())
+            X = before.valid.zero_padding(X)
+            numbers, P = (P, None) if isinstance(P, Numbers) else (None, P)
+            # What the first pass has lost, float64 may still resolve.
+            after = State.of(X.nan_to_num(0.0, 0.0, 0.0), before.valid.mask)
+            resolved = resolved & X.isfinite().flatten(1).all(1) & (_resolves(step.state) | _resolves(after))
+            plain = (
+                Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, *rest)
+                if must_compute(resolved.any())
+                else None
+            )
+        layer = SecondPassLayer(self, block, before, resolved, plain, self.lost, numbers)
+        if plain is None:
+            self.state = layer.perturbed_inside.state
+        else:
+            self.state = (
+                after if can_skip(resolved.all()) else _chosen(resolved, after, layer.perturbed_inside.state)
+            )
+        self.lost = (
+            self.lost | _hidden(step, layer) | self.plain_rules.signs.torn | self.perturbed_rules.signs.torn
+        )
+        return replace(layer, lost=self.lost, perturbed_step=layer.perturbed_so_far)
+
+
+def second_pass_of_layers(
+    net: Transformer, settings: PassSettings, state: State, passed: Sequence[BlockOutput]
+) -> tuple[tuple["SecondPassTensors", ...], SecondPass]:
+    """The second pass of all layers, after the first pass has run them all: what `replay.py` records.
+
+    Its questions about numbers count as those of layers beyond the network's."""
+    second_pass, tensors = SecondPass(PassInputs(net, state, settings, None)), []
+    steps = [
+        DeviationStep(0, state, None),
+        *(DeviationStep(n, *output) for n, output in enumerate(passed, 1)),
+    ]
+    for step in steps:
+        at_layer(net.arch.layers + step.layer)
+        layer = second_pass.run_layer(step)
+        tensors.append(
+            SecondPassTensors(
+                layer.before, layer.resolved, layer.plain_step, layer.lost, layer.perturbed_so_far
+            )
+        )
+    return tuple(tensors), second_pass
+
+
+class SecondPassTensors(NamedTuple):
+    """The tensors of a `SecondPassLayer`, whose fields these are: what a CUDA graph writes."""
+
+    before: State
+    resolved: Bool[Tensor, " batch"]
+    plain_step: Step | None
+    lost: Bool[Tensor, " batch"]
+    perturbed_step: DeviationStep | None
+
+    def of_layer(self, second_pass: SecondPass, layer: int) -> "SecondPassLayer":
+        """The `SecondPassLayer` of these tensors, for a second pass that did not run the layer itself."""
+        block = second_pass.inputs.net.blocks[layer - 1] if layer else None
+        return SecondPassLayer(
+            second_pass, block, self.before, self.resolved, self.plain_step, self.lost,
+            perturbed_step=self.perturbed_step,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SecondPassLayer:
+    """One layer of the second pass: by plain rules where float64 resolves it, else by perturbed rules."""
+
+    second_pass: SecondPass
+    block: Block | None
+    before: State
+    """The second pass's tokens before the block."""
+    resolved: Bool[Tensor, " batch"]
+    """True where float64 resolves what the tokens differ by, before the block and after it."""
+    plain_step: Step | None
+    """The layer by plain rules, valid tokens first; None if float64 resolves no sample."""
+    lost: Bool[Tensor, " batch"]
+    """True where nothing is known of the sample from here on: a token became so short beside the others that
+    one scale does not hold them, or the differences of equal tokens may have been all that was left, or a
+    norm gave a sign to a token that is zero but for rounding."""
+    numbers: Numbers | None = None
+    """Statistics of the attention pattern by plain rules, where it goes by rows; valid tokens first."""
+    perturbed_step: DeviationStep | None = None
+    """The layer by perturbed rules, if it was computed already."""
+
+    @property
+    def perturbed_so_far(self) -> DeviationStep | None:
+        """The layer by perturbed rules if anyone has asked for it, else None."""
+        step: DeviationStep | None = self.__dict__.get("perturbed_inside", self.perturbed_step)
+        return step
+
+    @cached_property
+    def perturbed_inside(self) -> DeviationStep:
+        """The layer by perturbed rules of deviation arithmetic, valid tokens first."""
+        if self.perturbed_step is not None:
+            return self.perturbed_step
+        if self.block is None:
+            return DeviationStep(0, self.before, None)
+        return self._by_rules(self.block, self.second_pass.perturbed_rules)
+
+    @cached_property
+    def perturbed(self) -> DeviationStep:
+        """The layer by perturbed rules of deviation arithmetic, tokens in their original order."""
+        return restored(self.perturbed_inside, self.second_pass.inputs.order)
+
+    @cached_property
+    def perturbed_again(self) -> DeviationStep:
+        """The layer by the same rules with another perturbation, tokens in their original order."""
+        if self.block is None:
+            return self.perturbed
+        step = self._by_rules(self.block, self.second_pass.perturbed_again_rules)
+        return restored(step, self.second_pass.inputs.order)
+
+    def _by_rules(self, block: Block, rules: PerturbedDeviation) -> DeviationStep:
+        rules.begin(block)
+        return stepped(block, rules, self.before)
+
+    def perturbed_for(self, where: Tensor) -> DeviationStep:
+        """`perturbed`, of which the caller reads the samples `where` alone."""
+        return self.perturbed
+
+    def perturbed_again_for(self, where: Tensor) -> DeviationStep:
+        """`perturbed_again`, of which the caller reads the samples `where` alone."""
+        return self.perturbed_again
+
+    @cached_property
+    def plain(self) -> Step | None:
+        """The layer by plain rules, tokens in their original order."""
+        order = self.second_pass.inputs.order
+        if self.plain_step is None or order is None:
+            return self.plain_step
+        return self.plain_step.restored(order)
+
+    @property
+    def restored_numbers(self) -> Numbers | None:
+        """The statistics `numbers`, tokens in their original order."""
+        order = self.second_pass.inputs.order
+        return self.numbers if order is None or self.numbers is None else self.numbers.restored(order)
+
+    def plain_rows(self, rows: slice) -> Float[Tensor, "batch head row token"]:
+        """Some rows of the pattern by plain rules, made as they are asked for; valid tokens first."""
+        assert self.numbers is not None and self.numbers.rows is not None
+        maker, every = self.numbers.rows, slice(None)
+        pattern = maker.pattern(every, every, rows.start, rows.stop)
+        return F.pad(pattern, (0, maker.k.shape[2] - pattern.shape[-1]))
+
+
+def _hidden(step: DeviationStep, layer: SecondPassLayer) -> Bool[Tensor, " batch"]:
+    """True where rounding decided which tokens are attended to although the output does not show it, since
+    those tokens are equal as far as R can tell: what they differ by may be all that is left."""
+    hidden = torch.zeros_like(layer.resolved)
+    for name, name_of_rows in (("attention", "rows"), ("cross", "cross_rows")):
+        P: DeviationPattern | PatternByRows | None = getattr(step, name) or getattr(step, name_of_rows)
+        if P is None or not must_compute(steep(P).any()):
+            continue
+        plain: Pattern | None = getattr(layer.plain, name, None)
+        if isinstance(P, PatternByRows) and name == "attention":
+            plain = layer.plain_rows
+        if plain is not None and layer.plain is not None and can_skip(layer.resolved.all()):
+            state = State.of(layer.plain.state, step.state.valid.mask)
+            hidden = hidden | elsewhere(P, plain) & (distance(step.state, state) <= ALIKE)
+        else:
+            second = layer.perturbed
+            Q: DeviationPattern | PatternByRows = getattr(second, name) or getattr(second, name_of_rows)
+            pattern = Q.matrix() if isinstance(Q, DeviationPattern) else Q.matrix
+            alike = distance(step.state, second.state) <= ALIKE
+            hidden = hidden | elsewhere(P, pattern) & alike | undecided(P, Q)
+    return hidden
+
+
+def _none(P: DeviationPattern | PatternByRows) -> Bool[Tensor, " batch"]:
+    return torch.zeros(len(P.p), dtype=torch.bool, device=P.p.device)
+
+
+def score_sizes(P: DeviationPattern | PatternByRows) -> tuple[LogScales, LogScales] | None:
+    """By head the largest of ref, and the log of the largest of D; None where P was not made of scores."""
+    if isinstance(P, PatternByRows):
+        ref, D = P.shared.ref, P.largest
+    elif P.logits is None:
+        return None
+    else:
+        ref, D = P.logits.ref, P.logits.D.log_size()
+    return ref.masked_fill(ref.isinf(), 0.0).abs().amax(-1), D
+
+
+def steep(P: DeviationPattern | PatternByRows) -> Bool[Tensor, " batch"]:
+    """Where scores are so large that their rounding may decide a softmax."""
+    if not P.p.numel() or (sizes := score_sizes(P)) is None:
+        return _none(P)
+    ref, D = sizes
+    return torch.maximum(D, ref.clamp(min=1e-300).log()).amax(-1) > STEEP
+
+
+def elsewhere(P: DeviationPattern | PatternByRows, other: Pattern) -> Bool[Tensor, " batch"]:
+    """Where two passes, their scores steep, look at other tokens."""
+    return steep(P) & (apart(P, other).amax(1) > UNDECIDED)
+
+
+def apart(P: DeviationPattern | PatternByRows, other: Pattern) -> Float[Tensor, "batch head"]:
+    """The largest difference of an attention weight from another pass's."""
+    if isinstance(other, Tensor):
+        assert isinstance(P, DeviationPattern)
+        return (P.matrix() - other).abs().amax((-2, -1))
+    assert isinstance(P, PatternByRows)
+    return P.farthest(lambda rows: (P.matrix(rows) - other(rows)).abs())
+
+
+def undecided(
+    P: DeviationPattern | PatternByRows, other: DeviationPattern | PatternByRows
+) -> Bool[Tensor, " batch"]:
+    """Where scores are steep, and two passes do not agree on by how much one token is looked at before
+    another: the same token by chance, perhaps."""
+    if not must_compute(steep(P).any()):
+        return _none(P)
+    if isinstance(P, PatternByRows):
+        assert isinstance(other, PatternByRows)
+        found = P.farthest(lambda rows: _wavering(P.log_matrix(rows), other.log_matrix(rows)))
+        return steep(P) & (found.amax(1) > WAVERS)
+    if not isinstance(other, DeviationPattern) or P.logits is None or other.logits is None:
+        return _none(P)
+    one, two = (each.log_softmax(P.visible) for each in (P.logits, other.logits))
+    return steep(P) & (_wavering(one, two).flatten(1).amax(1) > WAVERS)
+
+
+def _wavering(one: Tensor, two: Tensor) -> Tensor:
+    """The relative difference of logs of weights."""
+    return ((one - two).abs() / torch.maximum(one.abs(), two.abs()).clamp(min=1.0)).nan_to_num(nan=0.0)
+
+
+def _resolves(state: State) -> Bool[Tensor, " batch"]:
+    """Its numbers are within float64's range, and what they differ by is not lost beside their size."""
+    return (state.R.log_size() - state.log > math.log(RESOLVED)) & (state.log.abs() < WITHIN)
+
+
+def lost(before: State, after: State) -> Bool[Tensor, " batch"]:
+    """Where a token that was not zero has left float64's range beside the largest."""
+
+    def size(state: State) -> Tensor:
+        return state.R.value.abs().amax(-1) if state.R.value.shape[-1] else state.R.value.sum(-1)
+
+    was = (size(before) > 0) | (before.x.log > LOWEST)[:, None]
+    short = (size(after) < SHORTEST * after.R.largest()[:, None]) | (size(after) == 0)
+    return (was & short & after.valid.mask).any(-1) & (after.x.log <= LOWEST)
+
+
+def _chosen(pick: Bool[Tensor, " batch"], a: State, b: State) -> State:
+    return State(chosen(pick, a.x, b.x), chosen(pick, a.R, b.R), a.valid)
+
+
+def distance(a: State, b: State, deep: bool = True) -> LogScales:
+    """How far the deviations of two passes are apart: `||r - s||` of their directions, and the difference of
+    their logs. Where logs are beyond 1000, both as a share of a thousandth of them: each layer of pure
+    attention triples an error, and the log with it. Without `deep`, as they are. Infinite where one is
+    zero. Or how far their mean tokens are apart, beside the size of tokens, where that is more."""
+    (r, of_r), (s, of_s) = (_direction(each) for each in (a, b))
+    found = torch.maximum(torch.linalg.vector_norm(r - s, dim=(1, 2)), (of_r - of_s).abs())
+    found = found / (of_r.abs() / 1e3).clamp(min=1.0) if deep else found
+    unit = torch.maximum(a.x.log_size(), a.R.log_size())
+    shift = torch.linalg.vector_norm(_mean(a).at(unit) - _mean(b).at(unit), dim=1)
+    shift = shift / (unit.abs() / 1e3).clamp(min=1.0) if deep else shift
+    return torch.maximum(found, shift).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _mean(state: State) -> Scaled:
+    return state.x + state.centred()[0]
+
+
+def _direction(state: State) -> tuple[Tensor, LogScales]:
+    """The residual divided by its norm, and the log of that."""
+    R = state.residual
+    norm = torch.linalg.vector_norm(R.value, dim=(1, 2))
+    safe = norm.masked_fill(norm == 0, 1.0)
+    return R.value / safe[:, None, None], torch.where(norm == 0, R.log, R.log + safe.log())
+
+
+def turned(a: State, b: State) -> LogScales:
+    """The largest `|u_i - v_i|` of the tokens' unit vectors."""
+
+    def units(state: State) -> Tensor:
+        X = state.whole
+        size = X.abs().amax(-1, keepdim=True)
+        X = X / size.masked_fill(size == 0, 1.0)
+        return X / torch.linalg.vector_norm(X, dim=-1, keepdim=True).masked_fill(size == 0, 1.0)
+
+    return torch.linalg.vector_norm(units(a) - units(b), dim=-1).amax(-1).nan_to_num(nan=torch.inf)

@@ -1,0 +1,79 @@
+"""The machine that a network runs on: dtypes and devices that torch has there, and its memory."""
+
+import math
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rankscope.errors import ArchitectureError
+from rankscope.nets.architecture import Architecture
+from rankscope.nets.tensors import layer_shapes
+
+FLOAT64_BYTES = 8
+LAYER_OVERHEAD_BYTES = 5_000
+"""What a layer takes beside its tensors, at least."""
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """Converts tensors to another dtype or device. Equal conversions of streamed layers share one source."""
+
+    dtype: torch.dtype | None
+    device: torch.device | str | None
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Return the tensor in that dtype, on that device."""
+        return tensor.to(device=self.device, dtype=self.dtype)
+
+
+def check_dtype(dtype: object) -> None:
+    """Raise `ArchitectureError` unless a network can have this dtype."""
+    if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ArchitectureError(
+            f"a network's dtype must be a floating torch.dtype; got {dtype!r}", subject="dtype"
+        )
+
+
+def check_device(device: torch.device | str) -> None:
+    """Raise `ArchitectureError` unless this machine has the device."""
+    try:
+        torch.zeros(1, device=device).item()  # a tensor on "meta" has no numbers to read
+    except (AssertionError, RuntimeError, TypeError) as error:
+        reason = (str(error).splitlines() or [""])[0]
+        raise ArchitectureError(
+            f"device must be one that torch has on this machine; got {str(device)!r} ({reason}): 'cpu' is "
+            "always there",
+            subject="device",
+        ) from error
+
+
+def machine_memory() -> int:
+    """Bytes of this machine's memory; 2^63 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 2**63
+
+
+def check_memory(arch: Architecture) -> None:
+    """Raise `ArchitectureError` if the weights alone do not fit into memory in float64."""
+    layer = sum(math.prod(shape) for shape in layer_shapes(arch, 0).values())
+    needed = (1 if arch.shared else arch.layers) * (layer * FLOAT64_BYTES + LAYER_OVERHEAD_BYTES)
+    if needed > machine_memory():
+        raise ArchitectureError(
+            f"a network must fit into memory; {arch.layers} layers of width {arch.width} take "
+            f"{format_bytes(needed)} in float64 and this machine has {format_bytes(machine_memory())}: fewer "
+            "layers, or a smaller width",
+            subject="layers",
+        )
+
+
+def format_bytes(count: int) -> str:
+    """Write a number of bytes in MB or GB.
+
+    >>> format_bytes(3 * 10**12)
+    '3,000 GB'
+    """
+    return f"{count / 1e9:,.0f} GB" if count >= 1e9 else f"{count / 1e6:,.0f} MB"

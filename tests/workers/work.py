@@ -1,0 +1,39 @@
+"""Work for the workers of tests: functions of a module, as workers look them up."""
+
+import os
+from pathlib import Path
+
+from rankscope.workers import worker_index
+
+
+def squared(number: int) -> int:
+    """A function of a module, as workers look it up; it fails on five."""
+    if number == 5:
+        raise ValueError("five")
+    return number * number
+
+
+def dies(path: str) -> int:
+    """End the worker the first time; with the path "always", every time."""
+    if path == "always" or (path and not Path(path).exists()):
+        if path != "always":
+            Path(path).touch()
+        os._exit(3)
+    return os.getpid()
+
+
+def describe(_: int) -> tuple[int, str, int, int]:
+    """What a worker finds around it."""
+    import torch  # late: other work starts faster without
+
+    return worker_index(), os.environ["OMP_NUM_THREADS"], torch.get_num_threads(), os.getpgid(0)
+
+
+class Counter:
+    """Work with something that it keeps."""
+
+    count = 0
+
+    def __call__(self, _: int) -> int:
+        self.count += 1
+        return self.count
