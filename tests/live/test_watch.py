@@ -65,8 +65,6 @@ def test_torchs_encoder_comes_out_as_it_went_in() -> None:
 
 
 
-
-
 def test_an_error_in_the_middle_of_a_block_is_the_models_own() -> None:
     model, (X, _) = encoder(), padded()
     inside = insides(model)
