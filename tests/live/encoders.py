@@ -47,4 +47,3 @@ class Loop(nn.Module):
         for block in (self.first, self.second, self.second):
             x = block(x)["x"]
         return x
-

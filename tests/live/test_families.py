@@ -168,8 +168,6 @@ def test_attention_outside_the_interface_is_what_the_model_hands_out(name: str) 
         assert torch.equal(w.attention[layer][0], P)
 
 
-
-
 def test_rows_with_a_sink_do_not_sum_to_one_and_it_is_said() -> None:
     sizes = {"num_key_value_heads": 2, "head_dim": 4, "num_local_experts": 2, "num_experts_per_tok": 1}
     model = tiny(hf.GptOssModel, **sizes, pad_token_id=0)().eval()
@@ -219,11 +217,3 @@ class TestEncoderAndDecoder:
             torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
         assert checks(w)["padded_tokens"] == 1
         assert any("2 later ones (cross-attention) were left out" in note for note in w.notes)
-
-
-
-
-
-
-
-

@@ -20,9 +20,7 @@ def test_layout_can_be_forced() -> None:
     torch.testing.assert_close(w.profile().curve("mu")[:, 0], expected, rtol=1e-6, atol=0)
 
 
-
 def test_states_that_are_no_tokens() -> None:
     model = nn.Sequential(nn.Sequential(nn.Conv2d(3, 3, 1)), nn.Sequential(nn.Conv2d(3, 3, 1)))
     with raises(WatchError, subject="blocks"):
         seen(model, "mu", torch.randn(1, 3, 4, 4))
-

@@ -25,7 +25,6 @@ def test_an_output_projection_that_is_not_linear_is_noticed(projection: nn.Modul
         seen(model, "head_mu", **batch)
 
 
-
 class Adapted(nn.Module):
     """A linear map with a low-rank addition, as LoRA wraps it."""
 
@@ -57,4 +56,3 @@ def test_heads_are_refused_where_an_adapter_adds_to_their_projection(in_place: b
         for block in model.encoder.layer:
             nn.init.zeros_(block.attention.output.dense.up.weight)
         assert torch.equal(seen(model, "head_mu", **batch).profile().curve("head_mu")[:, 1:], expected)
-

@@ -43,7 +43,8 @@ def test_an_attention_mask_says_what_padding_says() -> None:
     mask = (~padding).long()
     with torch.no_grad():
         curves = []
-        for option in ({"padding": padding}, {"attention_mask": mask}):
+        options: list[dict[str, Any]] = [{"padding": padding}, {"attention_mask": mask}]
+        for option in options:
             with rankscope.watch(model, "mu", **option) as w:
                 model(X, src_key_padding_mask=padding)
             curves.append(w.profile().curve("mu"))

@@ -15,6 +15,8 @@ from tests.live.encoders import Loop, encoder, padded
 from tests.live.families import FAMILIES, GPT2, LAYERS, WIDTH, checks, made, seen, tiny
 from tests.raising import raises
 
+ALL = ["mu", "entropy", "head_mu"]
+
 
 def test_blocks_can_be_named_and_called_many_times() -> None:
     model = Loop()
@@ -66,7 +68,6 @@ def test_a_part_called_by_itself_is_a_call_and_one_made_again_is_not() -> None:
     assert w.profile().curve("mu").shape == (4, LAYERS + 1)
 
 
-
 def test_a_shared_layer_is_as_many_layers_as_it_is_called() -> None:
     model, batch = made("albert")
     with torch.no_grad(), rankscope.watch(model, ["mu"], layers=[0, LAYERS]) as w:
@@ -92,7 +93,6 @@ def test_a_single_token_is_left_out() -> None:
     with raises(WatchError, subject="model"):
         w.profile()
     assert "1 call was left out: it had a single token." in w.notes
-
 
 
 def test_a_call_that_failed_is_not_counted_and_the_next_one_is() -> None:
@@ -194,7 +194,6 @@ def test_another_arithmetic() -> None:
         model.float()(X.float())
 
 
-
 class Failing(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -205,4 +204,3 @@ class Failing(nn.Module):
         if self.fails:
             raise ArithmeticError("inside the model")
         return x
-

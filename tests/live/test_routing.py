@@ -159,9 +159,7 @@ class Sparse(Gated):
         return x + self.attn(self.ln_1(x))
 
 
-@pytest.mark.parametrize(
-    ("block", "subject"), [(Block, "routing"), (Sparse, "routing"), (Twice, "blocks")]
-)
+@pytest.mark.parametrize(("block", "subject"), [(Block, "routing"), (Sparse, "routing"), (Twice, "blocks")])
 def test_what_is_no_routing_of_the_tokens_is_refused(block: type[nn.Module], subject: str) -> None:
     with raises(WatchError, subject=subject):
         seen(GPT(block=block).double().eval(), "expert_load", words())

@@ -11,8 +11,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 import rankscope
 from rankscope.errors import WatchError
 from rankscope.profiles import DEFAULT_METRICS
+from tests.live import reference
 from tests.live.encoders import Loop, encoder, padded
-from tests.live.families import FAMILIES, LAYERS, WIDTH, checks, made, seen
+from tests.live.families import FAMILIES, WIDTH, checks, made, seen
 from tests.raising import raises
 
 ALL = ["mu", "entropy", "head_mu"]
@@ -63,8 +64,6 @@ def test_torchs_encoder_comes_out_as_it_went_in() -> None:
         assert torch.equal(model(X, src_key_padding_mask=padding), before)
 
 
-
-
 def test_an_error_in_the_middle_of_a_block_is_the_models_own() -> None:
     model, (X, _) = encoder(), padded()
     inside = insides(model)
@@ -102,8 +101,6 @@ def test_dropout_takes_rows_off_one_and_is_named_as_the_reason() -> None:
     assert any("as dropout makes them" in note for note in w.notes)
 
 
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_half_precision_is_upcast_and_keeps_its_floor(dtype: torch.dtype) -> None:
     model, batch = made("bert")
@@ -129,18 +126,6 @@ def test_autocast_is_an_arithmetic_and_does_not_reach_the_metrics() -> None:
     torch.testing.assert_close(w.profile().curve("mu"), expected, rtol=1e-12, atol=0)
 
 
-
-
-
-
-
-
-
-
-
-
-
-
 def test_tensors_are_kept_when_asked() -> None:
     model, (X, _) = encoder(), padded()
     with torch.no_grad(), rankscope.watch(model, "mu", keep=["states", "attention"]) as w:
@@ -152,10 +137,6 @@ def test_tensors_are_kept_when_asked() -> None:
     assert w.attention[1][0].shape == (2, 4, 6, 6)
     with raises(WatchError, subject="keep"):
         _ = seen(model, "mu", X).states
-
-
-
-
 
 
 def test_the_model_is_described() -> None:
@@ -185,10 +166,6 @@ def test_a_profile_can_be_saved_plotted_and_reported(tmp_path: Any) -> None:
     assert rankscope.Profile.join([again, w.profile()]).variants == ["as given", "again"]
 
 
-
-
-
-
 def test_attention_that_cannot_be_seen() -> None:
     model = Loop()
     with raises(WatchError, subject="attention"), rankscope.watch(model, "entropy", blocks=["first"]):
@@ -209,16 +186,10 @@ def test_two_watchers_of_attention(name: str) -> None:
         pass
 
 
-
-
 def test_a_mask_of_another_shape() -> None:
     model = Loop()
     with raises(WatchError, subject="padding_mask"), rankscope.watch(model, "mu", blocks=["first"]):
         model(torch.randn(2, 6, WIDTH), torch.zeros(2, 9, dtype=torch.bool))
-
-
-
-
 
 
 def test_attention_that_did_not_take() -> None:

@@ -1,9 +1,9 @@
 """Attention of one call of the model, reduced to numbers: its pattern, and what each head adds.
 
-`recorder.py` makes an `AttentionReadings` for each call and hands it what the observers of `attention/` report,
-with the layer that runs. `read` decides whether that is the attention of the block's tokens to themselves and
-reads its metrics; `read_heads` those of what each head adds, which the observer knows, or which
-`output_projection.py` finds. When the call ends, the recorder calls `check`.
+`recorder.py` makes an `AttentionReadings` for each call and hands it what the observers of `attention/`
+report, with the layer that runs. `read` decides whether that is the attention of the block's tokens to
+themselves and reads its metrics; `read_heads` those of what each head adds, which the observer knows, or
+which `output_projection.py` finds. When the call ends, the recorder calls `check`.
 """
 
 import torch
@@ -20,8 +20,8 @@ from rankscope.profiles.rows import Found, readings, row_sum_defect
 
 UNSEEN = (
     "attention is seen in Hugging Face models, nn.MultiheadAttention, torch's own functions and a softmax "
-    "written out; for another kernel give an observer of your own, watch(..., attention=[Mine(), *OBSERVERS]), "
-    "or watch metrics of tokens"
+    "written out; for another kernel give an observer of your own, "
+    "watch(..., attention=[Mine(), *OBSERVERS]), or watch metrics of tokens"
 )
 
 
@@ -55,7 +55,7 @@ class AttentionReadings:
         self.other_shapes: list[tuple[int, ...]] = []
         """Shapes of patterns that are not of the block's tokens."""
         self.longer = False
-        """Whether tokens attended to more than themselves, as those of a chunk that continues from a cache."""
+        """Whether tokens attended to more than themselves, as a chunk that continues from a cache does."""
         self.float32_inside = False
         """Whether a model in float64 computed its attention in float32."""
         self.defects: list[Tensor] = []
@@ -65,7 +65,7 @@ class AttentionReadings:
         self._unit = batch.unit
 
     def read(self, layer: int, attention: AttentionCall) -> None:
-        """Measure attention that happened in this layer, if it is that of the block's tokens to themselves."""
+        """Measure attention in this layer, if it is that of the block's tokens to themselves."""
         if attention.unused:
             self._note_unused(layer, attention)
         elif attention.self_attention is None:
@@ -110,8 +110,8 @@ class AttentionReadings:
             return
         came = self.left_out or [f"attention of shape {shape}" for shape in self.other_shapes] or ["none"]
         raise WatchError(
-            f"attention of the blocks' {tuple(self.batch.shape)} tokens to themselves was asked for; {came[0]} "
-            f"came: {UNSEEN}",
+            f"attention of the blocks' {tuple(self.batch.shape)} tokens to themselves was asked for; "
+            f"{came[0]} came: {UNSEEN}",
             subject="attention",
         )
 
@@ -122,8 +122,8 @@ class AttentionReadings:
         if sizes is not None and sizes != (batch, token, token):
             self.longer |= sizes[:2] == (batch, token) and sizes[2] > token
             self.left_out.append(
-                f"attention of {sizes[1]} tokens to {sizes[2]} in {sizes[0]} samples (windows, other tokens, or "
-                "heads counted as samples)"
+                f"attention of {sizes[1]} tokens to {sizes[2]} in {sizes[0]} samples (windows, other tokens, "
+                "or heads counted as samples)"
             )
         elif not attention.self_attention:
             self.left_out.append(attention.remark or "attention to other tokens than the block's own")
@@ -136,7 +136,8 @@ class AttentionReadings:
         elif layer in self.layers:
             raise WatchError(
                 "a block must have one attention of its tokens to themselves for its pattern to be read; a "
-                f"second one came in block {layer}: name finer blocks with blocks=, or watch metrics of tokens",
+                f"second one came in block {layer}: name finer blocks with blocks=, or watch metrics "
+                "of tokens",
                 subject="blocks",
             )
         else:
@@ -174,8 +175,8 @@ class AttentionReadings:
             self.projections.expect(attention.head_outputs())
         else:
             raise WatchError(
-                "what each head adds needs the heads' outputs; the observer of this attention gives the pattern "
-                "alone: watch metrics of tokens or attention",
+                "what each head adds needs the heads' outputs; the observer of this attention gives the "
+                "pattern alone: watch metrics of tokens or attention",
                 subject="heads",
             )
 
@@ -194,6 +195,6 @@ class AttentionReadings:
 
 
 def _is_float32(pattern: Tensor) -> bool:
-    """True if every entry of a pattern in float64 is a float32: many models take softmax in float32 always."""
+    """True if every entry of a float64 pattern is a float32: many models take softmax in float32."""
     several = max(1, TOGETHER // max(1, pattern[0, 0].numel() if pattern.numel() else 1))
     return all(bool((part.float() == part).all()) for part in torch.split(pattern.flatten(0, 1), several))

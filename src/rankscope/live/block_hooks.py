@@ -25,7 +25,9 @@ from rankscope.live.padding import arguments_of
 class BlockEvents(Protocol):
     """What `attach_hooks` reports to; `recorder.Recorder` is one."""
 
-    def begin_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool) -> None:
+    def begin_call(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool
+    ) -> None:
         """The model is called, or, `alone`, a module around its blocks."""
 
     def end_call(self, failed: bool) -> None:
@@ -41,7 +43,9 @@ class BlockEvents(Protocol):
         """An `nn.MultiheadAttention` in a block is called with this `key_padding_mask`."""
 
 
-def attach_hooks(stack: ExitStack, model: nn.Module, blocks: Sequence[nn.Module], events: BlockEvents) -> None:
+def attach_hooks(
+    stack: ExitStack, model: nn.Module, blocks: Sequence[nn.Module], events: BlockEvents
+) -> None:
     """Hook a model and its blocks so that `events` hears of every call; `stack` takes the hooks away.
 
     Args:

@@ -65,7 +65,9 @@ def describe_inner_stacks(name: str, blocks: Sequence[nn.Module]) -> str:
     if not name:
         return ""
     inner = [stack for k, block in enumerate(blocks) for stack in _stacks_inside(f"{name}.{k}", block)]
-    return ", ".join(f"{dotted} ({_kinds(members)})" for dotted, members in inner[:MOST_NAMED] if len(members) > 1)
+    return ", ".join(
+        f"{dotted} ({_kinds(members)})" for dotted, members in inner[:MOST_NAMED] if len(members) > 1
+    )
 
 
 def _kinds(members: Sequence[nn.Module]) -> str:
@@ -79,7 +81,9 @@ def _candidates(model: nn.Module) -> Iterator[tuple[str, str]]:
     of which some are made of modules, and modules of one class that stand side by side."""
     for name, module in model.named_modules():
         children = {f"{name}.{part}".lstrip("."): child for part, child in module.named_children()}
-        composite = {part: child for part, child in children.items() if next(child.children(), None) is not None}
+        composite = {
+            part: child for part, child in children.items() if next(child.children(), None) is not None
+        }
         if isinstance(module, nn.ModuleList | nn.Sequential):
             if name and len(children) > 1 and composite:
                 yield repr(name), f"{name} ({_kinds(list(children.values()))})"

@@ -2,10 +2,10 @@
 
 Blocks take and return a tensor, a tuple, a dictionary or an object like one: a floating tensor of three axes
 in it is the hidden states, or of four where tokens stand in rows and columns. Where there are several, it is
-the one of the shape that the block took, and of these the one that the next block takes (`chain.py`). Most put
-the batch first, `[batch, token, width]`; torch's own with `batch_first=False` and XLNet put the token first.
-Called by `plan.py` (`layout_of`, `tokens_in_rows_and_columns`) and, for every block, by `recorder.py` and the
-monitor (`hidden_states_in`).
+the one of the shape that the block took, and of these the one that the next block takes (`chain.py`). Most
+put the batch first, `[batch, token, width]`; torch's own with `batch_first=False` and XLNet put the token
+first. Called by `plan.py` (`layout_of`, `tokens_in_rows_and_columns`) and, for every block, by `recorder.py`
+and the monitor (`hidden_states_in`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -71,8 +71,8 @@ def candidates_in(values: object, grid: bool = False) -> list[Tensor]:
 def hidden_states_in(values: object, layout: Layout, where: str, grid: bool = False) -> list[Tensor]:
     """What could be the hidden states, as `[batch, token, width]`, detached, in the order of `candidates_in`.
 
-    A single sequence `[token, width]` becomes a batch of one; `[batch, row, column, width]` has its tokens row
-    by row.
+    A single sequence `[token, width]` becomes a batch of one; `[batch, row, column, width]` has its tokens
+    row by row.
 
     Args:
         values: What a block returned, or its arguments in order.

@@ -1,8 +1,8 @@
 """What a model is made of: its modules and parameters, and what wraps or compiles it.
 
 Called by `watch`, by `plan.py` and `blocks.py` (which find the blocks) and by `Monitor`; calls torch alone.
-`submodules` walks `_modules` itself: `nn.Module.modules()` also builds the name of every module, which is most
-of what finding the blocks of a small model costs.
+`submodules` walks `_modules` itself: `nn.Module.modules()` also builds the name of every module, which is
+most of what finding the blocks of a small model costs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -81,7 +81,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def is_wrapper(module: nn.Module) -> bool:
     """True for modules that spread a model over devices or processes and call it unchanged."""
-    return any((kind.__module__.partition(".")[0], kind.__name__) in WRAPPERS for kind in type(module).__mro__)
+    return any(
+        (kind.__module__.partition(".")[0], kind.__name__) in WRAPPERS for kind in type(module).__mro__
+    )
 
 
 def is_compiled(modules: Iterable[nn.Module]) -> bool:
@@ -89,7 +91,9 @@ def is_compiled(modules: Iterable[nn.Module]) -> bool:
     return any(
         "_orig_mod" in module._modules
         or module.__dict__.get("_compiled_call_impl") is not None
-        or ("forward" in module.__dict__ and hasattr(module.__dict__["forward"], "_torchdynamo_orig_callable"))
+        or (
+            "forward" in module.__dict__ and hasattr(module.__dict__["forward"], "_torchdynamo_orig_callable")
+        )
         for module in modules
     )
 

@@ -119,9 +119,7 @@ def _padding_notes(results: dict[str, Any], plan: WatchPlan, totals: WatchTotals
     sentences = [f"{padded}, by {' and '.join(masks)}."] if masks else []
     if results["calls_without_a_mask"]:
         where = "In some calls no" if masks else "No"
-        sentences.append(
-            f"{where} mask was found: every token counts as real; padding= says which are not."
-        )
+        sentences.append(f"{where} mask was found: every token counts as real; padding= says which are not.")
     return sentences
 
 

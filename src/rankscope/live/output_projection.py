@@ -1,4 +1,4 @@
-"""Finds the output projection of attention, where an observer knows the heads' outputs but not what takes them.
+"""Finds the output projection of attention where an observer knows the heads' outputs alone.
 
 Nobody says which module it is: `o_proj`, `c_proj`, `dense`, `out_lin` ... It is the first Linear or Conv1D in
 the block that is called, after attention, on exactly the heads' outputs side by side. That what the heads add
@@ -92,7 +92,7 @@ class OutputProjectionFinder:
 
     @contextmanager
     def attached(self, blocks: Sequence[nn.Module]) -> Iterator[None]:
-        """Inside, linear layers in the blocks, and modules around them with weights of their own, are hooked."""
+        """Inside, linear layers in the blocks, and modules with weights around them, are hooked."""
         modules = dict.fromkeys(part for block in blocks for part in block.modules() if part is not block)
         with ExitStack() as hooks:
             for module in modules:
@@ -124,6 +124,7 @@ def _wraps_linear(module: nn.Module) -> bool:
     weighted = [
         part
         for part in inside
-        if "norm" not in type(part).__name__.lower() and next(part.parameters(recurse=False), None) is not None
+        if "norm" not in type(part).__name__.lower()
+        and next(part.parameters(recurse=False), None) is not None
     ]
     return any(map(_is_linear, inside)) and len(weighted) > 1

@@ -1,4 +1,4 @@
-"""Which tokens are padding: read off the arguments of the model, of a module around the blocks, or of a block.
+"""Which tokens are padding: read off what the model, or a module in it, was called with.
 
 | argument                               | shape                   | padding where                   |
 |----------------------------------------|-------------------------|---------------------------------|
@@ -8,11 +8,12 @@
 | `attention_mask` of the first block    | batch x 1 x ... x token | no token may attend             |
 
 Arguments may lie in dictionaries. The longest sample of a batch has no padding: so `mask`, which some write
-with 1 for tokens and some with 1 for padding, shows which; where it does not, an error asks. A mask of another
-shape says which token sees which, not which are padding.
+with 1 for tokens and some with 1 for padding, shows which; where it does not, an error asks. A mask of
+another shape says which token sees which, not which are padding.
 
-`recorder.py` calls `arguments_of` for every module around the blocks, then `find_padding` when the first block
-is entered; `plan.py` calls `is_decoder`; `monitor/inline.py` calls `mask_arguments_of` and `find_padding`.
+`recorder.py` calls `arguments_of` for every module around the blocks, then `find_padding` when the first
+block is entered; `plan.py` calls `is_decoder`; `monitor/inline.py` calls `mask_arguments_of` and
+`find_padding`.
 """
 
 import inspect
@@ -192,7 +193,7 @@ def is_decoder(model: nn.Module, stack: str) -> bool:
 
 
 def continues_from_cache(arguments: Mapping[str, Any]) -> bool:
-    """True if a call continues from a cache, so that its tokens attend to others beside those it was given."""
+    """True if a call continues from a cache, so that its tokens attend to more than themselves."""
     cache = arguments.get("past_key_values")
     length = getattr(cache, "get_seq_length", None)
     if not callable(length):

@@ -160,7 +160,7 @@ def _padding(padding: Tensor | str, attention_mask: Tensor | None) -> Tensor | N
         return padding_from(padding if isinstance(padding, Tensor) else None, attention_mask)
     if padding != "none" or attention_mask is not None:
         raise WatchError(
-            f"padding must be a boolean tensor, 'model' or 'none', and only 'model' beside an attention_mask; "
+            "padding must be a boolean tensor, 'model' or 'none', and 'model' beside an attention_mask; "
             f"got {padding!r}",
             subject="padding",
         )

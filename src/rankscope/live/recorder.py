@@ -5,8 +5,9 @@ The hooks of `block_hooks.py`, the observer of attention and the hooks on router
 | event | what happens |
 |---|---|
 | `begin_call` | a `ModelCall` is made, unless the call is not to be measured |
-| `enter_block` | the layer gets its number; the first block's input is layer 0, and says the batch and padding |
-| `on_attention`, `on_contributions`, `on_module_output` | `attention_readings.py`, `routing.py` read metrics |
+| `enter_block` | the layer gets its number; the first block's input is layer 0 |
+| `on_attention`, `on_contributions` | `attention_readings.py` reads metrics |
+| `on_module_output` | `routing.py` reads metrics, if the module is a router |
 | `leave_block` | the block's output is its layer's hidden states: `state_readings.py` reads metrics |
 | `end_call` | what was read of the call is checked and added to the `WatchTotals`; if it failed, dropped |
 
@@ -192,7 +193,9 @@ class Recorder:
         """Calls of the model, and of modules around the blocks, that have not returned."""
         self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks)))}
 
-    def begin_call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool) -> None:
+    def begin_call(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool
+    ) -> None:
         """Begin a call of the model, or, `alone`, of a module around the blocks (an encoder in generation).
 
         A call inside a call belongs to it; a call in a backward pass repeats an earlier one, and is not new.
@@ -250,7 +253,9 @@ class Recorder:
             if len(call.open) == 1 and (settled := call.chain.took(states)) is not None:
                 call.read.states.read(*settled)
         elif not len(states[0]) or states[0].shape[1] == 1:
-            self.totals.calls_left_out["it had a single token" if len(states[0]) else "it had no samples"] += 1
+            self.totals.calls_left_out[
+                "it had a single token" if len(states[0]) else "it had no samples"
+            ] += 1
             self.call = None
             return
         else:

@@ -100,7 +100,7 @@ class RoutingReadings:
         came = f"one of rows {self.other_shapes[0]}" if self.other_shapes else "none"
         raise WatchError(
             f"routing of the blocks' {tuple(self.batch.shape)} tokens was asked for; {came} came: it is read "
-            "off modules that return scores, weights and the experts chosen, as transformers' routers do: watch "
-            "metrics of tokens",
+            "off modules that return scores, weights and the experts chosen, as transformers' routers do: "
+            "watch metrics of tokens",
             subject="routing",
         )

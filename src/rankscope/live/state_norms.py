@@ -73,7 +73,9 @@ class StateNorms:
         """Take the norms of states of one shape and dtype; False if some leave float64's range or are NaN."""
         shape, dtype = states[0].shape, states[0].dtype
         if several := PIECE // shape.numel():
-            pieces = [self._norms(states[k : k + several], self.valid) for k in range(0, len(states), several)]
+            pieces = [
+                self._norms(states[k : k + several], self.valid) for k in range(0, len(states), several)
+            ]
         else:
             samples = max(1, PIECE // shape[1:].numel())
             splits = zip(*(torch.split(x, samples) for x in (self.valid, *states)), strict=True)
@@ -93,7 +95,7 @@ class StateNorms:
         return within
 
     def _norms(self, states: Sequence[Tensor], valid: Tensor) -> list[Tensor]:
-        """Frobenius norms, largest column sums and largest row sums, `[2, state, sample]` of X and of res X."""
+        """The `LayerNorms.sizes` of states, `[2, state, sample]`, taken in one buffer."""
         shape = torch.Size((2, len(states), *states[0].shape))
         if self.buffer is None or len(self.buffer) < shape.numel():
             self.buffer = torch.empty(shape.numel(), dtype=torch.float64)

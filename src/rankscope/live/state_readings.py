@@ -1,9 +1,9 @@
 """Hidden states of one call, reduced to numbers on the device where they are.
 
 `recorder.py` makes a `TokenBatch` of the first hidden states of a call, and hands each layer's to
-`StateReadings.read`; `monitor/inline.py` does the same for training batches. Small states are copied and wait,
-since reading several together is faster; `flush` reads them. On a CPU, metrics that need norms alone are read
-by `state_norms.py`; all others, and other devices, by `profiles.rows.readings`.
+`StateReadings.read`; `monitor/inline.py` does the same for training batches. Small states are copied and
+wait, since reading several together is faster; `flush` reads them. On a CPU, metrics that need norms alone
+are read by `state_norms.py`; all others, and other devices, by `profiles.rows.readings`.
 """
 
 from collections.abc import Sequence

@@ -10,8 +10,8 @@ device where the tensors are; only the numbers are kept.
 What happens, file by file: `watch` makes a `WatchPlan` (`plan.py`, which finds the `blocks.py`) and a `Watch`
 with a `Recorder`. Entering the watch attaches hooks to the model and its blocks (`block_hooks.py`) and, if
 metrics ask for it, the first observer of `attention/` that applies and hooks on routers (`routing.py`); all
-report to the recorder (`recorder.py` has the order of events). Leaving the watch removes them. `profile` makes
-a table of the recorder's totals, and `notes` says in sentences what was done (`notes.py`).
+report to the recorder (`recorder.py` has the order of events). Leaving the watch removes them. `profile`
+makes a table of the recorder's totals, and `notes` says in sentences what was done (`notes.py`).
 """
 
 from collections.abc import Sequence
@@ -56,8 +56,8 @@ def watch(
 ) -> "Watch":
     """Return a context manager in which every call of the model is measured.
 
-    What the model computes stays the same to the last bit. A pattern that a kernel does not return is computed
-    a second time: in Hugging Face models, in `nn.MultiheadAttention`, and wherever a module calls
+    What the model computes stays the same to the last bit. A pattern that a kernel does not return is
+    computed a second time: in Hugging Face models, in `nn.MultiheadAttention`, and wherever a module calls
     `F.scaled_dot_product_attention` or flex attention, or writes its softmax out.
 
     Args:

@@ -6,17 +6,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import rankscope
-from rankscope.errors import WatchError
 from tests.live import reference
 from tests.live.encoders import encoder, padded
-from tests.live.families import HEADS, LAYERS, WIDTH, checks, seen
-
-
-
-
+from tests.live.families import HEADS, LAYERS, WIDTH, seen
 
 
 def by_hand(layer: nn.TransformerEncoderLayer, X: Tensor, padding: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,19 +125,3 @@ def test_a_decoder_has_its_self_attention_watched() -> None:
     expected = reference.dobrushin(scores.softmax(-1), ~padding)
     torch.testing.assert_close(w.profile().curve("dobrushin")[:, 1], expected, rtol=1e-10, atol=1e-12)
     assert any("2 later ones (cross-attention)" in note for note in w.notes)
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-

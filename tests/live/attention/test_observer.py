@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor, nn
 from rankscope.errors import WatchError
 from rankscope.live import OBSERVERS, AttentionCall, watch
 from rankscope.live.attention import OnAttention, WatchedBlocks
-from tests.live.gpt import GPT, HEADS, METRICS, WIDTH, Block, SelfAttention, same, words
 from tests.live.families import seen
+from tests.live.gpt import GPT, HEADS, METRICS, WIDTH, Block, SelfAttention, same, words
 from tests.raising import raises
 
 torch.library.define("test_observer::kernel", "(Tensor q, Tensor k, Tensor v) -> Tensor")
@@ -53,19 +54,20 @@ class KernelObserver:
         return all(isinstance(block, KernelBlock) for block in blocks)
 
     @contextmanager
-    def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[str]:
+    def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[str | None]:
         def hook(module: nn.Module, args: object, output: object) -> None:
             assert isinstance(module, KernelAttention)
             q, k, y = module.last
             weight = module.c_proj.weight.unflatten(1, (HEADS, -1))  # [width, head, d]
-            known = {
+            known: dict[str, Any] = {
                 "head_outputs": lambda: y.transpose(1, 2),
                 "contributions": lambda: torch.einsum("bhtd,whd->bhtw", y, weight),
             }
-            # The projection was called before this hook: a hook on the block's norm would be too early.
-            on_attention(AttentionCall(pattern=lambda: pattern(q, k), **{part: known[part] for part in self.parts}))
+            on_attention(
+                AttentionCall(pattern=lambda: pattern(q, k), **{part: known[part] for part in self.parts})
+            )
 
-        handles = [block.attn.register_forward_hook(hook) for block in blocks]
+        handles = [block.get_submodule("attn").register_forward_hook(hook) for block in blocks]
         try:
             yield "Attention was seen in a kernel of my own."
         finally:
@@ -75,6 +77,7 @@ class KernelObserver:
 
 def test_a_kernel_of_ones_own() -> None:
     model, plain = GPT(block=KernelBlock).double().eval(), GPT().double().eval()
+    model.load_state_dict(plain.state_dict())
     with raises(WatchError, subject="attention"):
         seen(model, "entropy", words())
     mine = [KernelObserver(("contributions",)), *OBSERVERS]
@@ -82,7 +85,7 @@ def test_a_kernel_of_ones_own() -> None:
         model(words())
     same(w, seen(plain, METRICS, words()))
     assert "Attention was seen in a kernel of my own." in w.notes
-    assert not any(block.attn._forward_hooks for block in model.transformer["h"])
+    assert not any(part._forward_hooks for part in model.modules())
 
 
 def test_heads_need_what_the_observer_does_not_give() -> None:
@@ -107,7 +110,7 @@ def test_cross_attention_that_an_observer_knows_is_left_out(known: bool | None) 
 
     class Twice(KernelObserver):
         @contextmanager
-        def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[None]:
+        def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[str | None]:
             def both(call: AttentionCall) -> None:
                 if known:
                     on_attention(
@@ -118,7 +121,7 @@ def test_cross_attention_that_an_observer_knows_is_left_out(known: bool | None) 
                     on_attention(AttentionCall(pattern=call.pattern))
 
             with super().attach(blocks, both):
-                yield
+                yield None
 
     model = GPT(block=KernelBlock).double().eval()
     with torch.no_grad(), watch(model, "entropy", attention=[Twice()]) as w:

@@ -73,4 +73,3 @@ def test_a_pattern_that_does_not_give_the_output_is_refused() -> None:
     q = rand(1, 2, 3, 4)
     with raises(WatchError, subject="pattern"):
         ScaledDotProduct(F.scaled_dot_product_attention(q, q, q), q, q, q, is_causal=True).pattern()
-

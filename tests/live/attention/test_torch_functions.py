@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -36,14 +37,6 @@ from tests.raising import raises
 
 def rand(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)
-
-
-
-
-
-
-
-
 
 
 def canonical() -> tuple[GPT, Any]:

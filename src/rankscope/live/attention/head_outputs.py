@@ -1,8 +1,8 @@
 """Arithmetic of heads that the observers share: shapes, products, and checks that parts add up.
 
 With the pattern P_h, the values V_h and the rows W_h of the output projection that belong to head h, a head's
-output is `P_h V_h` and what it adds to the hidden states `P_h V_h W_h`. Called by the observers of this folder
-and by `output_projection.py`.
+output is `P_h V_h` and what it adds to the hidden states `P_h V_h W_h`. Called by the observers of this
+folder and by `output_projection.py`.
 """
 
 import torch
@@ -57,8 +57,8 @@ def check_pattern(pattern: Tensor, values: Tensor, output: Tensor, what: str) ->
     miss = _relative_miss(pattern @ values.to(pattern.dtype), expected, 1e-30)
     if bool(miss > _allowed(output)):
         raise WatchError(
-            f"the attention pattern times the values must be what {what} gave; it misses by {float(miss):.1e} "
-            "of its size, as a pattern changed in place does: watch metrics of tokens",
+            f"the attention pattern times the values must be what {what} gave; it misses by "
+            f"{float(miss):.1e} of its size, as a pattern changed in place does: watch metrics of tokens",
             subject="pattern",
         )
 

@@ -1,8 +1,8 @@
 """Attention of torch's own `nn.MultiheadAttention`, seen through forward hooks.
 
 A hook after the module's call makes the call once more, for the pattern of every head, without gradients and
-dropout: the first call stays as it is. What each head adds is `P_h V_h W_h`, with V the projected values and W
-the output projection.
+dropout: the first call stays as it is. What each head adds is `P_h V_h W_h`, with V the projected values and
+W the output projection.
 """
 
 import inspect

@@ -84,7 +84,7 @@ class AttentionObserver(Protocol):
     """A way to see attention: one small class, passed to `watch(..., attention=[Mine(), *OBSERVERS])`."""
 
     def applies(self, model: nn.Module, blocks: WatchedBlocks) -> bool:
-        """True if this observer can see the attention of these blocks; the first in the list that can does."""
+        """True if this observer can see the attention of these blocks."""
 
     def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> AbstractContextManager[str | None]:
         """A context manager inside which every attention in the blocks is reported to `on_attention`.

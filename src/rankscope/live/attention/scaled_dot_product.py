@@ -76,7 +76,7 @@ class ScaledDotProduct:
         return by_head(self.output.detach()).transpose(1, 2)
 
     def hidden_tokens(self) -> Tensor | None:
-        """`[batch, token]`: True at keys that the mask hides from all queries; None if no mask is by sample."""
+        """`[batch, token]`: True at keys that the mask hides from all queries; None without such."""
         mask = self._mask()
         if mask is None or mask.ndim < 3:  # the same for every sample: no padding
             return None

@@ -1,7 +1,7 @@
 """Blocks that report their attention themselves, so that nothing has to be found out from what they call.
 
-A block of one's own that has a list `attention_listeners` calls each listener, once in a forward pass, with an
-`AttentionCall`. `lab.module.TrainedLayer` is such a block.
+A block of one's own that has a list `attention_listeners` calls each listener, once in a forward pass, with
+an `AttentionCall`. `lab.module.TrainedLayer` is such a block.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class SelfReportingBlocks:
     @contextmanager
     def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[None]:
         """Inside, `on_attention` is one of the listeners of every block."""
-        lists: list[list[OnAttention]] = [block.attention_listeners for block in blocks]  # type: ignore[misc]
+        lists: list[list[OnAttention]] = [block.attention_listeners for block in blocks]
         for listeners in lists:
             listeners.append(on_attention)
         try:

@@ -262,8 +262,8 @@ def _einsum_product(
 def is_mislaid(values: Tensor, sizes: tuple[int, int, int]) -> bool:
     """True if the axes of the values that should be samples and tokens are others in memory: channels, heads.
 
-    Strides tell, where the values are a view of rows `[batch * token, width]`. Elsewhere channels may stand in
-    the place of tokens if there are as many, so True is the answer there.
+    Strides tell, where the values are a view of rows `[batch * token, width]`. Elsewhere channels may stand
+    in the place of tokens if there are as many, so True is the answer there.
     """
     rows = values._base if values._is_view() else None
     samples, token, _ = sizes

@@ -46,7 +46,8 @@ class TransformersInterface:
             interface.get_interface = _reporting(interface.get_interface)
         _callbacks.update(callbacks)
         try:
-            implementation = huggingface_model(blocks.model, blocks).config._attn_implementation
+            owner: Any = huggingface_model(blocks.model, blocks)
+            implementation = owner.config._attn_implementation
             yield (
                 None
                 if implementation == "eager"

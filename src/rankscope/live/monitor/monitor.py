@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
-from rankscope.live.blocks import Blocks
 from rankscope.live.attention import OBSERVERS, AttentionObserver
 from rankscope.live.block_hooks import is_list_of_parts
+from rankscope.live.blocks import Blocks
 from rankscope.live.modules import is_compiled, submodules, unwrapped
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarms import AlarmSource, RuleSet

@@ -81,9 +81,7 @@ class Probe:
             self.notes.append(f"gradients at the probe's tokens are not measured: {why}")
         return self._measure(model, plan, None)
 
-    def _measure(
-        self, model: nn.Module, plan: WatchPlan, gradients: TokenGradients | None
-    ) -> MetricValues:
+    def _measure(self, model: nn.Module, plan: WatchPlan, gradients: TokenGradients | None) -> MetricValues:
         device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
         args = [_moved(value, device) for value in self.args]
         kwargs = {name: _moved(value, device) for name, value in self.kwargs.items()}

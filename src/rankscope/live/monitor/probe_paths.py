@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from rankscope.errors import MonitorError, RankscopeError
 from rankscope.live.isolation import isolated
 from rankscope.live.modules import unwrapped
-from rankscope.live.padding import arguments_of
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.measurement import CERTIFICATES
 from rankscope.live.monitor.probe import Probe
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
+from rankscope.live.padding import arguments_of
 from rankscope.nets import Architecture
 from rankscope.paths import decompose
 from rankscope.runs import Manifest
