@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from rankscope.live.recorder import Recorder
-from rankscope.metrics.catalogue import ROUNDING
+from rankscope.metrics.metric import ROUNDING
 from rankscope.metrics.tokens import unit_of
 
 

@@ -14,7 +14,7 @@ from rankscope.deviation.readings import reads_rows
 from rankscope.deviation.second_pass import with_second_pass
 from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics.attention import defect_of_rows
-from rankscope.metrics.catalogue import Of
+from rankscope.metrics.metric import Of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.kernels import kernel_of
