@@ -10,6 +10,7 @@ from typing import Any
 
 import polars as pl
 
+from rankscope.lab.tasks import Hull
 from rankscope.studies.dong2021.fig4 import COUNTS, FULL, REPEATS, PublishedSort
 from rankscope.studies.dong2021.path_effects import path_effects
 
@@ -43,7 +44,8 @@ def accuracies(
     """Of one trained network: whole, and of 5 and 20 paths of the length that is asked about."""
     plan = replace(FULL[name], **change)
     if small:
-        plan = replace(plan, task=type(plan.task)(32, 4), epochs=1)
+        few = PublishedSort(32, 4) if name == "sort" else Hull(32, 4)
+        plan = replace(plan, task=few, epochs=1)
     training = plan.training(seed, device=device).finish()
     test = plan.task.data[1].to(device)
     table = path_effects(training.models[0], test, COUNTS, 1 if small else REPEATS)
