@@ -116,7 +116,7 @@ def _measured(ready: Ready, cell: Cell, asked: Asked, device: str) -> dict[str, 
 
     net = changed(ready.net.to(device=device), cell)
     X, padding = ready.X.to(device), ready.padding.to(device)
-    profile = measure(net, X, padding, asked.metrics, asked.arithmetic, estimate=asked.estimate)
+    profile = measure(net, X, padding, asked.metrics, asked.arithmetic, check=asked.check)
     found = {"sweep": _as(ROWS, profile.table)}
     if asked.paths:
         rows = decompose(net, X, padding).by_length().table.filter(start="all").sort("sample", "length")

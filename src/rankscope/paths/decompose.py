@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
-from rankscope.nets import Transformer
 from rankscope.nets.changes import kept_heads
-from rankscope.nets.inputs import TokensOf, tokens_of
 from rankscope.paths.by_part import by_head, by_layer
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import (
@@ -30,6 +28,7 @@ from rankscope.paths.lengths import ByLength, by_length, closure_of
 from rankscope.paths.terms import Along, Stream, Terms
 from rankscope.paths.walk import OwnAttention, Step, own_step, shared_step, total
 from rankscope.shapes import Float
+from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
 MOST = 10**6
 """Paths that are enumerated one by one at most."""
@@ -54,28 +53,41 @@ class PathTerm:
 
 @torch.no_grad()
 def decompose(
-    net: Transformer,
-    X: TokensOf,
+    net: NetworkLike,
+    X: InputsLike,
     padding: Tensor | None = None,
     *,
+    attention_mask: Tensor | None = None,
     variant: str = "as given",
     device: str | torch.device | None = None,
 ) -> "Decomposition":
-    """The paths of a network on these tokens, with all that depends on the tokens frozen as measured.
+    """Take a network apart into its paths on these tokens, with all that depends on the tokens frozen as
+    measured: the paths add up to its output.
 
-    X is texts, what `net.encode` gave, or `[batch, token, width]`. It runs in the network's own dtype, on
-    `device`, or where the network is; `variant` names the network in what is saved.
+    Args:
+        net: A network, or a Hugging Face model in memory, which is loaded as one. It runs in its own dtype.
+        X: Texts, what `net.encode` gave, token ids `[batch, token]`, or tokens `[batch, token, width]`.
+        padding: `[batch, token]`, True at padded tokens.
+        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
+        variant: The name of the network in what is saved.
+        device: Where to run; where the network is, if left out.
 
-    >>> from rankscope.nets import Architecture
+    Returns:
+        A `Decomposition`, which sums paths by length, layer and head, and follows single ones.
+
+    Raises:
+        ClosureError: if the parts do not add up to the network's output.
+        TokensError: if X or its padding do not fit the network.
+
+    >>> from rankscope.nets import Architecture, Transformer
     >>> net = Transformer.random(Architecture(layers=12, width=24, heads=12))
     >>> d = decompose(net, torch.randn(1, 5, 24, dtype=torch.float64))
     >>> sum(d.by_length().counts) == 13**12, d.closure < 1e-12
     (True, True)
     """
-    X, padding = tokens_of("decompose", net, X, padding)
+    net, X, padding = inputs_of("decompose", net, X, padding, attention_mask)
     net = net.to(device=device)
-    X = X.to(dtype=net.dtype, device=net.device) if isinstance(X, Tensor) else X
-    frozen = freeze(net, X, padding)
+    frozen = freeze(net, X.to(dtype=net.dtype, device=net.device), padding)
     closure_of(Stream(frozen).run(), frozen)
     return Decomposition(frozen, variant)
 
