@@ -63,7 +63,7 @@ def test_torchs_encoder_comes_out_as_it_went_in() -> None:
         assert torch.equal(model(X, src_key_padding_mask=padding), before)
 
 
-class Failing(nn.Module):
+class FailedHypothesis(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body, self.fails = encoder(), False
@@ -76,7 +76,7 @@ class Failing(nn.Module):
 
 
 def test_a_call_that_failed_is_not_counted_and_the_next_one_is() -> None:
-    model, (X, _) = Failing(), padded()
+    model, (X, _) = FailedHypothesis(), padded()
     with torch.no_grad(), rankscope.watch(model, ALL) as w:
         model(X)
         model.fails = True

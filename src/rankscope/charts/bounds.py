@@ -12,7 +12,7 @@ from rankscope.charts.style import FAINT, INK, colour, figure, heading, suffix, 
 from rankscope.errors import TheoremError
 from rankscope.figures.text import power
 from rankscope.theory import Certificates
-from rankscope.theory.views import drawn_quantities, quantity
+from rankscope.theory.views import plotted_quantities, quantity
 
 SAVED = ("theorem", "sample", "layer", "quantity", "kind", "met", "vacuous", "log10_bound", "log10_measured",
          "log10_size", "slack")  # fmt: skip
@@ -24,7 +24,7 @@ def bounds(certificates: Certificates, sample: int = 0) -> Figure:
     """By layer, on an axis of powers: the measurement, the tokens' own size, and the bounds of each theorem
     whose hypotheses are met; hollow marks where a bound is vacuous."""
     table = certificates.table.filter(sample=sample)
-    shown = drawn_quantities(table)
+    shown = plotted_quantities(table)
     if not shown:
         raise TheoremError("a figure needs a bound of residual, mu or diameter; ranks alone were certified")
     data: list[dict[str, Any]] = []

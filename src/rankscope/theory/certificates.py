@@ -49,7 +49,7 @@ SCHEMA: dict[str, Any] = {
 
 
 class Certificates(Kept):
-    """What is guaranteed of a network on an input, and what is not."""
+    """What theorems guarantee of a network on an input, and where they do not apply: see `certify`."""
 
     schema = SCHEMA
 
@@ -66,7 +66,7 @@ class Certificates(Kept):
 
     @property
     def theorems(self) -> list[str]:
-        """Those that were evaluated, in order."""
+        """The names of the theorems that were evaluated, in order."""
         return self.table["theorem"].unique(maintain_order=True).to_list()
 
     def of(self, theorem: str, sample: int | None = None) -> pl.DataFrame:
@@ -139,9 +139,9 @@ class Certificates(Kept):
 
 def _first_layers(met: list[bool]) -> int:
     """How many layers from the first on."""
-    return next((number for number, yes in enumerate(met) if not yes), len(met))
+    return next((layer for layer, yes in enumerate(met) if not yes), len(met))
 
 
 def _largest(slacks: list[float | None]) -> int:
-    known = [-1.0 if slack is None else slack for slack in slacks]
-    return known.index(max(known))
+    finite = [-1.0 if slack is None else slack for slack in slacks]
+    return finite.index(max(finite))

@@ -80,6 +80,14 @@ def collapse_depth(
 
     Each quantity (residual, mu, diameter) is taken as a share of the same measure of the tokens.
 
+    Args:
+        net: The network, or a Hugging Face model in memory.
+        X: Texts, what `net.encode` gave, or tokens `[batch, token, width]`.
+        threshold: The share below which tokens count as uniform.
+        padding: `[batch, token]`, True at padding.
+        theorems: Names or `Theorem` objects; all if left out.
+        centre: What the residual is about, "mean" or "argmin": see `certify`.
+
     >>> from rankscope.nets import Architecture, Transformer
     >>> import torch
     >>> san = Transformer.random(Architecture(layers=4, width=16, heads=2)).variant("san")
@@ -90,13 +98,13 @@ def collapse_depth(
     return depth_of(certify(net, X, padding, theorems, centre=centre), threshold)
 
 
-def depth_of(found: Certificates, threshold: float) -> CollapseDepth:
-    """The same from certificates that are there already."""
+def depth_of(certificates: Certificates, threshold: float) -> CollapseDepth:
+    """The collapse depth from certificates that were computed before."""
     if not (isinstance(threshold, int | float) and math.isfinite(threshold) and threshold > 0):
         raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold!r}")
     limit = math.log10(threshold)
     # Zero of zero is uniform: no share.
-    sized = found.table.filter(pl.col("quantity") != "affine_rank").with_columns(
+    sized = certificates.table.filter(pl.col("quantity") != "affine_rank").with_columns(
         below=(pl.col("log10_measured") - pl.col("log10_size")).fill_nan(-math.inf) < limit,
         bound=(pl.col("log10_bound") - pl.col("log10_size")).fill_nan(-math.inf),
     )
@@ -127,5 +135,5 @@ def depth_of(found: Certificates, threshold: float) -> CollapseDepth:
 
 
 def _first(part: pl.DataFrame, condition: pl.Expr) -> int | None:
-    found = part.filter(condition)["layer"].min()
-    return found if isinstance(found, int) else None
+    depths = part.filter(condition)["layer"].min()
+    return depths if isinstance(depths, int) else None

@@ -9,7 +9,7 @@ from rankscope.errors import TheoremError
 from rankscope.figures.matplotlib import Axes, AxesLike, Figure, FuncFormatter, MaxNLocator, panels, styled
 from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE
 from rankscope.figures.text import label, tick
-from rankscope.theory.views import DepthView, drawn_quantities, quantity
+from rankscope.theory.views import DepthView, plotted_quantities, quantity
 
 DEEP = 40
 """Decades over which the axis of powers of ten becomes logarithmic itself."""
@@ -30,7 +30,7 @@ def plot_certificates(
     if sample not in samples:
         raise TheoremError(f"sample must lie in 0..{len(samples) - 1}; got {sample}")
     table = every.filter(sample=sample)
-    shown = drawn_quantities(table)
+    shown = plotted_quantities(table)
     if not shown:
         raise TheoremError("a figure needs a bound of residual, mu or diameter; ranks alone were certified")
     figure, axes = panels(len(shown), width=5.8, height=4.4, ax=ax, figsize=figsize)

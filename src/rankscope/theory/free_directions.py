@@ -11,7 +11,7 @@ for every depth, however the heads attend. Any matrix Q of norm one will do, les
 it: what they added, F, is measured, and `mu(X_L) >= prod|w| ||res(X_0) Q|| - sum ||res(F) Q||`, so that
 outputs which all but miss a direction, or that rounding has turned a little, take off what they are worth.
 The paper's remark that skips admit infinitely many parameterisations which never collapse, at arbitrarily
-small beta, is the case where Q keeps all of res(X_0) (`lasting.py`).
+small beta, is the case where Q keeps all of res(X_0) (`non_collapsing.py`).
 """
 
 import math
@@ -47,7 +47,7 @@ def _written(facts: Facts, index: int) -> Tensor:
 def _basis(rows: Tensor) -> Tensor:
     """An orthonormal basis of the row space; where that is plainly everything, without decomposing it."""
     width = rows.shape[-1]
-    eye = torch.eye(width, dtype=rows.dtype)
+    eye = torch.eye(width, dtype=rows.dtype, device=rows.device)
     if len(rows) >= width and int(torch.linalg.cholesky_ex(rows.mT @ rows - 1e-6 * eye).info) == 0:
         return eye
     _, s, Vh = torch.linalg.svd(rows, full_matrices=False)
@@ -64,21 +64,21 @@ def _evaluate(facts: Facts) -> Evaluation:
         equal("norms after a branch", sandwich, 0),
         *seen(facts),
     ]
-    if not all(each.met for each in fixed):
+    if not all(hypothesis.met for hypothesis in fixed):
         return Evaluation([math.nan] * facts.depth, by_layer(facts, fixed))
-    basis, bounds, left = torch.zeros(0, width, dtype=torch.float64), [], []
+    basis, bounds, left = torch.zeros(0, width, dtype=torch.float64, device=facts.X.device), [], []
     for index in range(facts.depth):
         if len(basis) < width:
             basis = _basis(torch.cat([basis, _written(facts, index)]))
         left.append(width - len(basis))
         bounds.append(_kept(facts, index + 1, basis) if left[-1] else -math.inf)
-    moving = [above("directions that no branch writes to", float(number), 0) for number in left]
+    moving = [above("directions that no branch writes to", float(directions), 0) for directions in left]
     return Evaluation(bounds, by_layer(facts, fixed, lambda upto: [moving[upto - 1]]))
 
 
 def _kept(facts: Facts, upto: int, basis: Tensor) -> float:
     """log of `prod|w| ||res(X_0) Q||` less what the branches of these layers did write to Q."""
-    Q = torch.eye(facts.arch.width, dtype=torch.float64) - basis.mT @ basis
+    Q = torch.eye(facts.arch.width, dtype=torch.float64, device=basis.device) - basis.mT @ basis
     kept, written = _seen(sized(facts.first.centred()[1]), Q, -1), -math.inf
     for half in (half for layer in facts.layers[:upto] for half in layer.halves):
         weight = log(abs(half.weight))

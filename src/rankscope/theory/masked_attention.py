@@ -25,34 +25,39 @@ from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
 
 def log_values(facts: Facts) -> list[float]:
-    """log B by layer."""
+    """The natural log of B at every layer."""
     return facts.norms.of_all("values", facts.net, lambda: _log_values(facts))
 
 
 def _log_values(facts: Facts) -> list[float]:
     arch = facts.arch
-    found: list[float] = []
+    logs_by_layer: list[float] = []
     heads = [active_heads(arch, index) for index in range(facts.depth)]
-    if all(len(kept) == 1 for kept in heads):
+    if all(len(active) == 1 for active in heads):
         # The product as it is computed, and how far from it the true one may be: products can all but cancel.
-        product, off, scale, g = torch.eye(arch.width, dtype=torch.float64), 0.0, 0.0, lost(arch.width)
-        for layer, (head,), each in zip(facts.net.weights.layers, heads, facts.layers, strict=True):
+        product, off, scale, g = (
+            torch.eye(arch.width, dtype=torch.float64, device=facts.X.device),
+            0.0,
+            0.0,
+            lost(arch.width),
+        )
+        for layer, (head,), layer_facts in zip(facts.net.weights.layers, heads, facts.layers, strict=True):
             value, output = value_parts(arch, layer, head)
             W = value @ output
-            off = off * float(each.heads.spectral[0]) + g * float(product.norm() * W.norm())
+            off = off * float(layer_facts.heads.spectral[0]) + g * float(product.norm() * W.norm())
             off += g * float(product.norm() * value.norm() * output.norm())
             product = product @ W
             size = spectral_norm(product) + off
             if size == 0.0 or not math.isfinite(size):
-                return found + [log(size)] * (facts.depth - len(found))
+                return logs_by_layer + [log(size)] * (facts.depth - len(logs_by_layer))
             product, off, scale = product / size, off / size, scale + math.log(size)
-            found.append(scale)
-        return found
+            logs_by_layer.append(scale)
+        return logs_by_layer
     total = 0.0
-    for each in facts.layers:
-        total = times(total, log(float(each.heads.spectral.sum())))
-        found.append(total)
-    return found
+    for layer_facts in facts.layers:
+        total = times(total, log(float(layer_facts.heads.spectral.sum())))
+        logs_by_layer.append(total)
+    return logs_by_layer
 
 
 def connected(facts: Facts) -> list[Hypothesis]:
@@ -77,7 +82,7 @@ def positive(facts: Facts, upto: int) -> Hypothesis:
 
 
 def log_shrink(log_share: float) -> float:
-    """log(1 - share)."""
+    """log(1 - share), from the log of the share."""
     share = math.exp(log_share)
     return -math.inf if share >= 1 else math.log1p(-share)
 
@@ -85,7 +90,7 @@ def log_shrink(log_share: float) -> float:
 def _evaluate(facts: Facts) -> Evaluation:
     arch, radius = facts.arch, facts.graph.radius
     spread = sized(Scaled.plain((facts.X.amax(0) - facts.X.amin(0))[None]))
-    start = log_of(spread.value.norm(), spread.log[0]) + 0.5 * math.log(facts.number) - math.log(2)
+    start = log_of(spread.value.norm(), spread.log[0]) + 0.5 * math.log(facts.token_count) - math.log(2)
     bounds = []
     for layer, B in enumerate(log_values(facts), 1):
         if not radius:  # no centre, or one token alone

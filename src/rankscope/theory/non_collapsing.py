@@ -18,7 +18,7 @@ from rankscope.nets import Architecture, Transformer
 from rankscope.shapes import Float
 
 
-def lasting(width: int, heads: int, layers: int, scale: float, seed: int = 0) -> Transformer:
+def non_collapsing_network(width: int, heads: int, layers: int, scale: float, seed: int = 0) -> Transformer:
     """A network of attention and skips that keeps the residual of every input of `lasting_tokens`.
 
     >>> net = lasting(width=8, heads=2, layers=3, scale=1e-3)
@@ -43,7 +43,7 @@ def lasting(width: int, heads: int, layers: int, scale: float, seed: int = 0) ->
     return Transformer.from_weights(arch, tensors)
 
 
-def lasting_tokens(tokens: int, width: int, seed: int = 0) -> Float[Tensor, "1 token width"]:
+def non_collapsing_tokens(tokens: int, width: int, seed: int = 0) -> Float[Tensor, "1 token width"]:
     """Random tokens whose second half is zero."""
     X = torch.randn(1, tokens, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     X[..., width // 2 :] = 0.0

@@ -1,4 +1,9 @@
-"""Run a network on one sample and note what the theorems ask for, layer by layer."""
+"""Runs a network on one sample and collects the `Facts` that the theorems need, layer by layer.
+
+Called by `certify`, once for each pass. The pass is `deviation.dissect` (or `float64_pass.float64_records`
+for a network without deviation rules); sizes of tokens come from metrics, facts of a layer from here, and
+facts of each half block from `halves`.
+"""
 
 import math
 from dataclasses import replace
@@ -23,15 +28,15 @@ from rankscope.nets.traversal import Block, changed
 from rankscope.nets.weights import Layer
 from rankscope.shapes import Float
 from rankscope.theory.constants import HeadNorms, MLPNorms
-from rankscope.theory.facts import Centre, Facts, LayerFacts, Sizes
-from rankscope.theory.float64 import Float64, plainly
+from rankscope.theory.facts import Centre, Facts, LayerFacts, TokenSizes
+from rankscope.theory.float64_pass import Float64Pass, float64_records
 from rankscope.theory.halves import half_facts
 from rankscope.theory.hypotheses import SOFTMAX
 from rankscope.theory.logs import TEN, log, log_of, plus, sized, times
 from rankscope.theory.weight_norms import WeightNorms
 
 MANY = 2048
-"""Tokens from which not all pairs of rows of attention are compared."""
+"""From this many tokens on, Dobrushin's coefficient is bounded without comparing all pairs of rows."""
 RESOLVED = 1e-3
 """The share of rounding in a float64 residual above which it is called noise."""
 
@@ -43,22 +48,27 @@ def observe(
     norms: WeightNorms | None = None,
     seed: int | None = None,
 ) -> Facts:
-    """Run the network on one sample's tokens and note what the theorems ask for. `norms` reads each layer's
-    weights once, for a network and its variants. With a `seed` every rule's answer is shaken in its last
-    digits (`deviation/perturbation.py`); without, float64 is asked as well, where it can see."""
+    """Run the network on one sample's tokens and collect what the theorems need to know.
+
+    `norms` caches norms of weights, for a network and its variants. With a `seed` every rule's result is
+    perturbed in its last digits (`deviation/perturbation.py`); without, a float64 pass runs beside it where
+    float64 resolves the residual.
+    """
     net = net.to(torch.float64)
     sizes, layers, norms = [], [], WeightNorms() if norms is None else norms
     deviates = applies(net)
     first, settings = started(net, X[None], seed)
     sizes.append(_sizes(first, centre, deviates))
-    other = Float64(net, settings) if deviates and seed is None and not net.arch.parts else None
-    passed = dissect(net, X[None], seed) if deviates else plainly(net, first, settings, seed)
-    for index, found in enumerate(passed):
-        before, size = sizes[-1].state, _sizes(found.state, centre, deviates)
-        if other is not None:
-            size = replace(size, unlike=other.follow(net.blocks[index], before, found.state))
+    float64_pass = Float64Pass(net, settings) if deviates and seed is None and not net.arch.parts else None
+    records = dissect(net, X[None], seed) if deviates else float64_records(net, first, settings, seed)
+    for index, record in enumerate(records):
+        before, size = sizes[-1].state, _sizes(record.state, centre, deviates)
+        if float64_pass is not None:
+            size = replace(
+                size, float64_difference=float64_pass.follow(net.blocks[index], before, record.state)
+            )
         sizes.append(size)
-        layers.append(_layer(net, index, found, settings, norms.of(net, index), centre))
+        layers.append(_layer(net, index, record, settings, norms.of(net, index), centre))
     arithmetic = "deviation" if deviates else "float64"
     start = net.prepared(X[None].to(torch.float64), None)[0][0]
     return Facts(net, centre, arithmetic, start, first, tuple(sizes), tuple(layers), norms)
@@ -71,33 +81,33 @@ RESIDUAL = {"mean": "residual", "argmin": "residual@argmin"}
 
 
 def _read(name: str, state: State) -> Reading:
-    found = read(metric(name), DeviationStep(0, state, None))
-    assert found is not None
-    return found
+    record = read(metric(name), DeviationStep(0, state, None))
+    assert record is not None
+    return record
 
 
 def _log(name: str, state: State) -> float:
     return float(_read(name, state).log10[0]) * TEN
 
 
-def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
-    R, whole = sized(state.centred()[1]), sized(Scaled.plain(state.whole))
-    lengths = torch.linalg.vector_norm(whole.value[0], dim=-1)
-    unit = whole.log + state.log
+def _sizes(state: State, centre: Centre, deviates: bool) -> TokenSizes:
+    R, all_tokens = sized(state.centred()[1]), sized(Scaled.plain(state.whole))
+    lengths = torch.linalg.vector_norm(all_tokens.value[0], dim=-1)
+    unit = all_tokens.log + state.log
     mu = _read("mu", state)
     measured = _log(RESIDUAL[centre], state), float(mu.log10[0]) * TEN
     noise = bool(mu.below_floor[0])
     if not deviates:
-        noise = measured[1] - log_of(NORMS["frobenius"](whole.value)[0], unit[0]) < log(
+        noise = measured[1] - log_of(NORMS["frobenius"](all_tokens.value)[0], unit[0]) < log(
             unit_of(torch.float64) / RESOLVED
         )
     shortest, longest = log_of(lengths.min(), unit[0]), log_of(lengths.max(), unit[0])
-    return Sizes(
+    return TokenSizes(
         *measured,
         diameter=log_of(torch.cdist(R.value, R.value).max(), R.log[0]),
         of_tokens={
-            "residual": log_of(NORMS["composite"](whole.value)[0], unit[0]),
-            "mu": log_of(NORMS["frobenius"](whole.value)[0], unit[0]),
+            "residual": log_of(NORMS["composite"](all_tokens.value)[0], unit[0]),
+            "mu": log_of(NORMS["frobenius"](all_tokens.value)[0], unit[0]),
             "diameter": longest,
         },
         shortest=shortest,
@@ -115,18 +125,18 @@ def _sizes(state: State, centre: Centre, deviates: bool) -> Sizes:
 def _layer(
     net: Transformer,
     index: int,
-    found: BlockRecord,
+    record: BlockRecord,
     settings: PassSettings,
     norms: tuple[HeadNorms, MLPNorms],
     centre: Centre,
 ) -> LayerFacts:
     arch, layer = net.arch, net.weights.layers[index]
-    kept = list(active_heads(arch, index))
-    before = found.halves[0].before
+    active = list(active_heads(arch, index))
+    before = record.halves[0].before
     visible = settings.visible[arch.mask_of(index)][0, 0]
-    Delta = Scaled(found.attention.Delta.value[:, kept], found.attention.Delta.log)
-    P = _matrix(net.blocks[index], found, settings)[kept]
-    tau = [log_of(each, Delta.log[0]) for each in _dobrushin(Delta.value)]
+    Delta = Scaled(record.attention.Delta.value[:, active], record.attention.Delta.log)
+    P = _matrix(net.blocks[index], record, settings)[active]
+    tau = [log_of(item, Delta.log[0]) for item in _dobrushin(Delta.value)]
     averaging = plus(-math.inf, *map(times, tau, norms[0].spectral.log().tolist()))
     oscillation, factor = math.nan, math.nan
     if _scores_of_tokens(arch):
@@ -137,12 +147,12 @@ def _layer(
         log_oscillation=oscillation,
         log_oscillation_factor=factor,
         log_attention_factor=_attention_factor(Delta, norms[0]),
-        log_exact_factor=_exact_factor(arch, layer, before, Delta, kept, centre) if pure else math.nan,
+        log_exact_factor=_exact_factor(arch, layer, before, Delta, active, centre) if pure else math.nan,
         log_averaging=averaging,
-        log_smallest=log(float(P.masked_fill(~visible, torch.inf).min())) if kept else -math.inf,
-        row_sum_defect=float((P.sum(-1) - 1).abs().max()) if kept else 0.0,
-        attention=found.attention,
-        halves=tuple(half_facts(arch, layer, half, averaging, norms[1]) for half in found.halves),
+        log_smallest=log(float(P.masked_fill(~visible, torch.inf).min())) if active else -math.inf,
+        row_sum_defect=float((P.sum(-1) - 1).abs().max()) if active else 0.0,
+        attention=record.attention,
+        halves=tuple(half_facts(arch, layer, half, averaging, norms[1]) for half in record.halves),
     )
 
 
@@ -154,14 +164,14 @@ def _dobrushin(Delta: Float[Tensor, "1 head token token"]) -> Float[Tensor, " he
     return dobrushin(Delta)[0]
 
 
-def _matrix(block: Block, found: BlockRecord, settings: PassSettings) -> Float[Tensor, "head token token"]:
+def _matrix(block: Block, record: BlockRecord, settings: PassSettings) -> Float[Tensor, "head token token"]:
     """P from the tokens themselves, in which small weights are not differences of large ones; from its two
     parts where tokens have left floating point's range."""
-    if not found.halves[0].branches:
-        return found.attention.matrix()[0]
-    inside, rules = found.halves[0].branches[0].inside.tokens(), Plain(block.arch, settings)
+    if not record.halves[0].branches:
+        return record.attention.matrix()[0]
+    inside, rules = record.halves[0].branches[0].inside.tokens(), Plain(block.arch, settings)
     P = changed("pattern", block, rules, rules.pattern(block, inside), inside)
-    return P[0] if bool(P.isfinite().all()) else found.attention.matrix()[0]
+    return P[0] if bool(P.isfinite().all()) else record.attention.matrix()[0]
 
 
 def _scores_of_tokens(arch: Architecture) -> bool:
@@ -189,19 +199,19 @@ def _oscillation(
     centre: Centre,
 ) -> tuple[float, float]:
     """(log of the largest oscillation of a row of E, log of the factor of `factors.py` made of them)."""
-    kept = list(active_heads(arch, index))
-    if arch.kernel == "uniform" or not kept:
+    active = list(active_heads(arch, index))
+    if arch.kernel == "uniform" or not active:
         return -math.inf, -math.inf
     (x, R), w = _about(state, centre), layer.attention
     dq, dk = deviations(R, w.query, arch), deviations(R, w.key, arch)
-    queries, keys = dq.value[0, kept] / arch.divisor, dk.value[0, kept]  # [head, token, head_width]
+    queries, keys = dq.value[0, active] / arch.divisor, dk.value[0, active]  # [head, token, head_width]
     E = queries @ keys.mT
     hidden = ~visible
     osc = E.masked_fill(hidden, -torch.inf).amax(-1) - E.masked_fill(hidden, torch.inf).amin(-1)
     size = torch.where(osc > 0, osc, 1.0).log() + 2 * R.log[0]
     size = size.masked_fill(osc <= 0, -torch.inf)  # [head, token]
     grown = _log_expm1(size)
-    top = _log_most(arch, layer, x, dk, visible)[kept]
+    top = _log_most(arch, layer, x, dk, visible)[active]
     columns = grown.logsumexp(-1) + top
     rows = grown.amax(-1)
     return float(size.max()), _combined(columns, rows, norms)
@@ -245,13 +255,13 @@ def _attention_factor(Delta: Scaled, norms: HeadNorms) -> float:
 
 
 def _exact_factor(
-    arch: Architecture, layer: Layer, state: State, Delta: Scaled, kept: list[int], centre: Centre
+    arch: Architecture, layer: Layer, state: State, Delta: Scaled, active: list[int], centre: Centre
 ) -> float:
     """`||(P - 1p^T) R W||_{1,inf} / ||R||_{1,inf}`, summed over heads, about the centre."""
     R = sized(state.centred()[1])
-    values = deviations(R, layer.attention.value, arch).value[:, kept]
-    spoken = (Delta.value @ values).transpose(1, 2).flatten(-2)
-    out = spoken @ layer.attention.output.weight[kept].flatten(0, 1)
-    real = torch.ones(out.shape[:2], dtype=torch.bool)
-    added, before = (_log(RESIDUAL[centre], State.of(each, real)) for each in (out, R.value))
+    values = deviations(R, layer.attention.value, arch).value[:, active]
+    head_outputs = (Delta.value @ values).transpose(1, 2).flatten(-2)
+    out = head_outputs @ layer.attention.output.weight[active].flatten(0, 1)
+    valid = torch.ones(out.shape[:2], dtype=torch.bool, device=out.device)
+    added, before = (_log(RESIDUAL[centre], State.of(item, valid)) for item in (out, R.value))
     return -math.inf if before == -math.inf else added - before + float(Delta.log[0])
