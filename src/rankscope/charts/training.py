@@ -24,7 +24,7 @@ from rankscope.charts.style import (
     trace,
 )
 from rankscope.figures.style import LISTED
-from rankscope.runs.training import NAMES, Grid, Training, decades, title_of
+from rankscope.runs.training import NAMES, Grid, TrainingRun, decades, title_of
 
 LOOKS, LINES, FEW, MARKS = 300, 9, 6, 40
 """Looks that are drawn, layers that have a line (of one panel, of several), and steps with alarms that are
@@ -32,7 +32,7 @@ marked, at most."""
 NOISE = ", at its floor: rounding noise"
 
 
-def layer_map(training: Training, metric: str) -> Figure:
+def layer_map(training: TrainingRun, metric: str) -> Figure:
     """Layer by step, the value as a colour: its logarithm where values span over two decades."""
     grid = _drawn(training, training.grid(metric))
     axis, log = _axis(grid.value)
@@ -77,7 +77,7 @@ def layer_map(training: Training, metric: str) -> Figure:
     ), metric)  # fmt: skip
 
 
-def layer_curves(training: Training, metrics: Sequence[str]) -> Figure:
+def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> Figure:
     """A panel for each of the metrics, a line for each layer, from dark to light with depth."""
     grids = [_drawn(training, training.grid(metric)) for metric in metrics]
     several = len(grids) > 1
@@ -112,7 +112,7 @@ def layer_curves(training: Training, metrics: Sequence[str]) -> Figure:
     ), ",".join(metrics))  # fmt: skip
 
 
-def run_curves(training: Training, names: Sequence[str]) -> Figure:
+def run_curves(training: TrainingRun, names: Sequence[str]) -> Figure:
     """A panel for each number of the whole run: the loss, the learning rate."""
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {**_marked(training, len(names), True), "showlegend": False}
@@ -141,7 +141,7 @@ def run_curves(training: Training, names: Sequence[str]) -> Figure:
     ), "run")  # fmt: skip
 
 
-def path_shares(training: Training) -> Figure:
+def path_shares(training: TrainingRun) -> Figure:
     """What paths of each length carry of the output, over the steps."""
     rows = training.paths
     names = training.lengths
@@ -168,7 +168,7 @@ def path_shares(training: Training) -> Figure:
     return _kept(figure(data, layout, table, "Path shares over the steps."), "paths")
 
 
-def _drawn(training: Training, grid: Grid) -> Grid:
+def _drawn(training: TrainingRun, grid: Grid) -> Grid:
     """At most so many looks, the first, the last and those with alarms among them."""
     if len(grid.steps) <= LOOKS:
         return grid
@@ -216,7 +216,7 @@ def _line(ink: str, looks: int) -> dict[str, Any]:
             "marker": {"color": ink, "size": 5}}  # fmt: skip
 
 
-def _marked(training: Training, panels: int, headed: bool = False) -> dict[str, Any]:
+def _marked(training: TrainingRun, panels: int, headed: bool = False) -> dict[str, Any]:
     """A dotted line at every step with an alarm, and a mark on top that says the sentences: inside a panel
     that is `headed`."""
     said: dict[int, list[str]] = {}
@@ -239,7 +239,7 @@ ALARM = "#d55e00"
 """The palette's vermilion: told from viridis by everyone."""
 
 
-def _rings(training: Training, grid: Grid) -> list[dict[str, Any]]:
+def _rings(training: TrainingRun, grid: Grid) -> list[dict[str, Any]]:
     """Where an alarm names a layer, a ring at its place."""
     rows = training.alarms.filter(pl.col("layer").is_in(grid.layers)).tail(MARKS)
     if rows.is_empty():
@@ -278,7 +278,7 @@ def _span(values: np.ndarray) -> str:
     return "from {:.3g} to {:.3g}".format(*_ends(values))
 
 
-def _last(training: Training) -> int:
+def _last(training: TrainingRun) -> int:
     return training.steps[-1] if training.steps else 0
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rankscope.errors import TheoremError, one_of
-from rankscope.runs.tables import Kept
+from rankscope.runs.tables import SavedTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-class Certificates(Kept):
+class Certificates(SavedTable):
     """What theorems guarantee of a network on an input, and where they do not apply: see `certify`."""
 
     schema = SCHEMA

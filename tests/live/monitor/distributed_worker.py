@@ -1,4 +1,4 @@
-"""One of several processes that train together under a monitor: `python -m tests.live.monitor.ranks ...`."""
+"""One of several processes that train together under a monitor, run by `test_distributed.py`."""
 
 import sys
 from pathlib import Path
@@ -53,7 +53,7 @@ def train(way: str, rank: int, number: int, folder: Path) -> None:
         given["loss"] = lambda output: (output[:, 1:] - X[:, :-1]).square().mean()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     monitor = Monitor(model, optimizer=optimizer, **given)
-    if way == "fsdp":  # after a look each rank has its share again
+    if way == "fsdp":  # after a measurement each rank has its share again
         assert all(isinstance(each, DTensor) for each in model.parameters())
     for step in range(4):
         loss = loss_of(model, part(tokens(step)))
@@ -74,7 +74,7 @@ def paths(way: str, rank: int, number: int, folder: Path) -> None:
     else:
         model = DistributedDataParallel(model)
     ids = batch(99)[rank * 4 // number : (rank + 1) * 4 // number]
-    Monitor(model, "mu", every=1, probe={"input_ids": ids}, paths=1, run=folder).close()
+    Monitor(model, "mu", every=1, probe={"input_ids": ids}, paths_every=1, run=folder).close()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What each tool reads back of the files that its sink wrote."""
+"""What each tool reads back of the files that its writer wrote."""
 
 import json
 import sqlite3
@@ -20,29 +20,28 @@ from wandb.proto import wandb_internal_pb2 as wire
 
 import rankscope
 from rankscope.errors import MissingExtraError
-from rankscope.live.monitor import Look
-from rankscope.live.monitor.monitor import Sink
-from rankscope.live.sinks import JSONLines, MLflow, TensorBoard, Trackio, WandB
-from rankscope.live.sinks.scalars import scalars
+from rankscope.live.monitor import Measurement
+from rankscope.live.monitor.monitor import Writer
+from rankscope.live.writers import JSONLines, MLflow, TensorBoard, Trackio, WandB, scalars
 from tests.live.loops import tasks
-from tests.live.sinks.looks import NAMES, SENTENCE, look, value
+from tests.live.measurements import NAMES, SENTENCE, measurement, value
 
 STEPS = (0, 10, 20)
 
 
-def written(sink: Any, steps: tuple[int, ...] = STEPS) -> None:
+def written(writer: Any, steps: tuple[int, ...] = STEPS) -> None:
     for step in steps:
-        sink(look(step))
-    sink.close()
-    sink.close()  # twice is once
+        writer(measurement(step))
+    writer.close()
+    writer.close()  # twice is once
 
 
 def test_numbers_have_names_that_group_and_nulls_have_none() -> None:
-    assert scalars(look(10)) == {name: value(name, 10) for name in NAMES}
+    assert scalars(measurement(10)) == {name: value(name, 10) for name in NAMES}
 
 
 def test_json_lines(tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "looks.jsonl"
+    path = tmp_path / "folder" / "measurements.jsonl"
     written(JSONLines(path))
     found = [json.loads(line) for line in path.read_text().splitlines()]
     assert found == [
@@ -52,7 +51,7 @@ def test_json_lines(tmp_path: Path) -> None:
 
 
 def test_json_lines_of_a_run_that_was_killed_and_went_back(tmp_path: Path) -> None:
-    path = tmp_path / "looks.jsonl"
+    path = tmp_path / "measurements.jsonl"
     written(JSONLines(path))
     with path.open("a") as file:
         file.write('{"step": 30, "monitor/lo')
@@ -72,9 +71,9 @@ def test_tensorboard(tmp_path: Path) -> None:
 
 
 def test_tensorboard_of_a_run_that_went_back(tmp_path: Path) -> None:
-    sink = TensorBoard(tmp_path)
-    written(sink)
-    written(sink, (10, 20, 30))
+    writer = TensorBoard(tmp_path)
+    written(writer)
+    written(writer, (10, 20, 30))
     events = EventAccumulator(str(tmp_path)).Reload()
     assert [event.step for event in events.Scalars("monitor/loss")] == [0, 10, 20, 30]
 
@@ -138,12 +137,12 @@ def test_wandb_goes_into_the_run_that_is_open_and_does_not_fight_its_steps(
     tmp_path: Path, offline: dict[str, Any]
 ) -> None:
     with wandb.init(**offline) as own:
-        sink = WandB()
+        writer = WandB()
         for step in range(0, 21, 5):
             own.log({"mine": step}, step=step)
             if step % 10 == 0:
-                sink(look(step))
-        sink.close()
+                writer(measurement(step))
+        writer.close()
         assert wandb.run is own  # still open
     rows = history(tmp_path)
     assert [row["mine"] for row in rows if "mine" in row] == [0, 5, 10, 15, 20]
@@ -180,11 +179,11 @@ def test_mlflow_goes_into_the_run_that_is_active(store: str) -> None:
 
 
 def test_mlflow_takes_more_numbers_than_it_takes_at_once(store: str) -> None:
-    rows = look(0).rows.head(1).join(pl.DataFrame({"number": range(1200)}), how="cross")
+    rows = measurement(0).rows.head(1).join(pl.DataFrame({"number": range(1200)}), how="cross")
     rows = rows.with_columns(layer=pl.col("number"), metric=pl.lit("mu")).drop("number")
-    sink = MLflow(uri=store)
-    sink(Look(0, rows))
-    sink.close()
+    writer = MLflow(uri=store)
+    writer(Measurement(0, rows))
+    writer.close()
     (run,) = MlflowClient(store).search_runs(["0"])
     assert len(run.data.metrics) == 1200
 
@@ -201,26 +200,26 @@ def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sink", "package"),
+    ("writer", "package"),
     [(lambda: TensorBoard("x"), "tensorboard"), (WandB, "wandb"), (MLflow, "mlflow"), (Trackio, "trackio")],
     ids=["TensorBoard", "WandB", "MLflow", "Trackio"],
 )
 def test_a_package_that_is_not_installed_is_named(
-    sink: Callable[[], object], package: str, monkeypatch: pytest.MonkeyPatch
+    writer: Callable[[], object], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # what Python itself takes for "cannot be imported"
     with pytest.raises(MissingExtraError, match=rf"needs {package}.*: pip install 'rankscope\[{package}\]'$"):
-        sink()
+        writer()
 
 
 def test_a_monitor_writes_to_all_of_them_and_closes_them(tmp_path: Path) -> None:
-    sinks: list[Sink] = [JSONLines(tmp_path / "looks.jsonl"), TensorBoard(tmp_path / "events")]
+    writers: list[Writer] = [JSONLines(tmp_path / "measurements.jsonl"), TensorBoard(tmp_path / "events")]
     with rankscope.Monitor(
-        tasks.model(), ["relative_mu", "head_mu"], 2, tasks.probe(), run=tmp_path / "run", sinks=sinks
+        tasks.model(), ["relative_mu", "head_mu"], 2, tasks.probe(), run=tmp_path / "run", writers=writers
     ) as monitor:
         for _ in range(4):
             monitor.step(loss=torch.tensor(0.5))
-    lines = [json.loads(line) for line in (tmp_path / "looks.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "measurements.jsonl").read_text().splitlines()]
     table = rankscope.read(tmp_path / "run").table("training").drop_nulls("value")
     assert sum(len(line) - 2 for line in lines) == len(table)  # less step and alarms
     events = EventAccumulator(str(tmp_path / "events")).Reload()

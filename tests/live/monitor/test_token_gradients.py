@@ -177,7 +177,7 @@ def test_gradients_that_wait_for_their_step_are_left_alone(tmp_path: Path) -> No
     before = [None if each.grad is None else each.grad.clone() for each in model.parameters()]
     places, heard = [each.grad for each in model.parameters()], len(hooked)
     with Monitor(model, "mu", every=1, probe=labelled(), run=tmp_path) as monitor:
-        monitor.look()
+        monitor.measure_now()
     assert len(hooked) == heard
     for each, kept, place in zip(model.parameters(), before, places, strict=True):
         assert each.grad is place and (kept is None or torch.equal(place, kept))

@@ -8,14 +8,14 @@ import polars as pl
 import pytest
 
 import rankscope
-from rankscope.live.monitor.parts import GROUPS
-from tests.live.monitor.ranks import main
+from rankscope.live.monitor.parameter_groups import GROUPS
+from tests.live.monitor.distributed_worker import main
 
 
 def together(number: int, folder: Path, *ways: str) -> list[str]:
     """What each of the processes printed."""
     folder.mkdir()
-    command = [sys.executable, "-m", "tests.live.monitor.ranks"]
+    command = [sys.executable, "-m", "tests.live.monitor.distributed_worker"]
     runs = [
         subprocess.Popen(
             [*command, str(rank), str(number), str(folder), *ways], stdout=subprocess.PIPE,
@@ -59,7 +59,7 @@ def test_gradients_and_updates_are_those_of_the_joined_batch(way: str, runs: tup
     names = [f"{what}_{group}" for what in ("grad", "update") for group in GROUPS]
     for name in [*names, "lr"]:
         mine, ours = (each.filter(metric=name).sort("step", "layer") for each in (one, two))
-        assert len(mine) == len(ours) == (2 if name == "lr" else 2 * 3)  # two looks at three layers
+        assert len(mine) == len(ours) == (2 if name == "lr" else 2 * 3)  # two measurements of three layers
         assert ours["samples"].unique().to_list() == [1] and mine["value"].min() > 0  # type: ignore[operator]
         assert ours["value"].to_list() == pytest.approx(mine["value"].to_list(), rel=1e-9)
 

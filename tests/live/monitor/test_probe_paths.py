@@ -12,6 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import rankscope
 from rankscope import Monitor, certify, decompose, load
 from rankscope.errors import MonitorError
+from rankscope.live.monitor.probe import Probe
+from rankscope.live.monitor.probe_paths import ProbePaths
 from tests.live.monitor.small import encoder, tokens
 from tests.live.monitor.training import TOKENS, batch, gpt2, train
 
@@ -33,7 +35,7 @@ def shares(run: Path) -> pl.DataFrame:
 def test_they_are_those_of_the_loaded_model_at_that_step(tmp_path: Path) -> None:
     model, nets, ours = gpt2().train(), {}, padded()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with Monitor(model, "mu", every=2, probe=ours, paths=4, run=tmp_path) as monitor:
+    with Monitor(model, "mu", every=2, probe=ours, paths_every=4, run=tmp_path) as monitor:
         nets[0] = load(model)
         for step in range(1, 5):
             model(input_ids=batch(step), labels=batch(step)).loss.backward()
@@ -68,7 +70,7 @@ def test_they_are_those_of_the_loaded_model_at_that_step(tmp_path: Path) -> None
 @pytest.mark.parametrize("loop", [{}, {"autocast": True, "inside": True}, {"compiled": "aot_eager"}])
 def test_the_training_does_not_notice(loop: dict[str, Any], tmp_path: Path) -> None:
     def monitor(model: nn.Module) -> Monitor:
-        return Monitor(model, "mu", every=5, probe=padded(1), paths=10, run=tmp_path)
+        return Monitor(model, "mu", every=5, probe=padded(1), paths_every=10, run=tmp_path)
 
     assert train(steps=20, **loop).same(train(monitor, steps=20, **loop))
     assert shares(tmp_path)["value"].null_count() == 0
@@ -77,7 +79,7 @@ def test_the_training_does_not_notice(loop: dict[str, Any], tmp_path: Path) -> N
 
 def test_weights_that_are_no_numbers_have_none(tmp_path: Path) -> None:
     model = gpt2()
-    with Monitor(model, "mu", every=1, probe=padded(1), paths=1, run=tmp_path, alarms=()) as monitor:
+    with Monitor(model, "mu", every=1, probe=padded(1), paths_every=1, run=tmp_path, alarms=()) as monitor:
         with torch.no_grad():
             next(model.transformer.h.parameters()).fill_(torch.nan)
         monitor.step()
@@ -92,23 +94,21 @@ def test_weights_that_are_no_numbers_have_none(tmp_path: Path) -> None:
 def test_going_back_takes_certificates_away(tmp_path: Path) -> None:
     model = gpt2(layers=1)
     given: dict[str, Any] = {"metrics": "mu", "every": 1, "probe": padded(1), "run": tmp_path}
-    with Monitor(model, **given, paths=1) as monitor:
+    with Monitor(model, **given, paths_every=1) as monitor:
         for _ in range(2):
             monitor.step()
     with Monitor(model, **given) as again:  # which reads no paths, and still takes away
-        again.go_on(1)
+        again.resume(1)
     steps = rankscope.read(tmp_path).table("training_certificates")["step"].unique().sort().to_list()
     assert steps == [0, 1] == shares(tmp_path)["step"].unique().sort().to_list()
 
 
-def test_of_a_large_probe_the_first_samples_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "rankscope.live.monitor.paths.MOST", 2.5 * 2**2 * 12 * 16 * (4 * 16 + 2 * 64 + 2 * 12)
-    )
-    with Monitor(gpt2(), "mu", every=1, probe=padded(), paths=1, run=tmp_path) as monitor:
-        said = "paths and certificates are of the first 2 of the probe's 3 samples"
-        assert any(said in each for each in monitor.notes)
-    assert shares(tmp_path)["samples"].to_list() == [2, 2, 2]
+def test_of_a_large_probe_the_first_samples_are_read() -> None:
+    sample = 2**2 * 12 * 16 * (4 * 16 + 2 * 64 + 2 * 12)
+    paths = ProbePaths(gpt2(), Probe.of(padded()), every=1, paths_every=1, budget=2.5 * sample)
+    assert "paths and certificates are of the first 2 of the probe's 3 samples" in paths.notes[0]
+    values, _ = paths.measure(0)
+    assert values.sums()[:, 0].tolist() == [2, 2, 2]
 
 
 def unknown() -> nn.Module:
@@ -132,8 +132,8 @@ def unread() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"paths": 3}, "paths must be a number of steps, a multiple of every=2; got 3"),
-        ({"paths": 0}, "paths must be a number of steps"),
+        ({"paths_every": 3}, "paths_every must be a number of steps, a multiple of every=2; got 3"),
+        ({"paths_every": 0}, "paths_every must be a number of steps"),
         ({"probe": None}, "paths are those of a probe; there is none"),
         ({"model": encoder(), "probe": tokens(1)}, "a TransformerEncoder has no config"),
         ({"model": unknown()}, "unheard"),
@@ -144,7 +144,7 @@ def unread() -> dict[str, Any]:
 def test_what_cannot_be_taken_over_is_said_at_once(
     options: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
-    given = {"model": gpt2(), "metrics": "mu", "every": 2, "probe": padded(), "paths": 2, **options}
+    given = {"model": gpt2(), "metrics": "mu", "every": 2, "probe": padded(), "paths_every": 2, **options}
     with pytest.raises(MonitorError, match=sentence) as raised:
         Monitor(run=tmp_path / "run", **given)
     assert len(str(raised.value).splitlines()) == 1 and not (tmp_path / "run").exists()

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from rankscope import Monitor, read, watch
 from rankscope.errors import MonitorError
-from rankscope.live.monitor.parts import GROUPS, parts_of
+from rankscope.live.monitor.parameter_groups import GROUPS, parameter_groups
 from tests.live.families import FAMILIES, HEADS, SIZES, WIDTH
+from tests.raising import raises
 
 Slices = list[tuple[str, Any]]
 """Weights of a block by their names, and what of each."""
@@ -156,7 +157,7 @@ def test_gradients_and_updates_are_those_of_autograd(kind: str, tmp_path: Path) 
 @pytest.mark.parametrize("kind", [name for name, each in FAMILIES.items() if each.projection])
 def test_queries_and_keys_change_attention_and_values_and_outputs_do_not(kind: str) -> None:
     model, stack, _, batch = made(kind)
-    parts, _ = parts_of(stack)
+    groups, _ = parameter_groups(stack)
 
     def attention() -> Tensor:
         with torch.no_grad(), watch(model, "entropy", layers=[1], blocks=FAMILIES[kind].blocks) as w:
@@ -165,7 +166,7 @@ def test_queries_and_keys_change_attention_and_values_and_outputs_do_not(kind: s
 
     before = attention()
     for group, same in (("value_output", True), ("mlp", True), ("query_key", False)):
-        found = parts[1, group]  # type: ignore[index]
+        found = groups[1, group]  # type: ignore[index]
         with torch.no_grad():
             for part in found:
                 weight = part.weight
@@ -173,7 +174,7 @@ def test_queries_and_keys_change_attention_and_values_and_outputs_do_not(kind: s
                 shape[part.axis] = -1
                 chosen = torch.zeros(weight.shape[part.axis])
                 places = torch.arange(len(chosen))
-                chosen[places if part.cut is None else part.cut(places)] = 1
+                chosen[places if part.choose is None else part.choose(places)] = 1
                 weight.add_(torch.randn_like(weight) * chosen.reshape(shape))
         assert torch.allclose(attention(), before) is same, group
 
@@ -224,21 +225,21 @@ def test_a_fused_matrix_in_another_order_is_left_out() -> None:
     codegen = hf.CodeGenModel(
         hf.CodeGenConfig(vocab_size=20, n_embd=32, n_layer=1, n_head=4, n_positions=8, rotary_dim=4)
     )
-    parts, left_out = parts_of(list(codegen.h))
-    assert left_out == ["attn.qkv_proj.weight"] and (1, "query_key") not in parts
+    groups, left_out = parameter_groups(list(codegen.h))
+    assert left_out == ["attn.qkv_proj.weight"] and (1, "query_key") not in groups
 
 
 def test_fewer_keys_than_queries_in_one_matrix() -> None:
     phi = hf.Phi3Model(hf.Phi3Config(**SIZES, num_key_value_heads=2, pad_token_id=0))
-    parts, left_out = parts_of(list(phi.layers))
-    (queries_keys,) = parts[1, "query_key"]
-    assert not left_out and queries_keys.cut is not None
-    assert queries_keys.cut(torch.arange(2 * WIDTH)).tolist() == list(range(WIDTH + WIDTH // 2))
+    groups, left_out = parameter_groups(list(phi.layers))
+    (queries_keys,) = groups[1, "query_key"]
+    assert not left_out and queries_keys.choose is not None
+    assert queries_keys.choose(torch.arange(2 * WIDTH)).tolist() == list(range(WIDTH + WIDTH // 2))
 
 
 def test_what_is_no_optimiser_is_refused(tmp_path: Path) -> None:
     model, _, _, probe = made("nano")
-    with pytest.raises(MonitorError, match="optimizer must be a torch optimiser; received a int"):
+    with raises(MonitorError, subject="optimizer"):
         Monitor(model, "mu", probe=probe, run=tmp_path, optimizer=3)
 
 
@@ -282,7 +283,9 @@ def test_a_look_of_ones_own_takes_nothing_from_the_next(tmp_path: Path) -> None:
             model(X).square().mean().backward()
             optimizer.step()
             monitor.step()
-            assert monitor.look().step == monitor.look().step == step
+            measurement = monitor.measure_now()
+            assert measurement is not None and measurement.step == step
+            assert monitor.measure_now() is measurement
     rows = read(tmp_path / "run").table("training")
     assert rows.group_by("step", "layer", "metric").len()["len"].max() == 1  # each once
     assert rows.filter(step=2, metric="grad_mlp")["value"].is_not_nan().all()

@@ -7,120 +7,63 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from polars.testing import assert_frame_equal
 
 import rankscope
-from rankscope import fresh, read
-from rankscope.engine import Sweep, sweep
-from rankscope.engine.cluster import Cluster
-from rankscope.engine.spread import Corpus
+from rankscope.engine import Sweep
+from rankscope.engine.cluster import Cluster, require_answer
 from rankscope.errors import SweepError
-from rankscope.profiles.corpus import gathering, measure_corpus
-from rankscope.runs import Store
-from rankscope.sources import bundled_excerpts
-from tests.cli.running import answered
 from tests.engine.swept import same, swept
+from tests.raising import raises
 
 ray = pytest.importorskip("ray", reason="pip install 'rankscope[ray]'")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Any]:
-    """Two nodes of one core each; this process is connected to the first."""
-    from ray.cluster_utils import Cluster as Nodes
-
-    found = Nodes(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    found.add_node(num_cpus=1)
-    ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
-    yield found
-    ray.shutdown()
-    found.shutdown()
+@pytest.mark.parametrize("address", ["localhost:1", "somewhere", "no-such-host.invalid:6379"])
+def test_an_address_where_nobody_listens_is_refused_at_once(address: str) -> None:
+    with raises(SweepError, subject="on") as caught:
+        require_answer(address, seconds=60.0)
+    assert address in str(caught.value) and "ray start --head" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("address", "said"),
-    [("localhost:1", "localhost:1 does not"), ("somewhere", "must be HOST:PORT")],
-)
-def test_an_address_where_nobody_answers_is_a_sentence(address: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(SweepError, match=said):
-        sweep({}, tmp_path / "run", on=f"ray:{address}")
-    assert not (tmp_path / "run").exists()
+def test_an_address_of_something_else_is_refused_after_the_limit() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, raises(SweepError, subject="on") as caught:
+        require_answer(f"127.0.0.1:{server.getsockname()[1]}", seconds=0.5)
+    assert "no Ray cluster within 0.5 s" in str(caught.value)
 
 
-def test_an_address_of_something_else_is_a_sentence(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+@pytest.mark.slow
+def test_work_that_never_answers_is_tried_again_and_then_fails(nodes: Any) -> None:
+    def work(number: int) -> int:
+        if number == 1:
+            time.sleep(1000.0)
+        return number
 
-        def answer() -> None:
-            line, _ = server.accept()
-            line.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-            line.close()
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(SweepError, match="what is there is not Ray"):
-            sweep({}, tmp_path / "run", on=f"ray:127.0.0.1:{server.getsockname()[1]}")
-        thread.join()
+    with Cluster(workers=1, stuck_after=10.0) as cluster:
+        results = dict(cluster.run(work, ((number, (number,)) for number in range(4))))
+    assert [results[number] for number in (0, 2, 3)] == [0, 2, 3]
+    assert isinstance(results[1], SweepError) and "no answer within 10 s" in str(results[1])
 
 
 @pytest.mark.slow  # two nodes are a dozen processes
 def test_two_nodes_give_the_same_bits(nodes: Any, alone: Sweep, tmp_path: Path) -> None:
-    found = swept(tmp_path / "run", on="ray")
-    assert found.table.equals(alone.table) and len({each["NodeID"] for each in ray.nodes()}) == 2
+    result = swept(tmp_path / "run", on="ray")
+    assert result.table.equals(alone.table) and len({node["NodeID"] for node in ray.nodes()}) == 2
     same(alone.run, tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_a_cell_that_no_node_has_room_for_is_refused(nodes: Any, tmp_path: Path) -> None:
-    with pytest.raises(SweepError, match="some node must have 3 cores and 0 GPUs"):
+    with raises(SweepError, subject="threads"):
         swept(tmp_path / "run", on="ray", threads=3)
-    with pytest.raises(SweepError, match="some node must have 1 cores and 1 GPUs"):
+    with raises(SweepError, subject="gpus_per_cell"):
         swept(tmp_path / "run", on="ray", gpus_per_cell=1)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("excerpts", [200, 10_000])
-def test_a_corpus_has_the_statistics_of_one_process(excerpts: int, nodes: Any, tmp_path: Path) -> None:
-    words = " ".join(bundled_excerpts(20)).split()
-    texts = [
-        " ".join(words[7 * n % 4000 :][: 1 + n % 9]) + (f" {n}" if n % 11 else "") for n in range(excerpts)
-    ]
-    net = fresh("bert-tiny")
-    nets = {"transformer": net, "san": net.variant(skip=0.0)}
-    given: dict[str, Any] = {"metrics": ["relative_mu", "entropy"], "tokens": 8, "batch": 32}
-    alone = measure_corpus(nets, texts, **given)
-    with Cluster() as cluster, Store(tmp_path) as store:
-        steps = list(gathering(nets, iter(texts), store, **given, spread=Corpus(cluster)))
-        there = steps[-1].summary()
-    assert there.excerpts == alone.excerpts == excerpts
-    assert_frame_equal(there.table, alone.table, check_exact=True)
-
-
-@pytest.mark.slow
-def test_measure_goes_to_the_cluster(nodes: Any, tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(bundled_excerpts(12)[:6]))
-    asked = ["measure", "minilm", "--text", str(text), "--tokens", "8", "--variants", "san", "--batch", "2"]
-    assert answered(*asked, "--on", "ray")["table"] == answered(*asked)["table"]
-
-
-@pytest.mark.slow
-def test_reproduce_goes_to_the_cluster(nodes: Any, tmp_path: Path) -> None:
-    for name, on in (("here", []), ("there", ["--on", "ray"])):
-        answered("reproduce", "dong2021", "lengths", *on, "-o", str(tmp_path / name))
-    tables = [read(tmp_path / each / "quick" / "dong2021" / "lengths") for each in ("here", "there")]
-    assert (tmp_path / "there" / "quick" / "REPRODUCTION.md").is_file()
-    assert tables[0].names == tables[1].names
-    for name in tables[0].names:
-        assert_frame_equal(tables[0].table(name), tables[1].table(name), check_exact=True)
 
 
 @pytest.mark.slow
@@ -129,7 +72,7 @@ def test_a_worker_that_is_killed_costs_nothing(nodes: Any, alone: Sweep, tmp_pat
 
     def kill(done: int, of: int) -> None:
         if done in (3, 7):
-            pids = [int(line) for line in _output("pgrep", "-f", "^ray::_do").split()]
+            pids = [int(line) for line in _output("pgrep", "-f", "^ray::_measure_cell").split()]
             mine = [pid for pid in pids if _below(pid, os.getpid())]
             killed.extend(mine[:1])
             for pid in mine[:1]:
@@ -159,13 +102,14 @@ def test_a_node_that_is_killed_costs_nothing(nodes: Any, alone: Sweep, tmp_path:
 def test_a_node_with_another_source_is_refused(nodes: Any, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(Path(rankscope.__file__).parent, other / "rankscope")
-    with (other / "rankscope" / "cards.py").open("a") as file:
+    with (other / "rankscope" / "errors.py").open("a") as file:
         file.write("# another version\n")
     path = os.pathsep.join([str(other), *sys.path])
     extra = nodes.add_node(num_cpus=1, env_vars={"PYTHONPATH": path})
     try:
-        with pytest.raises(SweepError, match="differ source of rankscope"):
+        with raises(SweepError, subject="on") as caught:
             swept(tmp_path / "run", on="ray")
+        assert "differ source of rankscope" in str(caught.value)
     finally:
         nodes.remove_node(extra)
     assert not (tmp_path / "run").exists()

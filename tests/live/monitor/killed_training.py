@@ -1,4 +1,4 @@
-"""A training that saves what it needs to go on: `python -m tests.live.monitor.killed FOLDER STEPS`."""
+"""A training that saves what it needs to resume, run by `test_resume.py`: FOLDER STEPS."""
 
 import sys
 from pathlib import Path
@@ -25,7 +25,7 @@ def main(folder: Path, steps: int) -> None:
         monitor.load_state_dict(state["monitor"])
         first = state["step"]
     elif monitor.steps == 0 and (folder / "begun").exists():
-        monitor.go_on(0)
+        monitor.resume(0)
     (folder / "begun").touch()
     for step in range(first, steps):
         loss = loss_of(model, tokens(step))
