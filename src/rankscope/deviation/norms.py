@@ -66,9 +66,9 @@ def _normalised(state: State, norm: Norm, eps: float, touch: Touch | None) -> St
     length = torch.linalg.vector_norm(c.value, dim=-1)
     longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
     large = longest * (r.log - c.log).clamp(-600, 600).exp() > LARGE * length
-    if can_skip(large.all()):
+    if can_skip("norms.all_large", large.all()):
         return _plain(c, r, state, number, eps)
-    if not must_compute(large.any()):
+    if not must_compute("norms.any_large", large.any()):
         return _small(c, r, state, number, eps, touch)
     plain, small = _plain(c, r, state, number, eps), _small(c, r, state, number, eps, touch)
     return State(chosen(large, plain.x, small.x), chosen(large, plain.R, small.R), state.valid)
@@ -107,10 +107,14 @@ def _positive(variance: Tensor) -> Tensor:
 def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State:
     """Each token by its own length; where tokens are 1e120 apart, in units of its own largest entry."""
     log, valid = torch.maximum(c.log, r.log), state.valid
-    Y = r.at(log) if saves_a_pass(log, lambda: (c.log <= LOWEST).all()) else c.at(log)[:, None] + r.at(log)
+    Y = (
+        r.at(log)
+        if saves_a_pass("norms.no_common_token", log, lambda: (c.log <= LOWEST).all())
+        else c.at(log)[:, None] + r.at(log)
+    )
     square = torch.linalg.vector_norm(Y, dim=-1, keepdim=True).square() / number  # [batch, token, 1]
     unit = spread(log, square).expand_as(square)
-    if must_compute(((square < SHORTEST) & valid.mask[..., None]).any()):
+    if must_compute("norms.shortest", ((square < SHORTEST) & valid.mask[..., None]).any()):
         size = Y.abs().amax(-1, keepdim=True)
         size = size.masked_fill(size == 0, 1.0)
         Y, unit = Y / size, unit + size.log()
@@ -120,7 +124,7 @@ def _plain(c: Scaled, r: Scaled, state: State, number: int, eps: float) -> State
         # What is shorter than sqrt(eps) keeps its length in units of that.
         shrunk = (unit - 0.5 * math.log(eps)).clamp(max=0.0)
         square = square * (2 * shrunk).exp() + eps * (2 * (shrunk - unit)).exp()
-        if must_compute((shrunk < 0).any()):
+        if must_compute("norms.shrunk", (shrunk < 0).any()):
             scale = (
                 shrunk.masked_fill(~valid.mask[..., None], -torch.inf).flatten(1).amax(1).clamp(min=LOWEST)
             )

@@ -11,7 +11,7 @@ from rankscope.deviation.attention import DeviationPattern, HeadOutputs
 from rankscope.deviation.blocks import PatternByRows
 from rankscope.deviation.norms import has_rule, normalise
 from rankscope.deviation.remedies import RULES as REMEDIES
-from rankscope.deviation.replay import repeats, replays
+from rankscope.deviation.replay import can_replay, pass_cache
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State, ValidTokens
@@ -100,7 +100,7 @@ def layers(given: "PassInputs", compile: bool = False) -> Iterator[DeviationStep
     net, rules, state = given.net, given.rules, given.state
     yield restored(DeviationStep(0, state, None), given.order)
     if at_once(given, compile):
-        for number, passed in enumerate(replays(compile).run(net, given.settings, state).layers, 1):
+        for number, passed in enumerate(pass_cache(compile).run(net, given.settings, state).layers, 1):
             yield restored(DeviationStep(number, *passed), given.order)
         return
     for block in net.blocks:
@@ -115,11 +115,7 @@ def layers(given: "PassInputs", compile: bool = False) -> Iterator[DeviationStep
 def at_once(given: "PassInputs", compile: bool = False, passes: int = 1) -> bool:
     """Whether all layers of a pass, or of so many, are made in one go, and held (`replay.py`)."""
     asked = compile or given.state.x.log.is_cuda
-    return (
-        asked
-        and not (given.doubled or given.by_rows)
-        and repeats(given.net, given.settings, given.state, passes)
-    )
+    return asked and not (given.doubled or given.by_rows) and can_replay(given.net, given.state, passes)
 
 
 def stepped(block: Block, rules: Deviation, state: State) -> DeviationStep:

@@ -15,7 +15,7 @@ from torch import Tensor
 from rankscope.metrics import Metric
 from rankscope.metrics.metric import ROUNDING, Of
 from rankscope.profiles.rows import Entry
-from rankscope.profiles.shapes import Shape, looked_at
+from rankscope.profiles.shapes import Shape, explored
 from rankscope.profiles.steps import LayerStep
 
 
@@ -113,7 +113,7 @@ class ShapeReader:
     def read(self, step: LayerStep) -> None:
         """Keep the residual, on the CPU."""
         number = self.samples - step.start
-        if number > 0 and step.layer in looked_at(step.net.arch.layers):
+        if number > 0 and step.layer in explored(step.net.arch.layers):
             layer, R, log10 = step.residual
             self._found.append(Shape(layer, R[:number].cpu().nan_to_num(0.0), log10[:number]))
 
