@@ -225,9 +225,7 @@ def _seconds(net: "Transformer", X: "Tensor", arithmetic: str, checks: dict[str,
 
     kind = "float"
     if arithmetic == "deviation":
-        kind = (
-            "confirm" if checks.get("confirm") else "checked" if checks.get("check", True) else arithmetic
-        )
+        kind = "confirm" if checks.get("confirm") else "checked" if checks.get("check", True) else arithmetic
     return seconds(net.arch, X.shape[0], X.shape[1], kind, ARITHMETICS[arithmetic], net.device)
 
 
