@@ -83,7 +83,7 @@ def inputs_of(
                 f"padding goes with tokens; {caller} was given {kind}, which say it themselves: leave it out",
                 subject="padding",
             )
-        return NetworkInputs(net, *(X if isinstance(X, Encoded) else net.encode(X)))  # type: ignore[arg-type]
+        return NetworkInputs(net, *(X if isinstance(X, Encoded) else net.encode(X)))
     if not isinstance(X, Tensor):
         raise TokensError(_not_tokens(X), subject="X")
     padding = padding_from(padding, attention_mask, tuple(X.shape[:2]))
