@@ -117,12 +117,12 @@ def _gathered(
 def _spread(on: str, quiet: bool) -> "Spread":
     """Batches are measured by this cluster until the command ends."""
     from rankscope.engine.cluster import cluster
-    from rankscope.engine.spread import Corpus as Spreading
+    from rankscope.engine.ray_jobs import CorpusJob
 
     found = ending.enter_context(cluster(on))
     if found.dashboard and not quiet:
         complain(f"Ray's dashboard: {found.dashboard}")
-    return Spreading(found)
+    return CorpusJob(found)
 
 
 def _keeping(texts: Iterable[str], first: list[str]) -> Iterator[str]:
