@@ -91,6 +91,6 @@ def measure_page(base: Transformer, controls: Controls, check: Callable[[], None
     check()
     (words,) = net.words([controls.text], controls.tokens)
     metrics, shapes = MetricReader(chosen_metrics("the explorer", METRICS)), ShapeReader()
-    result = one_pass(net, X, readers=[metrics, shapes], progress=lambda *_: check(), estimate=True)
+    result = one_pass(net, X, readers=[metrics, shapes], progress=lambda *_: check(), check=True)
     rows = table(metrics.result(), "", result.arithmetic)
     return PageMeasurement(controls, net, X, words, rows, result.arithmetic, shapes.result())

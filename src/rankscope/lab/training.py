@@ -127,8 +127,8 @@ class Training:
 
             def prepare() -> None:
                 self._clip()
-                looked_at = bool(monitors) and (self.steps + 1) % self.recipe.every == 0
-                if looked_at and isinstance(self.learner, Stacked):
+                explored = bool(monitors) and (self.steps + 1) % self.recipe.every == 0
+                if explored and isinstance(self.learner, Stacked):
                     self.learner.show_gradients()
 
             try:

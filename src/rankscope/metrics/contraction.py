@@ -54,7 +54,7 @@ def coefficient(P: HeadRows) -> float:
                 continue
             A = P.rows(here.start, here.stop) if A is None else A
             B = A if there == here else P.rows(there.start, there.stop)
-            best = survey.looked_at(A, B, left, best)
+            best = survey.explored(A, B, left, best)
     return best
 
 
@@ -114,7 +114,7 @@ class _Survey:
             left &= (seen + self.rest[here, None] + self.rest[there]) / 2 > best + 16 * EPS * self.most
         return left
 
-    def looked_at(
+    def explored(
         self, A: Float[Tensor, "row token"], B: Float[Tensor, "other token"], left: Tensor, best: float
     ) -> float:
         """The largest distance of those pairs and of those before."""

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import WatchError
-from rankscope.live.mask import arguments_of, continues_from_cache, find_padding, is_decoder
+from rankscope.live.padding import arguments_of, continues_from_cache, find_padding, is_decoder
+from tests.raising import raises
 
 REAL = torch.tensor([[1, 1, 1], [1, 0, 0]])
 
@@ -16,7 +17,7 @@ REAL = torch.tensor([[1, 1, 1], [1, 0, 0]])
 def padding_in(arguments: dict[str, Any], decoder: bool = False) -> Tensor | None:
     """What a call with these says of 2 x 3 tokens."""
     found = find_padding([arguments], {}, (2, 3), decoder)
-    return None if found is None else found.at
+    return None if found is None else found.padding
 
 
 class Named(nn.Module):
@@ -133,11 +134,11 @@ def test_a_short_text_reads_as_it_does_alone(how: str) -> None:
 def test_a_mask_that_may_mean_either_is_asked_for() -> None:
     either = torch.tensor([[1, 1, 0], [1, 0, 0]])
     for mask in (either, torch.ones(3, 3).tril()):
-        with pytest.raises(WatchError, match=r"cannot be told from this batch: give padding="):
+        with raises(WatchError, subject="mask"):
             find_padding([{"mask": mask}], {}, mask.shape)
     added = torch.zeros(2, 3).masked_fill(REAL == 0, -torch.inf)
     found = find_padding([{"mask": added}], {}, (2, 3))
-    assert found is not None and torch.equal(found.at, REAL == 0)
+    assert found is not None and torch.equal(found.padding, REAL == 0)
     # torch's own say with it who sees whom.
     body = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
     assert "mask" not in arguments_of(body, (torch.zeros(3, 3, 8),), {"mask": torch.ones(3, 3).tril()})
@@ -172,9 +173,7 @@ def test_where_no_mask_is_found_it_is_said() -> None:
         model(x)
     assert "No mask was found: every token counts as real; padding= says which are not." in w.notes
     with (
-        pytest.raises(
-            WatchError, match="was given a key_padding_mask, and no argument that watch knows holds"
-        ),
+        raises(WatchError, subject="padding"),
         torch.no_grad(),
         rankscope.watch(model, "mu"),
     ):
@@ -211,7 +210,7 @@ def test_the_mask_that_reaches_a_block(how: str) -> None:
     model(ids)
     hook.remove()
     found = find_padding([], seen[0], (2, 4))
-    assert found is not None and torch.equal(found.at, ids == 0)
+    assert found is not None and torch.equal(found.padding, ids == 0)
 
 
 def test_a_cache_with_something_in_it_is_gone_on_from() -> None:

@@ -12,9 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 import rankscope
 from rankscope.errors import WatchError
-from rankscope.live.interface import additive
+from rankscope.live.attention.transformers_interface import additive_mask
 from rankscope.sources.parity import lifted
 from tests.live.families import FAMILIES, SIZES, WIDTH, WORDS, seen
+from tests.raising import raises
 from tests.sources.test_parity import registered
 
 IDS = torch.randint(3, WORDS, (2, 6), generator=torch.Generator().manual_seed(1))
@@ -112,7 +113,7 @@ def test_gradients_of_a_pass_that_is_computed_again(
 def test_weights_beside_a_kernel_are_without_dropout_and_it_is_said() -> None:
     model = FAMILIES["bert"].model("sdpa").train()
     w = seen(model, ["entropy", "head_mu"], IDS)
-    assert "Attention ran with sdpa; its weights were computed beside, undropped." in w.notes
+    assert "Attention ran with sdpa; its pattern was computed a second time, without dropout." in w.notes
     assert any("rows sum to one" in note for note in w.notes)
 
 
@@ -150,7 +151,7 @@ def test_an_attention_function_of_ones_own_is_watched_as_it_is() -> None:
     torch.testing.assert_close(mine, cube / cube.sum(-1, keepdim=True), rtol=1e-9, atol=1e-12)
     with (
         registered("mine", silent),
-        pytest.raises(WatchError, match="silent of BertSelfAttention does neither"),
+        raises(WatchError, subject="attention"),
     ):
         weights("mine")
 
@@ -184,7 +185,7 @@ def test_the_mask_of_a_kernel_without_a_matrix(name: str) -> None:
     assert taken
     for module, mask, kwargs in taken:
         like = torch.zeros(1, dtype=torch.float64)
-        found = additive(
+        found = additive_mask(
             batch["attention_mask"], (2, 6, 6), like, module.is_causal, kwargs.get("sliding_window")
         )
         assert found is not None
