@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 
 from benchmarks.timing import Row, forward, least_seconds
-from rankscope.explorer.jobs import Jobs
-from rankscope.explorer.server import bind_port, make_server
 from rankscope.explorer.api import app
+from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.network_cache import NetworkCache
+from rankscope.explorer.server import bind_port, make_server
 from rankscope.sources import named_network
 
 TEXT = (
