@@ -250,7 +250,7 @@ class Store:
 
     def _table(self, file: str, table: pl.DataFrame | SavedTable, manifest: Manifest) -> File:
         if isinstance(table, SavedTable):
-            table, manifest = table.table, table.manifest
+            manifest, table = table.manifest, table.table
         path = write_parquet(self.folder / file, table, manifest)
         return File(sha256=checksum(path), rows=len(table))
 
