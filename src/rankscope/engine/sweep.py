@@ -72,9 +72,12 @@ class Sweep:
     ) -> "Figure":
         """A metric by layer in small multiples, and at the last layer factor by factor; the first where none
         is named. Into as many axes `ax` as it has panels, if given, or a new figure of `figsize` inches."""
-        from rankscope.engine.plot import plot_sweep
+        from rankscope.engine.figures import sweep_curves_chart, sweep_levels_chart
+        from rankscope.figures.plot import plot
 
-        return plot_sweep(view_of(read(self.run), metric), ax, figsize)
+        view = view_of(read(self.run), metric)
+        charts = [sweep_curves_chart(view, *view.arranged, most=4), sweep_levels_chart(view, most=4)]
+        return plot(*(chart for chart in charts if chart.panels), ax=ax, figsize=figsize)
 
     def __repr__(self) -> str:
         done, failed = int(self.cells["done"].sum()), len(self.failed)

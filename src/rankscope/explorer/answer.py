@@ -1,38 +1,45 @@
 """What a page is answered: the curve, the cloud, paths, bounds, each as soon as it is there.
 
-Figures are those of `charts`, over the setting at hand and those that are pinned beside it. What was computed
-of a setting is kept for a while, so that a pinned one costs nothing; with it goes its network, so nothing is
-kept of one that has left the shelf.
+Figures are those of the rooms, over the setting at hand and those that are pinned beside it. What was
+computed of a setting is kept for a while, so that a pinned one costs nothing; with it goes its network, so
+nothing is kept of one that has left the shelf.
 """
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import polars as pl
 import torch
 
-from rankscope import charts
 from rankscope.errors import RankscopeError
-from rankscope.explorer import panels
 from rankscope.explorer.jobs import Interruptible
 from rankscope.explorer.measured import Measured, measured
 from rankscope.explorer.settings import Request, Setting
 from rankscope.explorer.shelf import Shelf, sizes
 from rankscope.explorer.words import in_words
+from rankscope.figures.description import Chart
+from rankscope.figures.escaping import plain
+from rankscope.figures.page import page_figure
 from rankscope.paths import decompose
+from rankscope.paths.figures import lengths_chart
 from rankscope.paths.lengths import ByLength
 from rankscope.paths.views import carried
 from rankscope.profiles import Profile
 from rankscope.profiles.cloud import placed
+from rankscope.profiles.figures import cloud_chart, curves_chart
 from rankscope.profiles.verdict import sentence
 from rankscope.theory import THEOREMS, Certificates, certify
+from rankscope.theory.figures import bounds_chart
 from rankscope.theory.views import EXACT, RANK, BoundView, bounds_said
 
 KEPT = 8
 """Settings whose results are kept."""
 NOW = "now"
+PANEL = 150
+"""Pixels that a panel of the cloud needs across."""
 ALONE = "One token alone: there is no other for it to become equal to."
 MOST_PATHS = 2.5e10
 """Multiplications of a sum over paths: some seconds."""
@@ -93,15 +100,15 @@ class Answers:
             found = self.lengths(setting, check)
         except RankscopeError as error:
             return {"why": why(error)}
-        views, whole = found.views(), charts.lengths(found.table)
+        views, chart = found.views(), lengths_chart(found.table)
         numbers = {
             "share": [each.share_of_all for each in views], "paths": [str(each.paths) for each in views]
         }  # fmt: skip
         return {
-            "share": panels.alone(whole, 0),
-            "residual": panels.alone(whole, 1),
+            "share": page_figure(chart.alone(0)),
+            "residual": page_figure(chart.alone(1)),
             "said": carried(views),
-            "numbers": charts.plain(numbers),
+            "numbers": plain(numbers),
         }
 
     def bounds_part(self, setting: Setting, check: Check) -> dict[str, Any]:
@@ -139,18 +146,16 @@ def curve_part(found: Mapping[str, Measured]) -> dict[str, Any]:
     own = {"mlp": arch.mlp != "none", "norm": arch.norm != "none"}  # which there are to take out
     about = {"tokens": len(now.words), **sizes(arch), "arithmetic": now.arithmetic, "own": own}
     about["remedies"] = now.setting.remedies
-    figures = {log: charts.curves(curves, log) for log in (True, False)}
-    if len(found) == 1:
-        for figure in figures.values():
-            panels.unnamed(figure)
+    charts = [replace(curves_chart(curves, log), legend=len(found) > 1) for log in (True, False)]
+    log, linear = map(page_figure, charts)
     return {
-        "log": figures[True],
-        "linear": figures[False],
+        "log": log,
+        "linear": linear,
         "verdicts": {
             each.variant: ALONE if len(found[each.variant].words) == 1 else sentence(each) for each in curves
         },
         "about": about,
-        "numbers": {name: charts.plain(each.curve()) for name, each in found.items()},
+        "numbers": {name: plain(each.curve()) for name, each in found.items()},
     }
 
 
@@ -171,10 +176,14 @@ def cloud_part(found: Mapping[str, Measured]) -> dict[str, Any]:
         tables.append(placed(shapes, 0, here, first.words))
     table = pl.concat(tables)
     return {
-        "plain": panels.beside(charts.cloud(table)),
-        "magnified": panels.beside(charts.cloud(table, magnified=True)),
+        "plain": _in_one_row(cloud_chart(table)),
+        "magnified": _in_one_row(cloud_chart(table, magnified=True)),
         "words": found[NOW].words,
     }
+
+
+def _in_one_row(chart: Chart) -> dict[str, Any]:
+    return page_figure(replace(chart, columns=len(chart.panels), least=PANEL))
 
 
 def bound_line(bound: BoundView) -> dict[str, Any]:
@@ -195,7 +204,7 @@ def bound_line(bound: BoundView) -> dict[str, Any]:
     }
 
 
-def bound_figures(found: Certificates, bounds: list[BoundView]) -> dict[str, charts.Figure]:
+def bound_figures(found: Certificates, bounds: list[BoundView]) -> dict[str, dict[str, Any]]:
     """A figure for each quantity of which something is proved, that with most bounds first. Bounds that say
     nothing are left to the list, unless there are no others."""
     drawn = [each for each in bounds if each.quantity != RANK and each.theorem != EXACT]
@@ -204,7 +213,7 @@ def bound_figures(found: Certificates, bounds: list[BoundView]) -> dict[str, cha
     names = [each.theorem for each in kept]
     rows = found.table.filter(pl.col("theorem").is_in(names))
     return {
-        quantity: charts.bounds(Certificates(rows.filter(quantity=quantity), found.manifest))
+        quantity: page_figure(bounds_chart(rows.filter(quantity=quantity)))
         for quantity, _ in counts.most_common()
     }
 

@@ -1,6 +1,6 @@
 """The page and its API.
 
-    GET  /                the page;  /static/..., /charts/..., /plotly.js its parts
+    GET  /                the page;  /static/..., /figures/..., /plotly.js its parts
     GET  /api/shelf       the networks, the limits, the theorems
     POST /api/answer      a setting in, its parts out: a line of JSON each, as soon as it is there
 

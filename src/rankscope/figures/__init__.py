@@ -1,4 +1,34 @@
-"""Figures: one description of each, drawn with matplotlib or on a page.
+"""Figures: one description of each (`Chart`), drawn with matplotlib (`figures.plot`) or on a page (`figures.page`).
 
-Nothing here imports matplotlib but `rankscope.figures.matplotlib`.
+Only `figures.matplotlib` and `figures.plot` import matplotlib.
 """
+
+from rankscope.figures.description import (
+    Axis,
+    Bars,
+    Chart,
+    ColourBar,
+    Flag,
+    Formula,
+    Frame,
+    Heatmap,
+    Line,
+    Panel,
+    Points,
+    Spans,
+)
+
+__all__ = [
+    "Axis",
+    "Bars",
+    "Chart",
+    "ColourBar",
+    "Flag",
+    "Formula",
+    "Frame",
+    "Heatmap",
+    "Line",
+    "Panel",
+    "Points",
+    "Spans",
+]
