@@ -9,11 +9,10 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
-import torch
 
 import rankscope
 from rankscope import errors
-from rankscope.metrics import METRICS, metric
+from rankscope.metrics import METRICS
 from rankscope.nets.remedies import REMEDIES
 from rankscope.theory import THEOREMS
 from sitegen import FENCE, api, commands, filled, gallery, metrics, parts, remedies, tables, theorems
@@ -24,7 +23,6 @@ from sitegen.markdown import table as markdown_table
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [page for page in sorted(DOCS.glob("**/*.md")) if "_build" not in page.parts]
-TALL, WIDE = 7, 5
 
 
 def test_every_public_name_is_described() -> None:
@@ -157,14 +155,6 @@ def test_every_formula_can_be_drawn() -> None:
         each for page in shown for each in re.findall(r"\{math\}`([^`]+)`|```\{math\}\n(.*?)\n```", page)
     ]
     assert len(found) > 200 and all(drawn(inline or block).startswith("<math") for inline, block in found)
-
-
-@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].of == "tokens"])
-def test_what_equal_tokens_give_is_said(name: str) -> None:
-    end = metrics.ENDS[name]
-    if end.isdigit():
-        x = torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64)
-        assert float(metric(name).read(x.expand(TALL, 3)).value) == pytest.approx(float(end), abs=1e-12)
 
 
 class Links(HTMLParser):

@@ -57,6 +57,10 @@ cases = [
     lambda: rankscope.certify(encoder, torch.randn(1, 2, 4)),
     lambda: rankscope.decompose("minilm", "a whale"),
     lambda: rankscope.measure(rankscope.fresh("bert-tiny"), "a whale", torch.zeros(1, 2).bool()),
+    lambda: rankscope.measure(net, torch.ones(1, 2, 4).numpy()),
+    lambda: rankscope.measure(net, torch.ones(1, 2, dtype=torch.long)),
+    lambda: rankscope.decompose(net, {"input_ids": torch.ones(1, 2, dtype=torch.long)}),
+    lambda: rankscope.certify(3, torch.ones(1, 2, 4)),
     lambda: net.variant("sam"),
 ]
 for case in cases:
@@ -97,7 +101,7 @@ def test_wrong_python_types_are_sentences() -> None:
         ("TokensError", "tokens must be a floating tensor", "received list"),
         ("MonitorError", "a monitor takes a torch module", "received a str"),
         ("MonitorError", "action must be one of warn, stop, a function of the alarm", "got 'shout'"),
-        ("MonitorError", "alarms must be rules: objects with hear(rows, step)", "received a int"),
+        ("MonitorError", "alarms must be rules: objects with on_measurement(rows, step)", "received a int"),
         ("ArchitectureError", "layers must name layers 0..0", "got [0.5]"),
         ("MaskError", "a mask must be a string, a boolean tensor or a list of edges", "(0, 1, 2)"),
         ("ArchitectureError", "kernel must be a word", "got 3"),
@@ -128,10 +132,14 @@ def test_wrong_python_types_are_sentences() -> None:
         ("MetricError", "`of` of metric 'mine' must be one of tokens, attention, heads", "got 'words'"),
         ("MetricError", "metrics must be names or Metric objects", "received function"),
         ("MetricError", "metrics must be names or Metric objects", "received int"),
-        ("SourceError", "got a TransformerEncoder: load(model) makes one", "and watch(model) measures it"),
-        ("SourceError", "certify takes a network of rankscope", "load(model)", "watch(model)"),
+        ("SourceError", "a TransformerEncoder has no config", "watch measures any module as it is"),
+        ("SourceError", "a TransformerEncoder has no config", "watch measures any module as it is"),
         ("SourceError", "decompose(load('minilm'), texts)"),
         ("TokensError", "padding goes with tokens; measure was given texts"),
+        ("TokensError", "received ndarray: convert it with torch.from_numpy"),
+        ("TokensError", "received torch.int64 of shape (1, 2)", "has an embedding"),
+        ("TokensError", "received a dict of a tokenizer: give its ids", "attention_mask="),
+        ("SourceError", "certify takes a network", "or a model of transformers; got a int"),
         ("ArchitectureError", "a variant must be 'transformer'", "got 'sam'"),
     ]
     assert len(said) == len(expected), done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Training runs by hand, through the book that a monitor writes: no model, and every number known."""
+"""Training runs by hand, through the run_writer that a monitor writes: no model, and every number known."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.live.monitor.book import Book
-from rankscope.live.monitor.looks import TRAINING, Alarm, Look
+from rankscope.live.monitor.measurement import TRAINING, Alarm, Measurement
+from rankscope.live.monitor.run_writer import RunWriter
 from rankscope.runs import manifest_of
 
 SENTENCE = "The tokens of layer 2 have become one since step 20 <b>bold</b>."
@@ -20,9 +20,11 @@ def falling(step: int, layer: int) -> float:
     return 0.5 ** (layer + step / 10)
 
 
-def opened(folder: Path, metrics: Sequence[str] = ("relative_residual",), name: str = "SmallGPT") -> Book:
+def opened(
+    folder: Path, metrics: Sequence[str] = ("relative_residual",), name: str = "SmallGPT"
+) -> RunWriter:
     described = {"fingerprint": None, "architecture": None, "model": {"class": f"a.{name}", "parameters": 7}}
-    return Book(folder, manifest_of(described, "cpu", "as given", "as trained", metrics, {}))
+    return RunWriter(folder, manifest_of(described, "cpu", "as given", "as trained", metrics, {}))
 
 
 def row(step: int, layer: int | None, metric: str, value: float | None, **more: Any) -> dict[str, Any]:
@@ -30,28 +32,28 @@ def row(step: int, layer: int | None, metric: str, value: float | None, **more: 
     return {"step": step, "layer": layer, "head": None, "metric": metric, "value": value, **known, **more}
 
 
-def look(
+def measurement(
     step: int,
     layers: int = 3,
     values: Values = falling,
     alarms: Sequence[Alarm] = (),
     more: Sequence[Any] = (),
-) -> Look:
+) -> Measurement:
     rows = [row(step, layer, "relative_residual", values(step, layer)) for layer in range(layers + 1)]
     rows += [row(step, None, "loss", 4.0 - step / 100), row(step, None, "lr", 1e-3), *more]
-    return Look(step, pl.DataFrame(rows, schema=TRAINING), tuple(alarms))
+    return Measurement(step, pl.DataFrame(rows, schema=TRAINING), tuple(alarms))
 
 
 def written(folder: Path, steps: Sequence[int] = range(0, 60, 10), **given: Any) -> Path:
     """A run that has come to its end, with one alarm if it came so far."""
-    book = opened(folder)
+    run_writer = opened(folder)
     for step in steps:
-        book.write(look(step, alarms=[ALARM] if step == ALARM.step else (), **given))
-    book.close()
+        run_writer.write(measurement(step, alarms=[ALARM] if step == ALARM.step else (), **given))
+    run_writer.close()
     return folder
 
 
 def learned(step: int, layers: int = 3) -> list[dict[str, Any]]:
-    """Gradients and path shares of a look."""
+    """Gradients and path shares of a measurement."""
     rows = [row(step, layer, "grad_mlp", 10.0 ** (-layer - step / 10)) for layer in range(1, layers + 1)]
     return rows + [row(step, None, f"paths_{length}", length / 6) for length in range(4)]

@@ -6,40 +6,6 @@ from rankscope.metrics import METRICS, Metric
 from sitegen.docstrings import markdown, of
 from sitegen.markdown import math, table
 
-ENDS = {
-    "residual": "0",
-    "relative_residual": "0",
-    "mu": "0",
-    "relative_mu": "0",
-    "spectral_residual": "0",
-    "relative_spectral_residual": "0",
-    "max_residual": "0",
-    "relative_max_residual": "0",
-    "high_frequency_share": "0",
-    "numerical_rank": "1",
-    "affine_rank": "0",
-    "stable_rank": "1",
-    "effective_rank": "1",
-    "participation_ratio": "1",
-    "sigma_min": "0",
-    "mean_cosine": "1",
-    "mean_abs_cosine": "1",
-    "residual_stable_rank": "how they differed last",
-    "residual_effective_rank": "how they differed last",
-    "residual_singular_ratio": "how they differed last",
-    "mean_cosine_gap": "0",
-    "max_cosine_gap": "0",
-    "min_cosine": "1",
-    "dobrushin": "0 without mask and positions",
-    "entropy": "log n without mask and positions",
-    "second_singular_value": "0 without mask and positions",
-    "spectral_gap": "1 without mask and positions",
-    "first_token_mass": "1/n without mask and positions",
-    "row_sum_defect": "as before: it says whether attention averages at all",
-    "expert_load": "1",
-    "expert_entropy": "log k",
-}
-"""Of each metric its value where all tokens are equal."""
 KINDS = {
     "tokens": ("Of tokens", "Read off the tokens X of each layer, `[batch, token, width]`, n of them."),
     "attention": (
@@ -65,7 +31,7 @@ def entry(metric: Metric) -> str:
     meaning = metric.meaning
     assert meaning is not None
     written = f"Written {math(metric.tex)}; in a terminal {metric.symbol}."
-    row = [meaning.range, ENDS[metric.name], _scaled(metric), _floor(metric)]
+    row = [meaning.range, meaning.equal, _scaled(metric), _floor(metric)]
     head = ["range", "where all tokens are equal", "where tokens are c times as large", "floor"]
     words = f"Small: {meaning.small}. Large: {meaning.large}. {meaning.note}".strip()
     return "\n\n".join([f"### {metric.name}", markdown(of(compute)), written, words, table(head, [row])])

@@ -11,7 +11,7 @@ import polars as pl
 
 from rankscope import Architecture, Transformer, decompose
 from rankscope.engine.sweep import STATUS
-from rankscope.live.monitor.looks import ALARMS, CERTIFICATES, TRAINING
+from rankscope.live.monitor.measurement import ALARMS, CERTIFICATES, TRAINING
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.cloud import SCHEMA as CLOUD
 from rankscope.profiles.spectra import SCHEMA as SPECTRA
@@ -31,7 +31,7 @@ WRITTEN = {
     "certificates": "`bounds`, `demo`: each theorem at each layer; of several variants a file each.",
     "training": "`Monitor`, `checkpoints`; grows while it is written.",
     "alarms": "`Monitor`: what its rules said; grows while it is written.",
-    "training_certificates": "`Monitor(paths=)`: what theorems say of the probe; grows while it is written.",
+    "training_certificates": "`Monitor(paths_every=)`: theorems of the probe; grows while it is written.",
     "kept": "`sweep`: how each cell ended; grows while it is written.",
 }
 """Which command writes a table, and what a row of it is about."""
@@ -90,7 +90,7 @@ MEANINGS: dict[str, str] = {
     "spread": "standard deviation over samples",
     "samples": "how many the value is a mean of",
     "broken": "samples without a number; of certificates, guarantees that the measurement contradicts",
-    "since": "the first look at which it was so",
+    "since": "the first measurement at which it was so",
     "rule": "which rule spoke",
     "action": "what it did: `warn`, `stop`, or `call` (a function)",
     "sentence": "what it said",

@@ -11,7 +11,7 @@ from rankscope.explorer.follow import app
 from rankscope.explorer.jobs import Jobs
 from rankscope.explorer.serve import bound, server_of
 from tests.browser.waiting import Watched, until
-from tests.trainings import ALARM, SENTENCE, learned, look, opened, written
+from tests.trainings import ALARM, SENTENCE, learned, measurement, opened, written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -34,25 +34,25 @@ def served(folder: Path) -> Iterator[str]:
 
 
 def test_it_shows_the_run_and_keeps_up(browser: "Browser", tmp_path: Path) -> None:
-    book = opened(tmp_path)
+    run_writer = opened(tmp_path)
     for step in (0, 10, 20):
-        book.write(look(step, more=learned(step)))
+        run_writer.write(measurement(step, more=learned(step)))
     with Watched(browser) as watched:
         page = watched.page
         with served(tmp_path) as url:
             page.goto(url)
-            until(page, "document.body.dataset.looks === '3'")
+            until(page, "document.body.dataset.measurements === '3'")
             for chart in ("map", "curves", "run", "gradients", "paths"):
                 assert page.locator(f"#{chart} .main-svg").count() > 0, chart
             assert page.locator("#map .heatmaplayer image").count() == 1
             assert page.inner_text("#none") == "None so far."
             assert page.inner_text("#curves-title") == "Over the steps, a line for each layer"
 
-            book.write(look(30, alarms=[ALARM], more=learned(30)))
-            until(page, "document.body.dataset.looks === '4'")
+            run_writer.write(measurement(30, alarms=[ALARM], more=learned(30)))
+            until(page, "document.body.dataset.measurements === '4'")
             assert page.evaluate("document.getElementById('map').data[0].x") == [0, 10, 20, 30]
             assert SENTENCE in page.inner_text("#alarms")  # its tags are text
-            assert "step 30 · 4 looks" in page.inner_text("#about")
+            assert "step 30 · 4 measurements" in page.inner_text("#about")
             assert page.title().startswith("(1) SmallGPT")
             assert page.locator("#map .annotation").count() == 1
 
@@ -67,13 +67,13 @@ def test_it_shows_the_run_and_keeps_up(browser: "Browser", tmp_path: Path) -> No
                 until(page, "document.documentElement.scrollWidth <= innerWidth")
             assert watched.faults == [] and all(each.startswith(url) for each in watched.requests)
         until(page, "document.getElementById('error').textContent.includes('still running')")
-    book.close()
+    run_writer.close()
 
 
 def test_a_deep_network_says_how_many_of_its_layers_have_a_line(browser: "Browser", tmp_path: Path) -> None:
     folder = written(tmp_path, steps=(0, 10), layers=23)
     with Watched(browser) as watched, served(folder) as url:
         watched.page.goto(url)
-        until(watched.page, "document.body.dataset.looks === '2'")
+        until(watched.page, "document.body.dataset.measurements === '2'")
         lines = watched.page.evaluate("document.getElementById('curves').data.length")
         assert watched.page.inner_text("#curves-title") == f"Over the steps, {lines} of the 24 layers"

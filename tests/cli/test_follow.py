@@ -15,12 +15,12 @@ import pytest
 
 from rankscope.runs.lines import FILE
 from tests.cli.running import COMMAND, answered, printed, rankscope
-from tests.trainings import SENTENCE, falling, learned, look, opened, row, written
+from tests.trainings import SENTENCE, falling, learned, measurement, opened, row, written
 
 
 def test_it_shows_the_run_once_where_nobody_looks_on(tmp_path: Path) -> None:
     said = printed("follow", str(written(tmp_path / "run")))
-    assert "SmallGPT · step 50 · 6 looks · since 20" in said
+    assert "SmallGPT · step 50 · 6 measurements · since 20" in said
     assert re.search(r"loss +4 +3\.5 +█", said)
     for layer in range(4):
         start, now = (f"{falling(step, layer):.3g}" for step in (0, 50))
@@ -30,10 +30,10 @@ def test_it_shows_the_run_once_where_nobody_looks_on(tmp_path: Path) -> None:
 
 
 def test_path_shares_are_shown(tmp_path: Path) -> None:
-    book = opened(tmp_path)
+    run_writer = opened(tmp_path)
     for step in (0, 10, 20):
-        book.write(look(step, more=[] if step == 10 else learned(step)))
-    book.close()
+        run_writer.write(measurement(step, more=[] if step == 10 else learned(step)))
+    run_writer.close()
     said = printed("follow", str(tmp_path))
     assert "path shares: what paths of each length carry of the output" in said
     assert re.search(r"\n +length 3 +50\.0% +50\.0% ", said)
@@ -51,26 +51,26 @@ def test_machines_are_given_all_of_it(tmp_path: Path) -> None:
 
 def test_it_reads_while_the_training_writes(tmp_path: Path) -> None:
     """A line that is half written is not there yet; what was gathered into chunks is there once."""
-    book = opened(tmp_path)
-    assert "no look yet" in printed("follow", str(tmp_path))
+    run_writer = opened(tmp_path)
+    assert "no measurement yet" in printed("follow", str(tmp_path))
     for step in range(0, 700, 10):
-        book.write(look(step))
+        run_writer.write(measurement(step))
     with (tmp_path / "training" / FILE).open("a") as file:
         file.write('{"step": 700, "rows": {"lay')
     found = answered("follow", str(tmp_path))
     assert found["steps"] == list(range(0, 700, 10))
-    book.cut(395)  # it went back to a checkpoint
+    run_writer.cut(395)  # it went back to a checkpoint
     assert answered("follow", str(tmp_path))["steps"] == list(range(0, 400, 10))
-    book.close()
+    run_writer.close()
 
 
 def test_several_metrics_heads_and_what_is_no_number(tmp_path: Path) -> None:
-    book = opened(tmp_path, ("entropy", "relative_residual"))
+    run_writer = opened(tmp_path, ("entropy", "relative_residual"))
     for step in (0, 10):
         heads = [row(step, 1, "entropy", value, head=head) for head, value in enumerate((1.0, 2.0))]
         broken = row(step, 2, "entropy", None if step else 3.0, broken=1 if step else 0)
-        book.write(look(step, more=[*heads, broken, *learned(step)]))
-    book.close()
+        run_writer.write(measurement(step, more=[*heads, broken, *learned(step)]))
+    run_writer.close()
     said = printed("follow", str(tmp_path), "--metric", "entropy,grad_mlp")
     assert re.search(r"\n +1 +1\.5 +1\.5 ", said) and re.search(r"\n +2 +3 +no number ", said)
     assert "Mean over 2 heads." in said and "gradient: MLP" in said
@@ -119,8 +119,8 @@ def test_runs_are_compared_at_the_steps_that_they_share(tmp_path: Path) -> None:
 
 
 def test_it_keeps_up_in_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
-    book = opened(tmp_path)
-    book.write(look(0))
+    run_writer = opened(tmp_path)
+    run_writer.write(measurement(0))
     ours, theirs = pty.openpty()
     command = [*COMMAND, "follow", str(tmp_path)]
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
@@ -136,16 +136,16 @@ def test_it_keeps_up_in_a_terminal_until_ctrl_c(tmp_path: Path) -> None:
             while words not in seen:
                 seen += os.read(ours, 4096).decode(errors="replace")
 
-        until("1 look ")
-        book.write(look(10))
-        until("2 looks")
+        until("1 measurement ")
+        run_writer.write(measurement(10))
+        until("2 measurements")
         process.send_signal(signal.SIGINT)
         with suppress(OSError):  # a terminal that nobody reads fills up, and whoever writes to it waits
             while os.read(ours, 4096):
                 pass
         assert process.wait(60) == 0
     os.close(ours)
-    book.close()
+    run_writer.close()
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_the_page_is_served_until_ctrl_c(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stderr is not None
         url = json.loads(process.stdout.readline())["address"]
-        assert httpx.get(f"{url}api/training", timeout=60).json()["looks"] == 6
+        assert httpx.get(f"{url}api/training", timeout=60).json()["measurements"] == 6
         process.send_signal(signal.SIGINT)
         assert process.wait(60) in (0, 130) and process.stderr.read() == ""
 

@@ -17,6 +17,7 @@ from rankscope.deviation import blocks, propagate
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.second_pass import distance
 from rankscope.metrics import Reading, metric
+from rankscope.metrics.log_readings import ScaledPattern
 from rankscope.nets import Architecture, Transformer, streaming
 from rankscope.profiles import propagation
 from rankscope.profiles.needs import by_rows
@@ -136,7 +137,7 @@ def test_what_rounding_decides_is_marked(divisor: float) -> None:
 
 
 def test_a_metric_with_a_rule_of_its_own_keeps_the_matrix() -> None:
-    def rule(P: Any, padding: torch.Tensor) -> Reading:
+    def rule(P: ScaledPattern) -> Reading:
         trace = P.matrix().diagonal(dim1=-2, dim2=-1).sum(-1)
         return Reading.of(trace, torch.zeros_like(trace))
 

@@ -1,6 +1,5 @@
-"""A pass that is made again without asking: the numbers of the rules, whatever it is given."""
+"""A pass that is replayed gives the numbers of the rules, whatever tokens it gets."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rankscope.deviation import perturbation, replay
-from rankscope.deviation.decisions import presumed, recorded
+from rankscope.deviation.decisions import Presuming, answering
 from rankscope.deviation.propagate import DeviationStep, PassInputs, propagate, stepped
-from rankscope.deviation.replay import Compiled, Replays, Ruled, RuledBeside, repeats
+from rankscope.deviation.replay import LayerCompiler, PassCache, can_replay, run_layers
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.second_pass import (
     SecondPass,
@@ -34,12 +33,12 @@ def padded(n: int, before: int, after: int) -> Tensor:
     return padding
 
 
-def states(replays: Replays, net: Transformer, X: Tensor, padding: Tensor) -> list[State]:
+def cached_states(cache: PassCache, net: Transformer, X: Tensor, padding: Tensor) -> list[State]:
     start = PassInputs.of(net, X, padding)
-    return [passed.state for passed in replays.run(start.net, start.settings, start.state).layers]
+    return [passed.state for passed in cache.run(start.net, start.settings, start.state).layers]
 
 
-def asked(net: Transformer, X: Tensor, padding: Tensor) -> list[State]:
+def states(net: Transformer, X: Tensor, padding: Tensor) -> list[State]:
     start = PassInputs.of(net, X, padding)
     rules, state, found = Deviation(net.arch, start.settings), start.state, []
     for block in start.net.blocks:
@@ -67,14 +66,16 @@ def test_what_is_replayed_is_what_the_rules_give(
     """Asked, replayed, and with tokens for which other shortcuts are allowed."""
     arch = arch.replace(kernel="softmax") if arch.kernel == "sigmoid" else arch
     net, padding = Transformer.random(arch, seed=seed, init="xavier"), padded(n, before, after)
-    replays = Replays()
+    cache = PassCache()
     for number, close in enumerate((1.0, 1.0, 1e-9, 1.0)):
         shared = normal(1, 1, 8, seed=seed + 7)
         X = close * normal(2, padding.shape[1], 8, seed=seed + number) + (1 - close) * shared
         start = PassInputs.of(net, X, padding)
-        if not repeats(net, start.settings, start.state):
+        if not can_replay(net, start.state):
             return
-        for found, expected in zip(states(replays, net, X, padding), asked(net, X, padding), strict=True):
+        for found, expected in zip(
+            cached_states(cache, net, X, padding), states(net, X, padding), strict=True
+        ):
             assert_same(found, expected, 1e-9)
 
 
@@ -85,84 +86,64 @@ def test_the_general_way_is_right_always(arch: Architecture, n: int, seed: int, 
     arch = arch.replace(kernel="softmax") if arch.kernel == "sigmoid" else arch
     net, padding = Transformer.random(arch, seed=seed, init="xavier"), padded(n, 1, 0)
     X = close * normal(2, n + 1, 8, seed=seed) + (1 - close) * normal(1, 1, 8, seed=seed + 7)
-    expected = asked(net, X, padding)
-    with presumed({}) as asking:
-        found = asked(net, X, padding)
-    assert not asking.rests_on
+    expected = states(net, X, padding)
+    with answering(Presuming({})) as asking:
+        found = states(net, X, padding)
+    assert not len(asking.violations(X))
     for one, other in zip(found, expected, strict=True):
         assert_same(one, other, 1e-9)
 
 
 @pytest.mark.parametrize(
-    "variant",
+    ("variant", "activation"),
     [
-        "transformer",
-        "san",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("san+mlp", "san+norm+skip")),
+        ("transformer", "relu"),
+        *(pytest.param(name, "gelu", marks=pytest.mark.slow) for name in ("transformer", "san", "san+mlp")),
+        pytest.param("san+norm+skip", "relu", marks=pytest.mark.slow),
     ],
 )
-def test_a_traced_layer_gives_the_same_bits(variant: str) -> None:
+def test_a_traced_layer_gives_the_same_bits(variant: str, activation: str) -> None:
     """Layers as graphs of tensors, which is what a compiler is given; equal layers share one."""
-    arch = Architecture(layers=3, width=16, heads=2, mlp_width=32, norm="layer", mask="causal")
-    net, padding = Transformer.random(arch, seed=1).variant(variant), padded(6, 0, 0)
-    fuse = Compiled(lambda graph: graph)
-    replays = Replays(fuse)
+    arch = Architecture(layers=2, width=16, heads=2, mlp_width=32, norm="layer", mask="causal")
+    net = Transformer.random(arch.replace(activation=activation), seed=1).variant(variant)
+    compiler, padding = LayerCompiler(lambda graph: graph), padded(6, 0, 0)
+    cache = PassCache(compiler)
     for _ in range(5):
         X = normal(2, 6, 16, seed=3)
-        for found, expected in zip(states(replays, net, X, padding), asked(net, X, padding), strict=True):
-            assert torch.equal(found.R.value, expected.R.value) and torch.equal(found.R.log, expected.R.log)
-            assert torch.equal(found.x.value, expected.x.value) and torch.equal(found.x.log, expected.x.log)
-    assert 1 <= len(fuse.functions) <= 3
-    (known,) = replays.known.values()
-    assert known.changes == 0 and known.since == 4
+        for state, expected in zip(
+            cached_states(cache, net, X, padding), states(net, X, padding), strict=True
+        ):
+            assert torch.equal(state.R.value, expected.R.value) and torch.equal(state.R.log, expected.R.log)
+            assert torch.equal(state.x.value, expected.x.value) and torch.equal(state.x.log, expected.x.log)
+    assert 1 <= len(compiler.functions) <= 2
+    (cached,) = cache.passes.values()
+    assert cached.changes == 0 and cached.runs_since_change == 4
 
 
 def test_changed_weights_are_seen() -> None:
     """In their place, or in another."""
     arch, padding = Architecture(layers=2, width=8, heads=2), padded(4, 0, 0)
-    net, X, replays = Transformer.random(arch, seed=1), normal(2, 4, 8, seed=2), Replays()
+    net, X, cache = Transformer.random(arch, seed=1), normal(2, 4, 8, seed=2), PassCache()
     for change in (lambda t: None, lambda t: t.mul_(1.5), lambda t: setattr(t, "data", t * 0.5)):
         change(net.weights.layers[1].attention.value.weight)
         for _ in range(3):
-            for found, expected in zip(states(replays, net, X, padding), asked(net, X, padding), strict=True):
+            for found, expected in zip(
+                cached_states(cache, net, X, padding), states(net, X, padding), strict=True
+            ):
                 assert_same(found, expected, 1e-12)
 
 
-def test_a_question_is_known_by_where_it_is_asked() -> None:
-    """The same pass asks the same questions; answers that are not so are found."""
-    net = Transformer.random(Architecture(layers=1, width=8, heads=2), seed=1)
-    padding = padded(4, 0, 0)
-
-    def through(X: Tensor) -> Callable[[], object]:
-        start = PassInputs.of(net, X, padding)
-        rules = Deviation(net.arch, start.settings)
-        return lambda: traverse(start.net.blocks[0], rules, start.state)
-
-    def answers(X: Tensor) -> dict[tuple[int, ...], int]:
-        block = through(X)
-        with recorded() as asking:
-            block()
-        return asking.answers
-
-    X = normal(2, 4, 8, seed=2)
-    first = answers(X)
-    assert first == answers(X) and len(first) > 20
-    close = through(X * 1e-9 + normal(1, 1, 8, seed=5))
-    with presumed(first) as asking:
-        close()
-    violations = asking.violations(X)
-    assert len(violations) == len(asking.rests_on) and violations.any()
-
-
-def witnesses(replays: Replays, net: Transformer, X: Tensor, padding: Tensor) -> list[SecondPassTensors]:
+def cached_second_pass(
+    cache: PassCache, net: Transformer, X: Tensor, padding: Tensor
+) -> list[SecondPassTensors]:
     start = PassInputs.of(net, X, padding)
     found: list[SecondPassTensors] = list(
-        replays.run(start.net, start.settings, start.state, second_pass_of_layers).second_pass
+        cache.run(start.net, start.settings, start.state, second_pass_of_layers).second_pass
     )
     return found
 
 
-def followed(net: Transformer, X: Tensor, padding: Tensor) -> list[SecondPassLayer]:
+def second_pass_layers(net: Transformer, X: Tensor, padding: Tensor) -> list[SecondPassLayer]:
     start = PassInputs.of(net, X, padding)
     second_pass = SecondPass(replace(start, order=None))
     steps = [DeviationStep(0, start.state, None)]
@@ -178,15 +159,17 @@ def test_a_second_pass_is_replayed_with_the_first(arch: Architecture, n: int, be
     tokens for which other shortcuts are allowed."""
     arch = arch.replace(kernel="softmax") if arch.kernel == "sigmoid" else arch
     net, padding = Transformer.random(arch, seed=seed, init="xavier"), padded(n, before, 1)
-    replays = Replays()
+    cache = PassCache()
     for number, close in enumerate((1.0, 1.0, 1e-9, 1.0)):
         X = close * normal(2, padding.shape[1], 8, seed=seed + number) + (1 - close) * normal(
             1, 1, 8, seed=seed + 7
         )
         start = PassInputs.of(net, X, padding)
-        if not repeats(net, start.settings, start.state, passes=2):
+        if not can_replay(net, start.state, passes=2):
             return
-        pairs = zip(witnesses(replays, net, X, padding), followed(net, X, padding), strict=True)
+        pairs = zip(
+            cached_second_pass(cache, net, X, padding), second_pass_layers(net, X, padding), strict=True
+        )
         for found, expected in pairs:
             assert_same(found.before, expected.before, 1e-9)
             assert torch.equal(found.resolved, expected.resolved) and torch.equal(found.lost, expected.lost)
@@ -208,41 +191,40 @@ def test_nothing_that_is_replayed_waits_for_a_number(variant: str, monkeypatch: 
         padded(6, 0, 2),
         normal(2, 8, 16),
     )
-    replays = Replays()
-    expected = witnesses(replays, net, X, padding)
-    (known,) = replays.known.values()
+    cache = PassCache()
+    expected = cached_second_pass(cache, net, X, padding)
+    (cached,) = cache.passes.values()
     start = PassInputs.of(net, X, padding)
 
-    def nowhere(t: Tensor) -> Tensor:
+    def on_meta(t: Tensor) -> Tensor:
         return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
-    there = replace(start.net, weights=converted(start.net.weights, nowhere))
-    settings, state = converted((start.settings, start.state), nowhere)
-    given = replay.ReplayInputs(tuple(block.weights for block in there.blocks), settings, state)
+    meta_net = replace(start.net, weights=converted(start.net.weights, on_meta))
+    settings, state = converted((start.settings, start.state), on_meta)
+    given = replay.ReplayInputs(tuple(block.weights for block in meta_net.blocks), settings, state)
     monkeypatch.setattr(
         perturbation, "_row", lambda seed, length, device: torch.empty(length, device=device).double()
     )
-    found = []
-    for block in there.blocks:
-        passed, _ = Ruled(block, known.answers)(replay.ReplayInputs(block.weights, settings, state))
-        found.append(passed)
-        state = passed.state
-    made, violations = RuledBeside(second_pass_of_layers, there, known.answers)(given, found)
+    with answering(Presuming(cached.answers)) as asking:
+        result = run_layers(meta_net, given, second_pass_of_layers)
+    violations = asking.violations(state.x.log)
     assert violations.is_meta and len(violations) > 10
-    for one, other in zip(made, expected, strict=True):
+    for one, other in zip(result.second_pass, expected, strict=True):
         assert (one.plain_step is None, one.perturbed_step is None) == (
             other.plain_step is None,
             other.perturbed_step is None,
         )
 
 
-class Refusing(Replays):
+class Refusing(PassCache):
     """Where a pass cannot be captured."""
 
     def captures(self, given: replay.ReplayInputs) -> bool:
         return True
 
-    def _captured(self, whole: replay.Whole, given: replay.ReplayInputs) -> tuple[replay.Whole, int]:
+    def _captured(
+        self, whole: replay.PassFunction, given: replay.ReplayInputs
+    ) -> tuple[replay.PassFunction, int]:
         raise RuntimeError("operation not permitted when stream is capturing")
 
 
@@ -250,16 +232,16 @@ def test_a_second_pass_that_cannot_be_captured_is_gone_through() -> None:
     """And it is said; of the first pass alone it is an error."""
     arch, padding = Architecture(layers=2, width=8, heads=2), padded(4, 0, 0)
     net, X, refusing = Transformer.random(arch, seed=1), normal(2, 4, 8, seed=2), Refusing()
-    witnesses(refusing, net, X, padding)
+    cached_second_pass(refusing, net, X, padding)
     with pytest.warns(UserWarning, match="could not be captured, and is slower: operation not permitted"):
-        again = witnesses(refusing, net, X, padding)
-    for found, expected in zip(again, followed(net, X, padding), strict=True):
+        again = cached_second_pass(refusing, net, X, padding)
+    for found, expected in zip(again, second_pass_layers(net, X, padding), strict=True):
         assert_same(found.before, expected.before, 1e-12)
         assert torch.equal(found.lost, expected.lost)
-    witnesses(refusing, net, X, padding)  # said once
-    states(refusing, net, X, padding)
+    cached_second_pass(refusing, net, X, padding)  # said once
+    cached_states(refusing, net, X, padding)
     with pytest.raises(RuntimeError, match="not permitted"):
-        states(refusing, net, X, padding)
+        cached_states(refusing, net, X, padding)
 
 
 @pytest.mark.slow

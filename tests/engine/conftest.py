@@ -1,3 +1,6 @@
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from rankscope.engine import Sweep
@@ -6,5 +9,19 @@ from tests.engine.swept import swept
 
 @pytest.fixture(scope="session")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
-    """The small sweep, done by one worker, without Ray."""
+    """The small sweep, measured by one worker, without Ray."""
     return swept(tmp_path_factory.mktemp("alone"), workers=1)
+
+
+@pytest.fixture(scope="package")
+def nodes() -> Iterator[Any]:
+    """Two nodes of one core each; this process is connected to the first."""
+    ray = pytest.importorskip("ray", reason="pip install 'rankscope[ray]'")
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()

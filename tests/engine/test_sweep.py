@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -17,10 +18,11 @@ import pytest
 import rankscope
 from rankscope import Architecture, certify, decompose, fresh, load, measure
 from rankscope.engine import Sweep, sweep
-from rankscope.engine.texts import excerpts_for
+from rankscope.engine.shared_inputs import excerpts_for
 from rankscope.errors import SweepError
 from tests.cli.running import COMMAND
 from tests.engine.swept import CELLS, SPEC, same, swept
+from tests.raising import raises
 
 
 def test_rows_are_those_of_a_loop_by_hand(alone: Sweep) -> None:
@@ -141,13 +143,25 @@ def test_a_script_needs_no_guard(tmp_path: Path) -> None:
     assert done.stdout == "3 2\n" and not list((tmp_path / "run").glob(".shared*"))
 
 
-def test_where_it_cannot_run_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SweepError, match="on must be 'ray' or 'ray:HOST:PORT'"):
-        sweep({"grid": {"skip": 1.0}}, tmp_path, on="spark")
-    with pytest.raises(SweepError, match="there is none at"):
+@pytest.mark.parametrize(
+    ("options", "subject"),
+    [
+        ({"on": "spark"}, "on"), ({"on": "ray:localhost:1"}, "on"), ({"workers": 0}, "workers"),
+        ({"threads": 0}, "threads"), ({"gpus_per_cell": -1.0}, "gpus_per_cell"),
+        ({"gpus_per_cell": 1000.0}, "gpus_per_cell"),
+    ],
+)  # fmt: skip
+def test_a_sweep_that_has_nowhere_to_run_writes_nothing(
+    options: dict[str, Any], subject: str, tmp_path: Path
+) -> None:
+    with raises(SweepError, subject=subject):
+        sweep({"grid": {"skip": 1.0}}, tmp_path / "run", **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_text_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with raises(SweepError, subject="text"):
         sweep({"all": {"text": str(tmp_path / "none.txt")}}, tmp_path)
-    with pytest.raises(SweepError, match="workers and threads must be 1 or more"):
-        sweep({}, tmp_path, workers=0)
 
 
 def test_without_the_extra_it_says_the_line_that_installs_it(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 
 from rankscope.explorer.follow import app
 from rankscope.runs.figures import STEPS
-from tests.trainings import ALARM, SENTENCE, falling, learned, look, opened, written
+from tests.trainings import ALARM, SENTENCE, falling, learned, measurement, opened, written
 
 
 def asked(folder: Path, **query: str) -> Any:
@@ -18,16 +18,16 @@ def asked(folder: Path, **query: str) -> Any:
 
 
 def test_only_what_is_new_is_sent(tmp_path: Path) -> None:
-    book = opened(tmp_path)
-    book.write(look(0))
+    run_writer = opened(tmp_path)
+    run_writer.write(measurement(0))
     first = asked(tmp_path)
-    assert first["looks"] == 1 and asked(tmp_path, mark=first["mark"]) == {"mark": first["mark"]}
-    book.write(look(10, alarms=[ALARM]))
+    assert first["measurements"] == 1 and asked(tmp_path, mark=first["mark"]) == {"mark": first["mark"]}
+    run_writer.write(measurement(10, alarms=[ALARM]))
     second = asked(tmp_path, mark=first["mark"])
-    assert second["looks"] == 2 and second["alarms"][0]["sentence"] == SENTENCE
-    book.cut(0)
-    assert asked(tmp_path, mark=second["mark"])["looks"] == 1
-    book.close()
+    assert second["measurements"] == 2 and second["alarms"][0]["sentence"] == SENTENCE
+    run_writer.cut(0)
+    assert asked(tmp_path, mark=second["mark"])["measurements"] == 1
+    run_writer.close()
 
 
 def test_the_map_has_every_layer_at_every_look(tmp_path: Path) -> None:
@@ -43,10 +43,10 @@ def test_the_map_has_every_layer_at_every_look(tmp_path: Path) -> None:
 
 
 def test_gradients_and_path_shares_where_there_are_any(tmp_path: Path) -> None:
-    book = opened(tmp_path)
+    run_writer = opened(tmp_path)
     for step in (0, 10):
-        book.write(look(step, more=learned(step)))
-    book.close()
+        run_writer.write(measurement(step, more=learned(step)))
+    run_writer.close()
     found = asked(tmp_path, metric="grad_mlp")
     assert found["metric"] == "grad_mlp" and found["figures"]["map"]["data"][0]["y"] == [1, 2, 3]
     assert [line["name"] for line in found["figures"]["paths"]["data"]] == [f"length {k}" for k in range(4)]
@@ -54,13 +54,13 @@ def test_gradients_and_path_shares_where_there_are_any(tmp_path: Path) -> None:
 
 
 def test_an_answer_stays_small_and_has_the_looks_with_alarms(tmp_path: Path) -> None:
-    book = opened(tmp_path)
+    run_writer = opened(tmp_path)
     for step in range(0, 4 * STEPS):
-        book.write(look(step, alarms=[ALARM] if step == ALARM.step else ()))
-    book.close()
+        run_writer.write(measurement(step, alarms=[ALARM] if step == ALARM.step else ()))
+    run_writer.close()
     found = asked(tmp_path)
     (cells, *_) = found["figures"]["map"]["data"]
-    assert found["looks"] == 4 * STEPS and found["drawn"] == STEPS
+    assert found["measurements"] == 4 * STEPS and found["drawn"] == STEPS
     assert len(cells["x"]) <= STEPS + 1 and {0, ALARM.step, 4 * STEPS - 1} <= set(cells["x"])
 
 

@@ -18,14 +18,14 @@ from rankscope.theory import collapse_depth
 
 NET = Transformer.random(Architecture(layers=3, width=8, heads=2), init="xavier")
 X = torch.randn(2, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-ONE = measure(NET, X, metrics="mu", estimate=False)
+ONE = measure(NET, X, metrics="mu", check=False)
 SAN = NET.variant("san")
 
 
 def many(names: list[str]) -> Profile:
     """A network by many names."""
     return Profile.join([
-        measure(NET.variant(skip=0.1 * k), X, metrics="mu", variant=name, estimate=False)
+        measure(NET.variant(skip=0.1 * k), X, metrics="mu", variant=name, check=False)
         for k, name in enumerate(names)
     ])  # fmt: skip
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope.metrics import contraction, cosine, rows, singular
 from rankscope.metrics.attention import dobrushin
-from rankscope.metrics.rows import Rows
+from rankscope.metrics.rows import PatternRows
 
 N = 550
 
@@ -41,7 +41,7 @@ def matrices() -> dict[str, Tensor]:
 def test_rows_say_what_the_matrix_says(kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "AT_ONCE", at_once)
     P = matrices()[kind]
-    lazily = Rows.of(P, torch.ones(1, 1, N, dtype=torch.bool))
+    lazily = PatternRows.of(P, torch.ones(1, 1, N, dtype=torch.bool))
     farthest = max(float((P[0, 0] - row).abs().sum(-1).max() / 2) for row in P[0, 0])
     assert contraction.by_head(lazily).item() == pytest.approx(farthest, rel=1e-12)
     first, second = torch.linalg.svdvals(P)[0, 0, :2].tolist()
@@ -65,7 +65,7 @@ def test_padded_rows_and_columns_do_not_count() -> None:
 def test_what_is_not_finite_has_no_value() -> None:
     P = torch.full((1, 1, N, N), 1 / N, dtype=torch.float64)
     P[0, 0, 7, 3] = torch.nan
-    lazily = Rows.of(P, torch.ones(1, 1, N, dtype=torch.bool))
+    lazily = PatternRows.of(P, torch.ones(1, 1, N, dtype=torch.bool))
     for found in (contraction.by_head(lazily), singular.second_by_head(lazily), singular.gap_by_head(lazily)):
         assert found.isnan().all()
 
@@ -74,7 +74,7 @@ def test_what_does_not_converge_has_no_value(monkeypatch: pytest.MonkeyPatch) ->
     P = torch.linalg.qr(torch.randn(N, N, dtype=torch.float64)).Q
     P = (P * torch.linspace(1, 1.01, N, dtype=torch.float64))[None, None]  # singular values side by side
     monkeypatch.setattr(singular, "AT_MOST", 2)
-    found = singular.second_by_head(Rows.of(P, torch.ones(1, 1, N, dtype=torch.bool)))
+    found = singular.second_by_head(PatternRows.of(P, torch.ones(1, 1, N, dtype=torch.bool)))
     assert found.isnan().all()
 
 

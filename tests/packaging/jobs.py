@@ -257,7 +257,7 @@ def lightning() -> None:
     from lightning.pytorch import LightningModule, Trainer
 
     from rankscope import read
-    from rankscope.live.loops.lightning import MonitorCallback
+    from rankscope.live.loops.lightning import LightningMonitor
 
     class Learner(LightningModule):
         def __init__(self) -> None:
@@ -272,7 +272,7 @@ def lightning() -> None:
             return torch.optim.AdamW(self.parameters())
 
     X = torch.randn(4, 6, 16)
-    callback = MonitorCallback(probe=X, part="model", every=2, run="run")
+    callback = LightningMonitor(probe=X, part="model", every=2, run="run")
     fit = Trainer(
         max_steps=4, accelerator="cpu", callbacks=[callback], logger=False, enable_checkpointing=False
     )
@@ -285,17 +285,17 @@ def tensorboard() -> None:
     """What TensorBoard reads back."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from rankscope.live.sinks import TensorBoard
+    from rankscope.live.writers import TensorBoard
 
-    watched("run", sinks=[TensorBoard("board")])
+    watched("run", writers=[TensorBoard("board")])
     assert "monitor/loss" in EventAccumulator("board").Reload().Tags()["scalars"]
 
 
 def wandb() -> None:
     """A run of Weights & Biases, offline."""
-    from rankscope.live.sinks import WandB
+    from rankscope.live.writers import WandB
 
-    watched("run", sinks=[WandB(mode="offline", project="here", dir=".")])
+    watched("run", writers=[WandB(mode="offline", project="here", dir=".")])
     assert list(Path().glob("wandb/offline-run-*/*.wandb"))
 
 
@@ -306,10 +306,10 @@ def mlflow() -> None:
     os.environ["MLFLOW_ALLOW_FILE_STORE"] = "true"  # mlflow-skinny has no database
     from mlflow import MlflowClient
 
-    from rankscope.live.sinks import MLflow
+    from rankscope.live.writers import MLflow
 
     store = Path("mlruns").resolve().as_uri()
-    watched("run", sinks=[MLflow(experiment="collapse", uri=store)])
+    watched("run", writers=[MLflow(experiment="collapse", uri=store)])
     client = MlflowClient(store)
     experiment = client.get_experiment_by_name("collapse")
     assert experiment is not None
@@ -322,9 +322,9 @@ def trackio() -> None:
     import os
 
     os.environ["TRACKIO_DIR"] = str(Path().resolve())
-    from rankscope.live.sinks import Trackio
+    from rankscope.live.writers import Trackio
 
-    watched("run", sinks=[Trackio("here", name="first")])
+    watched("run", writers=[Trackio("here", name="first")])
     assert list(Path().glob("here*.db"))
 
 

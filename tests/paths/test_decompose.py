@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 import torch
 
-from rankscope.deviation.readings import UNIT
 from rankscope.errors import ClosureError, FileError, PathError, TokensError
+from rankscope.metrics.log_readings import UNIT
 from rankscope.nets import Architecture, Transformer
 from rankscope.paths import ByLength, all_paths, decompose, length_of, rate
 from rankscope.paths.collapse import path_residuals

@@ -14,7 +14,7 @@ from rankscope.nets.order import Branch, Half
 from rankscope.nets.traversal import Block
 from rankscope.paths import Decomposition, decompose
 from rankscope.paths.frozen import Frozen
-from rankscope.paths.terms import Stream
+from rankscope.paths.terms import WholeNetwork
 from tests.builders import awake, normal
 from tests.paths.enumeration import Enumeration, Term
 
@@ -215,7 +215,7 @@ def test_shares_of_heads_and_layers_are_those_of_their_paths(case: str) -> None:
         assert row["share"] == pytest.approx((total * O).sum() / (O * O).sum(), rel=1e-7, abs=1e-10)
 
 
-class WithoutMLP(Stream):
+class WithoutMLP(WholeNetwork):
     """The frozen network less the MLP branch of one layer."""
 
     def __init__(self, frozen: Frozen, index: int) -> None:

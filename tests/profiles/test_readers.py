@@ -111,11 +111,11 @@ def test_a_metric_of_ones_own_is_scaled_by_its_degree_beyond_floating_point() ->
 
 def test_a_metric_may_bring_its_own_rule_for_any_scale() -> None:
     """The same number read off R and its log-scale: it has no floor where tokens collapse."""
-    from rankscope.deviation import State
     from rankscope.metrics import Reading
+    from rankscope.metrics.log_readings import ScaledTokens
 
-    def rule(state: State) -> Reading:
-        _, R = state.centred()
+    def rule(tokens: ScaledTokens) -> Reading:
+        R = tokens.residual
         log10 = R.value.square().sum((1, 2)).log10() + 2 * R.log / torch.tensor(10.0).double().log()
         return Reading(10.0**log10, log10, torch.zeros_like(log10))
 

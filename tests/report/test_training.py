@@ -10,14 +10,14 @@ import polars as pl
 import pytest
 
 from rankscope.errors import FileError
-from rankscope.live.monitor.book import Book
-from rankscope.live.monitor.looks import CERTIFICATES
+from rankscope.live.monitor.measurement import CERTIFICATES
+from rankscope.live.monitor.run_writer import RunWriter
 from rankscope.report import read_run, write_report
 from rankscope.report.budget import fit
 from rankscope.report.chapter import chapter
 from rankscope.runs import Manifest, Store
 from tests.report.runs import links_within
-from tests.trainings import SENTENCE, falling, learned, look, opened, row, written
+from tests.trainings import SENTENCE, falling, learned, measurement, opened, row, written
 
 
 def figures(page: str) -> Any:
@@ -27,14 +27,14 @@ def figures(page: str) -> Any:
 
 
 def test_it_has_the_map_the_curves_and_the_alarms(tmp_path: Path) -> None:
-    book = opened(tmp_path / "run")
+    run_writer = opened(tmp_path / "run")
     for step in (0, 10, 20):
-        book.write(look(step, more=learned(step)))
-    book.close()
+        run_writer.write(measurement(step, more=learned(step)))
+    run_writer.close()
     page = write_report([tmp_path / "run"], tmp_path / "page.html").read_text()
     links_within(page)
     assert "SmallGPT: a training run" in page and "No alarms up to step 20." in page
-    assert "The loss went from 4 to 3.8." in page and "3 looks" in page
+    assert "The loss went from 4 to 3.8." in page and "3 measurements" in page
     drawn = figures(page)
     assert [name.removeprefix("run1-figure-") for name in drawn] == [
         "training", "training-curves", "training-run", "training-gradients", "training-paths",
@@ -46,14 +46,14 @@ def test_it_has_the_map_the_curves_and_the_alarms(tmp_path: Path) -> None:
 
 def test_what_is_proved_is_a_table(tmp_path: Path) -> None:
     known = {"kind": "lower", "quantity": "mu", "slack": 1.0, "log10_size": 2.0, "broken": 0, "why": None}
-    book = Book(tmp_path, Manifest(), certified=True)
+    run_writer = RunWriter(tmp_path, Manifest(), certified=True)
     for step, met in ((0, 3), (10, 0)):
         numbers = {"met_to": met, "says_at": met or None, "log10_bound": 0.0, "log10_measured": 1.0}
         rows = [{"step": step, "theorem": name, **known, **numbers} for name in ("kept", "never")]
         rows[1] |= {"met_to": 0, "says_at": None, "why": "skips"}
         proved = pl.DataFrame(rows, schema=CERTIFICATES)
-        book.write(replace(look(step), certificates=proved))
-    book.close()
+        run_writer.write(replace(measurement(step), certificates=proved))
+    run_writer.close()
     (section,) = chapter(run := read_run(tmp_path), 1, run.title).sections
     (table,) = [each for each in section.tables if each.title == "What is proved of the probe"]
     assert table.headings == ["theorem", "of", "step 0", "step 10"]
@@ -69,9 +69,11 @@ def test_alarms_are_said_first_and_stay_text(tmp_path: Path) -> None:
 
 
 def test_a_value_at_its_floor_is_marked(tmp_path: Path) -> None:
-    book = opened(tmp_path, ("mu",))
-    book.write(look(0, more=[row(0, 1, "mu", 1e-9, floor=1e-8), row(0, 2, "mu", 1.0, floor=1e-8)]))
-    book.close()
+    run_writer = opened(tmp_path, ("mu",))
+    run_writer.write(
+        measurement(0, more=[row(0, 1, "mu", 1e-9, floor=1e-8), row(0, 2, "mu", 1.0, floor=1e-8)])
+    )
+    run_writer.close()
     run = read_run(tmp_path)
     (section,) = chapter(run, 1, run.title).sections
     assert section.tables[-1].marked == {(0, 1)}

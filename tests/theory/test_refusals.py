@@ -9,7 +9,7 @@ import torch
 from rankscope.nets import Architecture, Experts, Transformer, masks
 from rankscope.theory import THEOREMS, Certificates, certify
 from rankscope.theory.counterexample import TOP, counterexample, smallest_residual
-from rankscope.theory.lasting import lasting, lasting_tokens
+from rankscope.theory.non_collapsing import non_collapsing_network, non_collapsing_tokens
 from tests.builders import normal, one_head
 from tests.theory.families import SAN, SPHERE, net_of, orthogonal
 from tests.theory.plain import columns
@@ -301,7 +301,7 @@ def test_broken_sees_infinite_contradictions() -> None:
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e3])
 def test_lasting_networks_never_fall_below_their_start(scale: float) -> None:
-    net, X = lasting(8, 2, 20, scale), lasting_tokens(6, 8)
+    net, X = non_collapsing_network(8, 2, 20, scale), non_collapsing_tokens(6, 8)
     found = certify(net, X, theorems=["untouched", "aligned-skip", "dong2021-skip"])
     start = X[0] - X[0].mean(0)
     residual = math.log10(math.sqrt(float(columns(start) * start.abs().sum(-1).max())))
@@ -315,7 +315,7 @@ def test_lasting_networks_never_fall_below_their_start(scale: float) -> None:
 
 
 def test_lasting_networks_about_the_smallest_centre() -> None:
-    net, X = lasting(4, 2, 5, 0.5), lasting_tokens(4, 4)
+    net, X = non_collapsing_network(4, 2, 5, 0.5), non_collapsing_tokens(4, 4)
     about = certify(net, X, theorems="dong2021-skip", centre="argmin").table["log10_measured"]
     start = certify(net.variant(layers=1), X[..., :], theorems="dong2021-skip", centre="argmin")
     assert start.table["met"].all()

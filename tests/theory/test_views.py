@@ -12,7 +12,7 @@ from rankscope.report.tables import certificate_table, failing_table
 from rankscope.theory import Certificates
 from rankscope.theory.depth import depth_of
 from rankscope.theory.figures import bounds_chart
-from rankscope.theory.views import bounds_said
+from rankscope.theory.views import bounds_sentence
 from tests.theory.test_certificates import FOUND
 
 MINE = FOUND.table.with_columns(
@@ -43,7 +43,7 @@ def test_every_output_has_the_same_numbers(table: pl.DataFrame) -> None:
     assert panels == len({view.quantity for view in met} - {"affine_rank"}) >= 2
     assert set(bound_figures(found, views)) == {view.quantity for view in met if view.state == "says"}
     telling = sum(view.state == "says" for view in views)
-    assert bounds_said(views, "for san").startswith(
+    assert bounds_sentence(views, "for san").startswith(
         f"Of {len(views)} theorems {len(met)} hold for san, and {telling} say"
     )
     depth = depth_of(found, 1e-6).view()

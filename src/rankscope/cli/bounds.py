@@ -163,14 +163,14 @@ def reasons_table(found: "Certificates") -> "Table":
     from rich.markup import escape
     from rich.table import Table
 
-    from rankscope.theory.views import failing
+    from rankscope.theory.views import failed_hypotheses
 
     table = Table(title="hypotheses that fail", title_justify="left", box=None)
     table.add_column("hypothesis", ratio=3)
     for heading in ("found", "must be"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("so not", ratio=3, overflow="fold")
-    for each in failing(found.table):
+    for each in failed_hypotheses(found.table):
         table.add_row(*map(escape, (each.says, each.number, each.limit, ", ".join(each.theorems))))
     return table
 

@@ -15,9 +15,9 @@ from rankscope.errors import FileError, MissingExtraError, RankscopeError
 if TYPE_CHECKING:
     import polars as pl
 
-    from rankscope.live.monitor import Look
-    from rankscope.live.monitor.book import Book
-    from rankscope.runs.training import Training
+    from rankscope.live.monitor import Measurement
+    from rankscope.live.monitor.run_writer import RunWriter
+    from rankscope.runs.training import TrainingRun
 
 RULE = "checkpoint"
 """Under which the alarms say that one could not be measured."""
@@ -63,7 +63,7 @@ def checkpoints(
     from rankscope.cli.measure import checked, command
     from rankscope.cli.output import require_report
     from rankscope.cli.show import console, machine, say, say_where, steps
-    from rankscope.live.monitor.book import Book
+    from rankscope.live.monitor.run_writer import RunWriter
     from rankscope.report import write_report
     from rankscope.runs import Network
     from rankscope.runs.key import key_of
@@ -85,9 +85,9 @@ def checkpoints(
         **described(text, split, field, read, tokens),
     )  # fmt: skip
     refuse_other(output, key)
-    book = Book(output, manifest)
+    run_writer = RunWriter(output, manifest)
     try:
-        left = [each for each in found if each.step not in measured(book)]
+        left = [each for each in found if each.step not in measured(run_writer)]
         if not (quiet or as_json):
             done = len(found) - len(left)
             before = f" ({done} measured before)" if done else ""
@@ -96,14 +96,17 @@ def checkpoints(
             with steps(quiet or as_json, [1.0] * len(left)) as step:
                 for each in left:
                     tell = step(each.folder.name)
-                    write(book, look_at(each, directory, tokenizer, device, read, tokens, numbers, tell))
+                    measurement = measurement_of(
+                        each, directory, tokenizer, device, read, tokens, numbers, tell
+                    )
+                    write(run_writer, measurement)
         except KeyboardInterrupt as stop:
-            number = len(measured(book))
+            number = len(measured(run_writer))
             raise Stopped(
                 f"after {number} of {len(found)} checkpoints; the same command goes on from there"
             ) from stop
     finally:
-        book.close()
+        run_writer.close()
     result = read_training(output)
     if as_json:
         machine({**told(result, result.metrics[:1]), "disagreement": differently(result) or None})
@@ -118,7 +121,7 @@ def checkpoints(
         say_where("Report", written)
 
 
-def differently(found: "Training") -> str:
+def differently(found: "TrainingRun") -> str:
     """At the last layer: two metrics that rank two checkpoints differently."""
     from rankscope.profiles.disagreement import disagreement
 
@@ -164,7 +167,7 @@ def refuse_other(output: Path, key: dict[str, Any]) -> None:
                         "folder with -o, or the same options")  # fmt: skip
 
 
-def look_at(
+def measurement_of(
     each: Checkpoint,
     directory: Path,
     tokenizer: str | None,
@@ -173,12 +176,12 @@ def look_at(
     tokens: int,
     metrics: list[str],
     tell: Any,
-) -> "Look":
+) -> "Measurement":
     """What a Monitor would have seen at that step, or a sentence on why it cannot be seen."""
     import polars as pl
 
-    from rankscope.live.monitor import Alarm, Look
-    from rankscope.live.monitor.looks import TRAINING
+    from rankscope.live.monitor import Alarm, Measurement
+    from rankscope.live.monitor.measurement import TRAINING
     from rankscope.profiles import measure
 
     try:
@@ -191,9 +194,9 @@ def look_at(
         why = " ".join(str(error).split())
         said = f"{each.folder.name} cannot be measured: {why}"
         alarm = Alarm(each.step, each.step, RULE, None, None, "warn", said)
-        return Look(each.step, pl.DataFrame(schema=TRAINING), (alarm,))
+        return Measurement(each.step, pl.DataFrame(schema=TRAINING), (alarm,))
     rows = pl.concat([rows_of(each.step, profile.table), logged(each)])
-    return Look(each.step, rows)
+    return Measurement(each.step, rows)
 
 
 def loaded(each: Checkpoint, directory: Path, tokenizer: str | None) -> Any:
@@ -214,10 +217,10 @@ def loaded(each: Checkpoint, directory: Path, tokenizer: str | None) -> Any:
 
 
 def rows_of(step: int, profile: "pl.DataFrame") -> "pl.DataFrame":
-    """The rows of a profile as a look has them: over samples the mean, deviation and ends."""
+    """The rows of a profile as a measurement has them: over samples the mean, deviation and ends."""
     import polars as pl
 
-    from rankscope.live.monitor.looks import TRAINING
+    from rankscope.live.monitor.measurement import TRAINING
 
     good = pl.col("value").filter(pl.col("value").is_finite())
     return (
@@ -237,7 +240,7 @@ def logged(each: Checkpoint) -> "pl.DataFrame":
     """The loss and learning rate that the trainer has logged last, up to that step."""
     import polars as pl
 
-    from rankscope.live.monitor.looks import TRAINING
+    from rankscope.live.monitor.measurement import TRAINING
 
     try:
         history = json.loads((each.folder / "trainer_state.json").read_text(encoding="utf-8"))["log_history"]
@@ -255,24 +258,24 @@ def logged(each: Checkpoint) -> "pl.DataFrame":
     return pl.DataFrame(rows, schema=TRAINING)
 
 
-def measured(book: "Book") -> set[int]:
+def measured(run_writer: "RunWriter") -> set[int]:
     """The steps that have numbers."""
-    return set(book.store.run.table("training")["step"].to_list())
+    return set(run_writer.store.run.table("training")["step"].to_list())
 
 
-def write(book: "Book", look: "Look") -> None:
-    """Put a look at its place. Tables grow by steps: what is there of later ones is taken off and put back,
-    and what an earlier try said of this one is forgotten."""
+def write(run_writer: "RunWriter", measurement: "Measurement") -> None:
+    """Put a measurement in its place. Tables grow by steps: rows of later steps are taken off and put back,
+    and what an earlier try said of this step is forgotten."""
     import polars as pl
 
-    from rankscope.live.monitor.looks import alarm_rows
+    from rankscope.live.monitor.measurement import alarm_rows
 
     for journal, name, new in (
-        (book.alarms, "alarms", alarm_rows(look.alarms)),
-        (book.looks, "training", look.rows),
+        (run_writer.alarms, "alarms", alarm_rows(measurement.alarms)),
+        (run_writer.measurements, "training", measurement.rows),
     ):
-        later = book.store.run.table(name).filter(pl.col("step") > look.step)
-        journal.cut(look.step - 1)
+        later = run_writer.store.run.table(name).filter(pl.col("step") > measurement.step)
+        journal.cut(measurement.step - 1)
         for rows in (new, *_by_step(later)):
             if len(rows):
                 journal.append(int(rows["step"][0]), rows)

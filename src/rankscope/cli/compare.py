@@ -54,8 +54,9 @@ def compare(
     from rankscope.cli.bounds import require_positive_threshold
     from rankscope.cli.measure import checked, command, end_if_stopped, together
     from rankscope.cli.show import show_run
+    from rankscope.metrics import is_share
     from rankscope.profiles.disagreement import disagreement, ends_of
-    from rankscope.profiles.verdict import is_share, listing
+    from rankscope.profiles.verdict import listing
     from rankscope.report import write_run_directory
 
     _, numbers, arithmetics = checked("transformer", metrics, arithmetic)

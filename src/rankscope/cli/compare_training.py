@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rankscope.errors import FileError, MetricError
 
 if TYPE_CHECKING:
-    from rankscope.runs.training import Training
+    from rankscope.runs.training import TrainingRun
 
 APART = 0.1
 """Runs have parted where their values differ by more than this share of the larger."""
@@ -79,7 +79,7 @@ def compare_trainings(
     say("", said, *([differ] if differ else []), *([] if quiet else found.notes))
 
 
-def compared(runs: "list[Training]", things: list[str], asked: str | None) -> Compared:
+def compared(runs: "list[TrainingRun]", things: list[str], asked: str | None) -> Compared:
     """The same metric at the same steps."""
     shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
     if not shared or asked not in (None, *shared):
@@ -121,7 +121,7 @@ def compared(runs: "list[Training]", things: list[str], asked: str | None) -> Co
     return Compared(metric, steps, lines, notes)
 
 
-def _differently(runs: "list[Training]", things: list[str], found: Compared) -> str:
+def _differently(runs: "list[TrainingRun]", things: list[str], found: Compared) -> str:
     """At the last step and layer that all have: two metrics that rank them differently."""
     from rankscope.profiles.disagreement import disagreement
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rankscope.profiles import Gathered
     from rankscope.profiles.corpus import Spread
     from rankscope.runs import Store, Text
-    from rankscope.runs.tables import Kept
+    from rankscope.runs.tables import SavedTable
     from rankscope.sources import Excerpts
 
 KEPT, SHOWN = 16, 2
@@ -71,7 +71,7 @@ def measure_text(
         path=corpus.path, split=corpus.split, field=corpus.field, limit=corpus.limit,
         read_to_the_end=end is None, more={"excerpts_cut": texts.cut, "batch": corpus.batch},
     )  # fmt: skip
-    tables: dict[str, pl.DataFrame | Kept] = {}
+    tables: dict[str, pl.DataFrame | SavedTable] = {}
     if store is not None and not isinstance(end, KeyboardInterrupt):
         tables, text = _pictures(net, variants, first, corpus.tokens, text, quiet or as_json)
     summary = with_manifest(summary, **about, text=text, tokens=corpus.tokens)
@@ -117,12 +117,12 @@ def _gathered(
 def _spread(on: str, quiet: bool) -> "Spread":
     """Batches are measured by this cluster until the command ends."""
     from rankscope.engine.cluster import cluster
-    from rankscope.engine.spread import Corpus as Spreading
+    from rankscope.engine.ray_jobs import CorpusJob
 
     found = ending.enter_context(cluster(on))
     if found.dashboard and not quiet:
         complain(f"Ray's dashboard: {found.dashboard}")
-    return Spreading(found)
+    return CorpusJob(found)
 
 
 def _keeping(texts: Iterable[str], first: list[str]) -> Iterator[str]:
@@ -135,7 +135,7 @@ def _keeping(texts: Iterable[str], first: list[str]) -> Iterator[str]:
 
 def _pictures(
     net: "Transformer", variants: list[str], first: list[str], tokens: int, text: "Text", quiet: bool
-) -> "tuple[dict[str, pl.DataFrame | Kept], Text]":
+) -> "tuple[dict[str, pl.DataFrame | SavedTable], Text]":
     """What the report shows of single excerpts: the cloud of the first with a token, singular values of the
     first two; and the text with how it begins. They are no part of the statistics, so Ctrl-C here takes
     nothing else away."""

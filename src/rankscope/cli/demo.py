@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from rankscope.nets import Transformer
     from rankscope.runs import Manifest
-    from rankscope.runs.tables import Kept
+    from rankscope.runs.tables import SavedTable
 
 VARIANTS = (
     "transformer",
@@ -76,7 +76,7 @@ def _measured(output: Path, as_json: bool, quiet: bool) -> None:
     drawn = Pictures(net, DRAWN, X, padding, texts, 128)
     profile = measured(net, X, padding, variants, metrics, ["deviation"], quiet or as_json, drawn)
     profile = with_manifest(profile, **about(net, "minilm"), **described(None, "auto", "text", texts, 128))
-    tables: dict[str, pl.DataFrame | Kept] = {}
+    tables: dict[str, pl.DataFrame | SavedTable] = {}
     if profile.manifest.stopped is None:
         more, closure = _more(net, texts, profile.manifest, quiet or as_json)
         tables, profile = {**drawn.tables(), **more}, with_manifest(profile, closure=closure)
@@ -88,7 +88,7 @@ def _measured(output: Path, as_json: bool, quiet: bool) -> None:
 
 def _more(
     net: "Transformer", texts: list[str], manifest: "Manifest", quiet: bool
-) -> "tuple[dict[str, pl.DataFrame | Kept], float]":
+) -> "tuple[dict[str, pl.DataFrame | SavedTable], float]":
     """What the report shows beside the curves, the cloud and the spectra: the sum over all paths, by length
     and by head; what is proved of the whole, and of attention alone; and how nearly the paths add up to the
     output."""
@@ -101,7 +101,7 @@ def _more(
         start("paths, certificates")
         d = decompose(net, *net.encode(texts, 64))
         lengths = d.by_length()
-        tables: dict[str, pl.DataFrame | Kept] = {"lengths": lengths.table, "heads": d.by_head()}
+        tables: dict[str, pl.DataFrame | SavedTable] = {"lengths": lengths.table, "heads": d.by_head()}
         encoded = net.encode(texts[:2], 32)
         for variant in ("san", "transformer"):
             found = certify(net.variant(variant), *encoded, variant=variant)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from rankscope.runs.training import Grid, Training
+    from rankscope.runs.training import Grid, TrainingRun
 
 EVERY = 1.0
-"""Seconds between two looks at the folder."""
+"""Seconds between two readings of the folder."""
 WIDTH, LAYERS, ALARMS = 32, 33, 6
 """Characters of a sparkline, layers of a table and alarms that are shown, at most."""
 
@@ -36,7 +36,7 @@ def follow(
     as_json: opt.Json = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Follow a training run while it trains: its layers from the first look to the last, loss and alarms.
+    """Follow a training run while it trains: its layers from first to last measurement, loss, alarms.
 
     It reads what a [bold]Monitor[/bold] or [bold]rankscope checkpoints[/bold] writes, and disturbs neither.
     Ctrl-C ends it.
@@ -62,7 +62,7 @@ def follow(
     _live(run, metric, quiet)
 
 
-def _names(found: "Training", asked: str | None) -> list[str]:
+def _names(found: "TrainingRun", asked: str | None) -> list[str]:
     from rankscope.cli.inputs import listed
 
     if asked is not None:
@@ -110,7 +110,7 @@ def _page(run: Path, metric: str | None, port: int, no_open: bool, as_json: bool
 
 
 def shown(
-    found: "Training", names: list[str], quiet: bool = False, height: int | None = None
+    found: "TrainingRun", names: list[str], quiet: bool = False, height: int | None = None
 ) -> "RenderableType":
     """Heading, loss, layers and alarms; no taller than `height` lines, where that can be."""
     from rich.console import Group
@@ -138,20 +138,20 @@ def shown(
     return Group(*parts)
 
 
-def heading(found: "Training") -> str:
+def heading(found: "TrainingRun") -> str:
     """Which model, how far, since when."""
     parts = [found.name]
     if found.steps:
-        looks = len(found.steps)
-        parts += [f"step {found.steps[-1]:,}", f"{looks:,} look{'s' * (looks != 1)}"]
+        number = len(found.steps)
+        parts += [f"step {found.steps[-1]:,}", f"{number:,} measurement{'s' * (number != 1)}"]
     else:
-        parts.append("no look yet")
+        parts.append("no measurement yet")
     if found.manifest.created:
         parts.append(f"since {found.manifest.created[:16].replace('T', ' ')} UTC")
     return " · ".join(parts)
 
 
-def described(found: "Training", names: list[str]) -> dict[str, Any]:
+def described(found: "TrainingRun", names: list[str]) -> dict[str, Any]:
     """The same for machines."""
     from rankscope.runs.training import NAMES
 
@@ -182,7 +182,7 @@ def described(found: "Training", names: list[str]) -> dict[str, Any]:
     }
 
 
-def _scalars(found: "Training") -> "Table":
+def _scalars(found: "TrainingRun") -> "Table":
     from rankscope.cli.show import titled
     from rankscope.runs.training import title_of
 
@@ -221,7 +221,7 @@ def _layers(grid: "Grid", most: int) -> "Table":
     return table
 
 
-def _paths(found: "Training", most: int) -> "Table":
+def _paths(found: "TrainingRun", most: int) -> "Table":
     """A line for each length of paths."""
     from math import isfinite
 
@@ -267,7 +267,7 @@ def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
     return [sparkline(row.tolist(), limits) for row in values]
 
 
-def _alarms(found: "Training") -> "Table | None":
+def _alarms(found: "TrainingRun") -> "Table | None":
     """The last ones, as sentences."""
     from rich.text import Text
 

@@ -74,6 +74,7 @@ def told(each: "Metric") -> list[str]:
     if each.meaning is not None:
         words = each.meaning
         lines += [f"Range: {words.range}.", f"Small: {words.small}.", f"Large: {words.large}."]
+        lines += [f"Where all tokens are equal: {words.equal}."] if words.equal else []
         lines += [words.note] if words.note else []
     scaled = (
         "the same" if each.degree == 0 else f"{'c' if each.degree == 1 else f'c^{each.degree:g}'} times it"

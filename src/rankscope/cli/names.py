@@ -28,10 +28,10 @@ REMEDIES = (
 METRICS = (
     "residual", "relative_residual", "mu", "relative_mu", "spectral_residual", "relative_spectral_residual",
     "max_residual", "relative_max_residual", "high_frequency_share", "numerical_rank", "affine_rank",
-    "stable_rank", "effective_rank", "participation_ratio", "sigma_min", "mean_cosine", "mean_abs_cosine",
-    "residual_stable_rank", "residual_effective_rank", "residual_singular_ratio", "mean_cosine_gap",
-    "max_cosine_gap", "min_cosine", "dobrushin", "entropy", "second_singular_value", "spectral_gap",
-    "first_token_mass", "row_sum_defect", "expert_load", "expert_entropy",
+    "stable_rank", "effective_rank", "participation_ratio", "sigma_min", "residual_stable_rank",
+    "residual_effective_rank", "residual_singular_ratio", "mean_cosine", "mean_abs_cosine",
+    "mean_cosine_gap", "max_cosine_gap", "min_cosine", "dobrushin", "entropy", "second_singular_value",
+    "spectral_gap", "first_token_mass", "row_sum_defect", "expert_load", "expert_entropy",
 )  # fmt: skip
 ARITHMETICS = ("deviation", "float64", "float32", "bfloat16")
 INITS = ("bert", "xavier", "kaiming", "orthogonal")

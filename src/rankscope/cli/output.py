@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from rankscope.runs import Manifest, Store
-    from rankscope.runs.tables import Kept
+    from rankscope.runs.tables import SavedTable
 
 Told = TypeVar("Told")
 
@@ -41,7 +41,7 @@ def write_folder(
     store: "Store",
     entry: str,
     manifest: "Manifest",
-    tables: "Mapping[str, pl.DataFrame | Kept]",
+    tables: "Mapping[str, pl.DataFrame | SavedTable]",
     figures: "Mapping[str, Figure]",
 ) -> None:
     """Tables, figures and the report of a command."""

@@ -81,7 +81,7 @@ def paths(
             say("")
             console().print(heads_table(heads))
         if heaviest is not None:
-            say("", _proved(heaviest.proved, len(heaviest.paths), heaviest.looked_at))
+            say("", _proved(heaviest.proved, len(heaviest.paths), heaviest.explored))
             for path, (weight, mark) in zip(heaviest.paths, heaviest.said(), strict=True):
                 heads_of = " ".join("·" if head is None else str(head) for head in path)
                 say(f"  {weight:>10}  {heads_of}{f'  ({mark})' if mark else ''}")

@@ -105,10 +105,10 @@ def _run(studies: "list[Study]", setup: "Setup", on: str | None) -> "Iterator[tu
     if on is not None:
         from rankscope.cli.output import ending
         from rankscope.engine.cluster import cluster
-        from rankscope.engine.spread import reproduced
+        from rankscope.engine.ray_jobs import reproduce_on_cluster
 
         setup.say(f"{len(studies)} studies")
-        yield from reproduced(ending.enter_context(cluster(on)), studies, setup)
+        yield from reproduce_on_cluster(ending.enter_context(cluster(on)), studies, setup)
         return
     for study in studies:
         setup.say(study.name)

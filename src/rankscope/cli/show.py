@@ -234,8 +234,7 @@ def curves_table(curves: "Sequence[CurveView]", threshold: float | None = None) 
     """A line per curve: its shape, its ends (of a corpus the quartiles beneath them), with a threshold from
     where tokens are uniform, and from where it is only noise."""
     from rankscope.figures.text import power
-    from rankscope.metrics import symbol_of
-    from rankscope.profiles.verdict import is_share
+    from rankscope.metrics import is_share, symbol_of
     from rankscope.profiles.views import zeros_said
 
     metric, several = curves[0].metric, len({curve.arithmetic for curve in curves}) > 1

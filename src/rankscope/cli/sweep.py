@@ -118,7 +118,7 @@ def last_layers(result: "Sweep") -> tuple["pl.DataFrame", str]:
     """(a row for each cell: factors, value and log10 of the first metric at its last layer; the metric)."""
     import polars as pl
 
-    name = result.spec.asked.metrics[0]
+    name = result.spec.options.metrics[0]
     rows = result.table.filter(metric=name)
     rows = rows.filter(pl.col("layer") == pl.col("layer").max().over("cell"))
     factors = [each for each in result.spec.factors if each != "cell"]

@@ -211,7 +211,7 @@ def mixed(
         heard = Scaled(most, dv.log).normalised() + v.x.mapped(lambda t: t[:, :, None])
         R = R + product(sums.mapped(lambda t: t[..., None]), heard)
     x = (v.x if total is None else _times(v.x, total)) + mean
-    if not P.signed and must_compute((short := _short(P, dv, mean, v.valid)).any()):
+    if not P.signed and must_compute("attention.short", (short := _short(P, dv, mean, v.valid)).any()):
         straight = Scaled(P.averaged(dv.value), dv.log)
         x, R = chosen(short, v.x, x), chosen(short, straight, R)
     if len(active_heads) < arch.heads:
@@ -231,7 +231,7 @@ def _short(P: Mixable, dv: Scaled, mean: Scaled, valid: ValidTokens) -> Bool[Ten
     """Where some token, of what it looks at, hears less than a hundredth of the mean."""
     sizes = torch.linalg.vector_norm(dv.value, dim=-1, keepdim=True)  # [batch, head, token, 1]
     least, most = sizes.amin((2, 3)), sizes.amax((2, 3))
-    if not must_compute((least < SHORT * most).any()):
+    if not must_compute("attention.lengths", (least < SHORT * most).any()):
         return torch.zeros_like(least, dtype=torch.bool)
     heard = P.averaged(sizes)[..., 0].masked_fill(~valid.mask[:, None], torch.inf)
     return heard.amin(-1) < SHORT * torch.linalg.vector_norm(mean.value, dim=-1)

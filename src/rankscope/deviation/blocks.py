@@ -19,7 +19,7 @@ from rankscope.deviation.scaled import LOWEST, STEEPEST, LogScales, Scaled, spre
 from rankscope.deviation.scores import ScoreParts
 from rankscope.deviation.softmax import ReferenceRow
 from rankscope.deviation.state import ValidTokens
-from rankscope.metrics.rows import Rows
+from rankscope.metrics.rows import PatternRows
 from rankscope.shapes import Bool, Float, Int
 
 AT_ONCE = {"cpu": 2**22, "cuda": 2**28}
@@ -242,7 +242,7 @@ class PatternByRows:
             vars(found)["log"] = self.log[sample, head]
         return found
 
-    def by_head(self, make: Callable[["PatternByRows", slice], Tensor]) -> Rows:
+    def by_head(self, make: Callable[["PatternByRows", slice], Tensor]) -> PatternRows:
         """Rows of one head of one sample at a time, as `make` gives them."""
         kept: dict[tuple[int, int], PatternByRows] = {}
 
@@ -253,7 +253,7 @@ class PatternByRows:
             return make(kept[sample, head], slice(start, stop))[0, 0]
 
         batch, heads = self.shared.log.shape
-        return Rows(batch, heads, of_head, self.maker.valid.mask)
+        return PatternRows(batch, heads, of_head, self.maker.valid.mask)
 
 
 def distance_of_rows(one: PatternByRows, other: PatternByRows) -> Float[Tensor, "batch head"]:

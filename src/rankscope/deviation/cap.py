@@ -56,7 +56,7 @@ def capped(
     at, across, down = common.explicit()[..., None], h.explicit()[:, None], r.explicit()[..., None]
     new_ref = tanh_change(at.expand(-1, -1, n), across, Scaled(h.value[:, None], h.log))
     new_D = tanh_change(at + down + across, D.explicit(), D) + _bent(at, r, h, down, across)
-    if must_compute((beyond := cut > 0).any()):
+    if must_compute("cap.beyond", (beyond := cut > 0).any()):
         straight = _straight(at, down, across, D.explicit(), cut)
         new_ref, new_D = (
             chosen(beyond, Scaled.plain(a), b) for a, b in zip(straight, (new_ref, new_D), strict=True)

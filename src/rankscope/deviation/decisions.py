@@ -1,12 +1,26 @@
-"""Which work numbers let one leave out, asked in one place, so that a pass can be made again without asking.
+"""Shortcuts that the numbers of a pass allow, each asked for by name, so that a pass can be replayed unasked.
 
-Every rule has a general way that is right for all numbers, and shortcuts that are right for some. A question
-about numbers on a GPU makes the host wait for all that was started before it. A pass that is made many times
-is therefore asked once (`recorded`); from then on the same shortcuts are taken as allowed (`presumed`), and
-whether they were is asked at the end, all at once.
+Every rule of deviation arithmetic has a general formula that is right for all numbers, and shortcuts that are
+right for some: no token is padding, no score is far above the others, five terms of a series are enough.
+Whether a shortcut is allowed is a question about numbers, and on a GPU its answer makes the host wait for
+every kernel that was started before. The files with rules ask (`can_skip`, `must_compute`, `saves_a_pass`,
+`terms_needed`); `replay.py` decides how they are answered, in this order:
+
+1. The first pass of a network over tokens of some shape runs under `Recording`: every question is answered
+   by the numbers, and the answers are kept.
+2. The second pass runs under `Presuming` these answers: the same shortcuts are taken without looking, so
+   that nothing waits and the pass can be captured as a CUDA graph. The conditions they rest on become one
+   tensor, `violations`, which later replays of the graph compute anew.
+3. If a replay has violations, its result is dropped: the pass runs under `Recording` again, with `at_most`
+   the former answers: from then on only shortcuts that both passes allow are presumed.
+
+Elsewhere (on a CPU) each question is answered by the numbers and nothing is kept.
+
+A question is identified by the layer, its name and how often that name was asked before in the layer. Names
+are string constants, one per call (`tests/deviation/test_decisions.py`). A pass asks the same questions in
+the same order when it gets the same answers, since nothing else decides which formula it takes.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,113 +32,98 @@ from torch import Tensor
 
 from rankscope.shapes import Bool
 
-Question = tuple[int, ...]
-"""Where it is asked: the layer, the lines of those who call, and how often before."""
+Question = tuple[int, str, int]
+"""(layer, name, how often the name was asked before in this layer)."""
 Answers = dict[Question, int]
-"""How much can be left out: 1 where a shortcut is allowed, or so many terms. 0 is right always, and so it is
-for what is not known."""
-Asking = TypeVar("Asking", bound="Recorded")
-GOING = ("traverse", "run_layer")
-"""Who goes through a layer: a pass, and a witness of it."""
+"""How much may be left out: 1 if a shortcut is allowed, or a number of terms. 0 (take the general formula) is
+always correct; it is also the answer for a question that was never recorded."""
 
 
-class Recorded:
-    """Asks, and writes down what was answered."""
+class Recording:
+    """Answers each question by its numbers, and keeps the answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_most: Answers | None = None) -> None:
+        """No answer is larger than in `at_most`, where it has one."""
         self.answers: Answers = {}
         self.layer = 0
-        self._before: Counter[Question] = Counter()
+        self._at_most = at_most or {}
+        self._asked: Counter[tuple[int, str]] = Counter()
 
-    def question(self) -> Question:
-        """The one that is being asked, by the lines from the rule up to who goes through a layer."""
-        frame, lines = sys._getframe(2), [self.layer]
-        while frame.f_back is not None and frame.f_code.co_name not in GOING:
-            lines += [id(frame.f_code), frame.f_lineno]
-            frame = frame.f_back
-        where = (*lines, frame.f_lineno)
-        self._before[where] += 1
-        return (*where, self._before[where])
-
-    def answer(self, question: Question, condition: Tensor) -> int:
-        """As numbers have it."""
-        self.answers[question] = int(condition)
+    def answer(self, name: str, condition: Tensor) -> int:
+        """How much the condition, a truth value or a number, allows to leave out."""
+        question, allowed = self.question(name), int(condition)
+        self.answers[question] = min(allowed, self._at_most.get(question, allowed))
         return self.answers[question]
 
+    def question(self, name: str) -> Question:
+        """The identity of the question that is asked now."""
+        key = (self.layer, name)
+        self._asked[key] += 1
+        return (*key, self._asked[key] - 1)
 
-class Presumed(Recorded):
-    """Takes answers of earlier times, and remembers what they rest on."""
+
+class Presuming(Recording):
+    """Gives the answers of an earlier pass without looking at numbers, and collects what they rest on."""
 
     def __init__(self, answers: Answers) -> None:
         super().__init__()
         self.answers = answers
-        self.rests_on: list[Question] = []
-        self._violations: list[Tensor] = []
+        self.violated: list[Bool[Tensor, " question"]] = []
 
-    def answer(self, question: Question, condition: Tensor) -> int:
-        """As it was before; the general way rests on nothing."""
-        known = self.answers.get(question, 0)
-        if known:
-            self.rests_on.append(question)
-            self._violations.append((condition < known).reshape(()))
-        return known
+    def answer(self, name: str, condition: Tensor) -> int:
+        """The earlier answer; 0, the general formula, rests on nothing."""
+        presumed = self.answers.get(self.question(name), 0)
+        if presumed:
+            self.violated.append((condition < presumed).reshape(1))
+        return presumed
 
     def violations(self, like: Tensor) -> Bool[Tensor, " question"]:
-        """Where more was left out than can be, of all that the answers `rests_on`."""
-        empty = torch.zeros(0, dtype=torch.bool, device=like.device)
-        return torch.stack(self._violations) if self._violations else empty
+        """True for each presumed answer that the numbers do not allow; on the device of `like`."""
+        return torch.cat([torch.zeros(0, dtype=torch.bool, device=like.device), *self.violated])
 
 
-_asking: ContextVar[Recorded | None] = ContextVar("asking", default=None)
+How = TypeVar("How", bound=Recording)
+_asking: ContextVar[Recording | None] = ContextVar("asking", default=None)
 
 
-def can_skip(condition: Tensor) -> bool:
-    """Whether work can be left out; to do it is right always."""
+def can_skip(name: str, condition: Tensor) -> bool:
+    """True if work can be left out where the condition holds; doing the work is always right."""
     asking = _asking.get()
-    return bool(condition if asking is None else asking.answer(asking.question(), condition))
+    return bool(condition if asking is None else asking.answer(name, condition))
 
 
-def must_compute(condition: Tensor) -> bool:
-    """Whether work has to be done; to do it is right always."""
+def must_compute(name: str, condition: Tensor) -> bool:
+    """True if work has to be done where the condition holds; doing the work is always right."""
     asking = _asking.get()
-    return bool(condition) if asking is None else not asking.answer(asking.question(), ~condition)
+    return bool(condition) if asking is None else not asking.answer(name, ~condition)
 
 
-def saves_a_pass(on: Tensor, condition: Callable[[], Tensor]) -> bool:
-    """Whether no more than a pass over all entries can be left out. Off the CPU only asked where answers are
-    kept: this one has to cross to the host, which takes longer than the pass."""
+def saves_a_pass(name: str, on: Tensor, condition: Callable[[], Tensor]) -> bool:
+    """True if one pass over the entries of a tensor can be left out.
+
+    Off the CPU this is only asked while answers are kept: to wait for it takes longer than the pass."""
     asking = _asking.get()
     if asking is None:
         return on.device.type == "cpu" and bool(condition())
-    return bool(asking.answer(asking.question(), condition()))
+    return bool(asking.answer(name, condition()))
 
 
-def terms(enough: Tensor, most: int) -> int:
-    """How many terms of a series are enough; more are right always, up to `most`."""
+def terms_needed(name: str, enough: Tensor, most: int) -> int:
+    """How many terms of a series to sum, where `enough` suffice; more are always right, up to `most`."""
     asking = _asking.get()
-    return int(enough) if asking is None else most - asking.answer(asking.question(), most - enough)
+    return int(enough) if asking is None else most - asking.answer(name, most - enough)
 
 
-def at_layer(number: int) -> None:
-    """Questions are of this layer from now on."""
+def at_layer(index: int) -> None:
+    """Makes the questions that follow belong to this layer."""
     asking = _asking.get()
     if asking is not None:
-        asking.layer = number
+        asking.layer = index
 
 
 @contextmanager
-def recorded() -> Iterator[Recorded]:
-    """Write down every answer."""
-    yield from _while(Recorded())
-
-
-@contextmanager
-def presumed(answers: Answers) -> Iterator[Presumed]:
-    """Take answers as given."""
-    yield from _while(Presumed(answers))
-
-
-def _while(asking: Asking) -> Iterator[Asking]:
+def answering(asking: How) -> Iterator[How]:
+    """Inside the `with`, questions are answered by this `Recording` or `Presuming`."""
     token = _asking.set(asking)
     try:
         yield asking

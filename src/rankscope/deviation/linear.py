@@ -42,7 +42,7 @@ def log_weights(q: Scaled, dq: Scaled, k: Scaled, dk: Scaled) -> tuple[Scaled, S
     u = Scaled(covariance / product, r.log + t.log)
     ref, D = _log(across, columns).mapped(lambda v: v[..., 0]), _log(u, F * share @ G.mT / product)
     far = torch.stack([_most(W, Z) for Z, W in ((Zq, Wq), (Zk, Wk))]).amax(0) > FAR  # [batch, head]
-    if not must_compute(far.any()):
+    if not must_compute("linear.far", far.any()):
         return ref, D
     nothing = Scaled(torch.zeros_like(ref.value), torch.zeros_like(ref.log))
     return chosen(far, nothing, ref), chosen(far, _sums(Wq, Wk), D)

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass, terms
+from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass, terms_needed
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.series import GATES, SERIES, VALUES
 from rankscope.deviation.state import State
@@ -52,7 +52,7 @@ def mlp(
 
 def affine(x: Scaled, linear: Linear) -> Scaled:
     """`x W + b` of the common token."""
-    zero = saves_a_pass(x.log, lambda: (x.log <= LOWEST).all())
+    zero = saves_a_pass("mlp.no_common_token", x.log, lambda: (x.log <= LOWEST).all())
     y = x.mapped(lambda v: v.new_zeros(len(v), linear.weight.shape[1]) if zero else v @ linear.weight)
     if linear.bias is None:
         return y
@@ -72,7 +72,7 @@ def activation(name: str, z: Scaled, d: Scaled) -> tuple[Scaled, Scaled]:
         # Drawn - outside is 0 unless constant: there d goes on as large as it is.
         change = tanh_change(Z, D, Scaled(d.value, d.log))
         return Scaled(common, drawn), Scaled(change.value, change.log + drawn - outside)
-    if name in FADING and must_compute((gone := _faded(name, Z, D)).any()):
+    if name in FADING and must_compute("mlp.faded", (gone := _faded(name, Z, D)).any()):
         fine, rest = (
             faded(name, Z, D, Scaled(d.value, d.log - outside)),
             _drawn(name, Z, D, d, outside, drawn),
@@ -86,7 +86,7 @@ def _faded(name: str, Z: Tensor, D: Tensor) -> Bool[Tensor, " batch"]:
     """Where nothing is left of any unit of any token."""
     tail = TAIL[name]
     low = Z.lt(tail).all(-1) | (Z == 0).all(-1)
-    if not D.shape[1] or not must_compute(low.any()):
+    if not D.shape[1] or not must_compute("mlp.low", low.any()):
         return torch.zeros_like(low)
     return low & ((Z[:, None] + D).flatten(1).amax(1) < tail)
 
@@ -97,24 +97,24 @@ def _drawn(name: str, Z: Tensor, D: Tensor, d: Scaled, outside: Tensor, drawn: T
     # In an activation's tail the terms of its series grow with |z|.
     reach = size * (d.log - outside).clamp(max=STEEPEST).exp() * (1 + Z.abs().amax(-1).clamp(max=50.0))
     large = reach > LARGE
-    if can_skip(large.all()):
+    if can_skip("mlp.all_large", large.all()):
         return Scaled(_plain(name, Z, D, outside), drawn)
     # e^(d.log) d (f_1 + f_2 D + ...), D the same d in units of one.
     quotient = _quotient(name, Z, D, reach.clamp(max=LARGE))
-    if name in FADING and must_compute((outside > 0).any()):
+    if name in FADING and must_compute("mlp.slope_outside", (outside > 0).any()):
         # A step below float64's range is small beside any Z: the slope.
         slope = SERIES[name]((Z * spread(outside.clamp(0.0, 690.0).exp(), Z)).clamp(-LINEAR, LINEAR), 1)[1]
         exact = torch.where(D == 0, slope[:, None], _plain(name, Z, D, outside) / D.masked_fill(D == 0, 1.0))
         quotient = torch.where(spread(outside > 0, D), exact, quotient)
     change = Scaled(d.value * quotient, d.log + drawn - outside)
-    if not must_compute(large.any()):
+    if not must_compute("mlp.any_large", large.any()):
         return change
     return chosen(large, Scaled(_plain(name, Z, D, outside), drawn), change)
 
 
 def _act(name: str, z: Tensor, outside: Tensor) -> Tensor:
     """act(e^outside z) / e^outside: what is short beside the rest of its sample need not be linear."""
-    if name not in FADING or not must_compute((outside > 0).any()):
+    if name not in FADING or not must_compute("mlp.value_outside", (outside > 0).any()):
         return VALUES[name](z)
     grow = spread(outside.clamp(0.0, 690.0).exp(), z)
     whole = (z * grow).clamp(-2 * LINEAR, 2 * LINEAR)
@@ -141,7 +141,7 @@ def _apart(name: str, Z: Tensor, D: Tensor, outside: Tensor) -> Tensor:
     """The same, of some tokens."""
     Z = Z[:, None]
     W = Z + D
-    if saves_a_pass(outside, lambda: (outside <= 0).all()):
+    if saves_a_pass("mlp.inside", outside, lambda: (outside <= 0).all()):
         after, before = (GATES[name](-V.abs()) for V in (W, Z))
     else:
         grow = spread(outside.clamp(0.0, 690.0).exp(), D)
@@ -161,7 +161,7 @@ def _quotient(name: str, Z: Tensor, D: Tensor, reach: Tensor) -> Tensor:
         exact = (torch.relu(Z[:, None] + D) - torch.relu(Z)[:, None]) / D.masked_fill(D == 0, 1.0)
         return torch.where(crosses & (D != 0), exact, slope)
     powers = nearest(reach)[:, None] ** torch.arange(1, MOST_TERMS, device=reach.device)
-    order = terms((~(powers < 500 * precision(D))).any(0).sum() + 1, MOST_TERMS)
+    order = terms_needed("mlp.terms", (~(powers < 500 * precision(D))).any(0).sum() + 1, MOST_TERMS)
     f = SERIES[name](Z, order)
     result = f[order][:, None].expand_as(D)
     for k in range(order - 1, 0, -1):

@@ -11,22 +11,20 @@ from rankscope.deviation.attention import DeviationPattern, HeadOutputs
 from rankscope.deviation.blocks import PatternByRows
 from rankscope.deviation.norms import has_rule, normalise
 from rankscope.deviation.remedies import RULES as REMEDIES
-from rankscope.deviation.replay import repeats, replays
+from rankscope.deviation.replay import can_replay, pass_cache
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.deviation.streaming import StreamedDeviation
 from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
+from rankscope.nets.kernels import KERNELS, kernel_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
-
-KERNELS = ("softmax", "gaussian", "uniform", "linear", "sinkhorn")
-"""Kernels whose rows sum to one and whose logs split as scores do: the rule of `attention.py` is theirs."""
 
 
 class DeviationStep(NamedTuple):
@@ -55,8 +53,8 @@ def applies(net: Transformer) -> bool:
 def without_rule(net: Transformer) -> list[str]:
     """The parts of a network that deviation arithmetic has no rule for."""
     arch = net.arch
-    kernel = arch.kernel.partition(":")[0] if isinstance(arch.kernel, str) else None
-    found = [] if kernel in KERNELS else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
+    has_kernel = kernel_of(arch.kernel).deviation is not None
+    found = [] if has_kernel else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
     found += [] if has_rule(arch.norm) else [f"norm {getattr(arch.norm, 'name', arch.norm)}"]
     return found + [
         part.name
@@ -90,7 +88,9 @@ def propagate(
     if not applies(net):
         raise ArchitectureError(
             f"deviation arithmetic has no rule for {', '.join(without_rule(net))} of this network (kernels "
-            f"that have one: {', '.join(KERNELS)}): use arithmetic='float64'"
+            f"that have one: {', '.join(name for name in KERNELS if KERNELS[name].deviation)}): use "
+            "arithmetic='float64'",
+            subject="arithmetic",
         )
     yield from layers(PassInputs.of(net, X, padding, doubled=doubled, by_rows=by_rows), compile)
 
@@ -100,7 +100,7 @@ def layers(given: "PassInputs", compile: bool = False) -> Iterator[DeviationStep
     net, rules, state = given.net, given.rules, given.state
     yield restored(DeviationStep(0, state, None), given.order)
     if at_once(given, compile):
-        for number, passed in enumerate(replays(compile).run(net, given.settings, state).layers, 1):
+        for number, passed in enumerate(pass_cache(compile).run(net, given.settings, state).layers, 1):
             yield restored(DeviationStep(number, *passed), given.order)
         return
     for block in net.blocks:
@@ -115,11 +115,7 @@ def layers(given: "PassInputs", compile: bool = False) -> Iterator[DeviationStep
 def at_once(given: "PassInputs", compile: bool = False, passes: int = 1) -> bool:
     """Whether all layers of a pass, or of so many, are made in one go, and held (`replay.py`)."""
     asked = compile or given.state.x.log.is_cuda
-    return (
-        asked
-        and not (given.doubled or given.by_rows)
-        and repeats(given.net, given.settings, given.state, passes)
-    )
+    return asked and not (given.doubled or given.by_rows) and can_replay(given.net, given.state, passes)
 
 
 def stepped(block: Block, rules: Deviation, state: State) -> DeviationStep:

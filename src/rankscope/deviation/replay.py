@@ -1,29 +1,30 @@
-"""Passes that are made many times: asked once what numbers decide, and replayed from then on.
+"""Passes that are made many times on a GPU: recorded, captured as a CUDA graph, and replayed.
 
-On a GPU a layer of deviation arithmetic is hundreds of small kernels, and the host that starts them one by
-one is what one waits for. The first time a network sees tokens of some shape, it goes by its rules and the
-answers that numbers gave are kept (`decisions.py`). The second time the rules are gone through with these
-answers taken as given, which nothing has to wait for, and all that they start is captured as a CUDA graph.
-After that the graph is replayed. Where numbers no longer allow a shortcut, the pass is made by the rules, and
-that shortcut is not taken again.
+On a GPU a layer of deviation arithmetic is hundreds of small kernels, and starting them one by one takes the
+host longer than they run. `propagate.py` and `second_pass.py` therefore hand a whole pass to `PassCache.run`:
 
-A second pass may go beside the first (`SecondPassFunction`): it is asked, captured and replayed with it.
+1. The first time a network gets tokens of some shape, its layers run by the rules and the answers to their
+   questions are recorded (`decisions.py`).
+2. The second time, the rules run with these answers presumed, and every kernel is captured in a CUDA graph.
+3. After that the graph is replayed. If it reports violations, the pass runs by the rules again, and the
+   shortcuts that were not allowed are not taken any more.
 
-`compile=True` has torch's compiler fuse the kernels once answers have settled: a minute or two, for passes
-that are made by the hundred. A second pass is captured as it is.
+A second pass may follow the first (`second_pass_of_layers`): it is recorded, captured and replayed with it.
+With `compile=True` torch's compiler fuses the kernels of each layer once answers have settled: a minute or
+two, for passes that are made by the hundred; the second pass is captured as it is.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 from warnings import warn
 
 import torch
 from torch import Tensor
 
-from rankscope.deviation.decisions import Answers, Question, at_layer, presumed, recorded
+from rankscope.deviation.decisions import Answers, Presuming, Recording, answering, at_layer
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.state import State
 from rankscope.nets.pass_settings import PassSettings
@@ -31,38 +32,28 @@ from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, BlockOutput, traverse
 from rankscope.nets.weights import converted, outline
 
-SHARE = 1 / 8
+MEMORY_SHARE = 1 / 8
 """The part of a GPU's memory that captured passes may hold."""
-MOST = 64
+MOST_PASSES = 64
 """Passes that are remembered, the latest."""
 PATIENCE = 8
-"""How often answers may change before no shortcut is taken any more."""
+"""How often answers may change before no shortcut is presumed any more."""
 SETTLED = 2
-"""Passes without a change after which one may compile."""
+"""Passes without a change after which layers are compiled."""
 
 
 class ReplayInputs(NamedTuple):
-    """What layers are made of and given."""
+    """The tensors that a pass starts from, or one layer of it: `weights` are of all layers, or of one."""
 
     weights: Any
     settings: PassSettings
     state: State
 
-    def anew(self) -> "ReplayInputs":
-        """With nothing that was kept with its parts, answers among it."""
-        return converted(self, lambda t: t)
-
-    def through(self, block: Block) -> BlockOutput:
-        """Through a block with these weights."""
-        rules = Deviation(block.arch, self.settings)
-        return traverse(block.with_weights(self.weights), rules, self.state)
-
-
-Layer = Callable[[ReplayInputs], tuple[BlockOutput, Tensor]]
-"""What a layer gives, and where it has left out more than can be."""
-SecondPassFunction = Callable[[Transformer, PassSettings, State, Sequence[BlockOutput]], tuple[Any, Any]]
-"""What is made of a network, what it was given and what its layers gave: a structure of tensors, and what
-must not be dropped while they can be made again. Its questions have layers beyond the network's."""
+    def run_block(self, block: Block) -> BlockOutput:
+        """The block by its rules, with these weights."""
+        fresh = converted(self, lambda t: t)  # nothing cached with its parts: answers would be among it
+        rules = Deviation(block.arch, fresh.settings)
+        return traverse(block.with_weights(fresh.weights), rules, fresh.state)
 
 
 class PassResult(NamedTuple):
@@ -70,126 +61,112 @@ class PassResult(NamedTuple):
 
     layers: tuple[BlockOutput, ...]
     second_pass: Any = None
-    """What went beside it; None where nothing did."""
+    """The tensors of the second pass; None if there was none."""
+    keep_alive: Any = None
+    """The object whose random numbers the second pass reads: a graph reads them again where they lie."""
 
 
-Whole = Callable[[ReplayInputs], tuple[PassResult, Tensor]]
-"""What all layers give, and where more was left out than can be."""
+SecondPassFunction = Callable[[Transformer, PassSettings, State, Sequence[BlockOutput]], tuple[Any, Any]]
+"""From a network, its inputs and what its layers gave: (`second_pass`, `keep_alive`) of a `PassResult`. Its
+questions must belong to layers beyond the network's."""
+LayerFunction = Callable[[ReplayInputs], tuple[BlockOutput, Tensor]]
+"""One layer with answers presumed: what it gives, and its violations."""
+PassFunction = Callable[[ReplayInputs], tuple[PassResult, Tensor]]
+"""A whole pass with answers presumed: what it gives, and its violations."""
 
 
-class Ruled:
-    """A layer by its rules, answers taken as given."""
-
-    def __init__(self, block: Block, answers: Answers) -> None:
-        self.block, self.answers = block, answers
-        self.rests_on: list[Question] = []
-
-    def __call__(self, given: ReplayInputs) -> tuple[BlockOutput, Tensor]:
-        """What it gives, and where it has left out more than can be."""
-        with presumed(self.answers) as asked:
-            asked.layer = self.block.index
-            passed = given.anew().through(self.block)
-        self.rests_on = asked.rests_on
-        return passed, asked.violations(given.state.x.log)
-
-
-class RuledBeside:
-    """What goes beside a pass, answers taken as given."""
-
-    def __init__(self, second_pass: SecondPassFunction, net: Transformer, answers: Answers) -> None:
-        self.second_pass, self.net, self.answers = second_pass, net, answers
-        self.rests_on: list[Question] = []
-        self.held: Any = None
-
-    def __call__(self, given: ReplayInputs, passed: Sequence[BlockOutput]) -> tuple[Any, Tensor]:
-        """What it gives, and where it has left out more than can be."""
-        with presumed(self.answers) as asked:
-            found, self.held = beside_of(self.second_pass, self.net, given, passed)
-        self.rests_on = asked.rests_on
-        return found, asked.violations(given.state.x.log)
+def run_layers(
+    net: Transformer,
+    inputs: ReplayInputs,
+    second_pass: SecondPassFunction | None = None,
+    layers: Sequence[Callable[[ReplayInputs], BlockOutput]] = (),
+) -> PassResult:
+    """One pass through all layers, by their rules or by `layers`, and the second pass after it."""
+    state = inputs.state
+    outputs: list[BlockOutput] = []
+    for block, weights in zip(net.blocks, inputs.weights, strict=True):
+        at_layer(block.index)
+        layer_inputs = ReplayInputs(weights, inputs.settings, state)
+        run = layers[len(outputs)] if layers else partial(ReplayInputs.run_block, block=block)
+        outputs.append(run(layer_inputs))
+        state = outputs[-1].state
+    if second_pass is None:
+        return PassResult(tuple(outputs))
+    fresh = converted((inputs.settings, inputs.state, tuple(outputs)), lambda t: t)
+    return PassResult(tuple(outputs), *second_pass(net, *fresh))
 
 
-def beside_of(
-    second_pass: SecondPassFunction, net: Transformer, given: ReplayInputs, passed: Sequence[BlockOutput]
-) -> tuple[Any, Any]:
-    """With nothing that was kept with what it is made of, answers among it."""
-    settings, state, found = converted((given.settings, given.state, tuple(passed)), lambda t: t)
-    return second_pass(net, settings, state, found)
-
-
-class Compiled:
-    """Fuses layers. Those that come to the same graph share one compilation."""
+class LayerCompiler:
+    """Compiles layers. Those that come to the same graph of tensors share one compilation."""
 
     def __init__(self, compiler: Callable[[Any], Callable[..., Any]] | None = None) -> None:
-        """`compiler` makes a graph of tensors faster: torch's, if left out."""
+        """`compiler` makes a traced graph faster; torch's, if left out."""
         self.compiler = compiler or (lambda graph: torch.compile(graph, fullgraph=True, dynamic=False))
         self.functions: dict[str, Callable[..., Any]] = {}
 
-    def __call__(self, layer: Layer) -> Layer:
-        """The same layer, traced and compiled when it is first gone through."""
+    def __call__(self, layer: LayerFunction) -> LayerFunction:
+        """A function that gives what `layer` gives, traced and compiled at its first call."""
         made: list[tuple[Callable[..., Any], Any]] = []
 
-        def fused(given: ReplayInputs) -> tuple[BlockOutput, Tensor]:
-            tensors = tensors_of(given)
+        def compiled(inputs: ReplayInputs) -> tuple[BlockOutput, Tensor]:
+            tensors = tensors_of(inputs)
             if not made:
-                made.append(self._made(layer, given, tensors))
+                made.append(self._traced(layer, inputs, tensors))
             function, like = made[0]
-            found: tuple[BlockOutput, Tensor] = with_tensors(like, function(tensors))
-            return found
+            result: tuple[BlockOutput, Tensor] = with_tensors(like, function(tensors))
+            return result
 
-        return fused
+        return compiled
 
-    def _made(
-        self, layer: Layer, given: ReplayInputs, tensors: list[Tensor]
+    def _traced(
+        self, layer: LayerFunction, inputs: ReplayInputs, tensors: list[Tensor]
     ) -> tuple[Callable[..., Any], Any]:
+        """(the layer as a compiled function of a list of tensors, one of its results for the structure)."""
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        like: list[tuple[BlockOutput, Tensor]] = []
+        results: list[tuple[BlockOutput, Tensor]] = []
 
         def flat(tensors: list[Tensor]) -> list[Tensor]:
-            like.append(layer(with_tensors(given, tensors)))
-            return tensors_of(like[-1])
+            results.append(layer(with_tensors(inputs, tensors)))
+            return tensors_of(results[-1])
 
         graph = make_fx(flat)(tensors)
         constants = {name: value.tolist() for name, value in graph.named_buffers()}
         text = f"{graph.code}{constants}{[(t.shape, t.stride(), t.dtype) for t in tensors]}"
         if text not in self.functions:
             self.functions[text] = self.compiler(graph)
-        return self.functions[text], like[-1]
+        return self.functions[text], results[-1]
 
 
 @dataclass
 class CachedPass:
-    """A pass that was made."""
+    """What is remembered of passes of one network over tokens of one shape."""
 
     answers: Answers
-    run: Whole | None = None
-    layers: list[Ruled | RuledBeside] = field(default_factory=list)
+    run: PassFunction | None = None
+    """The pass with answers presumed, on a GPU a captured graph; None until it is made."""
     size: int = 0
-    """Bytes that it holds."""
+    """Bytes that its graph holds."""
     changes: int = 0
-    since: int = 0
-    """Passes since the last of them."""
+    """How often a violation changed the answers."""
+    runs_since_change: int = 0
 
-    def learn(self, violations: Tensor) -> None:
-        """Give up the shortcuts that were not allowed."""
-        rests_on = [question for layer in self.layers for question in layer.rests_on]
-        wrong = {q for q, doubted in zip(rests_on, violations.tolist(), strict=True) if doubted}
+    def answered_anew(self, answers: Answers) -> None:
+        """Presume other answers from now on; none, once they have changed too often."""
         self.changes += 1
-        kept = {} if self.changes > PATIENCE else self.answers
-        self.answers = {q: answer for q, answer in kept.items() if q not in wrong}
-        self.run, self.size, self.since = None, 0, 0
+        self.answers = {} if self.changes > PATIENCE else answers
+        self.run, self.size, self.runs_since_change = None, 0, 0
 
 
 @dataclass
-class Replays:
-    """Passes that were made, by the network and what it was given."""
+class PassCache:
+    """Runs passes, and remembers them by the network and by the shape of what it is given."""
 
-    fuse: Callable[[Layer], Layer] | None = None
-    """`Compiled()`; None leaves layers as they are."""
-    known: OrderedDict[tuple[Any, ...], CachedPass] = field(default_factory=OrderedDict)
+    compiler: Callable[[LayerFunction], LayerFunction] | None = None
+    """A `LayerCompiler`; None leaves layers as they are."""
+    passes: OrderedDict[tuple[Any, ...], CachedPass] = field(default_factory=OrderedDict)
     pool: Any = None
-    """What graphs need in between, which they share."""
+    """Memory that all graphs share for their intermediate tensors."""
 
     def run(
         self,
@@ -198,161 +175,147 @@ class Replays:
         state: State,
         second_pass: SecondPassFunction | None = None,
     ) -> PassResult:
-        """The same, with what goes beside."""
-        given = ReplayInputs(tuple(block.weights for block in net.blocks), settings, state)
-        key = (net.arch, _key(given), second_pass)
-        known = self.known.get(key)
-        if known is None:
-            with recorded() as asked:
-                run = _by_rules(net, given, second_pass)
-            self.known[key] = CachedPass(asked.answers)
-            if len(self.known) > MOST:
-                self.known.popitem(last=False)
-            return run
-        self.known.move_to_end(key)
-        if known.run is None or (self.fuse is not None and known.since == SETTLED):
-            self._prepare(known, net, given, second_pass)
-        assert known.run is not None
-        run, violations = known.run(given)
-        known.since += 1
+        """A pass through all layers, recorded, presumed or replayed as the module's docstring says."""
+        inputs = ReplayInputs(tuple(block.weights for block in net.blocks), settings, state)
+        key = (net.arch, _key(inputs), second_pass)
+        cached = self.passes.get(key)
+        if cached is None:
+            with answering(Recording()) as asking:
+                result = run_layers(net, inputs, second_pass)
+            self.passes[key] = CachedPass(asking.answers)
+            if len(self.passes) > MOST_PASSES:
+                self.passes.popitem(last=False)
+            return result
+        self.passes.move_to_end(key)
+        if cached.run is None or (self.compiler is not None and cached.runs_since_change == SETTLED):
+            self._prepare(cached, net, inputs, second_pass)
+        assert cached.run is not None
+        result, violations = cached.run(inputs)
+        cached.runs_since_change += 1
         if bool(violations.any()):
-            known.learn(violations)
-            run = _by_rules(net, given, second_pass)
-        return run
+            with answering(Recording(at_most=cached.answers)) as asking:
+                result = run_layers(net, inputs, second_pass)
+            cached.answered_anew(asking.answers)
+        return result
 
     def _prepare(
-        self, known: CachedPass, net: Transformer, given: ReplayInputs, second_pass: SecondPassFunction | None
+        self,
+        cached: CachedPass,
+        net: Transformer,
+        inputs: ReplayInputs,
+        second_pass: SecondPassFunction | None,
     ) -> None:
-        """Make ready what is run: the rules, from a settled pass on compiled, on a GPU captured."""
-        ruled = [Ruled(block, known.answers) for block in net.blocks]
-        second = None if second_pass is None else RuledBeside(second_pass, net, known.answers)
-        known.layers = [*ruled, *([] if second is None else [second])]
-        layers: Sequence[Layer] = ruled
-        if self.fuse is not None and known.since >= SETTLED:
-            layers = [self.fuse(layer) for layer in layers]
+        """Make `cached.run`: the rules with answers presumed, compiled once settled, captured on a GPU."""
+        answers, compiled = cached.answers, []
+        if self.compiler is not None and cached.runs_since_change >= SETTLED:
+            compiled = [self.compiler(partial(_presumed_layer, block, answers)) for block in net.blocks]
 
-        def whole(given: ReplayInputs) -> tuple[PassResult, Tensor]:
-            state, found, violations = given.state, [], []
-            for layer, weights in zip(layers, given.weights, strict=True):
-                passed, doubted = layer(ReplayInputs(weights, given.settings, state))
-                state = passed.state
-                found.append(passed)
-                violations.append(doubted)
-            run = PassResult(tuple(found))
-            if second is not None:
-                other, doubted = second(given, found)
-                run = run._replace(second_pass=other)
-                violations.append(doubted)
-            return run, torch.cat(violations)
+        def run(inputs: ReplayInputs) -> tuple[PassResult, Tensor]:
+            with answering(Presuming(answers)) as asking:
 
-        known.run = whole
-        if self.captures(given):
-            try:
-                known.run, known.size = self._captured(whole, given)
-            except RuntimeError as refused:
-                if second is None:
-                    raise
-                # The same numbers, which nothing waits for either: what is started one by one takes longer.
-                warn(
-                    f"a pass with its second one could not be captured, and is slower: {refused}",
-                    stacklevel=2,
-                )
-                return
-            most = torch.cuda.mem_get_info(state_of(given).device)[1] * SHARE
-            while sum(each.size for each in self.known.values()) > most and len(self.known) > 1:
-                self.known.popitem(last=False)
+                def run_compiled(layer: LayerFunction, layer_inputs: ReplayInputs) -> BlockOutput:
+                    output, violations = layer(layer_inputs)
+                    asking.violated.append(violations)
+                    return output
 
-    def captures(self, given: ReplayInputs) -> bool:
-        """Whether passes are captured where this one is."""
-        return state_of(given).is_cuda
+                layers = [partial(run_compiled, layer) for layer in compiled]
+                result = run_layers(net, inputs, second_pass, layers)
+            return result, asking.violations(inputs.state.x.log)
 
-    def _captured(self, whole: Whole, given: ReplayInputs) -> tuple[Whole, int]:
-        """A pass as a CUDA graph; weights are read where they are."""
-        kept = ReplayInputs(given.weights, *converted((given.settings, given.state), torch.clone))
-        inputs = tensors_of(kept[1:])
+        cached.run = run
+        if not self.captures(inputs):
+            return
+        try:
+            cached.run, cached.size = self._captured(run, inputs)
+        except RuntimeError as refused:
+            if second_pass is None:
+                raise
+            # The same numbers, and nothing waits for them either; but kernels are started one by one.
+            warn(f"a pass with its second one could not be captured, and is slower: {refused}", stacklevel=2)
+            return
+        most = torch.cuda.mem_get_info(inputs.state.x.log.device)[1] * MEMORY_SHARE
+        while sum(each.size for each in self.passes.values()) > most and len(self.passes) > 1:
+            self.passes.popitem(last=False)
+
+    def captures(self, inputs: ReplayInputs) -> bool:
+        """True if passes over these inputs are captured as CUDA graphs."""
+        return inputs.state.x.log.is_cuda
+
+    def _captured(self, run: PassFunction, inputs: ReplayInputs) -> tuple[PassFunction, int]:
+        """(a pass as a CUDA graph, the bytes of its result); weights are read where they are."""
+        own = ReplayInputs(inputs.weights, *converted((inputs.settings, inputs.state), torch.clone))
+        graph_inputs = tensors_of(own[1:])
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            whole(kept)  # what is set up at first use is not captured
+            run(own)  # what is set up at first use is not captured
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         self.pool = self.pool or torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=self.pool):
-            run, violations = whole(kept)
+            result, violations = run(own)
 
-        def replay(given: ReplayInputs) -> tuple[PassResult, Tensor]:
-            for here, there in zip(inputs, tensors_of(given[1:]), strict=True):
-                here.copy_(there)
+        def replay(inputs: ReplayInputs) -> tuple[PassResult, Tensor]:
+            for target, source in zip(graph_inputs, tensors_of(inputs[1:]), strict=True):
+                target.copy_(source)
             graph.replay()
             # The next replay writes where these are.
-            return converted(run, torch.clone), violations
+            return converted(result, torch.clone), violations
 
-        return replay, sum(t.nbytes for t in tensors_of(run))
+        return replay, sum(t.nbytes for t in tensors_of(result))
 
 
-def _by_rules(net: Transformer, given: ReplayInputs, second_pass: SecondPassFunction | None) -> PassResult:
-    """Asked at every question, or as who listens wants it."""
-    state, found = given.state, []
-    for block, weights in zip(net.blocks, given.weights, strict=True):
+def _presumed_layer(block: Block, answers: Answers, inputs: ReplayInputs) -> tuple[BlockOutput, Tensor]:
+    """One layer by its rules with answers presumed, and its violations."""
+    with answering(Presuming(answers)) as asking:
         at_layer(block.index)
-        found.append(ReplayInputs(weights, given.settings, state).anew().through(block))
-        state = found[-1].state
-    return PassResult(
-        tuple(found), None if second_pass is None else beside_of(second_pass, net, given, found)[0]
-    )
+        output = inputs.run_block(block)
+    return output, asking.violations(inputs.state.x.log)
 
 
 @cache
-def replays(compile: bool) -> Replays:
-    """Those of this process."""
-    return Replays(Compiled() if compile else None)
+def pass_cache(compile: bool) -> PassCache:
+    """The process's cache of passes, with compiled layers or without."""
+    return PassCache(LayerCompiler() if compile else None)
 
 
-def repeats(net: Transformer, settings: PassSettings, state: State, passes: int = 1) -> bool:
-    """Whether a pass, or so many side by side, can be made again without asking: parts of one's own may
-    remember another, a mixture goes through the experts that were chosen, layers that are read are elsewhere
-    each time, and what layers give must fit into what may be held."""
-    if (
-        net.streamed
-        or net.arch.parts
-        or any(map(net.arch.mixes, range(net.arch.layers)))
-        or not state.R.value.shape[1]
-    ):
+def can_replay(net: Transformer, state: State, passes: int = 1) -> bool:
+    """True if `passes` passes side by side can be replayed and held.
+
+    Parts of the user's own may remember something, a mixture runs the experts that were chosen, streamed
+    layers are elsewhere each time, and on a GPU what all layers give must fit into `MEMORY_SHARE`."""
+    arch = net.arch
+    if net.streamed or arch.parts or any(map(arch.mixes, range(arch.layers))) or not state.R.value.shape[1]:
         return False
     if not state.x.log.is_cuda:
         return True
     samples, tokens = state.valid.mask.shape
-    layer = samples * tokens * (3 * net.arch.heads * tokens + 4 * net.arch.width) * 8
-    return passes * net.arch.layers * layer <= torch.cuda.mem_get_info(state.x.log.device)[1] * SHARE
+    layer = samples * tokens * (3 * arch.heads * tokens + 4 * arch.width) * 8
+    return passes * arch.layers * layer <= torch.cuda.mem_get_info(state.x.log.device)[1] * MEMORY_SHARE
 
 
-def state_of(given: ReplayInputs) -> Tensor:
-    """A tensor that is where the pass is."""
-    return given.state.x.log
-
-
-def _key(given: ReplayInputs) -> tuple[Any, ...]:
-    """The same for what has the same weights and differs by the values of its other tensors alone."""
-    tensors = tensors_of(given[1:])
-    numbers = {id(t): number for number, t in enumerate(tensors)}
-    shape = outline(given[1:], lambda t: numbers[id(t)])
-    weights = tuple((t.data_ptr(), t.shape, t.stride()) for t in tensors_of(given.weights))
-    return weights, tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors), repr(shape)
+def _key(inputs: ReplayInputs) -> tuple[Any, ...]:
+    """Equal for inputs with the same weights whose other tensors differ by their values alone."""
+    tensors = tensors_of(inputs[1:])
+    positions = {id(t): position for position, t in enumerate(tensors)}
+    structure = outline(inputs[1:], lambda t: positions[id(t)])
+    weights = tuple((t.data_ptr(), t.shape, t.stride()) for t in tensors_of(inputs.weights))
+    return weights, tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors), repr(structure)
 
 
 def tensors_of(structure: Any) -> list[Tensor]:
-    """The tensors of a structure, each once."""
-    found: list[Tensor] = []
+    """The tensors of nested tuples, dicts and dataclasses, each once."""
+    tensors: list[Tensor] = []
 
     def note(t: Tensor) -> Tensor:
-        found.append(t)
+        tensors.append(t)
         return t
 
     converted(structure, note)
-    return found
+    return tensors
 
 
 def with_tensors(structure: Any, tensors: Sequence[Tensor]) -> Any:
-    """A structure with other tensors, in the order of `tensors_of`."""
-    each = iter(tensors)
-    return converted(structure, lambda _: next(each))
+    """The same structure with other tensors, in the order of `tensors_of`."""
+    replacements = iter(tensors)
+    return converted(structure, lambda _: next(replacements))

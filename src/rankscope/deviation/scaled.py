@@ -13,10 +13,12 @@ from torch import Tensor
 
 from rankscope.deviation.decisions import saves_a_pass
 from rankscope.doubled import near_log
+from rankscope.metrics import log_readings
 from rankscope.shapes import Bool, Float
 
-LOWEST = -1e300
-"""Logs end here: 10^(-4e299). What is smaller counts as this, and zero has this log as well."""
+LogScales = log_readings.LogScales
+LOWEST = log_readings.LOWEST
+"""Logs end here: what is smaller counts as this, and zero has this log as well."""
 STEEPEST = 600.0
 """Exponents are cut to +-this where e^x is formed: 1e-261 and 1e261 act as zero and infinity there."""
 WIDEST = 30.0
@@ -26,8 +28,6 @@ DISTANT = 300.0
 """Logs this far apart are looked at before they are added: what is written at the larger may be zero."""
 SMALL = 1e-200
 """Factors below this go into the log."""
-
-LogScales = Float[Tensor, "*batch"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Scaled:
         size = self.largest()
         zero = size == 0
         step = near_log(size.masked_fill(zero, 1.0))
-        if saves_a_pass(step, lambda: (step.abs() <= WIDEST).all()):
+        if saves_a_pass("scaled.normalised", step, lambda: (step.abs() <= WIDEST).all()):
             return Scaled(self.value, self.log.masked_fill(zero, LOWEST).clamp(LOWEST, -LOWEST))
         half = spread((-step / 2).exp(), self.value)  # e^-step itself overflows at subnormal sizes
         value = self.value * half * half
@@ -77,9 +77,11 @@ class Scaled:
 
     def __add__(self, other: "Scaled") -> "Scaled":
         """The sum, at the larger of the two scales; zeros at a large scale do not set it."""
-        if not saves_a_pass(self.log, lambda: ((self.log - other.log).abs() <= DISTANT).all()):
+        if not saves_a_pass(
+            "scaled.add_near", self.log, lambda: ((self.log - other.log).abs() <= DISTANT).all()
+        ):
             self, other = self.normalised(), other.normalised()
-        if saves_a_pass(self.log, lambda: (other.log > self.log).all()):
+        if saves_a_pass("scaled.add_swapped", self.log, lambda: (other.log > self.log).all()):
             self, other = other, self
         log = torch.maximum(self.log, other.log)
         value = self.at(log)
@@ -95,7 +97,7 @@ class Scaled:
     def at(self, log: LogScales) -> Float[Tensor, "..."]:
         """The value in units of e^log."""
         step = self.log - log
-        if saves_a_pass(step, lambda: (step == 0).all()):
+        if saves_a_pass("scaled.at", step, lambda: (step == 0).all()):
             return self.value
         return self.value * spread(step.clamp(max=STEEPEST).exp(), self.value)
 

@@ -29,7 +29,7 @@ from rankscope.deviation.perturbation import (
     is_cached,
 )
 from rankscope.deviation.propagate import DeviationStep, PassInputs, at_once, layers, restored, stepped
-from rankscope.deviation.replay import replays
+from rankscope.deviation.replay import pass_cache
 from rankscope.deviation.scaled import LOWEST, LogScales, Scaled, chosen
 from rankscope.deviation.state import State
 from rankscope.nets import Step, Transformer
@@ -68,7 +68,7 @@ def with_second_pass(
         for step in layers(inputs, compile):
             yield step, second_pass.run_layer(step)
         return
-    result = replays(compile).run(inputs.net, inputs.settings, inputs.state, second_pass_of_layers)
+    result = pass_cache(compile).run(inputs.net, inputs.settings, inputs.state, second_pass_of_layers)
     for layer, tensors in enumerate(result.second_pass):
         step = DeviationStep(0, inputs.state, None)
         if layer:
@@ -121,7 +121,7 @@ class SecondPass:
         resolved, plain, numbers = _resolves(before), None, None
         if self.inputs.net.arch.parts:  # what they remember of earlier layers is of one arithmetic
             resolved = torch.zeros_like(resolved)
-        if must_compute(resolved.any()):
+        if must_compute("second_pass.resolved_before", resolved.any()):
             X, P, *rest = traverse(block, self.plain_rules, before.tokens())
             X = before.valid.zero_padding(X)
             numbers, P = (P, None) if isinstance(P, Numbers) else (None, P)
@@ -130,7 +130,7 @@ class SecondPass:
             resolved = resolved & X.isfinite().flatten(1).all(1) & (_resolves(step.state) | _resolves(after))
             plain = (
                 Step(step.layer, X.nan_to_num(0.0, 0.0, 0.0), P, *rest)
-                if must_compute(resolved.any())
+                if must_compute("second_pass.resolved_after", resolved.any())
                 else None
             )
         layer = SecondPassLayer(self, block, before, resolved, plain, self.lost, numbers)
@@ -138,7 +138,9 @@ class SecondPass:
             self.state = layer.perturbed_inside.state
         else:
             self.state = (
-                after if can_skip(resolved.all()) else _chosen(resolved, after, layer.perturbed_inside.state)
+                after
+                if can_skip("second_pass.all_resolved", resolved.all())
+                else _chosen(resolved, after, layer.perturbed_inside.state)
             )
         self.lost = (
             self.lost | _hidden(step, layer) | self.plain_rules.signs.torn | self.perturbed_rules.signs.torn
@@ -275,12 +277,16 @@ def _hidden(step: DeviationStep, layer: SecondPassLayer) -> Bool[Tensor, " batch
     hidden = torch.zeros_like(layer.resolved)
     for name, name_of_rows in (("attention", "rows"), ("cross", "cross_rows")):
         P: DeviationPattern | PatternByRows | None = getattr(step, name) or getattr(step, name_of_rows)
-        if P is None or not must_compute(steep(P).any()):
+        if P is None or not must_compute("second_pass.steep", steep(P).any()):
             continue
         plain: Pattern | None = getattr(layer.plain, name, None)
         if isinstance(P, PatternByRows) and name == "attention":
             plain = layer.plain_rows
-        if plain is not None and layer.plain is not None and can_skip(layer.resolved.all()):
+        if (
+            plain is not None
+            and layer.plain is not None
+            and can_skip("second_pass.plain_pattern", layer.resolved.all())
+        ):
             state = State.of(layer.plain.state, step.state.valid.mask)
             hidden = hidden | elsewhere(P, plain) & (distance(step.state, state) <= ALIKE)
         else:
@@ -334,7 +340,7 @@ def undecided(
 ) -> Bool[Tensor, " batch"]:
     """Where scores are steep, and two passes do not agree on by how much one token is looked at before
     another: the same token by chance, perhaps."""
-    if not must_compute(steep(P).any()):
+    if not must_compute("second_pass.undecided", steep(P).any()):
         return _none(P)
     if isinstance(P, PatternByRows):
         assert isinstance(other, PatternByRows)

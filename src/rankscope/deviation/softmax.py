@@ -97,14 +97,14 @@ def _far(
     """Whether some score rises far above the reference row's, or some row does not see j*."""
     if not U.numel():
         return False
-    if must_compute((U.flatten(2).amax(-1) * size.flatten(1) > FAR).any()):
+    if must_compute("softmax.far", (U.flatten(2).amax(-1) * size.flatten(1) > FAR).any()):
         return True
-    if not can_skip(_seen_at(top, visible).all()):
+    if not can_skip("softmax.top_seen", _seen_at(top, visible).all()):
         return True
-    if can_skip((seen | ~visible).all()):
+    if can_skip("softmax.nothing_alone", (seen | ~visible).all()):
         return False
     alone = (log_w[:, :, None] + U * size).masked_fill(seen | ~visible, 0.0)  # what the reference row misses
-    return must_compute((alone.abs() > FAR).any())
+    return must_compute("softmax.far_alone", (alone.abs() > FAR).any())
 
 
 def _gentle(
@@ -114,8 +114,8 @@ def _gentle(
     reach = log_others.amax(-1).clamp(min=LOWEST) if log_others.shape[-1] else log_others.sum(-1)
     weight = (log_others - reach[..., None]).exp()[:, :, None]  # e^w in units of e^reach
     E = torch.expm1(U * size)
-    E = E if saves_a_pass(size, lambda: (size == 1).all()) else E.div_(size)
-    if can_skip(visible.all() & seen.all()):
+    E = E if saves_a_pass("softmax.unit_size", size, lambda: (size == 1).all()) else E.div_(size)
+    if can_skip("softmax.complete", visible.all() & seen.all()):
         m = E @ log_others.exp()[..., None]  # [batch, head, token, 1], in units of size
         return E.sub_(m).mul_(weight).div_(1 + size * m), reach
     alone = torch.exp(U * size) / size

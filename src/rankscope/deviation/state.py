@@ -39,7 +39,7 @@ class ValidTokens:
     @cached_property
     def all(self) -> bool:
         """No token is padding."""
-        return can_skip(self.mask.all())
+        return can_skip("state.no_padding", self.mask.all())
 
     @cached_property
     def first(self) -> Tensor:
@@ -111,11 +111,11 @@ class State:
         longest = torch.linalg.vector_norm(R.value, dim=-1)
         longest = longest.amax(-1) if longest.shape[-1] else torch.zeros_like(length)
         apart = longest * (R.log - x.log).clamp(-STEEPEST, STEEPEST).exp() > APART * length
-        if must_compute(apart.any()):
+        if must_compute("state.any_apart", apart.any()):
             whole = self.R
-            if not saves_a_pass(apart, lambda: (self.x.log <= LOWEST).all()):
+            if not saves_a_pass("state.no_common_token", apart, lambda: (self.x.log <= LOWEST).all()):
                 whole = (whole + self.x.mapped(lambda v: v[:, None])).mapped(self.valid.zero_padding)
-            R = whole if saves_a_pass(apart, apart.all) else chosen(apart, whole, R)
+            R = whole if saves_a_pass("state.all_apart", apart, apart.all) else chosen(apart, whole, R)
             x = Scaled(x.value.masked_fill(apart[:, None], 0.0), x.log.masked_fill(apart, LOWEST))
         return State(x, R.normalised(), self.valid)
 

@@ -1,5 +1,10 @@
-"""Cells of a sweep that is done, chosen by number or by their factors, as a `Profile`."""
+"""Cells of a finished sweep, chosen by number or by their factors, as a `Profile` that can be compared.
 
+`runs/study:17` is cell 17 of the run `runs/study`; `runs/study:depth=6,skip=0.5` are the cells with these
+factors. `compare` asks `choice_in` whether an argument names cells, and `profile_of` for their numbers.
+"""
+
+from collections.abc import Iterable
 from pathlib import Path
 
 import polars as pl
@@ -10,22 +15,25 @@ from rankscope.profiles import Profile
 from rankscope.profiles.profile import SCHEMA
 from rankscope.runs import Network, Run, read
 
-FEW = 12
-"""Cells that are looked at side by side, at most."""
+MOST_CHOSEN = 12
+"""Cells that are compared side by side, at most."""
 
 
-def choice_in(thing: str) -> tuple[Path, str] | None:
-    """(run, choice) where this names cells of a sweep: `runs/study:17`, or `runs/study:depth=6,skip=0.5`."""
-    folder, colon, choice = thing.rpartition(":")
-    if not colon or not (Path(folder) / "sweep.parquet").is_file():
-        return None
-    return Path(folder), choice
+def choice_in(argument: str) -> tuple[Path, str] | None:
+    """Split `RUN:CHOICE` at the first colon before which there is a sweep's folder; None where there is none.
+
+    Both may hold colons: `C:/runs/study:mask=window:2` is the choice `mask=window:2`.
+    """
+    for at, character in enumerate(argument):
+        if character == ":" and (Path(argument[:at]) / "sweep.parquet").is_file():
+            return Path(argument[:at]), argument[at + 1 :]
+    return None
 
 
 def profile_of(folder: Path, choice: str) -> Profile:
-    """These cells, each a variant, named by its number and the factors that differ within the sweep."""
+    """The readings of the chosen cells; each cell is a variant, named by its number and varied factors."""
     run = read(folder)
-    cells = chosen(run, choice)
+    cells = chosen_cells(run, choice)
     varied = [name for name in run.manifests["sweep"].more.get("varied", []) if name in cells.columns]
     names = {
         row["cell"]: f"{folder.name}:{row['cell']} "
@@ -33,41 +41,72 @@ def profile_of(folder: Path, choice: str) -> Profile:
         for row in cells.iter_rows(named=True)
     }
     rows = run.table("sweep").filter(pl.col("cell").is_in(list(names)))
-    empty = next((number for number in names if number not in set(rows["cell"])), None)
-    if empty is not None:
-        why = cells.filter(cell=empty)["reason"][0] or "it is not done yet"
-        raise SweepError(f"cell {empty} of {folder} must have been measured; it was not: {why}")
-    named = pl.col("cell").replace_strict(names, return_dtype=pl.String).alias("variant")
-    table = rows.with_columns(named).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
+    measured = set(rows["cell"])
+    missing = next((cell for cell in names if cell not in measured), None)
+    if missing is not None:
+        why = cells.filter(cell=missing)["reason"][0] or "it is not done yet"
+        raise SweepError(
+            f"cell {missing} of {folder} must have been measured; it was not: {why}", subject="cell"
+        )
+    variant = pl.col("cell").replace_strict(names, return_dtype=pl.String).alias("variant")
+    table = rows.with_columns(variant).select(list(SCHEMA)).cast(pl.Schema(SCHEMA))
     metrics = tuple(table["metric"].unique(maintain_order=True))
     checks = {"arithmetic_asked": run.manifests["sweep"].more["asked"]["arithmetic"]}
     networks = [
-        Network(variant=name, arithmetic=kind, metrics=metrics, checks=checks)
-        for name, kind in table.select("variant", "arithmetic").unique(maintain_order=True).rows()
+        Network(variant=name, arithmetic=arithmetic, metrics=metrics, checks=checks)
+        for name, arithmetic in table.select("variant", "arithmetic").unique(maintain_order=True).rows()
     ]
     return Profile(table, run.manifests["sweep"].adding(networks=tuple(networks)))
 
 
-def chosen(run: Run, choice: str) -> pl.DataFrame:
-    """The rows of these cells in the table of cells."""
+def chosen_cells(run: Run, choice: str) -> pl.DataFrame:
+    """The rows of the table of cells that a choice (a number, or factors with their values) selects."""
     cells = run.table("cells")
-    wanted = (
-        dict(part.partition("=")[::2] for part in choice.split(",")) if "=" in choice else {"cell": choice}
-    )
-    for name, value in wanted.items():
+    for name, value in parse_choice(choice, cells).items():
         if name not in cells.columns:
-            raise SweepError(one_of("a factor of this sweep", name, cells.columns))
-        cells = cells.filter(_is(cells.schema[name], pl.col(name), value.strip()))
-    if not 1 <= len(cells) <= FEW:
+            raise SweepError(one_of("a factor of this sweep", name, cells.columns), subject=name)
+        cells = cells.filter(_equals(cells.schema[name], pl.col(name), value))
+    if not 1 <= len(cells) <= MOST_CHOSEN:
         raise SweepError(
-            f"1 to {FEW} cells must be chosen, by number or by factors as depth=6,skip=0.5; {choice!r} "
-            f"chooses {len(cells)} of {len(run.table('cells'))} in {run.folder}"
+            f"1 to {MOST_CHOSEN} cells must be chosen, by number or by factors as depth=6,skip=0.5; "
+            f"{choice!r} chooses {len(cells)} of {len(run.table('cells'))} in {run.folder}",
+            subject="choice",
         )
     return cells
 
 
-def _is(kind: pl.DataType, column: pl.Expr, value: str) -> pl.Expr:
-    if not kind.is_numeric():
+def parse_choice(choice: str, cells: pl.DataFrame) -> dict[str, str]:
+    """The factors that a choice asks for, by name; a number alone is the factor `cell`.
+
+    A value may hold commas, as that of a remedy with two options does: what follows a comma belongs to the
+    value before it if some cell has such a value.
+
+    >>> cells = pl.DataFrame({"remedy": ["shaped:alpha=1,beta=2", "none"], "depth": [6, 6]})
+    >>> parse_choice("remedy=shaped:alpha=1,beta=2,depth=6", cells)
+    {'remedy': 'shaped:alpha=1,beta=2', 'depth': '6'}
+    >>> parse_choice("17", cells)
+    {'cell': '17'}
+    """
+    if "=" not in choice:
+        return {"cell": choice.strip()}
+    wanted: dict[str, str] = {}
+    factor = ""
+    for part in choice.split(","):
+        longer = f"{wanted.get(factor, '')},{part.strip()}"
+        values: Iterable[str] = cells[factor].cast(pl.String).drop_nulls() if factor in cells.columns else []
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        unknown_option = ":" in wanted.get(factor, "") and name not in cells.columns
+        if unknown_option or any(known.startswith(longer) for known in values):
+            wanted[factor] = longer
+        else:
+            factor = name
+            wanted[factor] = value
+    return wanted
+
+
+def _equals(dtype: pl.DataType, column: pl.Expr, value: str) -> pl.Expr:
+    """Whether a column has this value, as numbers where it holds numbers."""
+    if not dtype.is_numeric():
         return column.cast(pl.String) == value
     try:
         return column == float(value)

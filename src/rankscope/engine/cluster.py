@@ -1,15 +1,22 @@
-"""Work on a Ray cluster: a laptop's own, or one with an address.
+"""Work on a Ray cluster: one that is started on this machine, or one with an address.
 
-Ray schedules, finds out when a worker or node is lost, and brings shared weights to each node once (in its
-object store, which workers read without a copy). What was lost is given to Ray again, a few
-times; not by Ray itself, which would do a cell that has not the memory again and again.
+Ray schedules, notices when a worker or node is lost, and brings shared weights to each node once (in its
+object store, which workers read without a copy). Lost work is submitted again a few times by this module, not
+by Ray, which would repeat a cell that needs too much memory again and again. Work that never answers is
+cancelled after `stuck_after` seconds in which nothing at all ended.
+
+`sweep.py` runs cells here (`outcomes`); `ray_jobs.py` runs batches of a corpus and studies (`in_order`,
+`run`).
 """
 
 import hashlib
 import os
 import platform
 import socket
+import subprocess
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,45 +24,75 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.engine.factors import Cell
-from rankscope.engine.laid import Laid, laid
-from rankscope.engine.pool import Task
-from rankscope.engine.shared import Shared
-from rankscope.engine.spec import Asked
-from rankscope.engine.work import Opener, Outcome, Ready, Worker, failed
+from rankscope.engine.pool import CellTask
+from rankscope.engine.shared_inputs import SharedInputs
+from rankscope.engine.spec import SweepOptions
+from rankscope.engine.work import CellInputs, CellOutcome, CellWorker, InputsLoader, failed
+from rankscope.engine.zero_copy_pickle import ZeroCopyPickle, dump
 from rankscope.errors import RankscopeError, SweepError
 from rankscope.extras import need
 from rankscope.runs.key import difference
 from rankscope.runs.manifest import versions
 from rankscope.workers import environment
 
-TRIES = 4
-"""Workers or nodes that a piece of work may lose."""
-AHEAD = 2
-"""Pieces of work for each core that wait in the cluster."""
-PATIENCE = 5.0
-"""Seconds in which an address must answer, and after which the size of the cluster is looked up again."""
-SLOW = 120.0
-"""Seconds in which a node must have started a worker."""
-PREFACE, SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), b"\x04"
-"""How HTTP/2, on which gRPC is built, is begun; and the kind of frame with which any server answers."""
+ATTEMPTS = 4
+"""How often a piece of work is submitted whose worker or node is lost."""
+STUCK_ATTEMPTS = 2
+"""How often a piece of work is submitted that does not answer."""
+STUCK_AFTER = 6 * 3600.0
+"""Seconds without any result after which the work that runs is taken to be stuck."""
+PIECES_PER_CORE = 2
+"""Pieces of work that are submitted for each core, so that none waits for the driver."""
+RESIZE_SECONDS = 5.0
+"""Seconds after which the size of the cluster is looked up again."""
+CONNECT_WITHIN = 20.0
+"""Seconds within which a cluster must answer."""
+NODE_WITHIN = 120.0
+"""Seconds within which a node must have started a worker."""
+Piece = tuple[int, tuple[Any, ...]]
+"""The number of a piece of work, and the arguments of the function that does it."""
+ADVICE = "start one with `ray start --head`, or leave the address out for one of this machine"
 
 
 class Cluster:
-    """Ray at an address, or one of its own on this machine."""
+    """A Ray cluster at an address, or one that is started on this machine and ends with this object.
+
+    Args:
+        address: HOST:PORT or another address that `ray.init` takes; None for a new cluster.
+        workers: Pieces of work at a time; as many as there are cores if left out.
+        threads: Threads, and so cores, of each piece of work.
+        gpus: GPUs of each piece of work, or a share of one.
+        stuck_after: Seconds without any result after which the work that runs is cancelled and submitted
+            again, once; then it has failed.
+        connect_within: Seconds within which the cluster at `address` must answer.
+    """
 
     def __init__(
-        self, address: str | None = None, workers: int | None = None, threads: int = 1, gpus: float = 0.0
+        self,
+        address: str | None = None,
+        workers: int | None = None,
+        threads: int = 1,
+        gpus: float = 0.0,
+        *,
+        stuck_after: float = STUCK_AFTER,
+        connect_within: float = CONNECT_WITHIN,
     ) -> None:
-        self.ray = _imported()
-        self.workers, self.threads, self.gpus = workers, threads, gpus
-        self.own = not self.ray.is_initialized()
-        self._opened: dict[str, Any] = {}
+        need("a cluster", "ray")
+        import ray
+
+        self.ray: Any = ray
+        self.workers, self.threads, self.gpus, self.stuck_after = workers, threads, gpus, stuck_after
+        self.started_here = not ray.is_initialized()
+        self.dashboard: str | None = None
+        """The address of Ray's dashboard; None if it has none, or the caller connected to Ray before."""
+        self._stored_loaders: dict[str, Any] = {}
         self._size = (float("-inf"), 1)
-        if self.own:
-            self._begin(address or os.environ.get("RAY_ADDRESS") or None)
+        """When the size of the cluster was looked up, and how many pieces of work can run at a time."""
+        if self.started_here:
+            self._connect(address or os.environ.get("RAY_ADDRESS") or None, connect_within)
         try:
-            self._roomy()
-            self._agree()
+            self._require_room()
+            self._require_same_versions()
         except BaseException:
             self.close()
             raise
@@ -66,244 +103,292 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def dashboard(self) -> str | None:
-        """Where Ray shows itself; None where it does not."""
-        found = self.ray._private.worker.get_dashboard_url()
-        return f"http://{found}" if found else None
-
     def close(self) -> None:
-        """Let the cluster go, if it was not there before."""
-        self._opened.clear()
-        if self.own:
+        """Disconnect from Ray, unless the caller had connected before."""
+        self._stored_loaders.clear()
+        if self.started_here:
             self.ray.shutdown()
 
-    def outcomes(self, tasks: Iterable[Task], asked: Asked) -> Iterator[tuple[int, Outcome]]:
-        """What came of each cell, by its number, in the order in which they end."""
-        said, device = self.ray.put(asked), "cuda" if self.gpus else "cpu"
-        given = (
-            (number, (cell, said, self._sent(opener), self.threads, device, agreed()))
-            for number, cell, opener in tasks
+    def outcomes(self, tasks: Iterable[CellTask], options: SweepOptions) -> Iterator[tuple[int, CellOutcome]]:
+        """Measure cells; each outcome comes with the number of its cell, in the order in which they end."""
+        stored_options, device = self.ray.put(options), "cuda" if self.gpus else "cpu"
+        pieces = (
+            (number, (cell, stored_options, self._stored(loader), self.threads, device, software()))
+            for number, cell, loader in tasks
         )
-        for number, found in self.run(_do, given):
-            yield number, found if isinstance(found, Outcome) else Outcome(reason=str(found), lasting=False)
+        for number, result in self.run(_measure_cell, pieces):
+            failure = CellOutcome(reason=str(result), lasting=False)
+            yield number, result if isinstance(result, CellOutcome) else failure
 
-    def in_order(self, work: Callable[..., Any], given: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
-        """What `work` gives of each, first to last, a little ahead of who asks; what is lost for good is an
-        error."""
-        waiting: dict[int, Any] = {}
-        next_one = 0
-        for number, found in self.run(work, enumerate(given)):
-            waiting[number] = found
-            while next_one in waiting:
-                found = waiting.pop(next_one)
-                if isinstance(found, Exception):
-                    raise found
-                next_one += 1
-                yield found
+    def in_order(self, work: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]) -> Iterator[Any]:
+        """Results of `work` in the order of its arguments, computed a little ahead of the reader.
 
-    def run(
-        self, work: Callable[..., Any], given: Iterable[tuple[int, tuple[Any, ...]]]
-    ) -> Iterator[tuple[int, Any]]:
-        """What `work` gives, by number, as it ends; an error in its place where it ended in one."""
-        ray = self.ray
-        task = ray.remote(work).options(
+        The first piece that fails for good raises its error here.
+        """
+        results: dict[int, Any] = {}
+        next_number = 0
+        for number, result in self.run(work, enumerate(arguments)):
+            results[number] = result
+            while next_number in results:
+                result = results.pop(next_number)
+                if isinstance(result, Exception):
+                    raise result
+                next_number += 1
+                yield result
+
+    def run(self, work: Callable[..., Any], pieces: Iterable[Piece]) -> Iterator[tuple[int, Any]]:
+        """Run `work` on each piece; yield (number, result) as they end, of a failure its exception."""
+        task = self.ray.remote(work).options(
             num_cpus=self.threads, num_gpus=self.gpus, max_retries=0,
             runtime_env={"env_vars": environment(self.threads)},
         )  # fmt: skip
-        waiting, again = iter(given), list[tuple[int, tuple[Any, ...]]]()
-        running: dict[Any, tuple[int, tuple[Any, ...]]] = {}
-        lost: dict[int, int] = {}
+        waiting, again = iter(pieces), list[Piece]()
+        running: dict[Any, Piece] = {}
+        losses: Counter[int] = Counter()
         try:
             while True:
-                while len(running) < self._room():
+                while len(running) < self._most_running():
                     piece = again.pop() if again else next(waiting, None)
                     if piece is None:
                         break
                     running[task.remote(*piece[1])] = piece
                 if not running:
                     return
-                ready, _ = ray.wait(list(running), num_returns=1)
-                for reference in ready:
+                for reference, result in self._results(list(running)):
                     piece = running.pop(reference)
-                    found = self._found(reference)
-                    if isinstance(found, _LostError):
-                        lost[piece[0]] = lost.get(piece[0], 0) + 1
-                        if lost[piece[0]] < TRIES and not found.memory:
+                    if isinstance(result, _LostError):
+                        losses[piece[0]] += 1
+                        if losses[piece[0]] < result.attempts:
                             again.append(piece)
                             continue
-                    yield piece[0], found
+                    yield piece[0], result
         finally:
             for reference in running:
-                ray.cancel(reference, force=True)
+                self.ray.cancel(reference, force=True)
 
-    def _found(self, reference: Any) -> Any:
+    def _results(self, references: list[Any]) -> list[tuple[Any, Any]]:
+        """Wait for the next result among running tasks, or until they are taken to be stuck.
+
+        Ray starts tasks in the order of their submission, so the oldest ones are those that run and do not
+        answer: they are cancelled, and the tasks that wait behind them can start.
+        """
+        ready, _ = self.ray.wait(references, num_returns=1, timeout=self.stuck_after)
+        if ready:
+            return [(reference, self._result(reference)) for reference in ready]
+        stuck = references[: self._places()]
+        for reference in stuck:
+            self.ray.cancel(reference, force=True)
+        reason = (
+            f"no answer within {self.stuck_after:g} s, {STUCK_ATTEMPTS} times: its worker was stopped; take "
+            "a smaller cell, or give it more time (stuck_after)"
+        )
+        return [(reference, _LostError(reason, STUCK_ATTEMPTS)) for reference in stuck]
+
+    def _result(self, reference: Any) -> Any:
+        """The result of a task that has ended, or the exception in which it ended."""
         errors = self.ray.exceptions
         try:
             return self.ray.get(reference)
         except errors.OutOfMemoryError:
-            return _LostError("out of memory: Ray ended its worker; fewer tokens, or fewer at a time", True)
+            reason = "out of memory: Ray ended its worker; fewer tokens, or fewer at a time"
+            return _LostError(reason, attempts=1)
         except errors.RayTaskError as error:
             cause = error.cause
             return cause if isinstance(cause, RankscopeError) else SweepError(str(failed(cause).reason))
         except errors.RayError as error:
-            return _LostError(f"its worker or node was lost {TRIES} times ({type(error).__name__})")
+            return _LostError(f"its worker or node was lost {ATTEMPTS} times ({type(error).__name__})")
 
-    def _sent(self, opener: Opener) -> Any:
-        """In the object store once, whoever needs it."""
-        if not isinstance(opener, Opened):
-            return opener
-        if opener.name not in self._opened:
-            self._opened[opener.name] = self.ray.put(opener)
-        return self._opened[opener.name]
+    def _stored(self, loader: InputsLoader) -> Any:
+        """A loader of large inputs as a reference into Ray's object store, where it is put once."""
+        if not isinstance(loader, ObjectStoreLoader):
+            return loader
+        if loader.name not in self._stored_loaders:
+            self._stored_loaders[loader.name] = self.ray.put(loader)
+        return self._stored_loaders[loader.name]
 
-    def _room(self) -> int:
-        """Pieces of work that may be in the cluster at a time. Clusters grow and shrink."""
-        if time.monotonic() - self._size[0] > PATIENCE:
-            there = self.ray.cluster_resources()
-            places = int(there.get("CPU", 1) // self.threads)
-            places = min(places, int(there.get("GPU", 0) / self.gpus)) if self.gpus else places
+    def _places(self) -> int:
+        """Pieces of work that can run at a time; looked up now and then, as clusters grow and shrink."""
+        if time.monotonic() - self._size[0] > RESIZE_SECONDS:
+            resources = self.ray.cluster_resources()
+            places = int(resources.get("CPU", 1) // self.threads)
+            places = min(places, int(resources.get("GPU", 0) / self.gpus)) if self.gpus else places
             self._size = time.monotonic(), max(1, places)
-        return self._size[1] * AHEAD if self.workers is None or self.own else min(self.workers, self._size[1])
+        return self._size[1]
 
-    def _begin(self, address: str | None) -> None:
-        given: dict[str, Any] = {"address": address or "local"}
+    def _most_running(self) -> int:
+        """Pieces of work that may be submitted and not yet answered."""
+        if self.workers is None or self.started_here:
+            return self._places() * PIECES_PER_CORE
+        return min(self.workers, self._places())
+
+    def _connect(self, address: str | None, seconds: float) -> None:
+        """Start Ray on this machine, or connect to the cluster at an address."""
+        options: dict[str, Any] = {"address": address or "local"}
         if address is None:
-            given["num_cpus"] = None if self.workers is None else self.workers * self.threads
-        elif "://" not in address and address not in ("auto", "local"):
-            _reachable(address)
+            options["num_cpus"] = None if self.workers is None else self.workers * self.threads
+        elif address != "local":
+            require_answer(address, seconds)
         try:
-            self.ray.init(**given, log_to_driver=False, logging_level="ERROR")
+            context = self.ray.init(**options, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise SweepError(
-                f"Ray must run at {address or 'this machine'}; it does not ({' '.join(str(error).split())})"
+                f"Ray must run at {address or 'this machine'}; it does not ({' '.join(str(error).split())})",
+                subject="on",
             ) from error
+        self.dashboard = f"http://{context.dashboard_url}" if context.dashboard_url else None
 
-    def _agree(self) -> None:
-        """Every node must have the versions that this process has: else numbers are not the same."""
+    def _require_same_versions(self) -> None:
+        """Refuse a cluster with a node whose software differs from ours: numbers could differ with it."""
         ray = self.ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        task = ray.remote(agreed)
-        nodes = [each for each in ray.nodes() if each["Alive"] and each["Resources"].get("CPU")]
-        places = [NodeAffinitySchedulingStrategy(each["NodeID"], soft=False) for each in nodes]
-        asked = [task.options(num_cpus=0, scheduling_strategy=each).remote() for each in places]
-        for node, reference in zip(nodes, asked, strict=True):
+        task = ray.remote(software)
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        strategies = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in nodes]
+        answers = [task.options(num_cpus=0, scheduling_strategy=strategy).remote() for strategy in strategies]
+        for node, reference in zip(nodes, answers, strict=True):
             name = f"node {node['NodeID'][:8]} ({node['NodeManagerAddress']})"
             try:
-                theirs = ray.get(reference, timeout=SLOW)
+                theirs = ray.get(reference, timeout=NODE_WITHIN)
             except ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", None) or error
                 why = " ".join(str(cause).split())[:200]
-                raise SweepError(f"every node must have rankscope; {name} has not ({why})") from error
-            refuse_other(theirs, name)
+                raise SweepError(
+                    f"every node must have rankscope; {name} has not ({why})", subject="on"
+                ) from error
+            require_same_software(theirs, name)
 
-    def _roomy(self) -> None:
-        """Some node must be able to do one cell: else Ray would wait for ever."""
-        there = [each["Resources"] for each in self.ray.nodes() if each["Alive"]]
-        if any(each.get("CPU", 0) >= self.threads and each.get("GPU", 0) >= self.gpus for each in there):
+    def _require_room(self) -> None:
+        """Refuse a cluster where no node has the cores and GPUs of one cell: Ray would wait for ever."""
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        if any(node.get("CPU", 0) >= self.threads and node.get("GPU", 0) >= self.gpus for node in nodes):
             return
-        most = (
-            max((each.get("CPU", 0) for each in there), default=0),
-            max((each.get("GPU", 0) for each in there), default=0),
-        )
+        cores = max((node.get("CPU", 0) for node in nodes), default=0)
+        gpus = max((node.get("GPU", 0) for node in nodes), default=0)
         raise SweepError(
             f"some node must have {self.threads} cores and {self.gpus:g} GPUs of a cell; the largest have "
-            f"{most[0]:g} and {most[1]:g}: ask for fewer with --threads or --gpus-per-cell"
+            f"{cores:g} and {gpus:g}: ask for fewer with --threads or --gpus-per-cell",
+            subject="threads" if cores < self.threads else "gpus_per_cell",
         )
 
 
-def cluster(on: str, workers: int | None = None, threads: int = 1, gpus: float = 0.0) -> Cluster:
-    """What `--on` names: "ray", or "ray:HOST:PORT"."""
+def cluster(
+    on: str,
+    workers: int | None = None,
+    threads: int = 1,
+    gpus: float = 0.0,
+    stuck_after: float = STUCK_AFTER,
+) -> Cluster:
+    """The cluster that `--on` names: "ray" or "ray:HOST:PORT"."""
     kind, _, address = on.partition(":")
     if kind != "ray":
-        raise SweepError(f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}")
-    return Cluster(address or None, workers, threads, gpus)
+        raise SweepError(
+            f"on must be 'ray' or 'ray:HOST:PORT', or left out for this machine; got {on!r}", subject="on"
+        )
+    return Cluster(address or None, workers, threads, gpus, stuck_after=stuck_after)
 
 
 class _LostError(SweepError):
-    """Work that a worker or node took with it."""
+    """Work without a result, because its worker or node is gone; it may be submitted `attempts` times."""
 
-    def __init__(self, said: str, memory: bool = False) -> None:
-        super().__init__(said)
-        self.memory = memory
+    def __init__(self, message: str, attempts: int = ATTEMPTS) -> None:
+        super().__init__(message)
+        self.attempts = attempts
 
 
 @dataclass(frozen=True)
-class Opened:
-    """Weights and tokens that Ray keeps in memory that all workers of a node read."""
+class ObjectStoreLoader:
+    """Reads weights and tokens from Ray's object store, in memory that all workers of a node share."""
 
     name: str
-    ready: Laid
+    inputs: ZeroCopyPickle
 
-    def __call__(self) -> Ready:
-        """The network and its tokens."""
-        return self.ready.taken()
-
-
-class Stored(Shared):
-    """Shared through Ray."""
-
-    def put(self, name: str, ready: Ready) -> Opener:
-        """It goes into the object store with the first cell; where the network came from stays here."""
-        return Opened(name, laid(replace(ready, net=replace(ready.net, origin=None))))
+    def __call__(self) -> CellInputs:
+        """Build the network and its tokens over the shared memory."""
+        return self.inputs.load()
 
 
-_worker: Worker | None = None
+class RaySharedInputs(SharedInputs):
+    """Shares the inputs of cells through Ray's object store instead of a file."""
+
+    def put(self, name: str, inputs: CellInputs) -> InputsLoader:
+        """Pickle inputs for the object store; where the network came from (`origin`) is left out."""
+        return ObjectStoreLoader(name, dump(replace(inputs, net=replace(inputs.net, origin=None))))
 
 
-def _do(
-    cell: Cell, asked: Asked, opener: Opener, threads: int, device: str, driver: dict[str, str]
-) -> Outcome:
-    """A cell, as a task of Ray."""
+_worker: CellWorker | None = None
+"""The worker of this process, where it is one of Ray's: it keeps the inputs of its last cell."""
+
+
+def _measure_cell(
+    cell: Cell, options: SweepOptions, loader: InputsLoader, threads: int, device: str, driver: dict[str, str]
+) -> CellOutcome:
+    """The task that Ray runs for a cell; `driver` is the software of the process that submitted it."""
     global _worker
-    refuse_other(agreed(), "a node that joined since", driver)
+    require_same_software(software(), "a node that joined since", driver)
     if _worker is None or (_worker.threads, _worker.device) != (threads, device):
-        _worker = Worker(threads, device)
-    return _worker.do(cell, asked, opener)
+        _worker = CellWorker(threads, device)
+    return _worker.measure(cell, options, loader)
 
 
-def agreed() -> dict[str, str]:
-    """What must be the same in all processes for numbers to be: versions, and our own source."""
-    return {**versions(), "python": platform.python_version(), "source of rankscope": _source()}
+def software() -> dict[str, str]:
+    """What must be equal in all processes for numbers to be equal: versions, and the source of rankscope."""
+    return {**versions(), "python": platform.python_version(), "source of rankscope": _source_digest()}
 
 
 @cache
-def _source() -> str:
-    found = hashlib.sha256()
-    home = Path(__file__).parents[1]
-    for path in sorted(home.rglob("*.py")):
-        found.update(str(path.relative_to(home)).encode() + path.read_bytes())
-    return found.hexdigest()[:8]
+def _source_digest() -> str:
+    digest = hashlib.sha256()
+    package = Path(__file__).parents[1]
+    for path in sorted(package.rglob("*.py")):
+        digest.update(str(path.relative_to(package)).encode() + path.read_bytes())
+    return digest.hexdigest()[:8]
 
 
-def refuse_other(theirs: dict[str, str], where: str, mine: dict[str, str] | None = None) -> None:
-    """Say in what a node differs from the driver, where it does."""
-    if theirs != (mine := agreed() if mine is None else mine):
+def require_same_software(theirs: dict[str, str], where: str, mine: dict[str, str] | None = None) -> None:
+    """Refuse a node whose `software()` differs from the driver's, and say in what."""
+    if theirs != (mine := software() if mine is None else mine):
         raise SweepError(
             f"every node must have the versions of the driver; on {where} differ {difference(mine, theirs)}: "
-            "install the same there"
+            "install the same there",
+            subject="on",
         )
 
 
-def _imported() -> Any:
-    need("a cluster", "ray")
-    import ray
+def require_answer(address: str, seconds: float) -> None:
+    """Refuse an address at which no Ray cluster answers within so many seconds.
 
-    return ray
-
-
-def _reachable(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    advice = "start one with `ray start --head`, or leave the address out for one of this machine"
-    if not host or not port.isdigit():
-        raise SweepError(f"an address of Ray must be HOST:PORT, as 10.0.0.1:6379; got {address!r}: {advice}")
+    `ray.init` itself would try for minutes. So it is tried in a process of its own, which can be ended; a
+    port at which nothing listens is found out even before.
+    """
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), PATIENCE) as line:
-            if os.environ.get("RAY_USE_TLS", "0") == "0":
-                # Ray would wait minutes for an answer: whether this speaks gRPC is seen at once.
-                line.sendall(PREFACE)
-                if line.recv(9)[3:4] != SETTINGS:
-                    raise OSError("what is there is not Ray")
+        if "://" not in address and address != "auto":
+            host, _, port = address.rpartition(":")
+            if not host or not port.isdigit():
+                raise SweepError(
+                    f"an address of Ray must be HOST:PORT, as 10.0.0.1:6379; got {address!r}: {ADVICE}",
+                    subject="on",
+                )
+            socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+        why = _failed_connection(address, seconds)
     except (OSError, OverflowError) as error:
-        raise SweepError(f"Ray must answer at its address; {address} does not ({error}): {advice}") from error
+        why = str(error)
+    if why:
+        raise SweepError(
+            f"Ray must answer at its address; {address} does not ({why}): {ADVICE}", subject="on"
+        )
+
+
+def _failed_connection(address: str, seconds: float) -> str:
+    """Why a new process cannot connect to Ray at an address; empty if it can."""
+    connect = "import sys, ray; print(flush=True); ray.init(sys.argv[1], logging_level='ERROR')"
+    command = [sys.executable, "-c", connect, address]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as trial:
+        assert trial.stdout is not None
+        trial.stdout.readline()  # Ray is imported: the time begins
+        try:
+            _, errors = trial.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            trial.kill()
+            return f"no Ray cluster within {seconds:g} s"
+    return "" if trial.returncode == 0 else (errors.strip().splitlines() or ["no reason given"])[-1]

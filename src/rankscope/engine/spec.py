@@ -1,6 +1,6 @@
 """The specification of a sweep: which cells, and what is measured of each.
 
-    metrics = ["relative_mu", "entropy"]    # as in `measure`; also: arithmetic, estimate
+    metrics = ["relative_mu", "entropy"]    # as in `measure`; also: arithmetic, check
     certify = true                          # and `certify`'s summary of each cell
     paths = true                            # and path shares by length
 
@@ -13,7 +13,7 @@
     [[list]]                                # or cells one by one
     model = "minilm"
 
-    [sample]                                # or so many draws
+    [sample]                                # or a number of random draws
     number = 200
     sample_seed = 0
     skip = {low = 0.0, high = 1.0}
@@ -38,18 +38,18 @@ from rankscope.errors import FileError, SweepError, one_of
 from rankscope.metrics import metric
 from rankscope.profiles import ARITHMETICS, DEFAULT_METRICS
 
-MOST = 1_000_000
-"""Cells of a sweep."""
+MOST_CELLS = 1_000_000
+"""Cells that a sweep may have."""
 PARTS = ("all", "grid", "list", "sample")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SweepOptions:
     """What is measured of every cell."""
 
     metrics: tuple[str, ...] = tuple(DEFAULT_METRICS)
     arithmetic: str = "deviation"
-    estimate: bool = True
+    check: bool = True
     certify: bool = False
     paths: bool = False
 
@@ -57,148 +57,173 @@ class Asked:
         for name in self.metrics:
             metric(name)
         if not self.metrics:
-            raise SweepError("metrics must name at least one; got none")
+            raise SweepError("metrics must name at least one; got none", subject="metrics")
         if self.arithmetic not in ARITHMETICS:
-            raise SweepError(one_of("arithmetic", self.arithmetic, ARITHMETICS))
-        for name in ("estimate", "certify", "paths"):
+            raise SweepError(one_of("arithmetic", self.arithmetic, ARITHMETICS), subject="arithmetic")
+        for name in ("check", "certify", "paths"):
             if type(getattr(self, name)) is not bool:
-                raise SweepError(f"{name} must be true or false; got {getattr(self, name)!r}")
+                raise SweepError(f"{name} must be true or false; got {getattr(self, name)!r}", subject=name)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """The cells, each once, in the order that was asked for."""
+    """A sweep's cells, each once and in the order of the file, and what is measured of them."""
 
     cells: tuple[Cell, ...]
-    asked: Asked
+    options: SweepOptions
 
     @property
     def factors(self) -> list[str]:
-        """Those that some cell has."""
+        """Factors that at least one cell has."""
         return list(dict.fromkeys(name for cell in self.cells for name in cell))
 
     @property
     def varied(self) -> list[str]:
-        """Those that differ from cell to cell."""
+        """Factors that differ between cells."""
         return [name for name in self.factors if len({cell.get(name) for cell in self.cells}) > 1]
 
 
 def read_spec(path: str | Path) -> Spec:
-    """The specification in a TOML file."""
+    """Read the specification of a sweep from a TOML file."""
     try:
-        given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise FileError(f"a specification must be a TOML file; {path}: {error.strerror}") from error
+        raise FileError(
+            f"a specification must be a TOML file; {path}: {error.strerror}", subject=str(path)
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SweepError(f"{path} must be TOML; {error}") from error
-    return spec_of(given)
+        raise SweepError(f"{path} must be TOML; {error}", subject=str(path)) from error
+    return spec_of(tables)
 
 
-def spec_of(given: Mapping[str, Any]) -> Spec:
-    """The same from a dictionary."""
-    names = [*PARTS, *Asked.__dataclass_fields__]
-    for name in given:
-        if name not in names:
-            raise SweepError(one_of("a part of a sweep", name, names))
-    asked = {name: given[name] for name in Asked.__dataclass_fields__ if name in given}
-    if "metrics" in asked:
-        named = asked["metrics"]
-        if not isinstance(named, str | list | tuple) or not all(isinstance(each, str) for each in named):
-            raise SweepError(f'metrics must be names, as ["relative_mu"]; got {named!r}')
-        asked["metrics"] = tuple([named] if isinstance(named, str) else named)
-    common = given.get("all", {})
+def spec_of(tables: Mapping[str, Any]) -> Spec:
+    """Make the specification of a sweep from a dictionary that has what the TOML file would have.
+
+    >>> spec_of({"all": {"model": "bert-tiny"}, "grid": {"depth": [2, 4], "skip": [0.0, 1.0]}}).varied
+    ['depth', 'skip']
+    """
+    known = [*PARTS, *SweepOptions.__dataclass_fields__]
+    for name in tables:
+        if name not in known:
+            raise SweepError(one_of("a part of a sweep", name, known), subject=name)
+    options = {name: tables[name] for name in SweepOptions.__dataclass_fields__ if name in tables}
+    if "metrics" in options:
+        metrics = options["metrics"]
+        if not isinstance(metrics, str | list | tuple) or not all(isinstance(name, str) for name in metrics):
+            raise SweepError(f'metrics must be names, as ["relative_mu"]; got {metrics!r}', subject="metrics")
+        options["metrics"] = tuple([metrics] if isinstance(metrics, str) else metrics)
     for name in ("all", "grid", "sample"):
-        if not isinstance(given.get(name, {}), Mapping):
-            raise SweepError(f"{name} must be a table of factors; got a {type(given[name]).__name__}")
-    found: dict[str, Cell] = {}
-    for cell in _cells(given):
-        whole = checked({**common, **cell})
-        found.setdefault(repr(sorted(whole.items())), whole)
-        if len(found) > MOST:
+        if not isinstance(tables.get(name, {}), Mapping):
             raise SweepError(
-                f"a sweep must have at most {MOST:,} cells; the parts of this one have more together"
+                f"{name} must be a table of factors; got a {type(tables[name]).__name__}", subject=name
             )
-    if not found:
+    cells: dict[str, Cell] = {}
+    for factors in _cells(tables):
+        cell = checked({**tables.get("all", {}), **factors})
+        cells.setdefault(repr(sorted(cell.items())), cell)
+        if len(cells) > MOST_CELLS:
+            raise SweepError(
+                f"a sweep must have at most {MOST_CELLS:,} cells; the parts of this one have more together",
+                subject="cells",
+            )
+    if not cells:
         raise SweepError(
-            "a sweep must have at least one cell; it has none: fill [grid], [[list]] or [sample]"
+            "a sweep must have at least one cell; it has none: fill [grid], [[list]] or [sample]",
+            subject="cells",
         )
-    return Spec(tuple(found.values()), Asked(**asked))
+    return Spec(tuple(cells.values()), SweepOptions(**options))
 
 
-def _cells(given: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    if "grid" in given:
-        yield from _grid(given["grid"])
-    listed = given.get("list", [])
-    if not isinstance(listed, list) or not all(isinstance(each, Mapping) for each in listed):
-        raise SweepError("list must be tables of factors, [[list]]; got something else")
+def _cells(tables: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The factors of each cell of a specification; one cell of defaults if it names none."""
+    if "grid" in tables:
+        yield from _grid(tables["grid"])
+    listed = tables.get("list", [])
+    if not isinstance(listed, list) or not all(isinstance(factors, Mapping) for factors in listed):
+        raise SweepError("list must be tables of factors, [[list]]; got something else", subject="list")
     yield from listed
-    if "sample" in given:
-        yield from _sample(given["sample"])
-    if not {"grid", "list", "sample"} & given.keys():
+    if "sample" in tables:
+        yield from _sample(tables["sample"])
+    if not {"grid", "list", "sample"} & tables.keys():
         yield {}
 
 
 def _grid(grid: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    levels = {name: _levels(name, each) for name, each in grid.items()}
-    number = math.prod(len(each) for each in levels.values())
-    if number == 0:
-        empty = next(name for name, each in levels.items() if not each)
-        raise SweepError(f"every factor of a grid must have a value; {empty} has none")
-    if number > MOST:
-        sizes = " x ".join(f"{len(each)} {name}" for name, each in levels.items())
+    """Every combination of the levels of a grid's factors, the last factor varying fastest."""
+    levels = {factor: _levels(factor, entry) for factor, entry in grid.items()}
+    count = math.prod(len(values) for values in levels.values())
+    if count == 0:
+        empty = next(factor for factor, values in levels.items() if not values)
+        raise SweepError(f"every factor of a grid must have a value; {empty} has none", subject=empty)
+    if count > MOST_CELLS:
+        sizes = " x ".join(f"{len(values)} {factor}" for factor, values in levels.items())
         raise SweepError(
-            f"a sweep must have at most {MOST:,} cells; this grid has {number:,} ({sizes}): fewer levels, or "
-            "[sample]"
+            f"a sweep must have at most {MOST_CELLS:,} cells; this grid has {count:,} ({sizes}): take fewer "
+            "levels, or [sample]",
+            subject="grid",
         )
     for values in product(*levels.values()):
         yield dict(zip(levels, values, strict=True))
 
 
-def _levels(name: str, given: Any) -> list[Any]:
-    if isinstance(given, list):
-        return given
-    if isinstance(given, Mapping):
-        if set(given) <= {"range"} and isinstance(given.get("range"), int | list):
-            bounds = given["range"] if isinstance(given["range"], list) else [given["range"]]
-            whole = all(type(each) is int for each in bounds) and 1 <= len(bounds) <= 3
-            if whole and bounds[2:] != [0]:
-                if len(found := range(*bounds)) > MOST:
-                    raise SweepError(
-                        f"{name} must have at most {MOST:,} levels; its range has {len(found):,}"
-                    )
-                return list(found)
-        raise SweepError(f"{name} of a grid must be a value, a list, or {{range = 5}}; got {dict(given)}")
-    return [given]
+def _levels(factor: str, entry: Any) -> list[Any]:
+    """The values that a factor of a grid takes: of a list its entries, of `{range = 5}` 0 to 4."""
+    if isinstance(entry, list):
+        return entry
+    if not isinstance(entry, Mapping):
+        return [entry]
+    if set(entry) <= {"range"} and isinstance(entry.get("range"), int | list):
+        bounds = entry["range"] if isinstance(entry["range"], list) else [entry["range"]]
+        are_bounds = all(type(bound) is int for bound in bounds) and 1 <= len(bounds) <= 3
+        if are_bounds and bounds[2:] != [0]:
+            if len(levels := range(*bounds)) > MOST_CELLS:
+                raise SweepError(
+                    f"{factor} must have at most {MOST_CELLS:,} levels; its range has {len(levels):,}",
+                    subject=factor,
+                )
+            return list(levels)
+    raise SweepError(
+        f"{factor} of a grid must be a value, a list, or {{range = 5}}; got {dict(entry)}", subject=factor
+    )
 
 
 def _sample(sample: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Cells whose factors are drawn independently, `number` of them; the same seed draws the same cells."""
     number, seed = sample.get("number"), sample.get("sample_seed", 0)
-    if type(number) is not int or not 1 <= number <= MOST:
-        raise SweepError(f"number of a sample must be a whole number in 1..{MOST:,}; got {number!r}")
-    if type(seed) is not int:
-        raise SweepError(f"sample_seed must be a whole number; got {seed!r}")
-    draw = random.Random(seed)
-    ways = {name: each for name, each in sample.items() if name not in ("number", "sample_seed")}
-    for _ in range(number):
-        yield {name: _drawn(name, each, draw) for name, each in ways.items()}
-
-
-def _drawn(name: str, way: Any, draw: random.Random) -> Any:
-    if isinstance(way, list) and way:
-        return draw.choice(way)
-    if not isinstance(way, Mapping):
-        return way
-    if not {"low", "high"} <= way.keys() <= {"low", "high", "log"}:
+    if type(number) is not int or not 1 <= number <= MOST_CELLS:
         raise SweepError(
-            f"{name} of a sample must be a value, a list, or {{low = 0, high = 1}}; got {dict(way)}"
+            f"number of a sample must be a whole number in 1..{MOST_CELLS:,}; got {number!r}",
+            subject="number",
         )
-    low, high = way["low"], way["high"]
-    numbers = all(type(each) in (int, float) and math.isfinite(each) for each in (low, high))
-    if not numbers or not low <= high:
-        raise SweepError(f"{name} must have numbers low <= high; got {low!r} and {high!r}")
-    if not way.get("log"):
-        return draw.randint(low, high) if type(low) is type(high) is int else draw.uniform(low, high)
+    if type(seed) is not int:
+        raise SweepError(f"sample_seed must be a whole number; got {seed!r}", subject="sample_seed")
+    generator = random.Random(seed)
+    factors = {name: entry for name, entry in sample.items() if name not in ("number", "sample_seed")}
+    for _ in range(number):
+        yield {name: _draw(name, entry, generator) for name, entry in factors.items()}
+
+
+def _draw(factor: str, entry: Any, generator: random.Random) -> Any:
+    """One value of a sampled factor: from a list, or between `low` and `high`."""
+    if isinstance(entry, list) and entry:
+        return generator.choice(entry)
+    if not isinstance(entry, Mapping):
+        return entry
+    if not {"low", "high"} <= entry.keys() <= {"low", "high", "log"}:
+        raise SweepError(
+            f"{factor} of a sample must be a value, a list, or {{low = 0, high = 1}}; got {dict(entry)}",
+            subject=factor,
+        )
+    low, high = entry["low"], entry["high"]
+    are_numbers = all(type(bound) in (int, float) and math.isfinite(bound) for bound in (low, high))
+    if not are_numbers or not low <= high:
+        raise SweepError(f"{factor} must have numbers low <= high; got {low!r} and {high!r}", subject=factor)
+    integers = type(low) is type(high) is int
+    if not entry.get("log"):
+        return generator.randint(low, high) if integers else generator.uniform(low, high)
     if not low > 0:
-        raise SweepError(f"{name} is drawn by its logarithm: low must be above 0; got {low!r}")
-    found = math.exp(draw.uniform(math.log(low), math.log(high)))
-    return round(found) if type(low) is type(high) is int else found
+        raise SweepError(
+            f"{factor} is drawn by its logarithm: low must be above 0; got {low!r}", subject=factor
+        )
+    value = math.exp(generator.uniform(math.log(low), math.log(high)))
+    return round(value) if integers else value

@@ -1,13 +1,13 @@
-"""`sweep`: many cells, each measured once, kept as it ends.
+"""`sweep`: many cells, each measured once and written to disk as it ends.
 
 In the run folder
 
     sweep.parquet               all rows, a column for each factor; likewise sweep_paths, sweep_certificates
     cells.parquet               a row for each cell: its factors, whether it failed and why, how long it took
-    kept/, kept_.../            what came of cells, in the order in which they ended: what a run goes on from
+    kept/, kept_.../            journals of the cells that ended, in that order: where a run resumes from
 
-Tables are made of what is kept, in the order of the specification: they depend neither on how many workers
-there were, nor on who was first, nor on how often it was interrupted.
+Tables are made from the journals, in the order of the specification: they do not depend on how many workers
+there were, on which was first, or on how often the run was interrupted.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from rankscope.engine.pool import Local
-from rankscope.engine.shared import Shared
-from rankscope.engine.spec import Asked, Spec, read_spec, spec_of
-from rankscope.engine.texts import Contents
+from rankscope.engine.cluster import STUCK_AFTER, RaySharedInputs, cluster
+from rankscope.engine.pool import LocalProcesses
+from rankscope.engine.shared_inputs import FileChecksums, SharedInputs
+from rankscope.engine.spec import Spec, SweepOptions, read_spec, spec_of
 from rankscope.engine.views import view_of
-from rankscope.engine.work import TABLES, Outcome
+from rankscope.engine.work import TABLES, CellOutcome
 from rankscope.errors import SweepError
 from rankscope.files import undisturbed
 from rankscope.runs import Manifest, Store, read
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENTRY = "sweep"
-KEPT = "kept"
+JOURNAL = "kept"
 STATUS = {
     "step": pl.Int64, "cell": pl.String, "reason": pl.String, "lasting": pl.Boolean, "seconds": pl.Float64
 }  # fmt: skip
-"""Of what is kept of a cell: its key, and how it ended."""
-LONG = 24
-"""Digits of a key: no two of a million cells have the same."""
+"""Columns of the journal that says how each cell ended; `cell` is its key."""
+KEY_DIGITS = 24
+"""Digits of a cell's key: no two of a million cells have the same."""
 Progress = Callable[[int, int], None]
-"""Hears how many cells are done, and of how many."""
+"""Called with the number of cells that are done, and of all."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What came of a sweep."""
+    """A sweep that has been run: its folder, its specification and its tables."""
 
     run: Path
     spec: Spec
@@ -60,7 +60,7 @@ class Sweep:
 
     @property
     def failed(self) -> pl.DataFrame:
-        """Cells of which there are no numbers, and why."""
+        """The cells without numbers, with their `reason`."""
         return self.cells.filter(pl.col("reason").is_not_null())
 
     def plot(
@@ -70,8 +70,11 @@ class Sweep:
         ax: "Iterable[Axes] | None" = None,
         figsize: tuple[float, float] | None = None,
     ) -> "Figure":
-        """A metric by layer in small multiples, and at the last layer factor by factor; the first where none
-        is named. Into as many axes `ax` as it has panels, if given, or a new figure of `figsize` inches."""
+        """Draw a metric by layer in small multiples and, below, at the last layer factor by factor.
+
+        `metric` is the first of the sweep if left out. The figure is new, of `figsize` inches, or goes into
+        as many axes `ax` as it has panels.
+        """
         from rankscope.engine.figures import sweep_curves_chart, sweep_levels_chart
         from rankscope.figures.plot import plot
 
@@ -92,104 +95,128 @@ def sweep(
     workers: int | None = None,
     threads: int = 1,
     gpus_per_cell: float = 0.0,
+    stuck_after: float = STUCK_AFTER,
     progress: Progress = lambda done, of: None,
     say: Callable[[str], None] = lambda sentence: None,
     command: str | None = None,
 ) -> Sweep:
-    """Measure every cell of a specification (`spec.py`), and keep what came of it in a run folder.
+    """Measure every cell of a specification, and write each to a run folder as it ends.
 
-    `on` is None for processes of this machine, "ray" for a Ray of its own (or the one that `RAY_ADDRESS`
-    names), or "ray:HOST:PORT". What the folder has of the same cells is not computed again. `threads` are
-    those of each cell: numbers may differ in their last digit with them, and between kinds of processors.
-    `progress` hears how many cells are done, and of how many; `say` where Ray's dashboard is.
-    `command` is kept in the manifest.
+    Cells that the folder holds already are not computed again, so the same call resumes a run that was
+    interrupted.
+
+    Args:
+        spec: A TOML file, a dictionary with the same content, or a `Spec` (`docs/sweeps.md`).
+        run: The run folder.
+        on: None for processes of this machine; "ray" for Ray on this machine, or the cluster that
+            `RAY_ADDRESS` names; "ray:HOST:PORT" for a cluster.
+        workers: Cells at a time; one for each core if left out.
+        threads: Threads of each cell. The last digit of numbers may differ with it.
+        gpus_per_cell: GPUs of each cell, or a share of one; 0 measures on the CPU.
+        stuck_after: On Ray: seconds without any result after which the cells that run are cancelled and tried
+            once more; then they have failed.
+        progress: Called with the number of cells that are done, and of all.
+        say: Called with a sentence that says where Ray's dashboard is.
+        command: The command line, for the manifest.
+
+    Returns:
+        The tables of the sweep; a cell that failed is in `Sweep.failed` with its reason.
+
+    Raises:
+        SweepError: If the specification does not hold together, or there is nowhere to run it.
+
+    >>> import tempfile
+    >>> spec = {"metrics": "mu", "all": {"model": "bert-tiny", "depth": 1, "samples": 1, "tokens": 4}}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     sweep(spec, folder, workers=1).table["layer"].to_list()
+    [0, 1]
     """
-    found = (
-        spec if isinstance(spec, Spec) else spec_of(spec) if isinstance(spec, Mapping) else read_spec(spec)
-    )
-    if threads < 1 or (workers is not None and workers < 1) or gpus_per_cell < 0:
-        raise SweepError(
-            f"workers and threads must be 1 or more, GPUs 0 or more; got {workers}, {threads} and "
-            f"{gpus_per_cell:g}"
-        )
-    contents = Contents(found.cells)
+    if not isinstance(spec, Spec):
+        spec = spec_of(spec) if isinstance(spec, Mapping) else read_spec(spec)
+    for name, value, least in (
+        ("workers", workers, 1),
+        ("threads", threads, 1),
+        ("gpus_per_cell", gpus_per_cell, 0),
+    ):
+        if value is not None and value < least:
+            raise SweepError(f"{name} must be {least} or more; got {value:g}", subject=name)
+    checksums = FileChecksums(spec.cells)
     device = "cuda" if gpus_per_cell else "cpu"
-    keys = keys_of(found, contents, threads, device)
+    keys = keys_of(spec, checksums, threads, device)
     manifest = begun(device).adding(
-        command=command, asked=asdict(found.asked), factors=found.factors, varied=found.varied
+        command=command, asked=asdict(spec.options), factors=spec.factors, varied=spec.varied
     )
-    opened, shared_by = _engine(on, workers, threads, gpus_per_cell)
-    with opened as engine, Store(run) as store:
+    engine, inputs_kind = _engine(on, workers, threads, gpus_per_cell, stuck_after)
+    with engine, Store(run) as store:
         if address := getattr(engine, "dashboard", None):
             say(f"Ray's dashboard: {address}")
-        with shared_by(store.folder, contents, threads) as shared:
-            kept = _Kept(store, found.asked, manifest)
-            left = [number for number, key in enumerate(keys) if not kept.has(key)]
+        with inputs_kind(store.folder, checksums, threads) as inputs:
+            journal = CellJournal(store, spec.options, manifest)
+            left = [number for number, key in enumerate(keys) if not journal.has(key)]
             before = len(keys) - len(left)
             progress(before, len(keys))
-            tasks = ((number, cell, shared.opener(cell)) for number in left for cell in [found.cells[number]])
+            tasks = ((number, cell, inputs.loader(cell)) for number in left for cell in [spec.cells[number]])
             try:
-                with closing(engine.outcomes(tasks, found.asked)) as outcomes:
+                with closing(engine.outcomes(tasks, spec.options)) as outcomes:
                     for done, (number, outcome) in enumerate(outcomes, 1):
                         with undisturbed():
-                            kept.add(keys[number], outcome)
+                            journal.add(keys[number], outcome)
                         progress(before + done, len(keys))
             finally:
                 with undisturbed():
-                    kept.gather()
-                tables = _tables(found, keys, kept)
+                    journal.gather()
+                tables = _tables(spec, keys, journal)
                 store.write(ENTRY, manifest, tables)
-    return Sweep(Path(run), found, tables["sweep"], tables["cells"])
+    return Sweep(Path(run), spec, tables["sweep"], tables["cells"])
 
 
-def keys_of(spec: Spec, contents: Contents, threads: int, device: str) -> list[str]:
-    """What decides the numbers of each cell, as a short name; the same on any machine."""
-    about = key_of(asked=asdict(spec.asked), threads=threads, device=device)
-    return [digest({**about, "cell": cell, "content": contents.of(cell)}, LONG) for cell in spec.cells]
+def keys_of(spec: Spec, checksums: FileChecksums, threads: int, device: str) -> list[str]:
+    """A key for each cell that is equal, on any machine, if everything that decides its numbers is equal."""
+    common = key_of(asked=asdict(spec.options), threads=threads, device=device)
+    return [
+        digest({**common, "cell": cell, "content": checksums.of(cell)}, KEY_DIGITS) for cell in spec.cells
+    ]
 
 
-class _Kept:
-    """What has come of cells, on disk."""
+class CellJournal:
+    """The outcomes of cells on disk, appended as they come; a run that was interrupted resumes from it."""
 
-    def __init__(self, store: Store, asked: Asked, manifest: Manifest) -> None:
+    def __init__(self, store: Store, options: SweepOptions, manifest: Manifest) -> None:
         self.store = store
-        names = [
-            "sweep",
-            *(["sweep_paths"] if asked.paths else []),
-            *(["sweep_certificates"] if asked.certify else []),
-        ]
-        start = {"step": pl.Int64, "cell": pl.String}
+        names = ["sweep"] + ["sweep_paths"] * options.paths + ["sweep_certificates"] * options.certify
+        first_columns = {"step": pl.Int64, "cell": pl.String}
         self.rows = {
-            name: Journal(store, ENTRY, f"{KEPT}_{name}", {**start, **TABLES[name]}, manifest)
+            name: Journal(store, ENTRY, f"{JOURNAL}_{name}", {**first_columns, **TABLES[name]}, manifest)
             for name in names
         }
-        self.status = Journal(store, ENTRY, KEPT, STATUS, manifest)
-        self.step = max((each.last or 0) for each in (self.status, *self.rows.values()))
-        self.ended = {row["cell"]: row for row in read(store.folder).table(KEPT).iter_rows(named=True)}
+        self.status = Journal(store, ENTRY, JOURNAL, STATUS, manifest)
+        self.step = max((journal.last or 0) for journal in (self.status, *self.rows.values()))
+        self.ended = {row["cell"]: row for row in read(store.folder).table(JOURNAL).iter_rows(named=True)}
+        """The row of `status` of each cell that has ended, by its key."""
 
     def has(self, key: str) -> bool:
-        """Whether there is nothing left to do: it has rows, or would fail again."""
+        """True if a cell needs no further attempt: it has rows, or would fail again."""
         return key in self.ended and bool(self.ended[key]["lasting"])
 
-    def add(self, key: str, outcome: Outcome) -> None:
-        """Its rows first: a cell counts from when its own line is there."""
+    def add(self, key: str, outcome: CellOutcome) -> None:
+        """Append the rows of a cell, then its status: a cell counts as ended once its status is on disk."""
         self.step += 1
-        mark = pl.lit(self.step, pl.Int64).alias("step"), pl.lit(key).alias("cell")
+        marks = pl.lit(self.step, pl.Int64).alias("step"), pl.lit(key).alias("cell")
         for name, table in outcome.tables.items():
-            self.rows[name].append(self.step, table.select(*mark, pl.all()))
+            self.rows[name].append(self.step, table.select(*marks, pl.all()))
         row = {"step": self.step, "cell": key, "reason": outcome.reason, "lasting": outcome.lasting,
                "seconds": outcome.seconds}  # fmt: skip
         self.status.append(self.step, pl.DataFrame([row], schema=STATUS))
         self.ended[key] = row
 
     def gather(self) -> None:
-        """Lines into Parquet."""
-        for each in (*self.rows.values(), self.status):
-            each.gather()
+        """Turn the lines that were appended since the last call into Parquet."""
+        for journal in (*self.rows.values(), self.status):
+            journal.gather()
 
     def table(self, name: str) -> pl.DataFrame:
-        """Rows that count: those of the last time that their cell was done."""
-        rows = read(self.store.folder).table(f"{KEPT}_{name}").with_row_index("at")
+        """The rows of each cell's last attempt, in the order in which they were written (`at`)."""
+        rows = read(self.store.folder).table(f"{JOURNAL}_{name}").with_row_index("at")
         last = pl.DataFrame(
             [(key, row["step"]) for key, row in self.ended.items()],
             schema={"cell": pl.String, "step": pl.Int64}, orient="row",
@@ -197,46 +224,45 @@ class _Kept:
         return rows.join(last, on=["cell", "step"], how="semi")
 
 
-def _tables(spec: Spec, keys: list[str], kept: _Kept) -> dict[str, pl.DataFrame]:
-    """In the order of the specification."""
-    factors = _frame(spec)
-    ended = [kept.ended.get(key, {}) for key in keys]
+def _tables(spec: Spec, keys: list[str], journal: CellJournal) -> dict[str, pl.DataFrame]:
+    """The tables of a sweep, made from its journal, with cells in the order of the specification."""
+    factors = _factors_frame(spec)
+    ended = [journal.ended.get(key, {}) for key in keys]
     cells = factors.with_columns(
-        pl.Series("done", [bool(each) for each in ended]),
-        pl.Series("reason", [each.get("reason") for each in ended], pl.String),
-        pl.Series("seconds", [each.get("seconds") for each in ended], pl.Float64),
+        pl.Series("done", [bool(row) for row in ended]),
+        pl.Series("reason", [row.get("reason") for row in ended], pl.String),
+        pl.Series("seconds", [row.get("seconds") for row in ended], pl.Float64),
     )
-    found = {"cells": cells}
-    numbered = factors.with_columns(pl.Series("key", keys, pl.String))
-    for name in kept.rows:
-        rows = kept.table(name).rename({"cell": "key"}).drop("step")
+    tables = {"cells": cells}
+    keyed_factors = factors.with_columns(pl.Series("key", keys, pl.String))
+    for name in journal.rows:
+        rows = journal.table(name).rename({"cell": "key"}).drop("step")
         # Rows of a cell stay in the order in which they were measured.
-        joined = numbered.join(rows, on="key", how="inner").sort("cell", "at")
-        found[name] = joined.drop("key", "at")
-    return found
+        joined = keyed_factors.join(rows, on="key", how="inner").sort("cell", "at")
+        tables[name] = joined.drop("key", "at")
+    return tables
 
 
-def _frame(spec: Spec) -> pl.DataFrame:
-    """The number of each cell, and its factors; a factor that is a word somewhere is a word everywhere."""
+def _factors_frame(spec: Spec) -> pl.DataFrame:
+    """Each cell's number and factors; a factor that is a word in some cell becomes a word in all."""
     columns: dict[str, pl.Series] = {"cell": pl.Series(range(len(spec.cells)), dtype=pl.Int64)}
     for name in spec.factors:
         values = [cell.get(name) for cell in spec.cells]
-        kinds = {type(value) for value in values if value is not None}
-        if str in kinds or (bool in kinds and len(kinds) > 1):
-            columns[name] = pl.Series(
-                [None if value is None else str(value) for value in values], dtype=pl.String
-            )
-        elif float in kinds:
+        types = {type(value) for value in values if value is not None}
+        if str in types or (bool in types and len(types) > 1):
+            words = [None if value is None else str(value) for value in values]
+            columns[name] = pl.Series(words, dtype=pl.String)
+        elif float in types:
             columns[name] = pl.Series(values, dtype=pl.Float64)
         else:
-            columns[name] = pl.Series(values, dtype=pl.Boolean if bool in kinds else pl.Int64)
+            columns[name] = pl.Series(values, dtype=pl.Boolean if bool in types else pl.Int64)
     return pl.DataFrame(columns)
 
 
-def _engine(on: str | None, workers: int | None, threads: int, gpus: float) -> tuple[Any, type[Shared]]:
-    """Where cells are done, and how what they share comes there."""
+def _engine(
+    on: str | None, workers: int | None, threads: int, gpus: float, stuck_after: float
+) -> tuple[Any, type[SharedInputs]]:
+    """Where cells are measured, and the class that brings shared inputs there."""
     if on is None:
-        return Local(workers, threads, gpus), Shared
-    from rankscope.engine.cluster import Stored, cluster
-
-    return cluster(on, workers, threads, gpus), Stored
+        return LocalProcesses(workers, threads, gpus), SharedInputs
+    return cluster(on, workers, threads, gpus, stuck_after), RaySharedInputs

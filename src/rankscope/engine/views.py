@@ -165,7 +165,7 @@ def view_of(run: Run, metric: str | None = None) -> SweepView:
     metrics = list(about.get("asked", {}).get("metrics", [])) or rows["metric"].unique().to_list()
     name = metrics[0] if metric is None else metric
     if name not in metrics:
-        raise FileError(one_of(f"a metric of {run.folder}", name, metrics))
+        raise FileError(one_of(f"a metric of {run.folder}", name, metrics), subject="metric")
     means = (
         rows.filter(metric=name)
         .group_by("cell", "layer", maintain_order=True)

@@ -33,7 +33,7 @@ from rankscope.profiles.figures import cloud_chart, curves_chart
 from rankscope.profiles.verdict import sentence
 from rankscope.theory import THEOREMS, Certificates, certify
 from rankscope.theory.figures import bounds_chart
-from rankscope.theory.views import EXACT, RANK, BoundView, bounds_said
+from rankscope.theory.views import EXACT, RANK, BoundView, bounds_sentence
 
 KEPT = 8
 """Settings whose results are kept."""
@@ -119,7 +119,7 @@ class Answers:
             return {"why": why(error)}
         views = sorted(found.views(), key=lambda each: ("says", "vacuous", "refused").index(each.state))
         lines = [bound_line(each) for each in views]
-        return {"figures": bound_figures(found, views), "lines": lines, "said": bounds_said(views)}
+        return {"figures": bound_figures(found, views), "lines": lines, "said": bounds_sentence(views)}
 
     def _once(
         self, kind: str, setting: Setting, compute: Callable[[], Kept], check: Check | None = None

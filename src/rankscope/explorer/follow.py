@@ -4,7 +4,7 @@
     GET  /api/training      ?metric=NAME&mark=MARK: all that is drawn, or only the mark where nothing was
                             written since the answer that had it
 
-What is drawn is thinned to a few hundred looks, so that an answer stays small however long the run is.
+What is drawn is thinned to a few hundred measurements, so that an answer stays small however long the run is.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from rankscope.explorer.guard import Guard
 from rankscope.figures.description import Chart
 from rankscope.figures.page import page_figure
 from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
-from rankscope.runs.training import LEARNING, NAMES, Training, decades, read_training, stamp
+from rankscope.runs.training import LEARNING, NAMES, TrainingRun, decades, read_training, stamp
 
 PANELS, ALARMS = 6, 200
 """Panels of a figure, and alarms of the list, at most."""
@@ -29,7 +29,7 @@ PANELS, ALARMS = 6, 200
 def app(folder: str | Path, port: int, metric: str | None = None) -> Guard:
     """The page of the training run in a folder, for a server at that port of the loopback."""
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    kept = Kept(Path(folder))
+    kept = CachedTraining(Path(folder))
     pages.put_on(api, "follow.html")
 
     @api.get("/api/training")
@@ -46,14 +46,14 @@ def app(folder: str | Path, port: int, metric: str | None = None) -> Guard:
     return Guard(api, port)
 
 
-class Kept:
+class CachedTraining:
     """What was read last, for whoever asks before something is written again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.lock = folder, Lock()
-        self.mark, self.found = "", None  # type: tuple[str, Training | None]
+        self.mark, self.found = "", None  # type: tuple[str, TrainingRun | None]
 
-    def read(self, mark: str) -> Training:
+    def read(self, mark: str) -> TrainingRun:
         """The run as it stands at that mark, or later."""
         with self.lock:
             if self.found is None or mark != self.mark:
@@ -61,7 +61,7 @@ class Kept:
             return self.found
 
 
-def described(training: Training, metric: str | None = None) -> dict[str, Any]:
+def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any]:
     """All that the page shows of it."""
     chosen = metric if metric in training.metrics else next(iter(training.metrics), None)
     learning = [name for name in training.metrics if name.startswith(LEARNING)][:PANELS]
@@ -75,13 +75,13 @@ def described(training: Training, metric: str | None = None) -> dict[str, Any]:
     if len(training.paths):
         charts["paths"] = path_shares(training)
     grid = None if chosen is None else training.grid(chosen)
-    looks = len(training.steps)
+    measurements = len(training.steps)
     return {
         "model": training.name,
         "since": training.manifest.created,
         "step": training.steps[-1] if training.steps else None,
-        "looks": looks,
-        "drawn": STEPS if looks > STEPS else None,
+        "measurements": measurements,
+        "drawn": STEPS if measurements > STEPS else None,
         "metric": chosen,
         "heads": grid.heads if grid is not None and grid.heads > 1 else None,
         "zeros": grid is not None and bool((grid.value == 0).any()) and decades(grid.value) > 2,

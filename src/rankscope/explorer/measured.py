@@ -85,6 +85,6 @@ def measured(base: Transformer, setting: Setting, check: Callable[[], None]) -> 
     check()
     (words,) = net.words([setting.text], setting.tokens)
     chosen, shape = MetricReader(chosen_metrics("the explorer", METRICS)), ShapeReader()
-    ran = one_pass(net, X, readers=[chosen, shape], progress=lambda *_: check(), estimate=True)
+    ran = one_pass(net, X, readers=[chosen, shape], progress=lambda *_: check(), check=True)
     rows = table(chosen.result(), "", ran.arithmetic)
     return Measured(setting, net, X, words, rows, ran.arithmetic, shape.result())

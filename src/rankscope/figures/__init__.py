@@ -1,4 +1,5 @@
-"""Figures: one description of each (`Chart`), drawn with matplotlib (`figures.plot`) or on a page (`figures.page`).
+"""Figures: one description of each, a `Chart`, which `figures.plot` draws with matplotlib, `figures.page` on
+a page.
 
 Only `figures.matplotlib` and `figures.plot` import matplotlib.
 """

@@ -70,4 +70,4 @@ def goes_on(monitor: Monitor, earlier: bool, state: Mapping[str, Any] | None) ->
     if state is not None:
         monitor.load_state_dict(state)
     elif earlier:
-        monitor.go_on(0)
+        monitor.resume(0)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rankscope.live.telling import Told
+from rankscope.live.attention import AttentionCall, OnAttention
 from rankscope.nets import Transformer
 from rankscope.nets.assembly import built
 from rankscope.nets.dropout import Dropout, Dropped
@@ -43,17 +43,22 @@ class Tensors(nn.Module):
 
 class TrainedLayer(Tensors):
     """The tensors of one layer, and its call: the traversal of its block. A watch is told of its attention
-    (`live/telling.py`), whatever parts change it."""
+    (`live/attention/self_reporting.py`), whatever parts change it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention_listeners: list[Told] = []
+        self.attention_listeners: list[OnAttention] = []
 
     def forward(self, X: Tokens, block: Block, rules: Plain, hidden: Tensor | None) -> Tokens:
         """Tokens after the layer; those that are hidden, padding, stay zero."""
         found = traverse(block, rules, X)
         for listener in self.attention_listeners:
-            listener(found.pattern, lambda: contributions(block.weights, found.heads))
+            listener(
+                AttentionCall(
+                    pattern=lambda: found.pattern,
+                    contributions=lambda: contributions(block.weights, found.heads),
+                )
+            )
         state: Tokens = found.state
         return state if hidden is None else state.masked_fill(hidden, 0.0)
 

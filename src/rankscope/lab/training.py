@@ -26,7 +26,7 @@ from rankscope.lab.stack import Alone, Stacked
 from rankscope.lab.tasks import Batch, Task
 from rankscope.lab.tasks.task import STEPS
 from rankscope.lab.writing import METRICS, PROBED
-from rankscope.live.monitor import Hears, Monitor
+from rankscope.live.monitor import AlarmSource, Monitor
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.dropout import Dropout
 from rankscope.nets.remedies import Remedy
@@ -86,7 +86,7 @@ class Training:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         metrics: Sequence[str] = METRICS,
-        alarms: Callable[[], Sequence[Hears]] | None = None,
+        alarms: Callable[[], Sequence[AlarmSource]] | None = None,
         capture: bool = False,
     ) -> None:
         self.task, self.recipe = task, recipe or Recipe()
@@ -127,8 +127,8 @@ class Training:
 
             def prepare() -> None:
                 self._clip()
-                looked_at = bool(monitors) and (self.steps + 1) % self.recipe.every == 0
-                if looked_at and isinstance(self.learner, Stacked):
+                explored = bool(monitors) and (self.steps + 1) % self.recipe.every == 0
+                if explored and isinstance(self.learner, Stacked):
                     self.learner.show_gradients()
 
             try:

@@ -17,7 +17,7 @@ from rankscope.lab.loop import goes_on, kept, looped, write_checkpoint
 from rankscope.lab.recipe import Recipe
 from rankscope.lab.tasks.task import STEPS
 from rankscope.lab.text import Characters
-from rankscope.live.monitor import Hears, Monitor
+from rankscope.live.monitor import AlarmSource, Monitor
 
 METRICS = ("relative_mu", "mu", "entropy", "first_token_mass", "head_mu")
 """What every rule of a monitor hears."""
@@ -31,7 +31,7 @@ def training(
     text: Characters,
     run: str | Path,
     *,
-    alarms: Sequence[Hears] | None = None,
+    alarms: Sequence[AlarmSource] | None = None,
     model: GPT | None = None,
 ) -> Generator[int, None, None]:
     """Train, and give the number of each step after it is made; the monitor writes to `run`, where the

@@ -10,15 +10,15 @@ from rankscope.metrics.attention import (
 )
 from rankscope.metrics.catalogue import (
     METRICS,
-    Metric,
     MetricsLike,
-    Reading,
     chosen_metrics,
+    direction_of,
+    is_share,
     metric,
     symbol_of,
 )
 from rankscope.metrics.cosine import max_cosine_gap, mean_abs_cosine, mean_cosine, mean_cosine_gap, min_cosine
-from rankscope.metrics.meanings import Meaning
+from rankscope.metrics.metric import Meaning, Metric, Reading
 from rankscope.metrics.residuals import (
     composite_norm,
     high_frequency_share,
@@ -54,12 +54,14 @@ __all__ = [
     "affine_rank",
     "chosen_metrics",
     "composite_norm",
+    "direction_of",
     "dobrushin",
     "effective_rank",
     "entropy",
     "expert_entropy",
     "expert_load",
     "first_token_mass",
+    "is_share",
     "high_frequency_share",
     "max_cosine_gap",
     "max_residual",

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError
-from rankscope.metrics import contraction
-from rankscope.metrics.rows import Rows
+from rankscope.metrics import contraction, singular
+from rankscope.metrics.log_readings import LOWEST, UNIT, ScaledPattern, reading_of_pattern
+from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
+from rankscope.metrics.rows import PatternRows
 from rankscope.metrics.tokens import real_tokens
 from rankscope.shapes import Bool, Float
 
@@ -56,7 +58,7 @@ def dobrushin(P: Tensor, padding: Tensor | None = None) -> HeadValues:
     """
     P, real = _ready(P, padding)
     if P.shape[-1] > FEW and P.device.type == "cpu":
-        return contraction.by_head(Rows.of(P, real)).reshape(P.shape[:-2])
+        return contraction.by_head(PatternRows.of(P, real)).reshape(P.shape[:-2])
     distance = torch.cdist(P, P, p=1.0) / 2
     pairs = real[..., :, None] & real[..., None, :]
     return _nan_where_empty(distance.masked_fill(~pairs, 0.0).amax((-2, -1)), real)
@@ -119,3 +121,94 @@ def row_sum_defect(P: Tensor, padding: Tensor | None = None) -> HeadValues:
 def defect_of_rows(P: RowsOf, real: Bool[Tensor, "*batch 1 token"]) -> RowValues:
     """`|sum_j P_ij - 1|`."""
     return (P.sum(-1) - 1).abs()
+
+
+def _dobrushin_rule(pattern: ScaledPattern) -> Reading:
+    """Rows of P differ by rows of `P - 1 p^T`, at any scale."""
+    Delta, log = pattern.differences
+    value = (
+        contraction.by_head(Delta) if isinstance(Delta, PatternRows) else dobrushin(Delta, pattern.padding)
+    )
+    return reading_of_pattern(torch.where(value == 0, torch.full_like(value, LOWEST), value.log() + log))
+
+
+def _entropy_rule(pattern: ScaledPattern) -> Reading:
+    """The mean over rows of `-sum_j P_ij log P_ij`, in logs."""
+    padding, rows = pattern.padding, pattern.log_rows(_log_entropy)
+    if rows is None:
+        P = pattern.matrix()  # a sum of two parts: one of zero may be rounding, to either side
+        P = P.masked_fill(P.abs() < ROUNDING * UNIT, 0.0)
+        return Metric("entropy", entropy, of="attention").read(P, padding, unit=UNIT)
+    rows = rows.masked_fill(padding[:, None], -torch.inf)
+    log = rows.logsumexp(-1) - (~padding).sum(-1, keepdim=True).double().log()
+    reading = reading_of_pattern(log.clamp(min=LOWEST))
+    empty = padding.all(-1, keepdim=True).expand_as(log)
+    parts = reading.value, reading.log10, reading.floor
+    return Reading(*(part.masked_fill(empty, torch.nan) for part in parts))
+
+
+def _log_entropy(log_P: RowsOf) -> RowValues:
+    """The log of each row's entropy. The largest weight of a row is `1 - s`, s the sum of the others: it adds
+    `-(1 - s) log(1 - s)`."""
+    small = log_P.scatter(-1, log_P.argmax(-1, keepdim=True), -torch.inf)
+    terms = (small + (-small).log()).masked_fill(small == -torch.inf, -torch.inf).logsumexp(-1)
+    log_s = small.logsumexp(-1)
+    s = log_s.exp()
+    largest = torch.where(log_s < -40, log_s, (-(1 - s) * torch.log1p(-s)).log())
+    return torch.logaddexp(terms, largest)
+
+
+_UNMASKED = "without mask and positions"
+METRICS = [
+    Metric(
+        "dobrushin", dobrushin, "δ(P)", r"\delta(P)", "attention", by_head=contraction.by_head,
+        rule=_dobrushin_rule, rule_streams=True, sensitive_to="row differences",
+        meaning=Meaning(
+            "0 to 1", "all tokens average alike, and one step makes them the same",
+            "two tokens look at nothing in common (1)", "What differs after the averaging is at most this "
+            "share of what differed before. Above 1 only where rows do not sum to one.",
+            equal=f"0 {_UNMASKED}",
+        ),
+    ),
+    Metric(
+        "entropy", entropy, "H(P)", "H(P)", "attention", by_row=entropy_of_rows, rule=_entropy_rule,
+        rule_streams=True,
+        meaning=Meaning(
+            "0 to log n", "each token looks at one", "each token looks at all alike",
+            "In nats. NaN where weights are negative or do not sum to one.", equal=f"log n {_UNMASKED}",
+        ),
+    ),
+    Metric(
+        "second_singular_value", second_singular_value, "σ₂(P)", r"\sigma_2(P)", "attention",
+        by_head=singular.second_by_head,
+        meaning=Meaning(
+            "0 to sqrt(n/2)", "all tokens average alike", "tokens average differently",
+            equal=f"0 {_UNMASKED}",
+        ),
+    ),
+    Metric(
+        "spectral_gap", spectral_gap, "σ₁(P) − σ₂(P)", r"\sigma_1(P) - \sigma_2(P)", "attention",
+        by_head=singular.gap_by_head,
+        meaning=Meaning(
+            "0 to sqrt(n)", "tokens average differently", "one averaging is common to all tokens",
+            equal=f"1 {_UNMASKED}",
+        ),
+    ),
+    Metric(
+        "first_token_mass", first_token_mass, "mean Pᵢ₁", r"\mathrm{mean}\,P_{i1}", "attention",
+        by_row=first_token_of_rows,
+        meaning=Meaning(
+            "0 to 1", "nobody looks at the first token", "all look at the first token (1), an attention sink",
+            equal=f"1/n {_UNMASKED}",
+        ),
+    ),
+    Metric(
+        "row_sum_defect", row_sum_defect, "max |Σⱼ Pᵢⱼ − 1|", r"\max_i |\sum_j P_{ij} - 1|", "attention",
+        by_row=defect_of_rows, largest=True,
+        meaning=Meaning(
+            "0 and above", "weights sum to one, to rounding", "attention is no average",
+            "Theorems on averaging speak of attention whose weights sum to one.",
+            equal="as before: it says whether attention averages at all",
+        ),
+    ),
+]  # fmt: skip

@@ -17,7 +17,7 @@ goes with the third power of the tokens.
 import torch
 from torch import Tensor
 
-from rankscope.metrics.rows import HeadRows, Rows
+from rankscope.metrics.rows import HeadRows, PatternRows
 from rankscope.shapes import Bool, Float
 
 COLUMNS = 64
@@ -31,7 +31,7 @@ COARSE = 1e-5
 EPS = torch.finfo(torch.float64).eps
 
 
-def by_head(P: Rows) -> Float[Tensor, "batch head"]:
+def by_head(P: PatternRows) -> Float[Tensor, "batch head"]:
     """The coefficient of every head; NaN where a weight is not finite."""
     return P.each(coefficient)
 
@@ -54,7 +54,7 @@ def coefficient(P: HeadRows) -> float:
                 continue
             A = P.rows(here.start, here.stop) if A is None else A
             B = A if there == here else P.rows(there.start, there.stop)
-            best = survey.looked_at(A, B, left, best)
+            best = survey.explored(A, B, left, best)
     return best
 
 
@@ -114,7 +114,7 @@ class _Survey:
             left &= (seen + self.rest[here, None] + self.rest[there]) / 2 > best + 16 * EPS * self.most
         return left
 
-    def looked_at(
+    def explored(
         self, A: Float[Tensor, "row token"], B: Float[Tensor, "other token"], left: Tensor, best: float
     ) -> float:
         """The largest distance of those pairs and of those before."""

@@ -5,11 +5,18 @@ No token: NaN. The gaps `1 - cos` are computed as `|u_i - u_j|^2 / 2` of the uni
 resolved down to the square of the arithmetic's floor.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from rankscope.metrics import rows
+from rankscope.metrics.log_readings import LOWEST, SMALLEST, UNIT, ScaledTokens, log_of, reading_of_tokens
+from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
+from rankscope.metrics.residuals import frobenius_norm, log_residual
 from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, tokens
 from rankscope.shapes import Bool, Float
 
@@ -118,3 +125,86 @@ def _blocks(ready: Tokens) -> Iterator[tuple[slice, Bool[Tensor, "*batch row tok
 def _over_pairs(total: Values, ready: Tokens) -> Values:
     number = ready.number * (ready.number - 1) // 2
     return nan_where_empty((total / number.clamp(min=1)).masked_fill(number == 0, 1.0), ready)
+
+
+def _gap_rule(
+    tokens: ScaledTokens, gap: Callable[..., Tensor], square: Callable[[Tensor, Tensor], Tensor]
+) -> Reading:
+    """`|u_i - u_j|^2 / 2` of the unit vectors u, whose residual is that of a norm."""
+    plain = Metric("gap", gap, power=2).read(tokens.tokens, tokens.padding, unit=UNIT)
+    u = tokens.directions
+    log = log_of(square(u.value, ~tokens.padding), 2 * u.log)
+    fine = reading_of_tokens(log, tokens)
+    # Directions are known to the rounding of what tokens differ by.
+    known_to = log_residual(tokens, "frobenius", relative=True) + math.log(ROUNDING * UNIT)
+    unknown = log <= 2 * known_to
+    floor = fine.floor.masked_fill(unknown & (log > LOWEST), SMALLEST)
+    floor = torch.maximum(floor, fine.value * (floor > 0))
+    # Far apart, tokens are read as they are: one of them may be zero and point nowhere.
+    close = tokens.close
+    return Reading(
+        torch.where(close, fine.value, plain.value),
+        torch.where(close, fine.log10, plain.log10),
+        torch.where(close, floor, plain.floor),
+    )
+
+
+def _mean_square(u: Tensor, valid: Tensor) -> Tensor:
+    """Half the mean squared distance of all pairs of unit vectors, from their residual."""
+    return frobenius_norm(u).square() / (valid.sum(-1).double() - 1).clamp(min=1)
+
+
+def _largest_square(u: Tensor, valid: Tensor) -> Tensor:
+    """Half the largest squared distance of two tokens of each sample, all pairs of some tokens at a time."""
+    batch, n = valid.shape
+    widest = u.new_zeros(batch)
+    step = max(1, rows.AT_ONCE // max(1, 8 * batch * n))
+    for start in range(0, n, step):
+        block = slice(start, start + step)
+        pairs = valid[:, block, None] & valid[:, None, :]
+        distance = torch.cdist(u[:, block], u).masked_fill(~pairs, 0.0)
+        widest = torch.maximum(widest, distance.flatten(1).amax(1))
+    return widest.square() / 2
+
+
+def _metric(compute: Callable[..., Tensor], symbol: str, tex: str, meaning: Meaning, **more: Any) -> Metric:
+    """A metric of angles: a short token whose direction rounding decided counts as much as a long one."""
+    name = compute.__name__
+    return Metric(name, compute, symbol, tex, sensitive_to="directions", meaning=meaning, **more)
+
+
+_MEAN, _MIN = r"\mathrm{mean}\,\cos(x_i, x_j)", r"\min\,\cos(x_i, x_j)"
+_ONE_WAY = "all tokens point the same way"
+METRICS = [
+    _metric(
+        mean_cosine, "mean cos(xᵢ, xⱼ)", _MEAN, direction=-1,
+        meaning=Meaning(
+            "-1/(n - 1) to 1", "tokens point in all directions", f"{_ONE_WAY} (1)",
+            "It does not see lengths: tokens of other lengths on one ray have cosine 1.", equal="1",
+        ),
+    ),
+    _metric(
+        mean_abs_cosine, "mean |cos(xᵢ, xⱼ)|", r"\mathrm{mean}\,|\cos(x_i, x_j)|", direction=-1,
+        meaning=Meaning(
+            "0 to 1", "tokens are orthogonal to each other", "all tokens lie on one line through zero (1)",
+            "Two tokens that point opposite ways count as one.", equal="1",
+        ),
+    ),
+    _metric(
+        mean_cosine_gap, "1 − mean cos(xᵢ, xⱼ)", f"1 - {_MEAN}", power=2, direction=1,
+        rule=partial(_gap_rule, gap=mean_cosine_gap, square=_mean_square),
+        meaning=Meaning(
+            "0 to n/(n - 1)", _ONE_WAY, "tokens point in all directions",
+            "1 - mean_cosine, without losing digits where that is near 1.", equal="0",
+        ),
+    ),
+    _metric(
+        max_cosine_gap, "1 − min cos(xᵢ, xⱼ)", f"1 - {_MIN}", power=2, direction=1,
+        rule=partial(_gap_rule, gap=max_cosine_gap, square=_largest_square),
+        meaning=Meaning("0 to 2", _ONE_WAY, "two tokens point opposite ways", equal="0"),
+    ),
+    _metric(
+        min_cosine, "min cos(xᵢ, xⱼ)", _MIN, direction=-1,
+        meaning=Meaning("-1 to 1", "two tokens point opposite ways", f"{_ONE_WAY} (1)", equal="1"),
+    ),
+]  # fmt: skip

@@ -9,13 +9,20 @@
 | `spectral_residual` | the largest singular value                                      |                   |
 | `max_residual`    | the largest entry                                                 |                   |
 
-One token: 0. The zero matrix: 0, also relative. No token: NaN.
+One token: 0. The zero matrix: 0, also relative. No token: NaN. In deviation arithmetic all are read off the
+residual and its log-scale, at any scale; `METRICS` at the end says everything else about each.
 """
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rankscope.metrics.centre import Centre, Norm, centred
+from rankscope.metrics.log_readings import LOWEST, LogScales, ScaledTokens, log_of, reading_of_tokens
+from rankscope.metrics.metric import Meaning, Metric, Reading
 from rankscope.metrics.tokens import (
     Tokens,
     TokensLike,
@@ -157,3 +164,97 @@ def high_frequency_share(X: TokensLike, padding: Tensor | None = None) -> Values
     """`||HC X||_F^2 / ||X||_F^2`, HC = I - 11^T/n: the share of the energy outside frequency zero
     of the Fourier transform along the tokens (Wang et al. 2022, section 2); equals `relative_mu^2`."""
     return relative_mu(X, padding).square()
+
+
+def log_residual(
+    tokens: ScaledTokens, norm: Norm, centre: Centre = "mean", relative: bool = False
+) -> LogScales:
+    """The log of a norm of the residual in deviation arithmetic, or of its share of the tokens' norm."""
+    log = _log_about_mean(tokens, norm) if centre == "mean" else _log_about(tokens, norm, centre)
+    if not relative:
+        return log
+    whole = log_of(NORMS[norm](tokens.tokens), tokens.log)
+    return torch.where(log <= LOWEST, log, log - whole)
+
+
+def _log_about_mean(tokens: ScaledTokens, norm: Norm) -> LogScales:
+    if norm not in tokens.norms:
+        tokens.norms[norm] = log_of(NORMS[norm](tokens.residual.value), tokens.residual.log)
+    return tokens.norms[norm]
+
+
+def _log_about(scaled: ScaledTokens, norm: Norm, centre: Centre) -> LogScales:
+    R = scaled.residual
+    return log_of(NORMS[norm](centred(tokens(R.value, scaled.padding), centre, norm)), R.log)
+
+
+def _rule(
+    tokens: ScaledTokens, norm: Norm, relative: bool, centre: Centre = "mean", power: int = 1
+) -> Reading:
+    return reading_of_tokens(power * log_residual(tokens, norm, centre, relative), tokens)
+
+
+SAME, DIFFER = "tokens are nearly the same", "tokens differ"
+SIZE = "In the tokens' own units: it grows when a network makes its tokens larger, though none moves apart."
+ABOVE_ONE = (
+    "It can be above 1. Taking the mean away can make columns of a matrix larger: of four tokens, one 1 and "
+    "three 0, the mean is 1/4; less the mean the column sums to |3/4| + 3 |1/4| = 3/2, where it was 1. It "
+    "is 2 (1 - 1/n) at most; at 1, tokens differ from their mean by as much as they are large."
+)
+VERDICT = (
+    "The verdict in a terminal and a report is in this metric, as a geometric mean over all excerpts. The "
+    "cloud of a report says relative_mu of the one excerpt that it draws: another norm, and one excerpt "
+    "instead of all, so the two numbers are alike and not equal."
+)
+CLOUD = "The cloud of a report says this of the one excerpt that it draws; its verdict, relative_residual."
+
+
+def _absolute(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, large: str) -> Metric:
+    """A norm of the residual."""
+    return Metric(
+        compute.__name__, compute, symbol, tex, degree=1, scale=partial(token_norm, norm=norm), direction=1,
+        rule=partial(_rule, norm=norm, relative=False), centres=True,
+        meaning=Meaning("0 and above", SAME, large, SIZE, equal="0"),
+    )  # fmt: skip
+
+
+def _share(compute: Callable[..., Tensor], norm: Norm, symbol: str, tex: str, **words: Any) -> Metric:
+    """A norm of the residual as a share of the same norm of the tokens."""
+    whole, whole_tex = symbol.replace("res X", "X"), tex.replace(r"\mathrm{res}\,X", "X")
+    return Metric(
+        compute.__name__, compute, f"{symbol} / {whole}", f"{tex} / {whole_tex}", direction=1, share=True,
+        rule=partial(_rule, norm=norm, relative=True), centres=True,
+        meaning=Meaning(small=SAME, equal="0", **words),
+    )  # fmt: skip
+
+
+_Norm = tuple[Norm, str, str]
+"""A norm, and how a terminal and a figure write that of the residual."""
+_COMPOSITE: _Norm = ("composite", "‖res X‖₁,∞", r"\|\mathrm{res}\,X\|_{1,\infty}")
+_FROBENIUS: _Norm = ("frobenius", "‖res X‖_F", r"\|\mathrm{res}\,X\|_F")
+_SPECTRAL: _Norm = ("spectral", "‖res X‖₂", r"\|\mathrm{res}\,X\|_2")
+_MAX: _Norm = ("max", "max |res X|", r"\max\,|\mathrm{res}\,X|")
+METRICS = [
+    _absolute(residual, *_COMPOSITE, large=DIFFER),
+    _share(relative_residual, *_COMPOSITE, range="0 to 2", large=DIFFER, note=f"{ABOVE_ONE} {VERDICT}"),
+    _absolute(mu, *_FROBENIUS, large=DIFFER),
+    _share(relative_mu, *_FROBENIUS, range="0 to 1", large="the mean token is zero (1)", note=CLOUD),
+    _absolute(spectral_residual, *_SPECTRAL, large="tokens differ along one direction at least"),
+    _share(
+        relative_spectral_residual, *_SPECTRAL, range="0 to 1",
+        large="tokens differ most along the direction in which they are largest",
+    ),
+    _absolute(max_residual, *_MAX, large="some token differs in some coordinate"),
+    _share(
+        relative_max_residual, *_MAX, range="0 to 2", large="the largest coordinate belongs to few tokens",
+        note="It can be above 1: a token on the other side of the mean from the others is further from it "
+        "than from zero.",
+    ),
+    Metric(
+        "high_frequency_share", high_frequency_share, "‖HC X‖² / ‖X‖²", r"\|HC\,X\|_F^2 / \|X\|_F^2",
+        power=2, direction=1, share=True, rule=partial(_rule, norm="frobenius", relative=True, power=2),
+        meaning=Meaning(
+            "0 to 1", SAME, "the mean token is zero (1)", "The square of relative_mu.", equal="0"
+        ),
+    ),
+]  # fmt: skip

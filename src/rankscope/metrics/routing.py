@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import TokensError
+from rankscope.metrics.metric import Meaning, Metric
 from rankscope.metrics.tokens import real_tokens
 from rankscope.shapes import Float
 
@@ -35,5 +36,23 @@ def expert_load(p: Tensor, padding: Tensor | None = None) -> Values:
 def expert_entropy(p: Tensor, padding: Tensor | None = None) -> Values:
     """`-sum_e s_e log s_e`, in nats, with `s_e = load_e / sum load`: log E where all experts take as many
     tokens, log k where all tokens go through the same k."""
-    found = loads(p, padding)
-    return torch.special.entr(found / found.sum(-1, keepdim=True)).sum(-1)
+    load = loads(p, padding)
+    return torch.special.entr(load / load.sum(-1, keepdim=True)).sum(-1)
+
+
+_BALANCED = "all E experts take as many tokens"
+METRICS = [
+    Metric(
+        "expert_load", expert_load, "max load", r"\max_e\,\mathrm{load}_e", "routing",
+        meaning=Meaning(
+            "k/E to 1", _BALANCED, "every token goes through one of them (1)",
+            "k experts are chosen for each token.", equal="1",
+        ),
+    ),
+    Metric(
+        "expert_entropy", expert_entropy, "H(load)", r"H(\mathrm{load})", "routing",
+        meaning=Meaning(
+            "log k to log E", "all tokens go through the same k experts", _BALANCED, equal="log k"
+        ),
+    ),
+]  # fmt: skip

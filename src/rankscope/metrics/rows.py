@@ -14,7 +14,7 @@ AT_ONCE = 2**25
 
 
 @dataclass(frozen=True)
-class Rows:
+class PatternRows:
     """P of several samples and heads."""
 
     batch: int
@@ -25,7 +25,9 @@ class Rows:
     """Rows that count."""
 
     @classmethod
-    def of(cls, P: Float[Tensor, "*batch head token token"], real: Bool[Tensor, "*batch 1 token"]) -> "Rows":
+    def of(
+        cls, P: Float[Tensor, "*batch head token token"], real: Bool[Tensor, "*batch 1 token"]
+    ) -> "PatternRows":
         """Of a matrix that is there."""
         held = P.reshape(-1, *P.shape[-3:])
         counts = real.expand(*P.shape[:-3], 1, P.shape[-1]).reshape(-1, P.shape[-1])
@@ -51,7 +53,7 @@ class Rows:
 class HeadRows:
     """P of one head of one sample."""
 
-    of: Rows
+    of: PatternRows
     sample: int
     head: int
     which: Tensor

@@ -10,7 +10,7 @@ residuals are below `RESIDUAL` of them (and of rounding); else NaN.
 import torch
 from torch import Tensor
 
-from rankscope.metrics.rows import HeadRows, Rows
+from rankscope.metrics.rows import HeadRows, PatternRows
 from rankscope.shapes import Float
 
 RESIDUAL = 1e-8
@@ -23,12 +23,12 @@ DENSE = 512
 ROUNDING = 16 * torch.finfo(torch.float64).eps
 
 
-def second_by_head(P: Rows) -> Float[Tensor, "batch head"]:
+def second_by_head(P: PatternRows) -> Float[Tensor, "batch head"]:
     """s_2 of every head."""
     return P.each(lambda head: two_largest(head)[1])
 
 
-def gap_by_head(P: Rows) -> Float[Tensor, "batch head"]:
+def gap_by_head(P: PatternRows) -> Float[Tensor, "batch head"]:
     """s_1 - s_2 of every head."""
 
     def gap(head: HeadRows) -> Tensor:

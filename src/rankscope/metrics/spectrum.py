@@ -18,12 +18,17 @@ Every rank of the zero matrix is 0; without tokens there is none: NaN. `eps` is 
 arithmetic that made X: its dtype's own unless `unit` says otherwise.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from rankscope.metrics.centre import centred
+from rankscope.metrics.log_readings import UNIT, ScaledTokens
+from rankscope.metrics.metric import ROUNDING, Meaning, Metric, Reading
+from rankscope.metrics.residuals import SIZE, relative_mu, token_norm
 from rankscope.metrics.tokens import Tokens, TokensLike, Values, nan_where_empty, ratio, tokens
 from rankscope.shapes import Float
 
@@ -124,3 +129,88 @@ def _values(X: TokensLike, padding: Tensor | None) -> tuple[Tensor, Tokens]:
     if not s.shape[-1]:
         s = s.new_zeros((*s.shape[:-1], 1))
     return ratio(s, s[..., :1].expand_as(s)), ready
+
+
+def _affine_rank_rule(tokens: ScaledTokens) -> Reading:
+    """A singular value near the tolerance, or up to a thousand times above it, may be rounding: then it is
+    marked."""
+    R = tokens.residual.value
+    value = numerical_rank(R, tokens.padding)
+    low, high = (numerical_rank(R, tokens.padding, unit=UNIT * share) for share in (1 / 3, 1e3))
+    return Reading.of(value, torch.where(low == high, 0.0, value.clamp(min=1.0)))
+
+
+def _shape_rule(tokens: ScaledTokens, compute: Callable[..., Tensor], bounded: bool = False) -> Reading:
+    """The shape of the residual does not depend on its scale, and is as uncertain as rounding: a share of the
+    value, or of the largest it could be, one."""
+    value = compute(tokens.residual.value, tokens.padding)
+    return Reading.of(value, ROUNDING * UNIT * (torch.ones_like(value) if bounded else value))
+
+
+def _of_residual(
+    compute: Callable[..., Tensor], symbol: str, tex: str, meaning: Meaning, bounded: bool = False
+) -> Metric:
+    """A property of the residual's shape: as uncertain as the residual is, relative to the tokens."""
+
+    def scale(X: TokensLike, padding: Tensor | None = None) -> Tensor:
+        return compute(X, padding) / relative_mu(X, padding).clamp(min=1e-300)
+
+    note = f"Of how they differ, however little: it does not see by how much.{meaning.note}"
+    meaning = meaning._replace(note=note, equal="how they differed last")
+    rule = partial(_shape_rule, compute=compute, bounded=bounded)
+    return Metric(compute.__name__, compute, symbol, tex, scale=scale, rule=rule, meaning=meaning)
+
+
+_RESOLVED = "It counts singular values above what the arithmetic resolves."
+_ZERO = "0 where all entries are."
+_ENERGY = Meaning(
+    "1 to min(n, d)", "one direction has all the energy", "many directions share it", _ZERO, equal="1"
+)
+_DIRECTIONS = Meaning(
+    "1 to min(n - 1, d)", "tokens differ along one direction", "tokens differ in many directions",
+    " 0 where they are the same.",
+)  # fmt: skip
+METRICS = [
+    Metric(
+        "numerical_rank", numerical_rank, "rank X", r"\mathrm{rank}\,X", count=True,
+        meaning=Meaning(
+            "0 to min(n, d)", "tokens are multiples of one vector (1)", "tokens are linearly independent",
+            _RESOLVED, equal="1",
+        ),
+    ),
+    Metric(
+        "affine_rank", affine_rank, "rank res X", r"\mathrm{rank\,res}\,X", count=True,
+        rule=_affine_rank_rule,
+        meaning=Meaning(
+            "0 to min(n - 1, d)", "tokens are the same (0)", "tokens differ in many directions", _RESOLVED,
+            equal="0",
+        ),
+    ),
+    Metric("stable_rank", stable_rank, "‖X‖_F² / ‖X‖₂²", r"\|X\|_F^2 / \|X\|_2^2", meaning=_ENERGY),
+    Metric(
+        "effective_rank", effective_rank, "exp H(σ)", r"\exp H(\sigma)",
+        meaning=_ENERGY._replace(small="one direction has all the weight"),
+    ),
+    Metric(
+        "participation_ratio", participation_ratio, "(Σσ²)² / Σσ⁴", r"(\sum\sigma^2)^2 / \sum\sigma^4",
+        meaning=_ENERGY,
+    ),
+    Metric(
+        "sigma_min", sigma_min, "σ_min(X)", r"\sigma_{\min}(X)", degree=1,
+        scale=partial(token_norm, norm="spectral"),
+        meaning=Meaning(
+            "0 and above", "tokens nearly miss a direction", "tokens fill all directions", SIZE, equal="0"
+        ),
+    ),
+    _of_residual(
+        residual_stable_rank, "‖res X‖_F² / ‖res X‖₂²",
+        r"\|\mathrm{res}\,X\|_F^2 / \|\mathrm{res}\,X\|_2^2", _DIRECTIONS,
+    ),
+    _of_residual(
+        residual_effective_rank, "exp H(σ(res X))", r"\exp H(\sigma(\mathrm{res}\,X))", _DIRECTIONS
+    ),
+    _of_residual(
+        residual_singular_ratio, "σ₂ / σ₁ of res X", r"\sigma_2 / \sigma_1\,(\mathrm{res}\,X)",
+        Meaning("0 to 1", "tokens lie on a line", "tokens differ in two directions alike"), bounded=True,
+    ),
+]  # fmt: skip

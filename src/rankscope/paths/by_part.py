@@ -1,5 +1,7 @@
 """What passes through a layer's heads, its MLP, or one head, on its way to the output.
 
+Called by `Decomposition.by_layer` and `by_head`; traverses a `Frozen` network with the rules of `terms.py`.
+
 Everything that passes through a part is one term: the part's branch of the full stream (biases and all),
 carried to the end by the frozen layers after it. Its inner product with the output is also `<branch, A^T
 output>`, A the map of all later layers: one backward pass gives it for every head of every layer.
@@ -19,33 +21,33 @@ from rankscope.nets.traversal import Block
 from rankscope.paths.frozen import Frozen, FrozenLayer
 from rankscope.paths.shares import cosine
 from rankscope.paths.shares import share as share_of
-from rankscope.paths.terms import Spoken, Stream, Terms
+from rankscope.paths.terms import HeadTerms, Terms, WholeNetwork
 
 
-class _Tracking(Stream):
-    """The whole stream as part 0, and after it everything that has passed through each part so far."""
+class _PartTracker(WholeNetwork):
+    """Rules whose term 0 is the whole network, and the others what passed through each part so far."""
 
     def __init__(self, frozen: Frozen) -> None:
         super().__init__(frozen)
         self.names: list[tuple[int, str]] = []
 
-    def output(self, block: Block, spoken: Spoken) -> Terms:
+    def output(self, block: Block, head_terms: HeadTerms) -> Terms:
         """The stream's heads once more, without the output bias, which passes through none."""
-        parts = self.added(block, spoken)
+        parts = self.added(block, head_terms)
         return self._started(block, torch.cat([parts, parts[:1]]))
 
     def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
         """What the branches add to the stream goes on as parts of their own."""
-        number, new = len(terms.parts), []
+        count, new = len(terms.parts), []
         for name, branch in branches.items():
-            new.append(branch.parts[number:] if name == "attention" else branch.parts[:1].clone())
+            new.append(branch.parts[count:] if name == "attention" else branch.parts[:1].clone())
             self.names.append((block.index + 1, "heads" if name == "attention" else name))
-            branches = branches | {name: branch._replace(parts=branch.parts[:number])}
+            branches = branches | {name: branch._replace(parts=branch.parts[:count])}
         return Terms(torch.cat([super().add(block, half, terms, branches).parts, *new]), self.start)
 
 
-class _Remembering(Stream):
-    """The whole stream, with what every head mixed and what the heads of each layer read."""
+class _HeadRecorder(WholeNetwork):
+    """Rules of the whole network that record what every head mixed and what the heads of each layer read."""
 
     def __init__(self, frozen: Frozen) -> None:
         super().__init__(frozen)
@@ -53,14 +55,14 @@ class _Remembering(Stream):
         self.read: list[Tensor] = []
 
     def values(self, block: Block, terms: Terms) -> Tensor:
-        """Noted: what heads read."""
+        """The values of heads, after recording the tokens that heads read."""
         self.read.append(terms.parts.detach()[0])
         return super().values(block, terms)
 
-    def output(self, block: Block, spoken: Spoken) -> Terms:
-        """Noted: what they mixed."""
-        self.spoken.append(spoken)
-        return super().output(block, spoken)
+    def output(self, block: Block, head_terms: HeadTerms) -> Terms:
+        """The output of attention, after recording what each head mixed."""
+        self.spoken.append(head_terms)
+        return super().output(block, head_terms)
 
 
 @torch.no_grad()
@@ -73,7 +75,7 @@ def by_layer(frozen: Frozen) -> pl.DataFrame:
     (`<term, output> / <output, output>`) and of the output's residual (NaN where that is noise), its cosine
     with the output.
     """
-    rules = _Tracking(frozen)
+    rules = _PartTracker(frozen)
     terms = Terms(frozen.X[None], rules.start)
     for layer in frozen.layers:
         terms = rules.through(layer.block, terms)
@@ -87,7 +89,7 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
     sample · layer · head · norm · share · residual_share · contraction · averaging · dobrushin
 
     `norm`: of what the head says, `P_h Z W_h` with its value bias, before a sandwich's second norm; 0 of a
-    head that does not speak. `share` and `residual_share`: what everything that passes through it is of the
+    head that is not active. `share` and `residual_share`: what everything that passes through it is of the
     output, and of the output's residual. `contraction`: the residual of what it says over that of what it
     reads, `mu(P_h Z W_h) / mu(Z)`; `averaging`: the same without its weights, `mu(P_h Z) / mu(Z)`, where rows
     sum to one at most `sqrt(n / 2)` times Dobrushin's coefficient of P_h, n the number of tokens. Where Z is
@@ -99,16 +101,18 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
             "shares of heads are taken back through all layers, which must be in memory; those of this "
             "network are read from its files one at a time: by_length and by_layer go through them in order"
         )
-    spoken, read, output = _with_graph(frozen)
-    centred = _residual(frozen.output, frozen.real)
+    head_terms, inputs_read, output = _with_graph(frozen)
+    centred = _residual(frozen.output, frozen.valid)
     shares = []
     for target in (frozen.output, centred):
         size = frobenius_norm(target.double()).to(target)
         size = size.masked_fill(size == 0, torch.inf)[:, None]
-        pulled = torch.autograd.grad(output, spoken, target / size[..., None], retain_graph=True)
-        shares.append([(U * v)[0].sum((2, 3)) / size for U, v in zip(spoken, pulled, strict=True)])
+        pulled = torch.autograd.grad(output, head_terms, target / size[..., None], retain_graph=True)
+        shares.append([(U * v)[0].sum((2, 3)) / size for U, v in zip(head_terms, pulled, strict=True)])
     frames = []
-    for layer, U, Z, share, residual_share in zip(frozen.layers, spoken, read, *shares, strict=True):
+    for layer, U, Z, share, residual_share in zip(
+        frozen.layers, head_terms, inputs_read, *shares, strict=True
+    ):
         frames.append(_head_rows(layer, U.detach()[0], Z, share.detach(), residual_share.detach(), frozen))
     return pl.concat(frames)
 
@@ -116,7 +120,7 @@ def by_head(frozen: Frozen) -> pl.DataFrame:
 def _with_graph(frozen: Frozen) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """(what every head mixed, `[1, batch, head, token, head_width]`, what the heads of each layer read, the
     output): the first and the last as nodes of one graph."""
-    rules = _Remembering(frozen)
+    rules = _HeadRecorder(frozen)
     with torch.enable_grad():
         terms = Terms(frozen.X[None].clone().requires_grad_(True), rules.start)
         for layer in frozen.layers:
@@ -127,21 +131,21 @@ def _with_graph(frozen: Frozen) -> tuple[list[Tensor], list[Tensor], Tensor]:
 def _head_rows(
     layer: FrozenLayer, U: Tensor, Z: Tensor, share: Tensor, residual_share: Tensor, frozen: Frozen
 ) -> pl.DataFrame:
-    padding = ~frozen.real
+    padding = ~frozen.valid
     batch, heads = U.shape[:2]
     wide = padding[:, None].expand(batch, heads, -1)
-    speaks = torch.tensor([head in layer.ways for head in range(heads)], device=U.device)
-    adds = (U @ layer.block.weights.attention.output.weight) * speaks[
+    is_active = torch.tensor([head in layer.ways for head in range(heads)], device=U.device)
+    contributions = (U @ layer.block.weights.attention.output.weight) * is_active[
         :, None, None
     ]  # [batch, head, token, width]
-    read = mu(Z, padding).masked_fill(_uniform(Z, frozen), torch.nan)[:, None]
+    inputs_read = mu(Z, padding).masked_fill(_uniform(Z, frozen), torch.nan)[:, None]
     mixed = layer.P @ Z[:, None]
     columns: dict[str, Tensor] = {
-        "norm": frobenius_norm(adds * frozen.real[:, None, :, None]),
+        "norm": frobenius_norm(contributions * frozen.valid[:, None, :, None]),
         "share": share,
         "residual_share": residual_share.masked_fill(_uniform(frozen.output, frozen)[:, None], torch.nan),
-        "contraction": mu(adds, wide) / read,
-        "averaging": mu(mixed, wide) / read,
+        "contraction": mu(contributions, wide) / inputs_read,
+        "averaging": mu(mixed, wide) / inputs_read,
         "dobrushin": dobrushin(layer.P, padding),
     }
     return pl.DataFrame(
@@ -155,8 +159,8 @@ def _head_rows(
 
 
 def _rows(term: Tensor, frozen: Frozen, layer: int, part: str) -> pl.DataFrame:
-    padding = ~frozen.real
-    centred = _residual(frozen.output, frozen.real)
+    padding = ~frozen.valid
+    centred = _residual(frozen.output, frozen.valid)
     alike = _uniform(frozen.output, frozen)
     return pl.DataFrame(
         {
@@ -173,12 +177,12 @@ def _rows(term: Tensor, frozen: Frozen, layer: int, part: str) -> pl.DataFrame:
 
 
 def _uniform(X: Tensor, frozen: Frozen) -> Tensor:
-    """[batch]: whether tokens are alike as far as the arithmetic can see, so that their residual is noise."""
-    return metric("relative_residual").read(tokens(X, ~frozen.real)).below_floor.to(X.device)
+    """True for samples whose tokens are equal as far as the arithmetic resolves: their residual is noise."""
+    return metric("relative_residual").read(tokens(X, ~frozen.valid)).below_floor.to(X.device)
 
 
-def _residual(X: Tensor, real: Tensor) -> Tensor:
-    """X about the mean of its real tokens."""
-    number = real.sum(-1).clamp(min=1)[:, None, None]
-    mean = (X * real[..., None]).sum(1, keepdim=True) / number
-    return (X - mean) * real[..., None]
+def _residual(X: Tensor, valid: Tensor) -> Tensor:
+    """X minus the mean of its valid tokens."""
+    count = valid.sum(-1).clamp(min=1)[:, None, None]
+    mean = (X * valid[..., None]).sum(1, keepdim=True) / count
+    return (X - mean) * valid[..., None]

@@ -16,7 +16,7 @@ HEADINGS = ("length", "paths", "share", "from biases", "res / norm")
 
 def lengths_title(lengths: Sequence[LengthView], samples: int, closure: float) -> str:
     """How many paths there are, and that they add up."""
-    paths = counted_paths(sum(each.paths for each in lengths))
+    paths = counted_paths(sum(view.paths for view in lengths))
     return (
         f"ByLength: {paths} paths of {counted(len(lengths), 'length')}, {counted(samples, 'sample')}, "
         f"closure {closure:.0e}"
@@ -24,19 +24,19 @@ def lengths_title(lengths: Sequence[LengthView], samples: int, closure: float) -
 
 
 def lengths_repr(lengths: Sequence[LengthView], samples: int, closure: float) -> str:
-    """Its size, and the share of each length."""
+    """The number of paths and the share of each length, as text."""
     rows = [
-        [f"length {each.length}", each.cells["paths"], f"share {each.cells['share']}"] for each in lengths
+        [f"length {view.length}", view.cells["paths"], f"share {view.cells['share']}"] for view in lengths
     ]
     return lines(lengths_title(lengths, samples, closure), rows)
 
 
 def lengths_card(table: pl.DataFrame, closure: float, title: str | None = None) -> str:
     """Shares and residuals by length."""
-    found = length_views(table)
-    rows = [[each.cells[heading] for heading in HEADINGS] for each in found]
-    title = title or lengths_title(found, table["sample"].n_unique(), closure)
-    said = f"Mean over samples. The parts add up to the output within {closure:.0e} of it."
+    views = length_views(table)
+    rows = [[view.cells[heading] for heading in HEADINGS] for view in views]
+    title = title or lengths_title(views, table["sample"].n_unique(), closure)
+    note = f"Mean over samples. The parts add up to the output within {closure:.0e} of it."
 
     def draw() -> "Figure":
         from rankscope.figures.plot import plot
@@ -44,4 +44,4 @@ def lengths_card(table: pl.DataFrame, closure: float, title: str | None = None) 
 
         return plot(lengths_chart(table))
 
-    return card(title, draw, HEADINGS, rows, [said])
+    return card(title, draw, HEADINGS, rows, [note])

@@ -16,7 +16,7 @@ from rankscope.deviation import Scaled, State, applies, propagate
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.propagate import DeviationStep
 from rankscope.deviation.readings import read
-from rankscope.metrics.catalogue import Reading, metric
+from rankscope.metrics import Reading, metric
 from rankscope.metrics.tokens import tokens
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.weights import Layer
@@ -44,17 +44,17 @@ def path_residuals(frozen: Frozen, paths: list[Path]) -> pl.DataFrame:
     frames = []
     for path in paths:
         reading = _carried(frozen, attention, path) if deviation else _plain(frozen, path)
-        number = len(frozen.X)
+        samples = len(frozen.X)
         frames.append(
             pl.DataFrame(
                 {
-                    "path": [" ".join("·" if head is None else str(head) for head in path)] * number,
-                    "length": [length_of(path)] * number,
-                    "sample": list(range(number)),
+                    "path": [" ".join("·" if head is None else str(head) for head in path)] * samples,
+                    "length": [length_of(path)] * samples,
+                    "sample": list(range(samples)),
                     "relative_residual": reading.value.tolist(),
                     "log10": reading.log10.tolist(),
                     "below_floor": reading.below_floor.tolist(),
-                    "arithmetic": ["deviation" if deviation else "float64"] * number,
+                    "arithmetic": ["deviation" if deviation else "float64"] * samples,
                 }
             )
         )
@@ -65,32 +65,32 @@ def _plain(frozen: Frozen, path: Path) -> Reading:
     step, Y = shared_step(frozen), frozen.X
     for index, head in enumerate(path):
         Y = step(index, Y, head)
-    return RELATIVE.read(tokens(FrozenRules(frozen).end(Terms(Y[None]))[0], ~frozen.real))
+    return RELATIVE.read(tokens(FrozenRules(frozen).end(Terms(Y[None]))[0], ~frozen.valid))
 
 
 def _attention(frozen: Frozen) -> list[DeviationPattern]:
     """Attention of every layer of the full network, split into what all rows share and what they do not."""
-    steps = propagate(frozen.net, _unpositioned(frozen), ~frozen.real)
+    steps = propagate(frozen.net, _unpositioned(frozen), ~frozen.valid)
     return [step.attention for step in steps if step.attention is not None]
 
 
 def _unpositioned(frozen: Frozen) -> Tensor:
     """Layer 0 before its positions were added: `propagate` adds them again."""
     table = frozen.net.weights.positions
-    return frozen.X if table is None else (frozen.X - table[: frozen.X.shape[1]]) * frozen.real[..., None]
+    return frozen.X if table is None else (frozen.X - table[: frozen.X.shape[1]]) * frozen.valid[..., None]
 
 
 def _carried(frozen: Frozen, attention: list[DeviationPattern], path: Path) -> Reading:
-    state = State.of(frozen.X.double(), frozen.real)
+    state = State.of(frozen.X.double(), frozen.valid)
     for layer, P, head in zip(frozen.net.weights.layers, attention, path, strict=True):
         if head is None:
             weight = frozen.net.arch.attention_skip
             state = State(state.x * weight, state.R * weight, state.valid).tidy()
         else:
             state = _through(frozen.net.arch, layer, P, head, state)
-    found = read(RELATIVE, DeviationStep(len(path), state, None))
-    assert found is not None
-    return found
+    reading = read(RELATIVE, DeviationStep(len(path), state, None))
+    assert reading is not None
+    return reading
 
 
 def _through(arch: Architecture, layer: Layer, P: DeviationPattern, head: int, state: State) -> State:
@@ -99,12 +99,12 @@ def _through(arch: Architecture, layer: Layer, P: DeviationPattern, head: int, s
     key = head // (arch.heads // arch.key_heads)
     W = (w.value.weight[:, key] @ w.output.weight[head]).double()
     top = P.top[:, head, 0]
-    most = state.R.value[torch.arange(len(top), device=top.device), top][:, None]  # [batch, 1, width]
-    about = state.R.value - most
-    mean = Scaled((most + P.p[:, head, None] @ about)[:, 0], state.R.log)
-    spoken = Scaled(P.others.value[:, head] @ about, P.others.log[:, head] + state.R.log)
+    top_token = state.R.value[torch.arange(len(top), device=top.device), top][:, None]  # [batch, 1, width]
+    relative_to_top = state.R.value - top_token
+    mean = Scaled((top_token + P.p[:, head, None] @ relative_to_top)[:, 0], state.R.log)
+    mixed = Scaled(P.others.value[:, head] @ relative_to_top, P.others.log[:, head] + state.R.log)
     x = (state.x + mean).mapped(lambda t: t @ W)
-    return State(x, spoken.mapped(lambda t: t @ W), state.valid).tidy()
+    return State(x, mixed.mapped(lambda t: t @ W), state.valid).tidy()
 
 
 def rate(table: pl.DataFrame) -> float:

@@ -45,12 +45,12 @@ def paths_along(ways: Ways, length: int | None = None) -> Iterator[Path]:
     if length is None:
         yield from product(*ways)
         return
-    must = [layer for layer, here in enumerate(ways) if None not in here]
-    may = [layer for layer, here in enumerate(ways) if None in here and len(here) > 1]
+    must = [layer for layer, choices in enumerate(ways) if None not in choices]
+    may = [layer for layer, choices in enumerate(ways) if None in choices and len(choices) > 1]
     for chosen in combinations(may, length - len(must)) if length >= len(must) else ():
         through = {*must, *chosen}
         yield from product(
-            *(_heads(here) if layer in through else (None,) for layer, here in enumerate(ways))
+            *(_heads(choices) if layer in through else (None,) for layer, choices in enumerate(ways))
         )
 
 
@@ -81,13 +81,13 @@ def counts_along(ways: Ways) -> list[int]:
 def path_number(ways: Ways, length: int, index: int) -> Path:
     """The index-th path of a length: in each layer, those that go past its heads are numbered first."""
     path: list[int | None] = []
-    for here, onward in zip(ways, _onward(ways)[1:], strict=True):
-        past = onward[length] if None in here else 0
+    for choices, onward in zip(ways, _onward(ways)[1:], strict=True):
+        past = onward[length] if None in choices else 0
         if index < past:
             path.append(None)
             continue
         head, index = divmod(index - past, onward[length - 1])
-        path.append(_heads(here)[head])
+        path.append(_heads(choices)[head])
         length -= 1
     return tuple(path)
 
@@ -95,15 +95,17 @@ def path_number(ways: Ways, length: int, index: int) -> Path:
 @lru_cache(maxsize=8)
 def _onward(ways: Ways) -> tuple[tuple[int, ...], ...]:
     """[layer][k]: how many ways on with k heads there are from before each layer, and after the last."""
-    found = [(1, *[0] * len(ways))]
-    for here in reversed(ways):
-        known, heads, past = found[-1], len(_heads(here)), int(None in here)
-        found.append(tuple(past * n + (heads * known[k - 1] if k else 0) for k, n in enumerate(known)))
-    return tuple(reversed(found))
+    counts_from = [(1, *[0] * len(ways))]
+    for choices in reversed(ways):
+        later_counts, heads, past = counts_from[-1], len(_heads(choices)), int(None in choices)
+        counts_from.append(
+            tuple(past * n + (heads * later_counts[k - 1] if k else 0) for k, n in enumerate(later_counts))
+        )
+    return tuple(reversed(counts_from))
 
 
-def _heads(here: tuple[int | None, ...]) -> list[int]:
-    return [head for head in here if head is not None]
+def _heads(choices: tuple[int | None, ...]) -> list[int]:
+    return [head for head in choices if head is not None]
 
 
 def checked_length(length: int, layers: int) -> int:
@@ -127,13 +129,13 @@ def checked(path: Path, ways: Ways, heads: int) -> Path:
         raise PathError(
             f"a path names a head or None for each of {len(ways)} layers; got {len(path)}: {path}"
         )
-    for layer, (head, here) in enumerate(zip(path, ways, strict=True)):
+    for layer, (head, choices) in enumerate(zip(path, ways, strict=True)):
         if head is not None and not (type(head) is int and 0 <= head < heads):
             raise PathError(f"heads are numbered 0..{heads - 1}, None goes past them; got {head!r} in {path}")
-        if head not in here:
+        if head not in choices:
             what = "nothing goes past the heads" if head is None else f"head {head} does not speak"
             raise PathError(
                 f"in layer {layer} (0-based) of this network {what}, so there is no path {path}: name one of "
-                f"{', '.join(map(str, here)) or 'no ways'} there"
+                f"{', '.join(map(str, choices)) or 'no ways'} there"
             )
     return path

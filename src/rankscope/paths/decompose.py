@@ -1,4 +1,9 @@
-"""`decompose`: a network on its input as the exact sum of its paths."""
+"""`decompose`: a network on its input as the exact sum of its paths.
+
+The order: `freeze` runs the network once and keeps what depends on the tokens (`frozen.py`). The network is
+then linear, and every question is a traversal with other rules: sums by length (`lengths.py`,
+`polynomials.py`), by layer and head (`by_part.py`), single paths (`walk.py`), the heaviest (`heaviest.py`).
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,9 +14,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
-from rankscope.nets import Transformer
 from rankscope.nets.changes import kept_heads
-from rankscope.nets.inputs import TokensOf, tokens_of
 from rankscope.paths.by_part import by_head, by_layer
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import (
@@ -27,12 +30,13 @@ from rankscope.paths.counts import (
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.heaviest import Heaviest, Progress, heaviest
 from rankscope.paths.lengths import ByLength, by_length, closure_of
-from rankscope.paths.terms import Along, Stream, Terms
+from rankscope.paths.terms import PathRules, Terms, WholeNetwork
 from rankscope.paths.walk import OwnAttention, Step, own_step, shared_step, total
 from rankscope.shapes import Float
+from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
-MOST = 10**6
-"""Paths that are enumerated one by one at most."""
+MOST_ENUMERATED = 10**6
+"""The most paths that are computed one by one."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -54,29 +58,45 @@ class PathTerm:
 
 @torch.no_grad()
 def decompose(
-    net: Transformer,
-    X: TokensOf,
+    net: NetworkLike,
+    X: InputsLike,
     padding: Tensor | None = None,
     *,
+    attention_mask: Tensor | None = None,
     variant: str = "as given",
     device: str | torch.device | None = None,
 ) -> "Decomposition":
-    """The paths of a network on these tokens, with all that depends on the tokens frozen as measured.
+    """Decompose a network on these tokens into paths, with everything that depends on the tokens frozen.
 
-    X is texts, what `net.encode` gave, or `[batch, token, width]`. It runs in the network's own dtype, on
-    `device`, or where the network is; `variant` names the network in what is saved.
+    With attention P_h, norms and gates held as measured, the output is an exact sum over paths (Dong et al.
+    2021, Thm 2.1): `output = sum over paths of P_path X W_path` and what starts at biases. That the parts add
+    up to the output is checked here, and reported as `closure`.
 
-    >>> from rankscope.nets import Architecture
+    Args:
+        net: The network, or a Hugging Face model in memory; decomposed in its own dtype.
+        X: Texts, what `net.encode` gave, token ids `[batch, token]`, or tokens `[batch, token, width]`.
+        padding: `[batch, token]`, True at padding.
+        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
+        variant: The name of the network in what is saved.
+        device: Where to run; where the network is, if left out.
+
+    Returns:
+        A `Decomposition`, whose methods sum, select and list paths.
+
+    Raises:
+        PathError: The network has parts that no linear rule covers (cross-attention, latents, ...).
+        ClosureError: The parts do not add up to the output.
+
+    >>> from rankscope.nets import Architecture, Transformer
     >>> net = Transformer.random(Architecture(layers=12, width=24, heads=12))
     >>> d = decompose(net, torch.randn(1, 5, 24, dtype=torch.float64))
     >>> sum(d.by_length().counts) == 13**12, d.closure < 1e-12
     (True, True)
     """
-    X, padding = tokens_of("decompose", net, X, padding)
+    net, X, padding = inputs_of("decompose", net, X, padding, attention_mask)
     net = net.to(device=device)
-    X = X.to(dtype=net.dtype, device=net.device) if isinstance(X, Tensor) else X
-    frozen = freeze(net, X, padding)
-    closure_of(Stream(frozen).run(), frozen)
+    frozen = freeze(net, X.to(dtype=net.dtype, device=net.device), padding)
+    closure_of(WholeNetwork(frozen).run(), frozen)
     return Decomposition(frozen, variant)
 
 
@@ -96,8 +116,8 @@ class Decomposition:
         """For notebooks: its paths by length, which are summed for this."""
         from rankscope.paths.card import lengths_card
 
-        found = self.by_length()
-        return lengths_card(found.table, found.closure, self._title)
+        lengths = self.by_length()
+        return lengths_card(lengths.table, lengths.closure, self._title)
 
     @property
     def _title(self) -> str:
@@ -110,17 +130,17 @@ class Decomposition:
 
     @property
     def layers(self) -> int:
-        """Layers of the network."""
+        """The number of layers of the network."""
         return self.frozen.net.arch.layers
 
     @property
     def heads(self) -> int:
-        """Heads of a layer."""
+        """The number of heads in each layer."""
         return self.frozen.net.arch.heads
 
     @property
     def output(self) -> Float[Tensor, "batch token width"]:
-        """What the network gives: the last state through the final norm, where there is one."""
+        """The output of the network: the last hidden states, after the final norm if there is one."""
         return self.frozen.restored(self.frozen.output)
 
     @property
@@ -137,11 +157,11 @@ class Decomposition:
         return self._lengths
 
     def by_layer(self) -> pl.DataFrame:
-        """Everything that passes through the heads, and through the MLP, of each layer (`parts.py`)."""
+        """Everything that passes through the heads, and through the MLP, of each layer (`by_part.py`)."""
         return by_layer(self.frozen)
 
     def by_head(self) -> pl.DataFrame:
-        """Everything that passes through each head, and how it contracts (`parts.py`)."""
+        """Everything that passes through each head, and how it contracts (`by_part.py`)."""
         return by_head(self.frozen)
 
     def path(self, path: Iterable[int | None], attention: str = "shared") -> PathTerm:
@@ -151,7 +171,7 @@ class Decomposition:
         spec = checked(spelled(path), self.frozen.ways, self.heads)
         frozen = self.frozen
         term = self._ended(total(frozen, [spec], self._step(attention)), attention)
-        own = OwnAttention(frozen).matrices(spec) if attention == "own" else None
+        own_patterns = OwnAttention(frozen).matrices(spec) if attention == "own" else None
         n, width = frozen.X.shape[1:]
         P = torch.eye(n, dtype=frozen.X.dtype, device=frozen.X.device).expand(len(frozen.X), n, n)
         W = torch.eye(width, dtype=frozen.X.dtype, device=frozen.X.device)
@@ -161,7 +181,7 @@ class Decomposition:
                 W = W * arch.attention_skip
             else:
                 w, key = layer.block.weights.attention, head // (arch.heads // arch.key_heads)
-                P = (layer.P[:, head] if own is None else own[index]) @ P
+                P = (layer.P[:, head] if own_patterns is None else own_patterns[index]) @ P
                 W = W @ (w.value.weight[:, key] @ w.output.weight[head])
         if frozen.order is not None:
             P = frozen.order.restored_square(P[:, None])[:, 0]
@@ -179,12 +199,14 @@ class Decomposition:
 
     def residuals(self, lengths: Sequence[int] | None = None, count: int = 20, seed: int = 0) -> pl.DataFrame:
         """Relative residuals of single paths, `count` drawn of each length, at any scale (`collapse.py`)."""
-        known = counts_along(self.frozen.ways)
-        wanted = [length for length, number in enumerate(known) if number] if lengths is None else lengths
+        counts = counts_along(self.frozen.ways)
+        wanted = (
+            [length for length, path_count in enumerate(counts) if path_count] if lengths is None else lengths
+        )
         paths = [
             path
             for length in wanted
-            for path in self.sample(length, min(count, known[checked_length(length, self.layers)]), seed)
+            for path in self.sample(length, min(count, counts[checked_length(length, self.layers)]), seed)
         ]
         if not paths:
             raise PathError(
@@ -211,36 +233,36 @@ class Decomposition:
         bias: of the same lengths, or through the same heads; single paths start at the embedding. Paths of
         their `own` have the biases that they meet in them, always.
         """
-        given = [
+        named = [
             name
             for name, value in (("lengths", lengths), ("paths", paths), ("heads", heads))
             if value is not None
         ]
-        if len(given) != 1:
+        if len(named) != 1:
             raise PathError(
-                f"keep takes one of lengths, paths and heads; received {' and '.join(given) or 'none'}"
+                f"keep takes one of lengths, paths and heads; received {' and '.join(named) or 'none'}"
             )
         if heads is not None:
             if attention != "shared":
                 raise PathError(
                     "with heads, attention is shared; for attention of their own, net.variant(heads=)"
                 )
-            kept = Stream(self.frozen, kept_heads(self.frozen.net.arch, heads), biases).run()
-            return self.frozen.restored(kept)
+            result = WholeNetwork(self.frozen, kept_heads(self.frozen.net.arch, heads), biases).run()
+            return self.frozen.restored(result)
         if lengths is not None:
             if not isinstance(lengths, Iterable):
                 raise PathError(f"lengths must be a list of lengths; got {lengths!r}: write [{lengths}]")
             wanted = sorted({checked_length(length, self.layers) for length in lengths})
             if attention == "shared":
-                kept = self._lengths.embedding[wanted].sum(0)
-                kept = kept + self._lengths.bias[wanted].sum(0) if biases else kept
-                return kept
-            known = counts_along(self.frozen.ways)
-            number = sum(known[length] for length in wanted)
-            if number > MOST:
+                result = self._lengths.embedding[wanted].sum(0)
+                result = result + self._lengths.bias[wanted].sum(0) if biases else result
+                return result
+            counts = counts_along(self.frozen.ways)
+            path_count = sum(counts[length] for length in wanted)
+            if path_count > MOST_ENUMERATED:
                 raise PathError(
-                    f"paths with attention of their own are computed one by one, at most {MOST}; these "
-                    f"lengths have {number}: sample some, and keep(paths=...)"
+                    f"paths with attention of their own are computed one by one, at most "
+                    f"{MOST_ENUMERATED}; these lengths have {path_count}: sample some, and keep(paths=...)"
                 )
             paths = (path for length in wanted for path in paths_along(self.frozen.ways, length))
         assert paths is not None
@@ -257,5 +279,5 @@ class Decomposition:
     def _ended(self, term: Tensor, attention: str) -> Tensor:
         """Through the final norm: frozen, or for paths of their own computed on what they add up to."""
         if attention == "shared":
-            return Along(self.frozen).end(Terms(term[None]))[0]
-        return self.frozen.net.finish(term) * self.frozen.real[..., None]
+            return PathRules(self.frozen).end(Terms(term[None]))[0]
+        return self.frozen.net.finish(term) * self.frozen.valid[..., None]

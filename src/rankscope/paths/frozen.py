@@ -9,6 +9,8 @@ in its input (and in every bias):
     gated MLP   g = act(x gate) as measured:      Y -> (g * (Y up)) down
 
 At the input that it was frozen on, it gives exactly what the network gives. A path is one way through it.
+
+`freeze` is called by `decompose`; the frozen network is traversed with the rules of `terms.py`.
 """
 
 from dataclasses import dataclass, field
@@ -72,13 +74,13 @@ class FrozenLayer:
     """By their names in the weights."""
     gate: Float[Tensor, "batch token mlp_width"] | None = None
     head_gate: Float[Tensor, "batch head token head_width"] | None = None
-    """How far the gates on what heads say were open."""
+    """The gates on head outputs, as measured."""
     kept: dict[str, Tensor] = field(default_factory=dict)
     """What parts of one's own asked to keep, by name."""
 
     @property
     def ways(self) -> tuple[int | None, ...]:
-        """What a path can do here: None where there is a way past the heads, and the heads that speak."""
+        """The choices of a path in this layer: None if it can go past the heads, and the active heads."""
         half = next(half for half in self.block.halves if half.attends)
         past = half.skip != 0.0 or len(half.branches) > 1
         return (*([None] if past else []), *self.block.active_heads)
@@ -86,16 +88,16 @@ class FrozenLayer:
 
 @dataclass(frozen=True, repr=False)
 class Frozen:
-    """A network frozen on its input."""
+    """A network frozen on its input, linear in its tokens and biases."""
 
     net: Transformer
     X: Tokens
-    """Layer 0, as the first block reads it: real tokens first, positions added."""
-    real: Bool[Tensor, "batch token"]
+    """Layer 0, as the first block reads it: valid tokens first, positions added."""
+    valid: Bool[Tensor, "batch token"]
     layers: tuple[FrozenLayer, ...]
     last: FrozenNorm | None
     output: Tokens
-    """What the network itself gives."""
+    """The output of the network itself."""
     order: TokenOrder | None
     """How tokens go back to where they stood before padding was moved to the end."""
 
@@ -103,17 +105,17 @@ class Frozen:
         return f"Frozen({self.net!r} on {tuple(self.X.shape)})"
 
     def restored(self, Y: Tokens) -> Tokens:
-        """Tokens where the user had them."""
+        """Tokens in the order in which the user gave them."""
         return Y if self.order is None else self.order.restored(Y)
 
     @property
     def ways(self) -> Ways:
-        """What a path can do in each layer."""
+        """The choices of a path in each layer."""
         return tuple(layer.ways for layer in self.layers)
 
     @property
     def has_constants(self) -> bool:
-        """Whether any bias is not zero: otherwise nothing starts at one."""
+        """True if any bias is not zero: otherwise no path starts at a bias."""
         net = self.net
         if not net.arch.biases:
             return False
@@ -129,8 +131,8 @@ class Frozen:
         )
 
 
-class _Freezing(Plain):
-    """The plain rules, noting what depends on the tokens."""
+class _FreezingRules(Plain):
+    """The plain rules, which also record what depends on the tokens."""
 
     def __init__(self, arch: Architecture, settings: PassSettings) -> None:
         super().__init__(arch, settings)
@@ -140,9 +142,9 @@ class _Freezing(Plain):
         return self.layers.setdefault(block.index, FrozenLayer(block))
 
     def norm(self, block: Block, name: str, X: Tokens) -> Tokens:
-        found = FrozenNorm.of(self.arch, getattr(block.weights, name), X)
-        assert found is not None
-        self.layer(block).norms[name] = found
+        frozen_norm = FrozenNorm.of(self.arch, getattr(block.weights, name), X)
+        assert frozen_norm is not None
+        self.layer(block).norms[name] = frozen_norm
         return super().norm(block, name, X)
 
     def keep(self, block: Block, name: str, x: Tensor) -> None:
@@ -153,9 +155,9 @@ class _Freezing(Plain):
         return super().mix(block, P, V)
 
     def opened(self, block: Block, X: Tokens) -> Spoken:
-        found = super().opened(block, X)
-        self.layer(block).head_gate = found.transpose(1, 2)
-        return found
+        gate = super().opened(block, X)
+        self.layer(block).head_gate = gate.transpose(1, 2)
+        return gate
 
     def mlp(self, block: Block, X: Tokens) -> Tokens:
         w, act = block.mlp, ACTIVATIONS[self.arch.activation]
@@ -184,7 +186,7 @@ class _Freezing(Plain):
 
 @torch.no_grad()
 def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen:
-    """Run the network once and keep what depends on the tokens."""
+    """Run the network once and keep everything that depends on the tokens."""
     if net.arch.cross_attention:
         raise PathError(
             "a network is taken apart where every path begins at its own tokens; this one has "
@@ -206,14 +208,14 @@ def freeze(net: Transformer, X: Tensor, padding: Tensor | None = None) -> Frozen
             "a network is taken apart where values are linear in tokens; those of this one are of a latent "
             "that goes through a norm of its own: measure it instead"
         )
-    X, real, order = net.prepared(X, padding)
-    rules = _Freezing(net.arch, PassSettings.of(net.arch, net.weights, X, real))
+    X, valid, order = net.prepared(X, padding)
+    rules = _FreezingRules(net.arch, PassSettings.of(net.arch, net.weights, X, valid))
     first = X
-    for step in net.traversed(X, real, rules):
+    for step in net.traversed(X, valid, rules):
         X = step.state
     layers = tuple(rules.layer(block) for block in net.blocks)
     last = FrozenNorm.of(net.arch, net.weights.final_norm, X) if net.arch.final_norm else None
-    return Frozen(net, first, real, layers, last, net.finish(X) * real[..., None], order)
+    return Frozen(net, first, valid, layers, last, net.finish(X) * valid[..., None], order)
 
 
 def with_bias(Y: Tensor, start: int | None, bias: Tensor | None) -> Tensor:

@@ -30,7 +30,7 @@ from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, FrozenLayer, FrozenNorm
 from rankscope.paths.lengths import DIGITS
 from rankscope.paths.rounding import noise_of
-from rankscope.paths.terms import Fork, FrozenRules, Terms
+from rankscope.paths.terms import FrozenRules, PathExtensions, Terms
 from rankscope.paths.walk import shared_step
 
 Progress = Callable[[int, int], None]
@@ -51,17 +51,17 @@ class Heaviest:
     """So many more came out of the search first, and rounding could exchange them with others."""
     next_bound: float
     """No path that is not listed weighs more than this."""
-    looked_at: int
-    """Beginnings of paths that were computed."""
+    explored: int
+    """The number of beginnings of paths that were computed."""
 
     def __repr__(self) -> str:
         from rankscope.cards import counted, lines
 
-        number = f"{counted(len(self.paths), 'path')}, {self.proved} proved to be the heaviest"
-        number += f", {self.tied} more within rounding of others" if self.tied else ""
+        title = f"{counted(len(self.paths), 'path')}, {self.proved} proved to be the heaviest"
+        title += f", {self.tied} more within rounding of others" if self.tied else ""
         heads = [f"({', '.join('–' if head is None else str(head) for head in path)})" for path in self.paths]
-        rows = [[path, *said] for path, said in zip(heads, self.said(), strict=True)]
-        return lines(f"Heaviest: {number}; no other weighs over {self.next_bound:.3g}", rows)
+        rows = [[path, *notes] for path, notes in zip(heads, self.said(), strict=True)]
+        return lines(f"Heaviest: {title}; no other weighs over {self.next_bound:.3g}", rows)
 
     def said(self) -> list[list[str]]:
         """Each weight, and what it is where it is noise."""
@@ -84,38 +84,40 @@ def heaviest(
         raise PathError(one_of("by", by, ("norm", "residual")))
     if count < 1 or budget < 1:
         raise PathError(f"top needs a count and a budget of at least 1; got {count} and {budget}")
-    if not frozen.real.any():
+    if not frozen.valid.any():
         raise PathError(
-            f"top needs tokens to weigh paths by; received {tuple(frozen.real.shape)} of which none is real"
+            f"top needs tokens to weigh paths by; received {tuple(frozen.valid.shape)} of which none is real"
         )
-    depth, ahead, step, fork = len(frozen.layers), _ahead(frozen), shared_step(frozen), Fork(frozen)
-    found, looked = _beam(frozen, count, by)
+    depth, ahead, step, fork = len(frozen.layers), _ahead(frozen), shared_step(frozen), PathExtensions(frozen)
+    weights_by_path, explored = _beam(frozen, count, by)
     done: list[tuple[float, Path]] = []
     # (-bound, tie, path so far, tokens before its last layer): a whole path's bound is its weight. Tokens
     # after it are computed again for the few beginnings that are extended: all of them would fill memory.
     queue: list[tuple[float, int, Path, Tensor]] = [(-_bound(frozen.X, ahead[0]), 0, (), frozen.X)]
     ties = 0
-    while queue and len(done) < count and looked < budget:
+    while queue and len(done) < count and explored < budget:
         bound, _, path, Y = heapq.heappop(queue)
         if len(path) == depth:
             done.append((-bound, path))
             continue
         Y = step(len(path) - 1, Y, path[-1]) if path else Y
         for head, after in fork.ways(len(path), Y):
-            longer, looked, ties = (*path, head), looked + 1, ties + 1
+            longer, explored, ties = (*path, head), explored + 1, ties + 1
             if len(longer) == depth:
-                found[longer] = _weight(frozen, after, by)
-                heapq.heappush(queue, (-found[longer], ties, longer, frozen.X))
+                weights_by_path[longer] = _weight(frozen, after, by)
+                heapq.heappush(queue, (-weights_by_path[longer], ties, longer, frozen.X))
             else:
                 heapq.heappush(queue, (-_bound(after, ahead[len(longer)]), ties, longer, Y))
         if progress is not None:
-            progress(min(looked, budget), budget)
+            progress(min(explored, budget), budget)
     while queue and len(done) < count and len(queue[0][2]) == depth:  # nothing is left to compute for these
         weight, _, path, _ = heapq.heappop(queue)
         done.append((-weight, path))
     first = len(done)
-    known = {path for _, path in done}
-    rest = sorted(((w, p) for p, w in found.items() if p not in known), key=lambda item: -item[0])
+    done_paths = {path for _, path in done}
+    rest = sorted(
+        ((w, p) for p, w in weights_by_path.items() if p not in done_paths), key=lambda item: -item[0]
+    )
     done += rest[: count - first]
     paths, weights = [path for _, path in done], [weight for weight, _ in done]
     unlisted = rest[count - first : count - first + 1]  # the heaviest of those that are not listed
@@ -130,19 +132,19 @@ def heaviest(
         for k in range(first + 1)
         if k == 0 or (min(lower[:k]) > 0 and min(lower[:k]) >= max([left, *upper[k:]]))
     )
-    return Heaviest(paths, weights, noise[: len(paths)], proved, first - proved, left, looked)
+    return Heaviest(paths, weights, noise[: len(paths)], proved, first - proved, left, explored)
 
 
 def _beam(frozen: Frozen, count: int, by: str) -> tuple[dict[Path, float], int]:
     """Whole paths along the heaviest beginnings, and how many beginnings that took."""
-    width, looked, fork = max(count, 4), 0, Fork(frozen)
+    width, explored, fork = max(count, 4), 0, PathExtensions(frozen)
     beam: list[tuple[Path, Tensor]] = [((), frozen.X)]
     for index in range(len(frozen.layers)):
         longer = [((*path, head), after) for path, Y in beam for head, after in fork.ways(index, Y)]
-        looked += len(longer)
+        explored += len(longer)
         longer.sort(key=lambda item: -float(torch.linalg.vector_norm(item[1])))
         beam = longer[:width]
-    return {path: _weight(frozen, Y, by) for path, Y in beam}, looked
+    return {path: _weight(frozen, Y, by) for path, Y in beam}, explored
 
 
 def _weight(frozen: Frozen, Y: Tensor, by: str) -> float:
@@ -150,7 +152,7 @@ def _weight(frozen: Frozen, Y: Tensor, by: str) -> float:
 
 
 def _size(frozen: Frozen, term: Tensor, by: str) -> float:
-    sizes = mu(term, ~frozen.real) if by == "residual" else frobenius_norm(term.double())
+    sizes = mu(term, ~frozen.valid) if by == "residual" else frobenius_norm(term.double())
     return float(torch.linalg.vector_norm(sizes))
 
 
@@ -163,34 +165,34 @@ def _bound(Y: Tensor, ahead: Tensor) -> float:
 def _ahead(frozen: Frozen) -> list[Tensor]:
     """[batch] for each layer: the product of the gains from there to the end, in float64."""
     last = torch.ones(len(frozen.X), dtype=torch.float64, device=frozen.X.device)
-    ahead = [last if frozen.last is None else last * _norm_gain(frozen.last, frozen.real)]
+    ahead = [last if frozen.last is None else last * _norm_gain(frozen.last, frozen.valid)]
     for layer in reversed(frozen.layers):
-        gain: Tensor = traverse(layer.block, _Gain(frozen, layer), torch.ones_like(last)).state
+        gain: Tensor = traverse(layer.block, _GainRules(frozen, layer), torch.ones_like(last)).state
         ahead.append(ahead[-1] * gain)
     return ahead[::-1]
 
 
-class _Gain(Arithmetic):
+class _GainRules(Arithmetic):
     """Rules on `[batch]`: by how much a part can lengthen a term. Heads are bounded together with the norm
     that they read through, which waits until they come."""
 
     def __init__(self, frozen: Frozen, layer: FrozenLayer) -> None:
-        self.layer, self.real = layer, frozen.real
+        self.layer, self.valid = layer, frozen.valid
 
     def norm(self, block: Block, name: str, gain: Tensor) -> Tensor:
         """The largest scale and gain."""
         reads = any(half.attends and half.branches[0].before == name for half in block.halves)
-        return gain if reads else gain * _norm_gain(self.layer.norms[name], self.real)
+        return gain if reads else gain * _norm_gain(self.layer.norms[name], self.valid)
 
     def values(self, block: Block, gain: Tensor) -> Tensor:
-        """Left to `output`."""
+        """Returns its input: `output` bounds attention as a whole."""
         return gain
 
     def pattern(self, block: Block, gain: Tensor) -> None:
-        """Left to `output`."""
+        """Returns its input: `output` bounds attention as a whole."""
 
     def mix(self, block: Block, weights: None, gain: Tensor) -> Tensor:
-        """Left to `output`."""
+        """Returns its input: `output` bounds attention as a whole."""
         return gain
 
     def gate(self, block: Block, gain: Tensor, inside: Tensor) -> Tensor:
@@ -206,7 +208,7 @@ class _Gain(Arithmetic):
         """The largest gate, and the norms of both matrices."""
         w, gate = block.mlp, self.layer.gate
         assert gate is not None
-        gain = gain * _largest(gate, self.real)
+        gain = gain * _largest(gate, self.valid)
         for weight in (w.up.weight, w.down.weight):
             gain = gain * torch.linalg.matrix_norm(weight.double(), 2)
         return gain
@@ -219,16 +221,16 @@ class _Gain(Arithmetic):
     def part(self, block: Block, part: Part, gain: Tensor, inside: Tensor) -> Tensor:
         """Attention is taken as it was measured; of other parts of one's own nothing is known, unless they
         say it."""
-        known = getattr(part, "lengthens", None)
-        if known is not None:
-            return gain * known(block)
+        done_paths = getattr(part, "lengthens", None)
+        if done_paths is not None:
+            return gain * done_paths(block)
         return gain if part.place == "pattern" else torch.full_like(gain, torch.inf)
 
     def _head(self, block: Block, head: int) -> Tensor:
         arch, w = block.arch, block.weights.attention
         key = head // (arch.heads // arch.key_heads)
         inward, outward = w.value.weight[:, key].double(), w.output.weight[head].double()
-        P = self.layer.P[:, head].double() * self.real[:, :, None] * self.real[:, None]
+        P = self.layer.P[:, head].double() * self.valid[:, :, None] * self.valid[:, None]
         before = next(half.branches[0].before for half in block.halves if half.attends)
         if before is not None:
             norm = self.layer.norms[before]
@@ -238,12 +240,12 @@ class _Gain(Arithmetic):
         return torch.linalg.matrix_norm(P, 2) * torch.linalg.matrix_norm(inward @ outward, 2)
 
 
-def _norm_gain(norm: FrozenNorm, real: Tensor) -> Tensor:
-    gain = _largest(norm.scale, real)
+def _norm_gain(norm: FrozenNorm, valid: Tensor) -> Tensor:
+    gain = _largest(norm.scale, valid)
     return gain if norm.weights.gain is None else gain * norm.weights.gain.double().abs().max()
 
 
-def _largest(values: Tensor, real: Tensor) -> Tensor:
+def _largest(values: Tensor, valid: Tensor) -> Tensor:
     """[batch]: the largest entry at a real token. Padding is zero at the end of every layer: its gates, and
     the scales of its norms (1 / sqrt eps), bound nothing."""
-    return (values.double().abs() * real[..., None]).flatten(1).amax(1)
+    return (values.double().abs() * valid[..., None]).flatten(1).amax(1)

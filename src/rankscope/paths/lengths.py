@@ -108,10 +108,10 @@ class ByLength:
 
     def save(self, path: str | Path) -> Path:
         """Write all of it, terms too, as one safetensors file, atomically."""
-        about = {name: getattr(self, name) for name in ABOUT}
+        description = {name: getattr(self, name) for name in ABOUT}
         tensors = {name: getattr(self, name).contiguous() for name in TENSORS}
         with atomic(path) as temporary:
-            save_file(tensors, temporary, {"ByLength": json.dumps(about)})
+            save_file(tensors, temporary, {"ByLength": json.dumps(description)})
         return Path(path)
 
     @classmethod
@@ -119,8 +119,8 @@ class ByLength:
         """What `save` wrote, on the CPU."""
         try:
             with safe_open(path, "pt") as file:
-                about = json.loads(file.metadata()["ByLength"])
-                return cls(**{name: file.get_tensor(name) for name in TENSORS}, **about)
+                description = json.loads(file.metadata()["ByLength"])
+                return cls(**{name: file.get_tensor(name) for name in TENSORS}, **description)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise FileError(
                 f"{path} must be a file written by ByLength.save; it cannot be read ({error})"
@@ -132,7 +132,7 @@ def by_length(frozen: Frozen) -> ByLength:
     embedding, bias = length_terms(frozen)
     closure = closure_of((embedding + bias).sum(0), frozen)
     counts, bias_counts = length_counts(frozen)
-    output, padding, order = frozen.output, ~frozen.real, frozen.order
+    output, padding, order = frozen.output, ~frozen.valid, frozen.order
     if order is not None:  # tokens where the user had them
         embedding, bias = (torch.stack([order.restored(t) for t in terms]) for terms in (embedding, bias))
         output, padding = order.restored(output), padding.gather(1, order.back)
@@ -141,9 +141,9 @@ def by_length(frozen: Frozen) -> ByLength:
 
 def closure_of(total: Tensor, frozen: Frozen) -> float:
     """How far the parts are from the output, relative to it; an error where that is more than rounding."""
-    whole = float(torch.linalg.vector_norm(frozen.output))
+    output_size = float(torch.linalg.vector_norm(frozen.output))
     gap = float(torch.linalg.vector_norm(total - frozen.output))
-    closure = gap / whole if whole else gap
+    closure = gap / output_size if output_size else gap
     allowed = unit_of(total.dtype) ** DIGITS
     if not closure <= allowed:
         raise ClosureError(

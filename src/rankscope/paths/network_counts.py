@@ -17,14 +17,14 @@ class Counts(NamedTuple):
     biases: list[int]
 
 
-class Counting(Arithmetic):
+class CountingRules(Arithmetic):
     """Rules on counts. The MLP step is passed as a whole, branch and skip, so that a path's choices are heads
     or none; every bias on the way is one more path."""
 
     name = "counting"
 
     def norm(self, block: Block, name: str, counts: Counts) -> Counts:
-        """Its bias starts here."""
+        """The bias of the norm starts a path here."""
         return _started(counts, getattr(block.weights, name).bias)
 
     def values(self, block: Block, counts: Counts) -> Counts:
@@ -32,12 +32,12 @@ class Counting(Arithmetic):
         return _started(counts, block.weights.attention.value.bias)
 
     def pattern(self, block: Block, counts: Counts) -> None:
-        """Nothing to count."""
+        """Attention patterns have nothing to count."""
 
     def mix(self, block: Block, weights: None, counts: Counts) -> Counts:
         """Times z and the number of heads."""
         heads = len(block.active_heads)
-        return Counts(*([0, *(heads * number for number in known)] for known in counts))
+        return Counts(*([0, *(heads * count for count in polynomial)] for polynomial in counts))
 
     def gate(self, block: Block, counts: Counts, inside: Counts) -> Counts:
         """A gate on what heads say is passed with them."""
@@ -48,7 +48,7 @@ class Counting(Arithmetic):
         return _started(counts, block.weights.attention.output.bias)
 
     def mlp(self, block: Block, counts: Counts) -> Counts:
-        """Its two biases start here."""
+        """The two biases of the MLP start paths here."""
         w = block.mlp
         return _started(_started(counts, w.up.bias), w.down.bias)
 
@@ -62,8 +62,8 @@ class Counting(Arithmetic):
             return heads
         return Counts(
             *(
-                [a + b for a, b in zip([*one, 0], other, strict=True)]
-                for one, other in zip(past, heads, strict=True)
+                [a + b for a, b in zip([*past_counts, 0], head_counts, strict=True)]
+                for past_counts, head_counts in zip(past, heads, strict=True)
             )
         )
 
@@ -76,7 +76,7 @@ def length_counts(frozen: Frozen) -> tuple[list[int], list[int]]:
     """(from the embedding, from biases): how many paths there are of each length, exactly.
 
     Where there is no skip past the heads, no path goes past them."""
-    rules, counts = Counting(), Counts([1], [0])
+    rules, counts = CountingRules(), Counts([1], [0])
     for layer in frozen.layers:
         counts = traverse(layer.block, rules, counts).state
     final = frozen.net.weights.final_norm.bias if frozen.net.arch.final_norm else None

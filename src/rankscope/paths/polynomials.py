@@ -28,7 +28,7 @@ PIECE = 2**20
 """Numbers that go through a layer together on a CPU."""
 
 
-class Polynomials(FrozenRules):
+class PolynomialRules(FrozenRules):
     """Rules on polynomials: the coefficients from the embedding, then those from biases, which begin at
     `start`. On a CPU a few coefficients at a time go through a part, to stay in the processor's cache, and
     what comes out is written where it belongs: products of matrices are nine tenths of the time."""
@@ -37,40 +37,40 @@ class Polynomials(FrozenRules):
     """Room for what MLPs hold inside, the same for all of them."""
 
     def norm(self, block: Block, name: str, terms: Terms) -> Terms:
-        """Acts on coefficients."""
+        """Applies to every coefficient by itself."""
         norm, (Y, start) = self.layer(block).norms[name], terms
-        found, factor = torch.empty_like(Y), norm.factor
+        result, factor = torch.empty_like(Y), norm.factor
         for piece, _ in _pieces(Y, None):
-            X, out = Y[piece], found[piece]
+            X, out = Y[piece], result[piece]
             X = torch.sub(X, X.mean(-1, keepdim=True), out=out) if norm.centred else X
             torch.mul(X, factor, out=out)
-        return Terms(with_bias(found, start, norm.weights.bias), start)
+        return Terms(with_bias(result, start, norm.weights.bias), start)
 
     def mlp(self, block: Block, terms: Terms) -> Terms:
-        """Acts on coefficients."""
+        """Applies to every coefficient by itself."""
         w, gate, (Y, start) = block.mlp, self.layer(block).gate, terms
         assert gate is not None
-        found, rows, inner = torch.empty_like(Y), Y[0, ..., 0].numel(), w.up.weight.shape[1]
+        result, rows, inner = torch.empty_like(Y), Y[0, ..., 0].numel(), w.up.weight.shape[1]
         shape = (min(_most(Y), len(Y)) * rows, inner)
         if self.hidden is None or self.hidden.shape != shape:
             self.hidden = Y.new_empty(shape)
-        for piece, here in _pieces(Y, start):
-            X, out = Y[piece].flatten(0, 2), found[piece].flatten(0, 2)
+        for piece, local_start in _pieces(Y, start):
+            X, out = Y[piece].flatten(0, 2), result[piece].flatten(0, 2)
             hidden = torch.mm(X, w.up.weight, out=self.hidden[: len(X)]).view(-1, *gate.shape)
-            hidden = with_bias(hidden, here, w.up.bias).mul_(gate)
+            hidden = with_bias(hidden, local_start, w.up.bias).mul_(gate)
             torch.mm(hidden.flatten(0, 2), w.down.weight, out=out)
-        return Terms(with_bias(found, start, w.down.bias), start)
+        return Terms(with_bias(result, start, w.down.bias), start)
 
     def values(self, block: Block, terms: Terms) -> Any:
         """Left to `output`, where a piece goes through all of attention at once."""
         return terms
 
     def mix(self, block: Block, P: Any, values: Any) -> Any:
-        """Left to `output`."""
+        """Returns its input: `output` does this work piece by piece."""
         return values
 
     def gate(self, block: Block, heads: Any, terms: Terms) -> Any:
-        """Left to `output`."""
+        """Returns its input: `output` does this work piece by piece."""
         return heads
 
     def output(self, block: Block, terms: Any) -> Terms:
@@ -80,12 +80,12 @@ class Polynomials(FrozenRules):
         longer[0] = 0.0
         if start is not None:
             longer[start + 1] = 0.0
-        for piece, here in _pieces(Y, start):
+        for piece, local_start in _pieces(Y, start):
             after = piece.start + 1 + (start is not None and piece.start >= start)
-            V = super().values(block, Terms(Y[piece], here))
-            spoken = super().mix(block, self.pattern(block, terms), V)
-            spoken = super().gate(block, spoken, terms) if self.arch.head_gate else spoken
-            self.added(block, spoken, longer[after : after + len(spoken)])
+            V = super().values(block, Terms(Y[piece], local_start))
+            head_terms = super().mix(block, self.pattern(block, terms), V)
+            head_terms = super().gate(block, head_terms, terms) if self.arch.head_gate else head_terms
+            self.added(block, head_terms, longer[after : after + len(head_terms)])
         start = None if start is None else start + 1
         return Terms(with_bias(longer, start, block.weights.attention.output.bias), start)
 
@@ -104,8 +104,8 @@ class Polynomials(FrozenRules):
 
 @torch.no_grad()
 def length_terms(frozen: Frozen) -> tuple[Coefficients, Coefficients]:
-    """(from the embedding, from biases), by length."""
-    rules, Y = Polynomials(frozen), frozen.X[None]
+    """The sums of terms by length: of paths from the embedding, and of paths from biases."""
+    rules, Y = PolynomialRules(frozen), frozen.X[None]
     biased = frozen.has_constants
     terms = Terms(torch.cat([Y, torch.zeros_like(Y)]), 1) if biased else Terms(Y)
     for layer in frozen.layers:
@@ -122,17 +122,17 @@ def _most(Y: Coefficients) -> int:
 def _pieces(Y: Coefficients, start: int | None) -> Iterator[tuple[slice, int | None]]:
     """(coefficients, where `start` is among them): few enough at a time; a piece lies on one side of
     `start`, the first that begins at a bias."""
-    most = _most(Y)
+    per_piece = _most(Y)
     halves = [(0, len(Y))] if start is None else [(0, start), (start, len(Y))]
     for low, high in halves:
-        for first in range(low, high, most):
-            yield slice(first, min(first + most, high)), 0 if first == start else None
+        for first in range(low, high, per_piece):
+            yield slice(first, min(first + per_piece, high)), 0 if first == start else None
 
 
 def _halves(terms: Terms, longer: Terms) -> list[tuple[slice, slice]]:
     """Where the coefficients of both polynomials are in a state, and in one whose polynomials are longer."""
-    number, start = len(terms.parts), terms.start
+    count, start = len(terms.parts), terms.start
     if start is None or longer.start is None:
-        return [(slice(0, number), slice(0, number))]
-    others = slice(longer.start, longer.start + number - start)
-    return [(slice(0, start), slice(0, start)), (slice(start, number), others)]
+        return [(slice(0, count), slice(0, count))]
+    bias_slice = slice(longer.start, longer.start + count - start)
+    return [(slice(0, start), slice(0, start)), (slice(start, count), bias_slice)]

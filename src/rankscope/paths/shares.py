@@ -18,7 +18,7 @@ def share(term: Tokens, whole: Tokens) -> Values:
 
 def cosine(term: Tokens, whole: Tokens) -> Values:
     """`<term, whole> / (||term|| ||whole||)`; 0 where either is zero."""
-    term, whole = (_divided(each, frobenius_norm(each.double())) for each in (term, whole))
+    term, whole = (_divided(tensor, frobenius_norm(tensor.double())) for tensor in (term, whole))
     return (term * whole).sum((1, 2))
 
 

@@ -1,8 +1,9 @@
 """The frozen arithmetic: every rule is linear, and a state is any number of terms side by side.
 
 `Terms.parts` is `[part, batch, token, width]`; `start` is the part into which biases are added, None to leave
-them out. What the parts are is up to whoever counts them: one path, every way on from a path, all paths of
-each length (`lengths.py`), everything that passes through a layer (`parts.py`).
+them out. What the parts are depends on the rules: one path (`PathRules`), every way on from a path
+(`PathExtensions`), all paths of each length (`polynomials.py`), everything that passes through a layer
+(`by_part.py`). `nets/traversal.py` calls these rules; `frozen.py` supplies what was measured.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from rankscope.nets.traversal import Arithmetic, Block, traverse
 from rankscope.paths.frozen import Frozen, FrozenLayer, Parts, with_bias
 from rankscope.shapes import Float
 
-Spoken = Float[Tensor, "part batch head token head_width"]
+HeadTerms = Float[Tensor, "part batch head token head_width"]
 
 
 class Terms(NamedTuple):
@@ -31,50 +32,50 @@ class Terms(NamedTuple):
 
 
 class FrozenRules(Arithmetic):
-    """Rules on terms, of a network frozen on its input: all heads that speak, or those named by layer."""
+    """Linear rules on the terms of a frozen network, through all active heads or those named by layer."""
 
     name = "frozen"
 
     def __init__(self, frozen: Frozen, heads: Sequence[Sequence[int]] | None = None) -> None:
         self.frozen, self.arch, self.heads = frozen, frozen.net.arch, heads
-        self.whole = bool(frozen.real.all())
+        self.whole = bool(frozen.valid.all())
         self.memory: dict[str, Any] = {}
 
     def layer(self, block: Block) -> FrozenLayer:
-        """What was kept of a block."""
+        """The measured quantities of a block."""
         return self.frozen.layers[block.index]
 
     @cached_property
     def settings(self) -> PassSettings:
-        """Who sees whom, for parts of one's own."""
-        return self.frozen.net.settings(self.frozen.X, self.frozen.real)
+        """Masks and positions of the pass, for parts of one's own."""
+        return self.frozen.net.settings(self.frozen.X, self.frozen.valid)
 
     def kept(self, block: Block, name: str) -> Tensor:
-        """What a part's plain rule kept."""
+        """The tensor that a part's plain rule kept under a name."""
         return self.layer(block).kept[name]
 
     def active_heads(self, block: Block) -> tuple[int, ...]:
-        """The heads that speak, of those named."""
-        kept = block.active_heads
-        return kept if self.heads is None else tuple(h for h in kept if h in self.heads[block.index])
+        """The active heads, of those named."""
+        active = block.active_heads
+        return active if self.heads is None else tuple(h for h in active if h in self.heads[block.index])
 
     def norm(self, block: Block, name: str, terms: Terms) -> Terms:
         """The norm at the scales it had; its bias starts there."""
         return terms._replace(parts=self.layer(block).norms[name].apply(*terms))
 
     def values(self, block: Block, terms: Terms) -> Float[Tensor, "part batch token key_head head_width"]:
-        """What heads mix."""
+        """The values that heads mix, per term."""
         w = block.weights.attention.value  # [width, key_head, head_width]
         V = terms.parts @ w.weight.flatten(1)
         V = with_bias(V, terms.start, None if w.bias is None else w.bias.flatten())
         return V.reshape(*V.shape[:-1], *w.weight.shape[1:])
 
     def pattern(self, block: Block, terms: Terms) -> Square:
-        """P as measured."""
+        """The attention pattern as it was measured."""
         return self.layer(block).P
 
-    def mix(self, block: Block, P: Square, V: Tensor) -> Spoken:
-        """What each head says."""
+    def mix(self, block: Block, P: Square, V: Tensor) -> HeadTerms:
+        """The output of each head, per term."""
         group = self.arch.heads // self.arch.key_heads
         V = V.repeat_interleave(group, 3) if group > 1 else V
         # Parts beside each other in the last axis: P multiplies them all at once.
@@ -82,15 +83,15 @@ class FrozenRules(Arithmetic):
         side = V.permute(1, 3, 2, 0, 4).reshape(batch, heads, n, parts * width)
         return (P @ side).view(batch, heads, n, parts, width).permute(3, 0, 1, 2, 4)
 
-    def gate(self, block: Block, spoken: Spoken, terms: Terms) -> Spoken:
-        """What each head says, at the gates it had."""
+    def gate(self, block: Block, head_terms: HeadTerms, terms: Terms) -> HeadTerms:
+        """The output of each head, times the gates as measured."""
         gate = self.layer(block).head_gate
         assert gate is not None
-        return spoken * gate
+        return head_terms * gate
 
-    def output(self, block: Block, spoken: Spoken) -> Terms:
-        """What heads add to the stream; the output bias starts here."""
-        return self._started(block, self.added(block, spoken))
+    def output(self, block: Block, head_terms: HeadTerms) -> Terms:
+        """What heads add to the hidden states; the output bias starts here."""
+        return self._started(block, self.added(block, head_terms))
 
     start: int | None = None
     """The part in which an output bias starts: it passes through no head of its layer."""
@@ -98,15 +99,15 @@ class FrozenRules(Arithmetic):
     def _started(self, block: Block, parts: Parts) -> Terms:
         return Terms(with_bias(parts, self.start, block.weights.attention.output.bias), self.start)
 
-    def added(self, block: Block, spoken: Spoken, out: Parts | None = None) -> Parts:
-        """What heads add, without the output bias; written where `out` is, if given."""
-        weight, kept = block.weights.attention.output.weight, list(self.active_heads(block))
-        if len(kept) < self.arch.heads:
-            spoken, weight = spoken[:, :, kept], weight[kept]
-        return torch.matmul(spoken.transpose(2, 3).flatten(3), weight.flatten(0, 1), out=out)
+    def added(self, block: Block, head_terms: HeadTerms, out: Parts | None = None) -> Parts:
+        """What heads add, without the output bias; written into `out` if given."""
+        weight, active = block.weights.attention.output.weight, list(self.active_heads(block))
+        if len(active) < self.arch.heads:
+            head_terms, weight = head_terms[:, :, active], weight[active]
+        return torch.matmul(head_terms.transpose(2, 3).flatten(3), weight.flatten(0, 1), out=out)
 
     def mlp(self, block: Block, terms: Terms) -> Terms:
-        """The MLP branch, at the gates it had."""
+        """The MLP branch, with the gates as measured."""
         w, gate, start = block.mlp, self.layer(block).gate, terms.start
         assert gate is not None
         hidden = with_bias(terms.parts @ w.up.weight, start, w.up.bias).mul_(gate)
@@ -116,8 +117,8 @@ class FrozenRules(Arithmetic):
         """`skip Y` and the branches, attention last."""
         rest = [branches[part].parts for part in ("mlp", "attention") if part in branches]
         if not half.attends and rest:
-            own = rest[0] if half.skip == 0.0 else rest[0].add_(terms.parts, alpha=half.skip)
-            return terms._replace(parts=own)
+            result = rest[0] if half.skip == 0.0 else rest[0].add_(terms.parts, alpha=half.skip)
+            return terms._replace(parts=result)
         skip = torch.zeros_like(terms.parts) if half.skip == 0.0 else half.skip * terms.parts
         return terms._replace(parts=sum(rest, skip))
 
@@ -128,16 +129,16 @@ class FrozenRules(Arithmetic):
     def through(self, block: Block, terms: Terms) -> Terms:
         """Terms after a block; padding stays zero."""
         after: Terms = traverse(block, self, terms).state
-        return after if self.whole else after._replace(parts=after.parts * self.frozen.real[..., None])
+        return after if self.whole else after._replace(parts=after.parts * self.frozen.valid[..., None])
 
     def end(self, terms: Terms) -> Parts:
         """Through the final norm, where there is one."""
         last = self.frozen.last
-        return terms.parts if last is None else last.apply(*terms) * self.frozen.real[..., None]
+        return terms.parts if last is None else last.apply(*terms) * self.frozen.valid[..., None]
 
 
-class Stream(FrozenRules):
-    """The whole stream as the only part, with its biases or without."""
+class WholeNetwork(FrozenRules):
+    """Rules with one term, the whole network, with its biases or without."""
 
     def __init__(
         self, frozen: Frozen, heads: Sequence[Sequence[int]] | None = None, biases: bool = True
@@ -146,7 +147,7 @@ class Stream(FrozenRules):
         self.start = 0 if biases else None
 
     def run(self) -> Tokens:
-        """The whole frozen network, or with the heads named alone."""
+        """The output of the frozen network, of the heads named alone if any were."""
         terms = Terms(self.frozen.X[None], self.start)
         for layer in self.frozen.layers:
             terms = self.through(layer.block, terms)
@@ -154,12 +155,12 @@ class Stream(FrozenRules):
 
 
 class OnePath(Arithmetic):
-    """Before an arithmetic's rules: along one path, in every layer a head alone or what goes past all."""
+    """A mixin before an arithmetic's rules: follows one path, through one head per layer or past all."""
 
     head: int | None = None
 
     def active_heads(self, block: Block) -> tuple[int, ...]:
-        """The path's own head."""
+        """The head that the path takes in this layer, if any."""
         return () if self.head is None else (self.head,)
 
     def takes(self, block: Block, half: Half, branch: Branch) -> bool:
@@ -173,8 +174,8 @@ class OnePath(Arithmetic):
         return super().add(block, half, state, branches)
 
 
-class Along(OnePath, FrozenRules):
-    """One path, with attention of the full network."""
+class PathRules(OnePath, FrozenRules):
+    """Rules along one path, with attention of the full network."""
 
     def step(self, index: int, Y: Tokens, head: int | None) -> Tokens:
         """Tokens `[batch, token, width]` after layer `index`, through that head or past all."""
@@ -182,7 +183,7 @@ class Along(OnePath, FrozenRules):
         return self.through(self.frozen.layers[index].block, Terms(Y[None])).parts[0]
 
 
-class Fork(FrozenRules):
+class PathExtensions(FrozenRules):
     """Every way on from one path, side by side: past the heads first where that is a way, then each head."""
 
     def ways(self, index: int, Y: Tokens) -> list[tuple[int | None, Tokens]]:
@@ -193,14 +194,14 @@ class Fork(FrozenRules):
         return list(zip(layer.ways, self.through(layer.block, Terms(Y[None])).parts, strict=True))
 
     def takes(self, block: Block, half: Half, branch: Branch) -> bool:
-        """Attention only where a head speaks, and the MLP beside it only where there is a way past."""
+        """Attention is taken where a head is active, and the MLP beside it where there is a way past."""
         return not half.attends or branch.part == "mlp" or bool(block.active_heads)
 
-    def output(self, block: Block, spoken: Spoken) -> Terms:
+    def output(self, block: Block, head_terms: HeadTerms) -> Terms:
         """What each head adds, as a part of its own."""
-        kept = list(block.active_heads)
-        weight = block.weights.attention.output.weight[kept]
-        return Terms(torch.einsum("bhtc,hcd->hbtd", spoken[0][:, kept], weight))
+        active = list(block.active_heads)
+        weight = block.weights.attention.output.weight[active]
+        return Terms(torch.einsum("bhtc,hcd->hbtd", head_terms[0][:, active], weight))
 
     def add(self, block: Block, half: Half, terms: Terms, branches: dict[str, Terms]) -> Terms:
         """What goes past the heads beside what goes through each."""

@@ -35,20 +35,20 @@ class LengthView:
     @property
     def cells(self) -> dict[str, str]:
         """The row of a table."""
-        there, biased = self.norm > 0, self.bias_norm > 0
+        nonzero, biased = self.norm > 0, self.bias_norm > 0
         residual = f"{power(self.log10_residual)}{' ○' if self.noise else ''}"
         return {
             "length": str(self.length),
             "paths": counted_paths(self.paths),
-            "share": f"{self.share:+z.3f}" if there else "–",
+            "share": f"{self.share:+z.3f}" if nonzero else "–",
             "from biases": f"{self.from_biases:+z.3f}" if biased else "",
-            "norm": power(math.log10(self.norm)) if there else "–",
-            "res / norm": residual if there else "–",
+            "norm": power(math.log10(self.norm)) if nonzero else "–",
+            "res / norm": residual if nonzero else "–",
         }
 
 
 def length_views(table: pl.DataFrame) -> list[LengthView]:
-    """From `ByLength.table`."""
+    """One view per length, from `ByLength.table`."""
     means = table.group_by("length", "start").agg(
         pl.col("share", "norm").mean().fill_null(math.nan), pl.col("paths").first(),
         pl.col("below_floor").all(), pl.col("relative_residual").log10(),
@@ -61,15 +61,17 @@ def length_views(table: pl.DataFrame) -> list[LengthView]:
         "below_floor": False,
         "relative_residual": [math.nan],
     }
-    found = []
+    views = []
     for length in sorted({length for length, _ in rows}):
-        own, bias, both = (rows.get((length, start), none) for start in ("embedding", "bias", "all"))
-        residual = float(geometric(np.array(own["relative_residual"], dtype=float)))
-        found.append(LengthView(
-            length, int(own["paths"]), int(bias["paths"]), own["share"], bias["share"], both["share"],
-            own["norm"], bias["norm"], residual, own["below_floor"],
+        from_embedding, bias, both = (
+            rows.get((length, start), none) for start in ("embedding", "bias", "all")
+        )
+        residual = float(geometric(np.array(from_embedding["relative_residual"], dtype=float)))
+        views.append(LengthView(
+            length, int(from_embedding["paths"]), int(bias["paths"]), from_embedding["share"], bias["share"],
+            both["share"], from_embedding["norm"], bias["norm"], residual, from_embedding["below_floor"],
         ))  # fmt: skip
-    return found
+    return views
 
 
 def head_means(table: pl.DataFrame) -> pl.DataFrame:
@@ -79,28 +81,30 @@ def head_means(table: pl.DataFrame) -> pl.DataFrame:
 
 def carried(lengths: Sequence[LengthView]) -> str:
     """Which length carries most of the output."""
-    known = [each for each in lengths if math.isfinite(each.share_of_all)]
-    if not known:
+    finite = [view for view in lengths if math.isfinite(view.share_of_all)]
+    if not finite:
         return ""
-    total = sum(each.paths for each in lengths)
+    total = sum(view.paths for view in lengths)
     if not total:
         return "No path leads from the text to the output: what comes out starts at biases."
-    most = max(known, key=lambda each: each.share_of_all)
-    heads = {0: "no head", 1: "one head"}.get(most.length, f"{most.length} heads")
-    what = "most of the output" if most.share_of_all > 0.5 else "more of the output than any other length"
-    share = f"{most.share_of_all:.0%}" if most.share_of_all < 10 else f"{most.share_of_all:.3g} times"
+    largest = max(finite, key=lambda view: view.share_of_all)
+    heads = {0: "no head", 1: "one head"}.get(largest.length, f"{largest.length} heads")
+    what = "most of the output" if largest.share_of_all > 0.5 else "more of the output than any other length"
+    share = (
+        f"{largest.share_of_all:.0%}" if largest.share_of_all < 10 else f"{largest.share_of_all:.3g} times"
+    )
     over = (
         " It is more than all of it since other paths take some back: the shares of all add up to 100%."
-        if most.share_of_all > 1.005
+        if largest.share_of_all > 1.005
         else ""
     )
     return f"Of {counted_paths(total)} paths those through {heads} carry {what}: {share} of it.{over}"
 
 
-def counted_paths(number: int) -> str:
+def counted_paths(count: int) -> str:
     """A whole number of any size, in little room.
 
     >>> counted_paths(2160), counted_paths(13**12)
     ('2,160', '2.3e+13')
     """
-    return f"{number:,}" if number < 10**12 else power(math.log10(number))
+    return f"{count:,}" if count < 10**12 else power(math.log10(count))

@@ -15,7 +15,7 @@ from rankscope.nets.plain import Plain, Tokens
 from rankscope.nets.traversal import traverse
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen
-from rankscope.paths.terms import Along, OnePath
+from rankscope.paths.terms import OnePath, PathRules
 
 Step = Callable[[int, Tensor, int | None], Tensor]
 """(layer, tokens, head or None) -> tokens."""
@@ -26,29 +26,29 @@ class OwnAttention(OnePath, Plain):
 
     def __init__(self, frozen: Frozen) -> None:
         net = frozen.net
-        super().__init__(net.arch, PassSettings.of(net.arch, net.weights, frozen.X, frozen.real))
+        super().__init__(net.arch, PassSettings.of(net.arch, net.weights, frozen.X, frozen.valid))
         self.frozen = frozen
 
     def step(self, index: int, X: Tokens, head: int | None) -> Tokens:
         """Tokens after layer `index`, through that head or past all."""
         self.head = head
         state: Tokens = traverse(self.frozen.layers[index].block, self, X).state
-        return state * self.frozen.real[..., None]
+        return state * self.frozen.valid[..., None]
 
     def matrices(self, path: Path) -> dict[int, Tensor]:
         """By layer in which the path takes a head: that head's attention `[batch, token, token]`."""
-        found, X = {}, self.frozen.X
+        patterns, X = {}, self.frozen.X
         for index, self.head in enumerate(path):
-            passed = traverse(self.frozen.layers[index].block, self, X)
+            output = traverse(self.frozen.layers[index].block, self, X)
             if self.head is not None:
-                found[index] = passed.pattern[:, self.head]
-            X = passed.state * self.frozen.real[..., None]
-        return found
+                patterns[index] = output.pattern[:, self.head]
+            X = output.state * self.frozen.valid[..., None]
+        return patterns
 
 
 def shared_step(frozen: Frozen) -> Step:
     """Attention from the full network: the theorem's paths."""
-    return Along(frozen).step
+    return PathRules(frozen).step
 
 
 def own_step(frozen: Frozen) -> Step:
@@ -72,10 +72,10 @@ def terms(frozen: Frozen, paths: Iterable[Path], step: Step) -> Iterator[tuple[P
 @torch.no_grad()
 def total(frozen: Frozen, paths: Iterable[Path], step: Step) -> Tensor:
     """The sum of the terms of some paths, `[batch, token, width]`, before the final norm."""
-    whole = torch.zeros_like(frozen.X)
+    total_term = torch.zeros_like(frozen.X)
     for _, term in terms(frozen, paths, step):
-        whole = whole + term
-    return whole
+        total_term = total_term + term
+    return total_term
 
 
 def _sortable(path: Path) -> tuple[int, ...]:

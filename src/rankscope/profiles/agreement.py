@@ -16,10 +16,11 @@ from rankscope.deviation import DeviationStep, State
 from rankscope.deviation.attention import DeviationPattern
 from rankscope.deviation.blocks import distance_of_rows
 from rankscope.deviation.confirm import Confirmation
-from rankscope.deviation.readings import SMALLEST, read
+from rankscope.deviation.readings import read
 from rankscope.deviation.second_pass import SecondPassLayer, apart, distance, score_sizes, turned
 from rankscope.deviation.state import ValidTokens
-from rankscope.metrics import Metric, Reading, cosine, dobrushin
+from rankscope.metrics import Metric, Reading
+from rankscope.metrics.log_readings import SMALLEST
 from rankscope.nets import Step
 from rankscope.nets.streaming import Numbers
 from rankscope.profiles.rows import Found
@@ -119,7 +120,7 @@ def _error(
             found = torch.maximum(found, _against(each, one, step, seen.perturbed_again_for(again)))
         error = torch.where(again, found, error)
     error = error if apart is None else torch.maximum(error, _spread(apart, error))
-    if each.compute.__module__ == cosine.__name__ and each.of == "tokens":
+    if each.sensitive_to == "directions" and each.of == "tokens":
         error = torch.maximum(error, _turned(step.state, seen))
     if each.count and each.of == "tokens":  # what is rounding may count where it is above the tolerance
         noisy = _states(step.state, seen, deep=False) > NOISY * max(seen.before.R.value.shape[1:])
@@ -148,9 +149,10 @@ def _inside(each: Metric, step: DeviationStep, another: DeviationStep) -> Errors
     """How far what a reading below float64's sight is read off is from another pass's: numbers that are a
     unit in the last place or two are often the same by chance, matrices are not."""
     one, other = step.attention, another.attention
-    if each.of == "attention" and each.compute is dobrushin and one is not None and other is not None:
+    differences = each.of == "attention" and each.sensitive_to == "row differences"
+    if differences and one is not None and other is not None:
         rows = [_differences(P, step.state.valid) for P in (one, other)]
-    elif each.of == "attention" and each.compute is dobrushin and step.rows is not None:
+    elif differences and step.rows is not None:
         assert another.rows is not None
         return distance_of_rows(step.rows, another.rows)
     elif each.of == "heads" and step.heads is not None and another.heads is not None:

@@ -9,14 +9,14 @@ import polars as pl
 from rankscope.errors import MetricError, one_of
 from rankscope.profiles.factors import line_names
 from rankscope.profiles.views import CurveView
-from rankscope.runs.tables import Kept
+from rankscope.runs.tables import SavedTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-class Curves(Kept):
+class Curves(SavedTable):
     """A table with a variant, an arithmetic, a layer and a metric in every row."""
 
     def __repr__(self) -> str:

@@ -5,16 +5,11 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from rankscope.figures.text import power
-from rankscope.metrics.catalogue import METRICS
-from rankscope.profiles.verdict import is_share
+from rankscope.metrics import direction_of, is_share
 from rankscope.profiles.views import CurveView
 
 MARGIN = 0.02
 """Decades by which two values must differ for one to be larger: five per cent."""
-ALIKE = ("mean_cosine", "mean_abs_cosine", "min_cosine")
-"""Metrics that are large where tokens are the same."""
-APART = ("residual", "mu", "cosine_gap", "high_frequency_share")
-"""How names end of metrics that are large where tokens differ."""
 
 Ends = Mapping[str, Mapping[str, float]]
 """Of each metric, log10 at the end of each network by name."""
@@ -28,11 +23,11 @@ def disagreement(ends: Ends) -> str:
     >>> disagreement(ends)  # doctest: +ELLIPSIS
     'Metrics rank them differently: by relative_mu tokens are further apart in a (0.1) than in b (0.01), ...'
     """
-    known = [metric for metric in ends if direction(metric)]
+    known = [metric for metric in ends if direction_of(metric)]
     found = []
     for one, other in combinations(known, 2):
         for a, b in combinations([name for name in ends[one] if name in ends[other]], 2):
-            gaps = [direction(metric) * (ends[metric][a] - ends[metric][b]) for metric in (one, other)]
+            gaps = [direction_of(metric) * (ends[metric][a] - ends[metric][b]) for metric in (one, other)]
             sure = min(map(abs, gaps))
             if gaps[0] * gaps[1] < 0 and MARGIN < sure < math.inf:
                 order = (one == known[0], is_share(one) and is_share(other), sure)
@@ -49,19 +44,6 @@ def disagreement(ends: Ends) -> str:
         f"Metrics rank them differently: by {one} tokens are further apart in {far} ({first[0]}) than in "
         f"{near} ({first[1]}), by {other} in {near} ({second[1]} against {second[0]}){why}."
     )
-
-
-def direction(metric: str) -> int:
-    """1 where a large value means that tokens differ, -1 where it means that they are the same, 0 where it
-    says neither.
-
-    >>> direction("relative_mu"), direction("mean_cosine"), direction("entropy"), direction("stable_rank")
-    (1, -1, 0, 0)
-    """
-    base = metric.partition("@")[0]
-    if base not in METRICS or METRICS[base].of != "tokens":
-        return 0
-    return -1 if base in ALIKE else int(base.endswith(APART))
 
 
 def ends_of(curves: Mapping[str, Sequence[CurveView]]) -> dict[str, dict[str, float]]:

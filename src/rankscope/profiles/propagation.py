@@ -14,12 +14,13 @@ from rankscope.deviation.readings import reads_rows
 from rankscope.deviation.second_pass import with_second_pass
 from rankscope.errors import MetricError, TokensError, one_of
 from rankscope.metrics.attention import defect_of_rows
-from rankscope.metrics.catalogue import Of
+from rankscope.metrics.metric import Of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
+from rankscope.nets.devices import free_memory
 from rankscope.nets.kernels import kernel_of
 from rankscope.nets.streaming import Asked, size_of_attention, streamed, streams
-from rankscope.profiles.needs import MATRICES, available, batches_beside, check_memory
+from rankscope.profiles.needs import MATRICES, batches_beside, check_memory
 from rankscope.profiles.readers import Reader
 from rankscope.profiles.rows import WHOLE
 from rankscope.profiles.steps import DEFECT, LayerStep
@@ -54,7 +55,7 @@ def one_pass(
     batch: int = 16,
     progress: Progress | None = None,
     device: str | torch.device | None = None,
-    estimate: bool = False,
+    check: bool = False,
     confirm: bool = False,
     compile: bool = False,
 ) -> Ran:
@@ -65,7 +66,7 @@ def one_pass(
     (ran,) = side_by_side([
         passing(
             net, X, padding, readers, arithmetic, batch=batch, progress=progress, device=device,
-            estimate=estimate, confirm=confirm, compile=compile,
+            check=check, confirm=confirm, compile=compile,
         )
     ])  # fmt: skip
     return ran
@@ -96,7 +97,7 @@ def passing(
     batch: int = 16,
     progress: Progress | None = None,
     device: str | torch.device | None = None,
-    estimate: bool = False,
+    check: bool = False,
     confirm: bool = False,
     compile: bool = False,
     sharing: int = 1,
@@ -141,7 +142,7 @@ def passing(
         part, kept = X[start : start + batch], real[start : start + batch]
         here = net.for_samples(start, start + batch)
         rows = asked if _large(net, part, kind) else None
-        return _steps(here, part, kept, start, arithmetic, estimate, confirm, compile, rows)
+        return _steps(here, part, kept, start, arithmetic, check, confirm, compile, rows)
 
     # Batches go through layers that are read from files side by side, so that each is read once for all.
     together = net.streamed and X.ndim == 3
@@ -171,7 +172,7 @@ def _steps(
     real: Tensor,
     start: int,
     arithmetic: str,
-    estimate: bool,
+    check: bool,
     confirm: bool,
     compile: bool,
     asked: Asked | None,
@@ -187,7 +188,7 @@ def _steps(
             yield LayerStep(net, start, real, here.doubled, confirmation=here)
     else:
         given = PassInputs.of(net, X, ~real, by_rows=asked is not None)
-        if estimate and X.shape[1]:
+        if check and X.shape[1]:
             steps = (LayerStep(net, start, real, *each) for each in with_second_pass(given, asked, compile))
         else:
             steps = (LayerStep(net, start, real, each) for each in layers(given, compile))
@@ -203,7 +204,7 @@ def _large(net: Transformer, X: Tensor, kind: str) -> bool:
     is many times as fast."""
     size = size_of_attention(net.arch, len(X), X.shape[1])
     if kind == "deviation" and net.device.type != "cpu":
-        free = available(net.device)
+        free = free_memory(net.device)
         return free is not None and MATRICES[kind] * size > free
     return kind != "confirm" and size > WHOLE
 
@@ -214,12 +215,13 @@ def _asked(net: Transformer, readers: Sequence[Reader], kind: str) -> Asked | No
     if not streams(net.arch) or any(each is None for each in metrics):
         return None
     chosen = {each.name: each for some in metrics for each in some or ()}.values()
-    if kind == "deviation" and (net.arch.kernel == "linear" or not all(map(reads_rows, chosen))):
+    kernel = kernel_of(net.arch.kernel)
+    if kind == "deviation" and (not kernel.deviation_by_row or not all(map(reads_rows, chosen))):
         return None
     by_row = {each.name: each.by_row for each in chosen if each.by_row is not None}
     by_head = {each.name: each.by_head for each in chosen if each.by_row is None and each.by_head is not None}
     # The sum of a row costs nothing beside another number of it; alone it is worth the rows where it may not
     # be one.
-    if chosen or not kernel_of(net.arch.kernel).averages:
+    if chosen or not kernel.averages:
         by_row = {DEFECT: defect_of_rows, **by_row}
     return Asked(by_row, by_head)

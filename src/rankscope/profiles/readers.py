@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from rankscope.metrics import Metric
-from rankscope.metrics.catalogue import ROUNDING, Of
+from rankscope.metrics.metric import ROUNDING, Of
 from rankscope.profiles.rows import Entry
-from rankscope.profiles.shapes import Shape, looked_at
+from rankscope.profiles.shapes import Shape, explored
 from rankscope.profiles.steps import LayerStep
 
 
@@ -43,7 +43,7 @@ class MetricReader:
     """Metrics of every layer, as entries of a table."""
 
     def __init__(self, chosen: Sequence[Metric]) -> None:
-        self.chosen = chosen
+        self.metrics = chosen
         self.needs: frozenset[Of] = frozenset(each.of for each in chosen)
         asked = [each for each in chosen if each.of == "attention"]
         self.by_row = asked if all(each.streams for each in asked) else None
@@ -53,7 +53,7 @@ class MetricReader:
 
     def read(self, step: LayerStep) -> None:
         """Read each metric that the layer has."""
-        self._found += [Entry(step.layer, step.start, *pair) for pair in step.readings(self.chosen)]
+        self._found += [Entry(step.layer, step.start, *pair) for pair in step.readings(self.metrics)]
 
     def result(self) -> list[Entry]:
         """In the order of batches, layers, and metrics as asked."""
@@ -113,7 +113,7 @@ class ShapeReader:
     def read(self, step: LayerStep) -> None:
         """Keep the residual, on the CPU."""
         number = self.samples - step.start
-        if number > 0 and step.layer in looked_at(step.net.arch.layers):
+        if number > 0 and step.layer in explored(step.net.arch.layers):
             layer, R, log10 = step.residual
             self._found.append(Shape(layer, R[:number].cpu().nan_to_num(0.0), log10[:number]))
 

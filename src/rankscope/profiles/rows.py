@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from rankscope.metrics import Metric, Reading
-from rankscope.metrics.catalogue import Of
-from rankscope.metrics.rows import Rows
+from rankscope.metrics.metric import Of
+from rankscope.metrics.rows import PatternRows
 from rankscope.metrics.tokens import Tokens, tokens_of
 from rankscope.profiles.profile import NUMBERS, SCHEMA
 
@@ -66,10 +66,10 @@ def _by_blocks(P: Tensor, real: Tensor, asked: Sequence[Metric], unit: float) ->
         for each, number in zip(rows, numbers, strict=True):
             assert each.by_row is not None
             number[..., here] = each.by_row(part, real[:, None])
-    found = [(each, each.of_rows(one, real, unit)) for each, one in zip(rows, numbers, strict=True)]
-    held = Rows.of(P, real[:, None])
+    found = [(each, each.from_rows(one, real, unit)) for each, one in zip(rows, numbers, strict=True)]
+    held = PatternRows.of(P, real[:, None])
     others = [(each, each.by_head) for each in asked if each.by_row is None]
-    return found + [(each, each.of_heads(of(held), unit)) for each, of in others if of is not None]
+    return found + [(each, each.from_heads(of(held), unit)) for each, of in others if of is not None]
 
 
 def read_tokens(ready: Tokens, broken: Tensor, chosen: Sequence[Metric], unit: float) -> Found:

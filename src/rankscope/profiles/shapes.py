@@ -26,7 +26,7 @@ LAYERS = 33
 
 
 @cache
-def looked_at(depth: int, most: int = LAYERS) -> frozenset[int]:
+def explored(depth: int, most: int = LAYERS) -> frozenset[int]:
     """The layers of a network of this depth that are looked at.
 
     >>> sorted(looked_at(1000, 3))

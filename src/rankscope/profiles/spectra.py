@@ -12,10 +12,10 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from rankscope.metrics.catalogue import Of
+from rankscope.metrics.metric import Of
 from rankscope.nets import Transformer
 from rankscope.profiles.propagation import one_pass
-from rankscope.profiles.shapes import looked_at
+from rankscope.profiles.shapes import explored
 from rankscope.profiles.steps import LayerStep
 
 MOST = 64
@@ -66,7 +66,7 @@ class SpectrumReader:
     def read(self, step: LayerStep) -> None:
         """Take the singular values where the tokens are."""
         number = self.samples - step.start
-        if number <= 0 or step.layer not in looked_at(step.net.arch.layers):
+        if number <= 0 or step.layer not in explored(step.net.arch.layers):
             return
         R, log10 = step.residual.R[:number], step.residual.log10[:number]
         values = torch.linalg.svdvals(R.nan_to_num(0.0)).cpu()[:, : self.most]

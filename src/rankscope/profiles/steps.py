@@ -97,12 +97,12 @@ class LayerStep:
     def _of_rows(self, chosen: Sequence[Metric], rows: Numbers) -> Found:
         """Metrics of attention off what was found of its rows."""
         every = [
-            (each, each.of_rows(rows.of_rows[each.name], self.real, self.unit))
+            (each, each.from_rows(rows.of_rows[each.name], self.real, self.unit))
             for each in chosen
             if each.name in rows.of_rows
         ]
         every += [
-            (each, each.of_heads(rows.of_heads[each.name], self.unit))
+            (each, each.from_heads(rows.of_heads[each.name], self.unit))
             for each in chosen
             if each.name in rows.of_heads
         ]

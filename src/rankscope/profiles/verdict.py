@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from rankscope.figures.text import power
+from rankscope.metrics import is_share
 from rankscope.profiles.views import CurveView, digits_lost, since
 
 APART, UNIFORM = 0.05, 1e-3
@@ -103,12 +104,6 @@ def sentence(curve: CurveView) -> str:
     last = ratios[(lost > 1) & ~curve.noise & (ratios == ratios)][-2:]
     cubes = found.group == "uniform" and len(last) and ((last > 2.6) & (last < 3.6)).all()
     return f"{found.said}{': each layer cubes the difference' if cubes else ''}."
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric says how far apart tokens are as a share of their size: of these alone a threshold
-    makes tokens uniform."""
-    return metric.startswith("relative_") or metric == "high_frequency_share"
 
 
 def listing(curves: Sequence[CurveView], threshold: float = UNIFORM) -> str:

@@ -99,10 +99,10 @@ def _put_back(
         if parts != bare and len(every - gone) == 1:
             back[said(every - gone)] = each
     holding = [f"{name} ({each.end})" for name, each in back.items() if each.group == "apart"]
-    failing = [
+    failed_hypotheses = [
         f"{name} (uniform by layer {each.layer})" for name, each in back.items() if each.group == "uniform"
     ]
-    groups = ((holding, "put back alone hold them apart"), (failing, "put back alone do not"))
+    groups = ((holding, "put back alone hold them apart"), (failed_hypotheses, "put back alone do not"))
     told = [f"{' and '.join(names)} {does}" for names, does in groups if names]
     rest = "; ".join(told) or f"which of {said(bare)} holds them apart was not measured"
     return f"Attention alone makes them {alone.uniform}; {rest}.", bool(told)

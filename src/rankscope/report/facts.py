@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from rankscope.cards import counted
 from rankscope.profiles import Summary
 from rankscope.report.run import Run
-from rankscope.runs.training import Training
+from rankscope.runs.training import TrainingRun
 
 SIZES = ("layers", "heads", "width")
 MONTHS = (
@@ -59,7 +59,7 @@ def facts(run: Run) -> list[str]:
     return found
 
 
-def _trained(training: Training) -> list[str]:
+def _trained(training: TrainingRun) -> list[str]:
     """How large the model is that was trained, and how often it was looked at."""
     sizes = [(network.model or {}).get("parameters") for network in training.manifest.networks]
     said = [f"{size:,} parameters" for size in sizes[:1] if isinstance(size, int)]

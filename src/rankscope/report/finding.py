@@ -5,7 +5,7 @@ from rankscope.report.causes import verdict
 from rankscope.report.run import Run
 from rankscope.report.sweep import sweep_said
 from rankscope.report.training import training_said
-from rankscope.theory.views import bounds_said
+from rankscope.theory.views import bounds_sentence
 
 
 def finding(run: Run) -> str:
@@ -25,7 +25,7 @@ def finding(run: Run) -> str:
         return _met(agrees.count(True), agrees.count(False))
     if "lengths" in run.tables:
         return carried(length_views(run.tables["lengths"]))
-    return " ".join(bounds_said(found.views(), f"for {name}") for name, found in run.certificates.items())
+    return " ".join(bounds_sentence(found.views(), f"for {name}") for name, found in run.certificates.items())
 
 
 def _met(yes: int, no: int) -> str:

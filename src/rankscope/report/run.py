@@ -33,7 +33,7 @@ from rankscope.runs import Run as Stored
 from rankscope.runs.store import document
 from rankscope.runs.tables import whole
 from rankscope.runs.training import TABLE as TRAINING
-from rankscope.runs.training import Training, read_training
+from rankscope.runs.training import TrainingRun, read_training
 from rankscope.theory import Certificates
 
 LENGTHS = ("sample", "length", "start", "paths", "norm", "relative_residual", "below_floor", "share")
@@ -68,7 +68,7 @@ class Run:
     """Of each command that wrote into the folder."""
     closure: float | None = None
     """How nearly the paths add up to the output."""
-    training: Training | None = None
+    training: TrainingRun | None = None
     sweep: Swept | None = None
 
     @property

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import polars as pl
 
-from rankscope.metrics import symbol_of
+from rankscope.metrics import direction_of, is_share, symbol_of
 from rankscope.paths.figures import heads_chart, lengths_chart
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.figures import VARIANTS, arithmetics_chart, cloud_chart, curves_chart, spectrum_chart
-from rankscope.profiles.verdict import is_share
 from rankscope.profiles.views import CurveView
 from rankscope.report.facts import excerpts
 from rankscope.report.pictures import data_uri
@@ -100,7 +99,7 @@ def by_variant(curves: Sequence[CurveView]) -> dict[str, list[CurveView]]:
 
 def compared_arithmetics(measured: Profile | Summary) -> dict[str, list[CurveView]]:
     """By variant the curves of a residual, where there are several arithmetics to compare."""
-    metric = next((name for name in measured.metrics if "residual" in name or name.endswith("mu")), None)
+    metric = next((name for name in measured.metrics if direction_of(name) == 1), None)
     if isinstance(measured, Summary) or len(measured.arithmetics) < 2 or metric is None:
         return {}
     return by_variant(measured.views(metric))

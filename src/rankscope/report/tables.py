@@ -10,7 +10,7 @@ from rankscope.profiles import Profile, Summary
 from rankscope.profiles.views import CurveView, zeros_said
 from rankscope.runs import Network
 from rankscope.theory import Certificates
-from rankscope.theory.views import failing, quantity
+from rankscope.theory.views import failed_hypotheses, quantity
 
 LAYERS = 33
 """Columns at most: of more layers, so many evenly."""
@@ -92,7 +92,10 @@ def certificate_table(found: Certificates, variant: str) -> Table:
 
 def failing_table(found: Certificates, variant: str) -> Table:
     """A line per hypothesis that fails somewhere: its number, its limit, and the theorems it takes out."""
-    rows = [[each.says, each.number, each.limit, ", ".join(each.theorems)] for each in failing(found.table)]
+    rows = [
+        [each.says, each.number, each.limit, ", ".join(each.theorems)]
+        for each in failed_hypotheses(found.table)
+    ]
     headings = ["hypothesis", "found", "must be", "so not"]
     return Table(f"Hypotheses that fail: {variant}", headings, rows, wordy=True, folded=True)
 

@@ -6,17 +6,17 @@ from rankscope.cards import counted
 from rankscope.report.plots import Plot, Section
 from rankscope.report.tables import Table
 from rankscope.runs.figures import FEW, LINES, STEPS, layer_curves, layer_map, path_shares, run_curves
-from rankscope.runs.training import LEARNING, NAMES, Training, title_of
+from rankscope.runs.training import LEARNING, NAMES, TrainingRun, title_of
 from rankscope.theory.views import BoundView, quantity, summary_views
 
 MAPS, PANELS, ALARMS = 8, 6, 200
 """Metrics that are drawn as maps, panels of a figure, and alarms of the table, at most."""
 
 
-def training_said(training: Training) -> str:
+def training_said(training: TrainingRun) -> str:
     """What came of it: how many alarms, and the first of them; how the loss went."""
     if not training.steps:
-        return "Nothing was looked at yet."
+        return "Nothing was measured yet."
     number, last = training.alarms.height, training.steps[-1]
     said = [
         f"{counted(number, 'alarm')} up to step {last:,}." if number else f"No alarms up to step {last:,}."
@@ -32,14 +32,14 @@ def training_said(training: Training) -> str:
     return " ".join(said)
 
 
-def training_sections(training: Training) -> list[Section]:
+def training_sections(training: TrainingRun) -> list[Section]:
     """What the page shows of it."""
     if not training.steps:
         return []
-    looks = len(training.steps)
+    number = len(training.steps)
     read = [name for name in training.metrics if not name.startswith(LEARNING)]
     learning = [name for name in training.metrics if name.startswith(LEARNING)]
-    few = f" Drawn are {STEPS} of {looks:,} looks, and those with alarms." if looks > STEPS else ""
+    few = f" Drawn are {STEPS} of {number:,} measurements, and those with alarms." if number > STEPS else ""
     marks = (
         " Alarms are marked ▼ on the axis of steps, and by a ring at their layer."
         if len(training.alarms)
@@ -49,9 +49,9 @@ def training_sections(training: Training) -> list[Section]:
     if shown := (read or learning)[:MAPS]:
         plots.append(Plot(
             "training", [(_label(name), layer_map(training, name)) for name in shown],
-            f"A column is a look, a row a layer; layer 0 is the input. The colour is the mean over samples"
-            f"{_heads(training, shown)}, on a logarithmic scale where values span over two decades: there "
-            f"zero lies at the lower end.{few}"
+            "A column is a measurement, a row a layer; layer 0 is the input. The colour is the mean over "
+            f"samples{_heads(training, shown)}, on a logarithmic scale where values span over two decades: "
+            f"there zero lies at the lower end.{few}"
             f"{marks}",
         ))  # fmt: skip
         plots.append(Plot(
@@ -62,7 +62,7 @@ def training_sections(training: Training) -> list[Section]:
     if training.scalars:
         plots.append(Plot(
             "training-run", [("", run_curves(training, training.scalars[:PANELS]))],
-            "Numbers of the whole run, each the mean since the look before.",
+            "Numbers of the whole run, each the mean since the measurement before.",
         ))  # fmt: skip
     if learning:
         plots.append(Plot(
@@ -76,7 +76,10 @@ def training_sections(training: Training) -> list[Section]:
             "Shares of the output that paths of each length carry, over the training.",
         ))  # fmt: skip
     first, last = training.steps[0], training.steps[-1]
-    lead = f"{counted(looks, 'look')} from step {first:,} to {last:,}. Monitored: {_monitored(training)}."
+    lead = (
+        f"{counted(number, 'measurement')} from step {first:,} to {last:,}. Monitored: "
+        f"{_monitored(training)}."
+    )
     notes = []
     if training.broken:
         notes.append(
@@ -85,7 +88,7 @@ def training_sections(training: Training) -> list[Section]:
     return [Section("training", "The training, layer by step", lead, plots, _tables(training), notes)]
 
 
-def _tables(training: Training) -> list[Table]:
+def _tables(training: TrainingRun) -> list[Table]:
     found = []
     if len(training.alarms):
         rows = [
@@ -104,14 +107,14 @@ def _tables(training: Training) -> list[Table]:
             (row, place + 1) for row, (*_, noise) in enumerate(ends) for place in noise.nonzero()[0].tolist()
         }
         cells = [[f"step {step:,}", *(f"{value:.3g}" for value in values)] for step, values, _ in ends]
-        title = f"{training.metrics[0]} by layer, at the first look and the last"
+        title = f"{training.metrics[0]} by layer, at the first measurement and the last"
         note = "○ at or below the floor." if marked else ""
         found.append(Table(title, ["layer", *map(str, grid.layers)], cells, marked, note))
     return found
 
 
-def _proved(training: Training) -> list[Table]:
-    """What theorems say of the probe, at the first look that asked them and the last."""
+def _proved(training: TrainingRun) -> list[Table]:
+    """What theorems say of the probe, at the first measurement with certificates and the last."""
     found = training.certificates
     steps = sorted(found["step"].unique().to_list())
     if not steps:
@@ -147,18 +150,18 @@ def _where(row: dict[str, object]) -> str:
     return ", ".join(parts)
 
 
-def _heads(training: Training, names: list[str]) -> str:
+def _heads(training: TrainingRun, names: list[str]) -> str:
     of = [name for name in names if training.grid(name).heads > 1]
     return f" (of {', '.join(map(_label, of))} over heads, too)" if of else ""
 
 
-def _lines(training: Training, names: list[str], most: int) -> str:
+def _lines(training: TrainingRun, names: list[str], most: int) -> str:
     """Which layers are drawn."""
     number = len({layer for name in names for layer in training.grid(name).layers})
     return "each layer" if number <= most else f"{most} of the {number} layers"
 
 
-def _monitored(training: Training) -> str:
+def _monitored(training: TrainingRun) -> str:
     """What was read, in words."""
     return "; ".join(map(title_of, [*training.metrics, *training.scalars]))
 

@@ -9,14 +9,14 @@ import polars as pl
 from rankscope.profiles import Profile, Summary
 from rankscope.report.page import write_report
 from rankscope.runs import Store
-from rankscope.runs.tables import Kept
+from rankscope.runs.tables import SavedTable
 
 
 def write_run_directory(
     profile: Profile | Summary,
     folder: str | Path | Store,
     title: str,
-    tables: Mapping[str, pl.DataFrame | Kept] | None = None,
+    tables: Mapping[str, pl.DataFrame | SavedTable] | None = None,
     entry: str | None = None,
 ) -> Path:
     """Tables, manifest, figures and report; answers with the path of the report.

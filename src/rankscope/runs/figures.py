@@ -28,7 +28,7 @@ from rankscope.figures.description import (
 from rankscope.figures.powers import Powers
 from rankscope.figures.style import ALARM, LISTED, evenly
 from rankscope.metrics import symbol_of
-from rankscope.runs.training import NAMES, Grid, Training, decades, title_of
+from rankscope.runs.training import NAMES, Grid, TrainingRun, decades, title_of
 
 STEPS = 300
 """Steps drawn at most."""
@@ -45,7 +45,7 @@ def metric_title(metric: str) -> Formula:
     return Formula(symbol_of(metric), symbol_of(metric, tex=True))
 
 
-def layer_map(training: Training, metric: str) -> Chart:
+def layer_map(training: TrainingRun, metric: str) -> Chart:
     """A metric by layer and step, its value as a colour: the logarithm where values span over two decades."""
     grid = _thinned(training, training.grid(metric))
     powers = _powers(grid.value)
@@ -61,13 +61,13 @@ def layer_map(training: Training, metric: str) -> Chart:
     marks: list[Heatmap | Points] = [cells, *_rings(training, grid)]
     return Chart(
         [Panel(Axis("step", steps=True, grid=False), y, marks, flags=_flags(training))], _table([grid]),
-        f"{title_of(metric)} by layer and step: {len(grid.layers)} layers, {len(grid.steps)} looks up to "
-        f"step {steps}; {_span(grid.value)}.",
+        f"{title_of(metric)} by layer and step: {len(grid.layers)} layers, {len(grid.steps)} measurements up "
+        f"to step {steps}; {_span(grid.value)}.",
         legend=False, height=max(340, min(640, 130 + 24 * len(grid.layers))), kept=metric,
     )  # fmt: skip
 
 
-def layer_curves(training: Training, metrics: Sequence[str]) -> Chart:
+def layer_curves(training: TrainingRun, metrics: Sequence[str]) -> Chart:
     """A panel for each metric over the steps, a line for each layer, from dark to light with depth."""
     grids = [_thinned(training, training.grid(metric)) for metric in metrics]
     several = len(grids) > 1
@@ -98,7 +98,7 @@ def layer_curves(training: Training, metrics: Sequence[str]) -> Chart:
     )  # fmt: skip
 
 
-def run_curves(training: Training, names: Sequence[str]) -> Chart:
+def run_curves(training: TrainingRun, names: Sequence[str]) -> Chart:
     """A panel for each number of the whole run, as the loss and the learning rate, over the steps."""
     panels = []
     rows: list[tuple[str, int, float]] = []
@@ -122,7 +122,7 @@ def run_curves(training: Training, names: Sequence[str]) -> Chart:
     )  # fmt: skip
 
 
-def path_shares(training: Training) -> Chart:
+def path_shares(training: TrainingRun) -> Chart:
     """What paths of each length carry of the output, over the steps."""
     names, lines = training.lengths, []
     rows: list[tuple[str, int, float]] = []
@@ -147,7 +147,7 @@ def path_shares(training: Training) -> Chart:
     )  # fmt: skip
 
 
-def _thinned(training: Training, grid: Grid) -> Grid:
+def _thinned(training: TrainingRun, grid: Grid) -> Grid:
     """At most `STEPS` steps: the first, the last and those with alarms among them."""
     if len(grid.steps) <= STEPS:
         return grid
@@ -184,7 +184,7 @@ def _mark(steps: Sequence[int]) -> str | None:
     return "dot" if len(steps) <= MARKED else None
 
 
-def _flags(training: Training) -> list[Flag]:
+def _flags(training: TrainingRun) -> list[Flag]:
     """The latest steps with an alarm, with its sentences."""
     sentences: dict[int, list[str]] = {}
     for row in training.alarms.iter_rows(named=True):
@@ -192,7 +192,7 @@ def _flags(training: Training) -> list[Flag]:
     return [Flag(step, "\n".join(sentences[step])) for step in list(sentences)[-MARKS:]]
 
 
-def _rings(training: Training, grid: Grid) -> list[Points]:
+def _rings(training: TrainingRun, grid: Grid) -> list[Points]:
     """Where an alarm names a layer, a ring at its place."""
     rows = training.alarms.filter(pl.col("layer").is_in(grid.layers)).tail(MARKS)
     hover: list[Hover] = [

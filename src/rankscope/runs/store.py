@@ -25,7 +25,7 @@ from rankscope.runs.lines import FILE, frame_of, read_lines
 from rankscope.runs.lock import lock, unlock
 from rankscope.runs.manifest import Manifest
 from rankscope.runs.record import Record
-from rankscope.runs.tables import Kept, whole
+from rankscope.runs.tables import SavedTable, whole
 from rankscope.runs.tables import write as write_table
 
 MANIFEST = "manifest.json"
@@ -42,7 +42,7 @@ class File(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class RunEntry:
     """What one command wrote."""
 
     manifest: Manifest
@@ -55,7 +55,7 @@ class Run:
     """What there is in a run folder; see `read`."""
 
     folder: Path
-    entries: dict[str, Entry]
+    entries: dict[str, RunEntry]
 
     @property
     def manifests(self) -> dict[str, Manifest]:
@@ -176,7 +176,7 @@ class Store:
         self,
         entry: str,
         manifest: Manifest,
-        tables: Mapping[str, pl.DataFrame | Kept],
+        tables: Mapping[str, pl.DataFrame | SavedTable],
         documents: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         """An entry, in place of an earlier one of that name: its tables, and documents as JSON.
@@ -185,10 +185,10 @@ class Store:
         had and this one has not is removed, but for tables that grow.
         """
         documents = documents or {}
-        before = self.run.entries.get(entry, Entry(manifest=manifest)).files
+        before = self.run.entries.get(entry, RunEntry(manifest=manifest)).files
         grown = {file: kept for file, kept in before.items() if "/" in file}
         new = [f"{name}.parquet" for name in tables] + [f"{name}.json" for name in documents]
-        self._list({**self._without(new), entry: Entry(manifest=manifest, files=grown)})
+        self._list({**self._without(new), entry: RunEntry(manifest=manifest, files=grown)})
         for name in before.keys() - grown.keys() - set(new):
             (self.folder / name).unlink(missing_ok=True)
         files = {
@@ -197,13 +197,13 @@ class Store:
         for name, each in documents.items():
             write_text(self.folder / f"{name}.json", _json(each))
             files[f"{name}.json"] = File(sha256=checksum(self.folder / f"{name}.json"))
-        self._list({**self.run.entries, entry: Entry(manifest=manifest, files={**grown, **files})})
+        self._list({**self.run.entries, entry: RunEntry(manifest=manifest, files={**grown, **files})})
 
-    def append(self, entry: str, name: str, table: pl.DataFrame | Kept, manifest: Manifest) -> None:
+    def append(self, entry: str, name: str, table: pl.DataFrame | SavedTable, manifest: Manifest) -> None:
         """One more chunk of a table that grows."""
         file = f"{name}/{len(self.run.chunks(name)):06}.parquet"
         kept = self._table(file, table, manifest)
-        before = self.run.entries.get(entry, Entry(manifest=manifest))
+        before = self.run.entries.get(entry, RunEntry(manifest=manifest))
         self._list({**self.run.entries, entry: replace(before, files={**before.files, file: kept})})
 
     def drop(self, file: str) -> None:
@@ -211,12 +211,12 @@ class Store:
         self._list(self._without([file]))
         (self.folder / file).unlink(missing_ok=True)
 
-    def _table(self, file: str, given: pl.DataFrame | Kept, manifest: Manifest) -> File:
+    def _table(self, file: str, given: pl.DataFrame | SavedTable, manifest: Manifest) -> File:
         table, own = (given, manifest) if isinstance(given, pl.DataFrame) else (given.table, given.manifest)
         path = write_table(self.folder / file, table, own)
         return File(sha256=checksum(path), rows=len(table))
 
-    def _without(self, files: list[str]) -> dict[str, Entry]:
+    def _without(self, files: list[str]) -> dict[str, RunEntry]:
         """The entries less these files; one that had nothing else is gone."""
         left = {}
         for name, entry in self.run.entries.items():
@@ -225,7 +225,7 @@ class Store:
                 left[name] = replace(entry, files=kept)
         return left
 
-    def _list(self, entries: dict[str, Entry]) -> None:
+    def _list(self, entries: dict[str, RunEntry]) -> None:
         listed = {
             name: {
                 "manifest": entry.manifest.to_dict(),
@@ -261,14 +261,14 @@ def _json(given: dict[str, Any]) -> str:
     return json.dumps(given, indent=1, ensure_ascii=False) + "\n"
 
 
-def _entry(given: object) -> Entry:
+def _entry(given: object) -> RunEntry:
     if not isinstance(given, dict) or not isinstance(given.get("files", {}), dict):
         raise ValueError("an entry must have a manifest and files")
     files = {name: File.from_dict(each) for name, each in given.get("files", {}).items()}
     for name in files:
         if not _inside(PurePosixPath(name)):
             raise ValueError(f"a file must lie in the folder; {name!r} does not")
-    return Entry(manifest=Manifest.from_dict(given.get("manifest")), files=files)
+    return RunEntry(manifest=Manifest.from_dict(given.get("manifest")), files=files)
 
 
 def _inside(path: PurePosixPath) -> bool:

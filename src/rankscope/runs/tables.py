@@ -13,7 +13,7 @@ from rankscope.errors import FileError
 from rankscope.files import atomic
 from rankscope.runs.manifest import Manifest
 
-K = TypeVar("K", bound="Kept")
+K = TypeVar("K", bound="SavedTable")
 KEY = "rankscope"
 """Where the manifest lies in the file's metadata."""
 
@@ -62,7 +62,7 @@ def _manifest(path: str | Path, text: str) -> Manifest:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Kept:
+class SavedTable:
     """A table with a manifest of its own: a profile, a summary, certificates."""
 
     schema: ClassVar[Mapping[str, Any]]

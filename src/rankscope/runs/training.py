@@ -71,7 +71,7 @@ class Grid(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Training:
+class TrainingRun:
     """What there is of a training run."""
 
     folder: Path
@@ -132,7 +132,7 @@ class Training:
         if asked is not None and asked not in self.metrics:
             raise MetricError(one_of(f"a metric of {self.folder}", asked, self.metrics))
         if not self.metrics:
-            raise FileError(f"{self.folder} must hold a look at its layers; there is none yet")
+            raise FileError(f"{self.folder} must hold a measurement of its layers; there is none yet")
         return self.metrics[0] if asked is None else asked
 
     def grid(self, metric: str) -> Grid:
@@ -155,7 +155,7 @@ class Training:
         return [str(name) for name in names.unique(maintain_order=True)]
 
 
-def read_training(folder: str | Path) -> Training:
+def read_training(folder: str | Path) -> TrainingRun:
     """The training run in a folder, as far as it is written; a sentence where there is none."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -212,7 +212,7 @@ def decades(values: np.ndarray) -> float:
     return float(np.log10(above.max() / above.min())) if len(above) and (known >= 0).all() else 0.0
 
 
-def _read(folder: Path) -> Training:
+def _read(folder: Path) -> TrainingRun:
     run = read(folder)
     if TABLE not in run.names:
         raise FileError(
@@ -223,7 +223,7 @@ def _read(folder: Path) -> Training:
     alarms = run.table(ALARMS) if ALARMS in run.names else pl.DataFrame(schema=dict.fromkeys(SAID, pl.Null))
     manifest = run.manifests.get(TABLE) or next(iter(run.manifests.values()), Manifest())
     proved = run.table(PROVED) if PROVED in run.names else pl.DataFrame(schema=dict.fromkeys(BOUNDS, pl.Null))
-    return Training(
+    return TrainingRun(
         folder, manifest, table, _with(folder, alarms, ALARMS, SAID).sort("step"),
         _with(folder, proved, PROVED, BOUNDS),
     )  # fmt: skip

@@ -17,10 +17,10 @@ HEADINGS = ("theorem", "of", "layers", "at layer", "measured", "", "bound", "sla
 def certificates_repr(bounds: Sequence[BoundView], samples: int) -> str:
     """A line per theorem whose hypotheses are met from layer 1 on: what is measured, and the bound."""
     rows = [
-        [each.theorem, quantity(each.quantity).symbol, f"layer {each.layer}",
-         f"{each.measured}{', ' if each.state == 'vacuous' else f' {each.sign} '}{each.proved}"]
-        for each in bounds
-        if each.met_to
+        [view.theorem, quantity(view.quantity).symbol, f"layer {view.layer}",
+         f"{view.measured}{', ' if view.state == 'vacuous' else f' {view.sign} '}{view.proved}"]
+        for view in bounds
+        if view.met_to
     ]  # fmt: skip
     return lines(_title(bounds, samples), rows)
 
@@ -28,10 +28,10 @@ def certificates_repr(bounds: Sequence[BoundView], samples: int) -> str:
 def certificates_card(bounds: Sequence[BoundView], table: pl.DataFrame, broken: int) -> str:
     """Bounds and measurement in a figure, and the theorems whose hypotheses are met from layer 1 on."""
     rows = [
-        [each.theorem, quantity(each.quantity).symbol, each.layers, str(each.layer), each.measured,
-         each.sign, each.proved, each.slack]
-        for each in bounds
-        if each.met_to
+        [view.theorem, quantity(view.quantity).symbol, view.layers, str(view.layer), view.measured,
+         view.sign, view.proved, view.slack]
+        for view in bounds
+        if view.met_to
     ]  # fmt: skip
     drawable = table.filter(pl.col("met") & (pl.col("quantity") != RANK))
 
@@ -42,7 +42,7 @@ def certificates_card(bounds: Sequence[BoundView], table: pl.DataFrame, broken: 
         return plot(bounds_chart(table, int(drawable["sample"][0])))
 
     notes = ["Slack in decades. Figure: the first sample; table: the loosest."] if rows else []
-    unmet = [each.theorem for each in bounds if not each.met_to]
+    unmet = [view.theorem for view in bounds if not view.met_to]
     if unmet:
         notes.append(f"Hypotheses not met: {', '.join(unmet)}. summary() says which and why.")
     if broken:
@@ -58,7 +58,7 @@ def certificates_card(bounds: Sequence[BoundView], table: pl.DataFrame, broken: 
 
 def _title(bounds: Sequence[BoundView], samples: int) -> str:
     """How much was asked and how much of it applies."""
-    met = sum(each.met_to > 0 for each in bounds)
+    met = sum(view.met_to > 0 for view in bounds)
     return (
         f"Certificates: {counted(len(bounds), 'theorem')}, hypotheses of {met} met, "
         f"{counted(samples, 'sample')}"

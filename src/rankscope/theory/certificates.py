@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from rankscope.errors import TheoremError, one_of
-from rankscope.runs.tables import Kept
+from rankscope.runs.tables import SavedTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,8 +48,8 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-class Certificates(Kept):
-    """What is guaranteed of a network on an input, and what is not."""
+class Certificates(SavedTable):
+    """What theorems guarantee of a network on an input, and where they do not apply: see `certify`."""
 
     schema = SCHEMA
 
@@ -66,7 +66,7 @@ class Certificates(Kept):
 
     @property
     def theorems(self) -> list[str]:
-        """Those that were evaluated, in order."""
+        """The names of the theorems that were evaluated, in order."""
         return self.table["theorem"].unique(maintain_order=True).to_list()
 
     def of(self, theorem: str, sample: int | None = None) -> pl.DataFrame:
@@ -140,9 +140,9 @@ class Certificates(Kept):
 
 def _first_layers(met: list[bool]) -> int:
     """How many layers from the first on."""
-    return next((number for number, yes in enumerate(met) if not yes), len(met))
+    return next((layer for layer, yes in enumerate(met) if not yes), len(met))
 
 
 def _largest(slacks: list[float | None]) -> int:
-    known = [-1.0 if slack is None else slack for slack in slacks]
-    return known.index(max(known))
+    finite = [-1.0 if slack is None else slack for slack in slacks]
+    return finite.index(max(finite))

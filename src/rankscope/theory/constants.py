@@ -45,7 +45,7 @@ PerHead = Float[Tensor, " head"]
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """Norms of the heads of one layer that speak."""
+    """Norms of the matrices of one layer's active heads."""
 
     scores: PerHead
     """`||W_QK,h||_1`, `W_QK = W_Q W_K^T`; 0 where attention does not look at tokens (uniform)."""
@@ -58,18 +58,21 @@ class HeadNorms:
 
     @classmethod
     def of(cls, arch: Architecture, index: int, layer: Layer) -> "HeadNorms":
-        """Of layer `index` (0-based)."""
-        w, kept = layer.attention, active_heads(arch, index)
+        """The norms of the heads of layer `index` (0-based)."""
+        weights_of, heads = layer.attention, active_heads(arch, index)
         group = arch.heads // arch.key_heads
-        found = torch.zeros(4, len(kept), dtype=torch.float64)
-        for place, head in enumerate(kept):
+        norms = torch.zeros(4, len(heads), dtype=torch.float64)
+        for row, head in enumerate(heads):
             value, output = value_parts(arch, layer, head)
             if arch.kernel != "uniform":
-                query, key = w.query.weight[:, head].double(), w.key.weight[:, head // group].double()
-                found[0, place] = sums_of_product(query, key.mT)[0]
-            found[1, place], found[2, place] = sums_of_product(value, output)
-            found[3, place] = product_norm(value, output)
-        return cls(*found)
+                query, key = (
+                    weights_of.query.weight[:, head].double(),
+                    weights_of.key.weight[:, head // group].double(),
+                )
+                norms[0, row] = sums_of_product(query, key.mT)[0]
+            norms[1, row], norms[2, row] = sums_of_product(value, output)
+            norms[3, row] = product_norm(value, output)
+        return cls(*norms)
 
 
 def upward(value: float, share: float, zero: bool) -> float:
@@ -107,25 +110,25 @@ def product_norm(A: Float[Tensor, "width inner"], B: Float[Tensor, "inner width"
     largest = float(A.abs().max()), float(B.abs().max())
     A, B = A / largest[0], B / largest[1]
     left, right = torch.linalg.qr(A, mode="r").R, torch.linalg.qr(B.mT, mode="r").R
-    found = spectral_norm(left @ right.mT) + lost(*A.shape) * float(A.norm() * B.norm())
-    return upward(largest[0] * found * largest[1], 4 * EPS, zero=False)
+    norms = spectral_norm(left @ right.mT) + lost(*A.shape) * float(A.norm() * B.norm())
+    return upward(largest[0] * norms * largest[1], 4 * EPS, zero=False)
 
 
 def value_parts(arch: Architecture, layer: Layer, head: int) -> tuple[Tensor, Tensor]:
-    """`W_V,h` and `W_O,h`."""
-    w, group = layer.attention, arch.heads // arch.key_heads
-    return w.value.weight[:, head // group].double(), w.output.weight[head].double()
+    """The matrices `W_V,h` and `W_O,h` of one head."""
+    weights_of, group = layer.attention, arch.heads // arch.key_heads
+    return weights_of.value.weight[:, head // group].double(), weights_of.output.weight[head].double()
 
 
 def value_matrix(arch: Architecture, layer: Layer, head: int) -> Float[Tensor, "width width"]:
-    """`W_h = W_V,h W_O,h`."""
+    """The product `W_h = W_V,h W_O,h` of one head."""
     value, output = value_parts(arch, layer, head)
     return value @ output
 
 
 @dataclass(frozen=True)
 class MLPNorms:
-    """A plain MLP does not stretch differences by more: in column sums, row sums and 2-norms."""
+    """Lipschitz constants of an MLP in column sums, row sums and the 2-norm."""
 
     columns: float
     rows: float
@@ -138,16 +141,23 @@ class MLPNorms:
     @classmethod
     def of(cls, arch: Architecture, layer: Layer) -> "MLPNorms":
         """`Lip(act) ||W_1|| ||W_2||`; infinite for a gated MLP, a product of two functions of the token."""
-        w = layer.mlp
+        weights_of = layer.mlp
         if layer.experts is not None:  # nothing is known of how far a mixture stretches differences
             return cls(torch.inf, torch.inf, torch.inf, torch.inf, torch.inf, torch.inf)
-        if w is None:
+        if weights_of is None:
             return cls(0.0, 0.0, 0.0)
-        if w.gate is not None:
-            parts = tuple(spectral_norm(part.weight.double()) for part in (w.up, w.gate, w.down))
+        if weights_of.gate is not None:
+            parts = tuple(
+                spectral_norm(part.weight.double())
+                for part in (weights_of.up, weights_of.gate, weights_of.down)
+            )
             return cls(torch.inf, torch.inf, torch.inf, *parts)
-        up, down, slope = w.up.weight.double(), w.down.weight.double(), LIPSCHITZ[arch.activation]
+        up, down, slope = (
+            weights_of.up.weight.double(),
+            weights_of.down.weight.double(),
+            LIPSCHITZ[arch.activation],
+        )
         zero, g = not (up.any() and down.any()), lost(*up.shape)
         sums = [float(up.abs().sum(axis).max()) * float(down.abs().sum(axis).max()) for axis in (0, 1)]
         spectral = spectral_norm(up) * spectral_norm(down)
-        return cls(*(upward(slope * each, g, zero) for each in (*sums, spectral)))
+        return cls(*(upward(slope * size, g, zero) for size in (*sums, spectral)))

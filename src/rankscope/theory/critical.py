@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import applies, propagate, without_rule
-from rankscope.deviation.propagate import KERNELS
 from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
@@ -77,8 +76,8 @@ class CriticalSkip:
     """Every measured point: weight, rate."""
 
     def __repr__(self) -> str:
-        found = (("measured", self.weight, self.why), ("in theory", self.theory, self.theory_why))
-        rows = [f"{name:9}  {'–' if at is None else f'{at:.4g}':6}  {why}" for name, at, why in found]
+        outcome = (("measured", self.weight, self.why), ("in theory", self.theory, self.theory_why))
+        rows = [f"{name:9}  {'–' if at is None else f'{at:.4g}':6}  {why}" for name, at, why in outcome]
         return "\n  ".join(["CriticalSkip", *rows])
 
 
@@ -93,14 +92,22 @@ def critical_skip(
     high: float = 4.0,
     tolerance: float = 1e-3,
 ) -> CriticalSkip:
-    """The weight of the attention skip at which tokens X `[batch, token, width]` stop collapsing.
+    """Find the weight of the attention skip at which tokens stop collapsing, by bisection and by theory.
 
-    `metric` is `mu` (the residual's Frobenius norm) or `relative_mu` (its share of the tokens'). The
-    rate at a weight is the slope of its natural log against the layer over the second half of the
-    layers, in deviation arithmetic, averaged over samples; a residual of exactly zero counts as -inf.
-    Layers repeat to `depth` (the network's own, or 24 if that is more). Bisection between `low` and
-    `high` ends on one crossing from below, to `tolerance`; a rate that is not monotone may have others.
-    Every point runs the network on all of X: a few samples will do.
+    The rate at a weight is the slope of the metric's natural log against the layer over the second half of
+    the layers, in deviation arithmetic, averaged over samples; a residual of exactly zero counts as -inf. A
+    rate that is not monotone may cross zero more than once; one crossing from below is found. Every point
+    runs the network on all of X: a few samples are enough.
+
+    Args:
+        net: The network.
+        X: Tokens `[batch, token, width]`.
+        padding: `[batch, token]`, True at padding.
+        metric: `mu` (the residual's Frobenius norm) or `relative_mu` (its share of the tokens').
+        depth: Layers repeat to this depth; the network's own, or 24 if that is more.
+        low: The lowest skip weight tried.
+        high: The highest skip weight tried.
+        tolerance: How closely the crossing is found.
 
     >>> from rankscope.nets import Architecture
     >>> arch = Architecture(layers=2, width=8, heads=2, mlp="none", norm="none")
@@ -157,8 +164,7 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
     if not applies(net):
         raise ArchitectureError(
             "a critical skip is measured in deviation arithmetic, which must have a rule for every part; it "
-            f"has none for {', '.join(without_rule(net))} (kernels: {', '.join(KERNELS)}): use "
-            "net.variant(kernel=...), or mlp=False"
+            f"has none for {', '.join(without_rule(net))}: use net.variant(kernel=...), or mlp=False"
         )
     if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
         raise ArchitectureError(
@@ -219,19 +225,19 @@ def _theory(
         pairs = zip(means, numbers.tolist(), strict=True)
         return [exponent(varied, x, modes[n], relative=metric == "relative_mu") for x, n in pairs]
 
-    found = crossing(lambda weight: fmean(each.rate for each in exponents(weight)))
+    outcome = crossing(lambda weight: fmean(item.rate for item in exponents(weight)))
     arch = net.arch
     scores_bounded = bool(
         arch.norm != "none" or arch.query_norm or arch.score_cap or arch.kernel == "uniform"
     )
     rows_alike = all(bool((nu == 0).all()) for nu in modes.values())
-    if found.weight is None or scores_bounded or rows_alike:
-        return found
-    common = fmean(each.common for each in exponents(found.weight))
+    if outcome.weight is None or scores_bounded or rows_alike:
+        return outcome
+    common = fmean(item.common for item in exponents(outcome.weight))
     if common <= 0:
-        return found
+        return outcome
     why = f"no norm keeps tokens from growing ({common:.2g} a layer there), and scores with them"
-    return replace(found, why=f"{found.why}; {why}: the measured crossing may lie elsewhere")
+    return replace(outcome, why=f"{outcome.why}; {why}: the measured crossing may lie elsewhere")
 
 
 def _bracket(
@@ -254,7 +260,7 @@ def _bracket(
 
 def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[float, float]:
     """1 -+ c, c from the weights and the number of tokens."""
-    arch, number = net.arch, X.shape[1]
+    arch, tokens = net.arch, X.shape[1]
     real = {int(n) for n in real_tokens(X.shape[:-1], padding, X.device).sum(-1)}
     largest = 0.0
     for index, layer in enumerate(net.weights.layers):
@@ -262,18 +268,18 @@ def _guaranteed(net: Transformer, X: Tensor, padding: Tensor | None) -> tuple[fl
         if not W:
             continue
         if arch.kernel == "uniform":
-            seen = matrix(arch.mask_of(index), number)
-            factor = max(_spread_kept(seen[:n, :n].double()) for n in real)
+            visible = matrix(arch.mask_of(index), tokens)
+            factor = max(_spread_kept(visible[:n, :n].double()) for n in real)
             size = factor * _spectral(torch.stack(W).sum(0))
         else:
-            size = math.sqrt(max(real) / 2) * sum(_spectral(each) for each in W)
+            size = math.sqrt(max(real) / 2) * sum(_spectral(item) for item in W)
         largest = max(largest, size)
     return 1 - largest, 1 + largest
 
 
-def _spread_kept(seen: Tensor) -> float:
+def _spread_kept(visible: Tensor) -> float:
     """`||res P0||_2`: the most of a residual that averaging over the mask leaves."""
-    P = seen / seen.sum(-1, keepdim=True)
+    P = visible / visible.sum(-1, keepdim=True)
     P = P - P.mean(-1, keepdim=True)
     return _spectral(P - P.mean(0))
 

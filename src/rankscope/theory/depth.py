@@ -9,8 +9,7 @@ import polars as pl
 from torch import Tensor
 
 from rankscope.errors import TheoremError
-from rankscope.nets import Transformer
-from rankscope.nets.inputs import TokensOf
+from rankscope.sources.inputs import InputsLike, NetworkLike
 from rankscope.theory.catalogue import Chosen
 from rankscope.theory.certificates import Certificates
 from rankscope.theory.certify import certify
@@ -70,8 +69,8 @@ class CollapseDepth:
 
 
 def collapse_depth(
-    net: Transformer,
-    X: TokensOf,
+    net: NetworkLike,
+    X: InputsLike,
     threshold: float = 1e-6,
     padding: Tensor | None = None,
     *,
@@ -82,7 +81,15 @@ def collapse_depth(
 
     Each quantity (residual, mu, diameter) is taken as a share of the same measure of the tokens.
 
-    >>> from rankscope.nets import Architecture
+    Args:
+        net: The network, or a Hugging Face model in memory.
+        X: Texts, what `net.encode` gave, or tokens `[batch, token, width]`.
+        threshold: The share below which tokens count as uniform.
+        padding: `[batch, token]`, True at padding.
+        theorems: Names or `Theorem` objects; all if left out.
+        centre: What the residual is about, "mean" or "argmin": see `certify`.
+
+    >>> from rankscope.nets import Architecture, Transformer
     >>> import torch
     >>> san = Transformer.random(Architecture(layers=4, width=16, heads=2)).variant("san")
     >>> found = collapse_depth(san, 0.1 * torch.randn(1, 5, 16), 1e-6, theorems="dong2021-2.3")
@@ -92,13 +99,13 @@ def collapse_depth(
     return depth_of(certify(net, X, padding, theorems, centre=centre), threshold)
 
 
-def depth_of(found: Certificates, threshold: float) -> CollapseDepth:
-    """The same from certificates that are there already."""
+def depth_of(certificates: Certificates, threshold: float) -> CollapseDepth:
+    """The collapse depth from certificates that were computed before."""
     if not (isinstance(threshold, int | float) and math.isfinite(threshold) and threshold > 0):
         raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold!r}")
     limit = math.log10(threshold)
     # Zero of zero is uniform: no share.
-    sized = found.table.filter(pl.col("quantity") != "affine_rank").with_columns(
+    sized = certificates.table.filter(pl.col("quantity") != "affine_rank").with_columns(
         below=(pl.col("log10_measured") - pl.col("log10_size")).fill_nan(-math.inf) < limit,
         bound=(pl.col("log10_bound") - pl.col("log10_size")).fill_nan(-math.inf),
     )
@@ -129,5 +136,5 @@ def depth_of(found: Certificates, threshold: float) -> CollapseDepth:
 
 
 def _first(part: pl.DataFrame, condition: pl.Expr) -> int | None:
-    found = part.filter(condition)["layer"].min()
-    return found if isinstance(found, int) else None
+    depths = part.filter(condition)["layer"].min()
+    return depths if isinstance(depths, int) else None

@@ -67,7 +67,7 @@ def step(X: Float[Tensor, "*batch token width"], w: float) -> Float[Tensor, "*ba
 
 
 def network(tokens: int, w: float, layers: int = 1) -> Transformer:
-    """The same dynamics as a network of ours: `measure`, variants and paths work on it."""
+    """The dynamics of `step` as a `Transformer`, so that `measure`, variants and paths work on it."""
     arch = Architecture(
         layers=layers, width=tokens, heads=1, mask="causal", mlp="none", norm="scale", norm_eps=0.0,
         attention_skip=0.0, biases=False, shared=True,

@@ -31,11 +31,11 @@ much."""
 
 def product(start: float, factors: list[float]) -> list[float]:
     """Logs of the products of the first 1, 2, .. factors with the start."""
-    found, r = [], start
+    products, r = [], start
     for factor in factors:
         r = times(r, factor) if not math.isnan(factor) else math.nan
-        found.append(r)
-    return found
+        products.append(r)
+    return products
 
 
 def _evaluate(

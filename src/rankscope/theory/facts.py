@@ -5,7 +5,7 @@ All sizes are natural logs, read in deviation arithmetic, so that a theorem can 
 say is left out (NaN): theorems that need it ask for a kernel that has a rule.
 
 Tokens of one sample without its padding: nothing here knows of padding or batches. Every number may be off by
-rounding: `outward.py` has several passes' facts, which rounded otherwise.
+rounding: `rounding.py` has several passes' facts, which rounded otherwise.
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ Centre = Literal["mean", "argmin"]
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The tokens at one layer, as logs."""
+class TokenSizes:
+    """Sizes of the tokens at one layer, as natural logs."""
 
     residual: float
     """`||X - 1 x^T||_{1,inf}` about the chosen centre."""
@@ -40,7 +40,7 @@ class Sizes:
     """The same measure of the tokens themselves, to compare each quantity with."""
     shortest: float
     longest: float
-    """Lengths of tokens."""
+    """Lengths of the shortest and the longest token."""
     cosine: float
     """The smallest cosine between two tokens, as it is."""
     log_cosine_gap: float
@@ -49,11 +49,11 @@ class Sizes:
     """Whether these are rounding noise, as far as one pass can tell."""
     state: State
     """The tokens themselves."""
-    unlike: float = 0.0
+    float64_difference: float = 0.0
     """How far float64's deviation is from this one, as a share of it, where float64 can see."""
 
     def of(self, quantity: str) -> float:
-        """A quantity by its name."""
+        """One of these sizes, by its name."""
         return float(getattr(self, quantity))
 
 
@@ -62,7 +62,7 @@ class HalfFacts:
     """What a skip and its branches did to the deviation, in the Frobenius norm."""
 
     weight: float
-    """Of the skip."""
+    """The weight of the skip."""
     log_gain: float
     """c: `||res(branch)|| / ||res(X)||`."""
     alignment: float
@@ -86,7 +86,7 @@ class HalfFacts:
 
 @dataclass(frozen=True)
 class LayerFacts:
-    """What one layer is and did."""
+    """Norms of one layer's weights, and what the layer did to these tokens."""
 
     heads: HeadNorms
     mlp: MLPNorms
@@ -107,7 +107,7 @@ class LayerFacts:
 
 @dataclass(frozen=True)
 class Facts:
-    """One sample in one network."""
+    """What was measured on one sample in one network, for all theorems."""
 
     net: Transformer
     centre: Centre
@@ -116,24 +116,24 @@ class Facts:
     """The tokens at layer 0, float64."""
     first: State
     """The same as a common token and deviations."""
-    sizes: tuple[Sizes, ...]
+    sizes: tuple[TokenSizes, ...]
     """By layer, 0 the input."""
     layers: tuple[LayerFacts, ...]
     norms: WeightNorms
 
     @property
     def arch(self) -> Architecture:
-        """Of the network."""
+        """The architecture of the network."""
         return self.net.arch
 
     @property
     def depth(self) -> int:
-        """Number of layers."""
+        """The number of layers of the network."""
         return len(self.layers)
 
     @property
-    def number(self) -> int:
-        """Number of tokens."""
+    def token_count(self) -> int:
+        """The number of tokens of the sample."""
         return len(self.X)
 
     @cached_property
@@ -144,16 +144,16 @@ class Facts:
     @cached_property
     def graph(self) -> MaskGraph:
         """The mask of the first layer as a graph on these tokens."""
-        return graph(self.mask_names[0], self.number)
+        return graph(self.mask_names[0], self.token_count)
 
     @cached_property
-    def views(self) -> int:
-        """Different sets of tokens that tokens of one layer see, at most: 1 where all see the same."""
-        found = (mask_matrix(name, self.number) for name in self.mask_names)
-        return max(len(torch.unique(M, dim=0)) if len(M) else 1 for M in found)
+    def distinct_views(self) -> int:
+        """The most different sets of visible tokens in any layer: 1 where all tokens see the same."""
+        matrices = (mask_matrix(name, self.token_count) for name in self.mask_names)
+        return max(len(torch.unique(M, dim=0)) if len(M) else 1 for M in matrices)
 
     def logs(self, quantity: str) -> list[float]:
-        """A quantity by layer."""
+        """The natural log of a quantity at every layer, 0 the input."""
         return [sizes.of(quantity) for sizes in self.sizes]
 
     def defect(self, upto: int) -> float:
@@ -163,4 +163,4 @@ class Facts:
     @property
     def inflation(self) -> float:
         """log of kappa: the mean-centred residual is at most `2 (1 - 1/n)` times the smallest."""
-        return log(2 * (1 - 1 / self.number)) if self.centre == "mean" else 0.0
+        return log(2 * (1 - 1 / self.token_count)) if self.centre == "mean" else 0.0

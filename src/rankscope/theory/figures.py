@@ -12,7 +12,7 @@ from rankscope.errors import TheoremError
 from rankscope.figures.description import Axis, Chart, Formula, Hover, Line, Panel, Spans, line_colour
 from rankscope.figures.powers import Powers
 from rankscope.figures.text import power
-from rankscope.theory.views import EXACT, DepthView, drawn_quantities, quantity
+from rankscope.theory.views import EXACT, DepthView, plotted_quantities, quantity
 
 COLUMNS = ("theorem", "sample", "layer", "quantity", "kind", "met", "vacuous", "log10_bound",
            "log10_measured", "log10_size", "slack")  # fmt: skip
@@ -31,7 +31,7 @@ def bounds_chart(table: pl.DataFrame, sample: int = 0) -> Chart:
     if sample not in samples:
         raise TheoremError(f"sample must lie in 0..{len(samples) - 1}; got {sample}", subject="sample")
     table = table.filter(sample=sample)
-    shown = drawn_quantities(table)
+    shown = plotted_quantities(table)
     if not shown:
         raise TheoremError(
             "a figure needs a bound of residual, mu or diameter; ranks alone were certified",

@@ -26,14 +26,17 @@ before it is marked. What it leaves counts above rounding, and is plain where no
 def half_facts(
     arch: Architecture, layer: Layer, half: HalfRecord, averaging: float, mlp: MLPNorms
 ) -> HalfFacts:
-    """Of one half of a block; `averaging` is what attention does to distances, `mlp` the MLP's constants."""
+    """The facts of one half of a block (a skip and its branches).
+
+    `averaging` is the log of the factor by which attention shrinks distances, `mlp` the MLP's constants.
+    """
     R, F = sized(half.before.centred()[1]), sized(half.total.centred()[1])
     alignment, square = 0.0, float(R.value.square().sum())
     if square > 0:
         step = math.exp(min(float(F.log[0] - R.log[0]), 600.0))
         alignment = float((R.value * F.value).sum()) / square * step
-    whole = sized(Scaled.plain(half.total.tokens(half.total.log)))
-    longest = torch.linalg.vector_norm(whole.value[0], dim=-1).max()
+    all_tokens = sized(Scaled.plain(half.total.tokens(half.total.log)))
+    longest = torch.linalg.vector_norm(all_tokens.value[0], dim=-1).max()
     stretches = [log(abs(half.weight))]
     ranks: list[tuple[int, int, int]] = []
     clear, vanished = True, half.torn
@@ -48,12 +51,12 @@ def half_facts(
     if not half.branches:  # seen from outside: the whole of it is attention, or nothing is known
         stretches.append(averaging if arch.norm == "none" and arch.mlp == "none" else math.nan)
     for branch in half.branches:
-        own = layer.attention_norm if branch.kind == "attention" else layer.mlp_norm
+        own_norm = layer.attention_norm if branch.kind == "attention" else layer.mlp_norm
         after = layer.attention_after if branch.kind == "attention" else layer.mlp_after
         stretch = averaging if branch.kind == "attention" else _mlp_stretch(arch, layer, branch.inside, mlp)
         if branch.inside is not half.before:
-            stretch = times(stretch, norm_stretch(arch, own, half.before))
-            ranked(half.before, branch.inside, rank_loss(arch, own))
+            stretch = times(stretch, norm_stretch(arch, own_norm, half.before))
+            ranked(half.before, branch.inside, rank_loss(arch, own_norm))
         if branch.out is not branch.raw:
             raw = branch.raw.tidy()
             stretch = times(stretch, norm_stretch(arch, after, raw))
@@ -66,12 +69,12 @@ def half_facts(
     stretch, normed = plus(*stretches), 0.0
     if half.after is not half.summed:
         normed = _ratio(half.after, half.summed)
-        own = layer.attention_norm if half.branches[0].kind == "attention" else layer.mlp_norm
-        stretch = times(stretch, norm_stretch(arch, own, half.summed))
-        ranked(half.summed, half.after, rank_loss(arch, own))
+        own_norm = layer.attention_norm if half.branches[0].kind == "attention" else layer.mlp_norm
+        stretch = times(stretch, norm_stretch(arch, own_norm, half.summed))
+        ranked(half.summed, half.after, rank_loss(arch, own_norm))
     return HalfFacts(
         half.weight, _ratio(half.total, half.before), alignment, normed,
-        log_of(longest, whole.log[0] + half.total.log[0]), F, stretch,
+        log_of(longest, all_tokens.log[0] + half.total.log[0]), F, stretch,
         tuple(ranks), clear, vanished,
     )  # fmt: skip
 
@@ -80,17 +83,17 @@ def _vanishes(arch: Architecture, state: State, beside: float | None = None) -> 
     """Whether a norm, whose eps does not hide it, meets a token that is zero but for rounding beside another,
     or beside the log of what it is the sum of: what it makes of one is a direction of full length or none,
     and with few entries passes that round otherwise may agree on it by chance."""
-    norm, whole = norm_of(arch.norm), state.whole[0]
-    lengths = torch.linalg.vector_norm(whole if norm is None else norm.centre(whole), dim=-1)
+    norm, all_tokens = norm_of(arch.norm), state.whole[0]
+    lengths = torch.linalg.vector_norm(all_tokens if norm is None else norm.centre(all_tokens), dim=-1)
     if beside is None:
-        beside = log(float(torch.linalg.vector_norm(whole, dim=-1).max())) + float(state.log[0])
+        beside = log(float(torch.linalg.vector_norm(all_tokens, dim=-1).max())) + float(state.log[0])
     least = log(VANISHED) + beside
     return log(float(lengths.min())) + float(state.log[0]) <= least and log(arch.norm_eps) < 2 * least
 
 
 def _ratio(state: State, other: State) -> float:
     """log of `mu(state) / mu(other)`; zero over zero is zero."""
-    parts = [sized(each.centred()[1]) for each in (state, other)]
+    parts = [sized(item.centred()[1]) for item in (state, other)]
     above, below = (log_of(part.value.norm(), part.log[0]) for part in parts)
     return -math.inf if above == -math.inf else above - below
 
@@ -113,9 +116,9 @@ def norm_stretch(arch: Architecture, weights: NormWeights, state: State) -> floa
     if norm.length is not None:
         return math.inf  # nothing is known of a length of one's own
     Y = norm.centre(state.whole[0])
-    number = Y.shape[-1] if norm.averaged else 1
+    count = Y.shape[-1] if norm.averaged else 1
     least = float(torch.linalg.vector_norm(Y, dim=-1).min())
-    sd = plus(2 * (log(least) + float(state.log[0])) - log(number), log(arch.norm_eps)) / 2
+    sd = plus(2 * (log(least) + float(state.log[0])) - log(count), log(arch.norm_eps)) / 2
     gain = 1.0 if weights.gain is None else float(weights.gain.abs().max())
     return math.inf if sd == -math.inf else log(gain) - sd
 
@@ -145,8 +148,8 @@ def _projected(X: Tensor, linear: Linear) -> tuple[Tensor, Tensor]:
 
 
 def singular_values(state: State) -> Float[Tensor, " rank"]:
-    """Of the tokens' deviation, in units of the largest and of the size of the matrix: what is above eps
-    counts for its rank."""
+    """Singular values of the tokens' deviation, divided by the largest and by the size of the matrix: those
+    above eps count for the rank."""
     R = sized(state.centred()[1]).value[0]
     s = torch.linalg.svdvals(R)[: max(len(R) - 1, 0)]  # the last is zero, since rows sum to zero
     largest = s.max().clamp(min=TINY) if len(s) else s.new_ones(())

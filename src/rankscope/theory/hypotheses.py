@@ -1,7 +1,7 @@
 """What a theorem asks for, in words, with the number that was found on this network and input.
 
 Nothing that is nearly zero counts as zero: a skip of 1e-9 is a skip. A number that was measured may be off,
-and says how much room it has before the answer would be another (`outward.py`).
+and says how much room it has before the answer would be another (`rounding.py`).
 """
 
 import math
@@ -19,7 +19,7 @@ AVERAGES = tuple(kernel.name for kernel in known.KERNELS.values() if kernel.aver
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One condition, checked."""
+    """One condition of a theorem, with the number found and whether it is met."""
 
     says: str
     number: float
@@ -34,24 +34,24 @@ class Hypothesis:
 
 
 def equal(says: str, number: int | float, limit: int | float) -> Hypothesis:
-    """`number = limit`, exactly."""
+    """The hypothesis that a number equals its limit exactly."""
     return Hypothesis(says, float(number), f"= {limit:g}", bool(number == limit))
 
 
 def at_most(says: str, number: int | float, limit: int | float, measured: bool = False) -> Hypothesis:
-    """`number <= limit`."""
+    """The hypothesis that a number is at most its limit."""
     room = limit - number if measured else math.inf
     return Hypothesis(says, float(number), f"<= {limit:g}", number <= limit, float(room))
 
 
 def above(says: str, number: int | float, limit: int | float, measured: bool = False) -> Hypothesis:
-    """`number > limit`."""
+    """The hypothesis that a number is above its limit."""
     room = number - limit if measured else math.inf
     return Hypothesis(says, float(number), f"> {limit:g}", number > limit, float(room))
 
 
 def at_least(says: str, number: int | float, limit: int | float) -> Hypothesis:
-    """`number >= limit`."""
+    """The hypothesis that a number is at least its limit."""
     return Hypothesis(says, float(number), f">= {limit:g}", number >= limit)
 
 
@@ -59,27 +59,27 @@ def at_least(says: str, number: int | float, limit: int | float) -> Hypothesis:
 
 
 def no_skip(arch: Architecture) -> Hypothesis:
-    """Attention's output replaces its input."""
+    """The hypothesis that there is no skip around attention."""
     return equal("weight of the skip around attention", arch.attention_skip, 0)
 
 
 def no_mlp(arch: Architecture) -> Hypothesis:
-    """Attention alone."""
+    """The hypothesis that layers have no MLP."""
     return equal("MLPs in a layer", arch.mlp != "none", 0)
 
 
 def no_norm(arch: Architecture) -> Hypothesis:
-    """Tokens keep their lengths."""
+    """The hypothesis that layers have no norm."""
     return equal("norms in a layer (0: norm 'none')", arch.norm != "none", 0)
 
 
 def no_norm_after(arch: Architecture) -> Hypothesis:
-    """No norm between the sum and the next layer."""
+    """The hypothesis that no norm follows the sum of skip and branch."""
     return equal("norms after a skip's sum", normed_sums(arch), 0)
 
 
 def normed_sums(arch: Architecture) -> bool:
-    """Whether sums go through a norm."""
+    """True if a norm follows the sum of skip and branch."""
     return any(half.after is not None for half in order(arch))
 
 
@@ -89,7 +89,7 @@ def skips(arch: Architecture) -> list[float]:
 
 
 def outside(arch: Architecture) -> str:
-    """What makes a network one that no theorem here is of; empty where there is nothing."""
+    """Why no theorem here applies to this architecture; empty where some may."""
     if arch.cross_attention:
         return "cross-attention, by which tokens take in what differs in a memory"
     if arch.key_latent or arch.query_latent:
@@ -100,12 +100,13 @@ def outside(arch: Architecture) -> str:
 
 
 def no_parts(arch: Architecture) -> list[Hypothesis]:
-    """Of parts of one's own, of mixtures of experts and of gates on heads no theorem here knows anything."""
+    """The hypothesis that there are no custom parts, experts or head gates, which no theorem here covers; an
+    empty list where there are none."""
     names = [part.name for part in arch.parts]
     names += ["a mixture of experts"] if arch.mlp == "experts" else []
     names += ["gates on heads"] if arch.head_gate else []
-    said = f"parts that are not the theorem's ({', '.join(names)})"
-    return [equal(said, len(names), 0)] if names else []
+    sentence = f"parts that are not the theorem's ({', '.join(names)})"
+    return [equal(sentence, len(names), 0)] if names else []
 
 
 def token_scores(arch: Architecture) -> list[Hypothesis]:
@@ -139,5 +140,5 @@ def averages(arch: Architecture) -> Hypothesis:
 
 
 def rows_sum_to_one(defect: float) -> Hypothesis:
-    """Attention averages."""
+    """The hypothesis that rows of attention sum to one, to 1e-9."""
     return at_most("largest |row sum of attention - 1|", defect, 1e-9, measured=True)

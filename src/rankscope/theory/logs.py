@@ -25,7 +25,7 @@ def log(value: int | float) -> float:
 
 
 def within(value: float) -> float:
-    """A log cut to what a bound may say."""
+    """A log clipped to the range in which a bound is valid."""
     if value > -LOWEST:
         return math.inf
     return LOWEST if -math.inf < value < LOWEST else value
@@ -37,10 +37,10 @@ def plus(*logs: float) -> float:
     >>> round(math.exp(plus(math.log(2), math.log(3))), 12)
     5.0
     """
-    most = max(logs)
-    if not math.isfinite(most):
-        return most
-    return most + math.log(math.fsum(math.exp(each - most) for each in logs))
+    largest = max(logs)
+    if not math.isfinite(largest):
+        return largest
+    return largest + math.log(math.fsum(math.exp(log_value - largest) for log_value in logs))
 
 
 def minus(larger: float, smaller: float) -> float:
@@ -71,12 +71,12 @@ def log_expm1(value: float) -> float:
     return x if x > 40 else math.log(math.expm1(x))
 
 
-def running(values: Iterable[float]) -> list[float]:
-    """The largest so far."""
-    found: list[float] = []
+def running_maximum(values: Iterable[float]) -> list[float]:
+    """The running maximum of the values."""
+    maxima: list[float] = []
     for value in values:
-        found.append(max(value, found[-1]) if found else value)
-    return found
+        maxima.append(max(value, maxima[-1]) if maxima else value)
+    return maxima
 
 
 def log_of(value: Tensor, scale: Tensor) -> float:
@@ -85,6 +85,6 @@ def log_of(value: Tensor, scale: Tensor) -> float:
 
 
 def sized(x: Scaled) -> Scaled:
-    """With its largest entry one, so that squares and products stay in range."""
+    """A tensor rescaled so that its largest entry is one: squares and products stay in range."""
     size = x.largest().clamp(min=1e-300)
     return Scaled(x.value / size.reshape(-1, *[1] * (x.value.ndim - 1)), x.log + torch.log(size))

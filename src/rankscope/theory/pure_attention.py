@@ -36,7 +36,7 @@ from rankscope.theory.hypotheses import (
     no_skip,
     token_scores,
 )
-from rankscope.theory.logs import log_expm1, running, times
+from rankscope.theory.logs import log_expm1, running_maximum, times
 from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
 ROOT = 1.2564
@@ -61,14 +61,14 @@ def log_beta(layer: LayerFacts) -> float:
 
 def log_base(facts: Facts, layer: LayerFacts, gamma: float) -> float:
     """log of `4 kappa gamma beta H / sqrt d_qk`, kappa from the centre."""
-    number = max(1, len(layer.heads.scores))
-    fixed = math.log(4 * number / facts.arch.divisor)
+    head_count = max(1, len(layer.heads.scores))
+    fixed = math.log(4 * head_count / facts.arch.divisor)
     return times(fixed, facts.inflation, gamma, log_beta(layer))
 
 
 def cubed(bases: list[float], start: float) -> list[float]:
     """log of `base_l^((3^l - 1)/2) start^(3^l)` for l = 1.., base_l the largest of the first l."""
-    largest = np.array(running(bases))
+    largest = np.array(running_maximum(bases))
     logs = np.full(len(largest), start)
     with np.errstate(over="ignore", invalid="ignore"):
         for layer in range(len(largest)):
@@ -80,7 +80,7 @@ def cubed(bases: list[float], start: float) -> list[float]:
             finite = logs > -np.inf
             logs = np.where(finite, np.clip(logs, LOWEST, None), logs)
             logs = np.where(logs > -LOWEST, np.inf, logs)
-    return [float(each) for each in logs]
+    return [float(item) for item in logs]
 
 
 def _up(base: np.ndarray, r: np.ndarray) -> np.ndarray:
@@ -90,7 +90,10 @@ def _up(base: np.ndarray, r: np.ndarray) -> np.ndarray:
 
 def attention_hypotheses(facts: Facts) -> list[Hypothesis]:
     """What the cubing needs of attention, whatever stands beside it."""
-    return [*token_scores(facts.arch), equal("different sets of tokens that tokens see", facts.views, 1)]
+    return [
+        *token_scores(facts.arch),
+        equal("different sets of tokens that tokens see", facts.distinct_views, 1),
+    ]
 
 
 def _evaluate(facts: Facts, gamma_is_one: bool, heads: int | None) -> Evaluation:
@@ -98,15 +101,15 @@ def _evaluate(facts: Facts, gamma_is_one: bool, heads: int | None) -> Evaluation
     bases = [log_base(facts, layer, 0.0 if gamma_is_one else log_gamma(layer)) for layer in facts.layers]
     fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), *attention_hypotheses(facts)]
     if heads is not None:
-        fixed.append(equal("heads", max((len(each.heads.scores) for each in facts.layers), default=0), heads))
+        fixed.append(equal("heads", max((len(item.heads.scores) for item in facts.layers), default=0), heads))
 
     def moving(upto: int) -> list[Hypothesis]:
-        found = averaging(facts, upto)
+        hypotheses = averaging(facts, upto)
         if gamma_is_one:
             logs = [layer.log_oscillation for layer in facts.layers[:upto]]
             size = math.nan if any(map(math.isnan, logs)) else math.exp(min(max(logs), 700.0))
-            found.append(at_most("largest |E_ij - E_ij'| so far", size, ROOT, measured=True))
-        return found
+            hypotheses.append(at_most("largest |E_ij - E_ij'| so far", size, ROOT, measured=True))
+        return hypotheses
 
     return Evaluation(cubed(bases, facts.sizes[0].residual), by_layer(facts, fixed, moving))
 

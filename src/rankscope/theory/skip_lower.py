@@ -23,7 +23,7 @@ from rankscope.theory.theorem import Evaluation, Theorem, by_layer
 def _evaluate(facts: Facts, factor: Callable[[HalfFacts], float]) -> Evaluation:
     fixed = [above("|weight| of the skips", min(skips(facts.arch)), 0), *seen(facts)]
     factors = [
-        times(*(each for half in layer.halves for each in (factor(half), half.log_norm)))
+        times(*(log_factor for half in layer.halves for log_factor in (factor(half), half.log_norm)))
         for layer in facts.layers
     ]
     return Evaluation(product(facts.sizes[0].mu, factors), by_layer(facts, fixed))

@@ -52,7 +52,7 @@ from rankscope.theory.hypotheses import (
     softmax,
 )
 from rankscope.theory.logs import log, times
-from rankscope.theory.masked import connected, log_shrink, log_smallest, positive
+from rankscope.theory.masked_attention import connected, log_shrink, log_smallest, positive
 from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
 
 ORTHOGONAL = 1e-9
@@ -82,17 +82,17 @@ def one_length(facts: Facts, centring: bool = False) -> list[Hypothesis]:
 
 def of_one_length(facts: Facts, upto: int) -> Hypothesis:
     """No norm met a token of length zero, which it leaves at zero."""
-    found = [
+    log_ratios = [
         sizes.shortest - sizes.longest for sizes in facts.sizes[1 : upto + 1] if sizes.longest > -math.inf
     ]
-    number = math.exp(min(found, default=0.0))  # 0 or 1, but for rounding: nothing between can come out
+    ratio = math.exp(min(log_ratios, default=0.0))  # 0 or 1, but for rounding: nothing between can come out
     says = "shortest token, in lengths of the longest"
-    return Hypothesis(says, number, "= 1", number > 1 - 1e-9)
+    return Hypothesis(says, ratio, "= 1", ratio > 1 - 1e-9)
 
 
-def _zero(says: str, number: float) -> Hypothesis:
+def _zero(says: str, value: float) -> Hypothesis:
     """Exactly zero: with anything else lengths differ, and a bound below that is false."""
-    return Hypothesis(says, number, "= 0", number == 0)
+    return Hypothesis(says, value, "= 0", value == 0)
 
 
 def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
@@ -100,25 +100,25 @@ def orthogonal_values(facts: Facts) -> tuple[list[Hypothesis], float]:
     squares of W's singular values may differ from one another, as a share)."""
     arch, layers = facts.arch, facts.net.weights.layers
     heads = [active_heads(arch, index) for index in range(facts.depth)]
-    numbers = [len(kept) for kept in heads]
-    found = [equal("heads", max(numbers, key=lambda number: abs(number - 1)), 1)]
-    if not found[0].met:
-        return found, math.inf
+    head_counts = [len(active) for active in heads]
+    hypotheses = [equal("heads", max(head_counts, key=lambda count: abs(count - 1)), 1)]
+    if not hypotheses[0].met:
+        return hypotheses, math.inf
     defect = bias = 0.0
     for layer, (head,) in zip(layers, heads, strict=True):
         value, output = value_parts(arch, layer, head)
         W = value @ output
         square, g = W @ W.mT, lost(*W.shape)
         mean = float(square.diagonal().mean())
-        off = float((square - mean * torch.eye(len(square), dtype=W.dtype)).norm())
+        off = float((square - mean * torch.eye(len(square), dtype=W.dtype, device=W.device)).norm())
         off += g * float(
             W.norm() ** 2 + 2 * W.norm() * value.norm() * output.norm()
         )  # of what rounding moved
         defect = max(defect, off / mean if mean > 0 else math.inf)
         for part in (layer.attention.value, layer.attention.output):
             bias = max(bias, 0.0 if part.bias is None else float(part.bias.abs().max()))
-    found += [at_most("|W W^T - 1| of the values", defect, ORTHOGONAL), _zero("bias of values", bias)]
-    return found, defect
+    hypotheses += [at_most("|W W^T - 1| of the values", defect, ORTHOGONAL), _zero("bias of values", bias)]
+    return hypotheses, defect
 
 
 def reaching(M: Bool[Tensor, "token token"], steps: int) -> int:
@@ -154,7 +154,7 @@ def _cosines(facts: Facts, start: int | None, delta: float) -> list[float]:
 
     W of singular values within a factor `1 + delta` multiplies distances of directions by no more than it,
     and may take so much from a cosine of zero, of which averages of N tokens make N times as much."""
-    radius, N = facts.graph.radius, facts.number
+    radius, N = facts.graph.radius, facts.token_count
     if N == 1:
         return [-math.inf] * facts.depth
     if radius is None:
@@ -167,7 +167,7 @@ def _cosines(facts: Facts, start: int | None, delta: float) -> list[float]:
             continue
         gap = facts.sizes[start].log_cosine_gap
         rounds = (layer - start) // radius
-        eps = min((each.log_smallest for each in facts.layers[start:layer]), default=0.0)
+        eps = min((layer_facts.log_smallest for layer_facts in facts.layers[start:layer]), default=0.0)
         shrink = log_shrink(math.log(count) + 2 * radius * eps) if count else 0.0
         bent = 2 * (1 + N) * layer * delta
         bounds.append(
@@ -181,8 +181,8 @@ def _least_cosine(X: Float[Tensor, "token width"]) -> float:
     of entries is."""
     Y = X / X.abs().amax(-1, keepdim=True).clamp(min=5e-324)
     Y = torch.nn.functional.normalize(Y, dim=-1)
-    found = Y @ Y.mT - lost(Y.shape[1]) * (Y.abs() @ Y.abs().mT)
-    return float(found.min())
+    cosines = Y @ Y.mT - lost(Y.shape[1]) * (Y.abs() @ Y.abs().mT)
+    return float(cosines.min())
 
 
 def _corollary(facts: Facts) -> Evaluation:
@@ -195,7 +195,7 @@ def _theorem(facts: Facts) -> Evaluation:
     layers = range(1, facts.depth + 1)
     start = next((layer for layer in layers if facts.sizes[layer].cosine >= NOT_NEGATIVE), None)
     common, delta = _on_sphere(facts)
-    N, d = facts.number, facts.arch.width
+    N, d = facts.token_count, facts.arch.width
     fixed = [
         *common,
         equal("tokens that are no centre", N - len(facts.graph.centres), 0),
@@ -214,9 +214,9 @@ def hemisphere(Y: Float[Tensor, "token width"]) -> tuple[Tensor, float]:
     It points to the point of their convex hull nearest to zero: a non-negative least squares problem."""
     from scipy.optimize import nnls
 
-    A = np.vstack([Y.numpy().T, np.ones(len(Y))])
+    A = np.vstack([Y.cpu().numpy().T, np.ones(len(Y))])
     share, _ = nnls(A, np.r_[np.zeros(Y.shape[1]), 1.0])
-    w = torch.from_numpy(share) @ Y
+    w = torch.from_numpy(share).to(Y) @ Y
     size = float(w.norm())
     if size == 0.0:
         return w, 0.0
@@ -245,7 +245,7 @@ def _hemisphere(facts: Facts) -> Evaluation:
     lengths = torch.linalg.vector_norm(facts.X, dim=-1)
     smallest = float(lengths.min())
     fixed, delta = _on_sphere(facts)
-    radius, N, bounds = facts.graph.radius, facts.number, [math.inf] * facts.depth
+    radius, N, bounds = facts.graph.radius, facts.token_count, [math.inf] * facts.depth
     alpha = 0.0
     if smallest > 0 and radius is not None:
         Y = facts.X / lengths[:, None]

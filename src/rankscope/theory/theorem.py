@@ -1,4 +1,4 @@
-"""A theorem, and what it says of one network and input."""
+"""`Theorem`, and `Evaluation`: what a theorem says of one network and input."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -44,5 +44,5 @@ def by_layer(
 
 
 def averaging(facts: Facts, upto: int) -> list[Hypothesis]:
-    """Attention averages in layers 1..upto."""
+    """The hypothesis that rows of attention sum to one in layers 1..upto."""
     return [rows_sum_to_one(facts.defect(upto))]

@@ -98,11 +98,11 @@ def transverse_modes(arch: Architecture, tokens: int, real: int | None = None) -
     tensor([0.5000, 0.3333, 0.2500], dtype=torch.float64)
     """
     _refuse(arch)
-    number = tokens if real is None else real
-    if number < 2:
-        raise TokensError(f"tokens that may differ must be at least 2; got {number}")
+    count = tokens if real is None else real
+    if count < 2:
+        raise TokensError(f"tokens that may differ must be at least 2; got {count}")
     specs = {arch.mask_of(layer) for layer in range(arch.layers)}
-    seen = [matrix(spec, tokens)[:number, :number] for spec in specs]
+    seen = [matrix(spec, tokens)[:count, :count] for spec in specs]
     if any(not torch.equal(mask, seen[0]) for mask in seen):
         raise ArchitectureError(
             "layers must share one mask, or their modes mix; got masks that differ by layer, "
@@ -112,7 +112,7 @@ def transverse_modes(arch: Architecture, tokens: int, real: int | None = None) -
 
 
 def exponent(net: Transformer, x: Tensor, modes: Modes, *, relative: bool = False) -> Exponent:
-    """The same for given modes: of a mask, or any number in the unit disc."""
+    """The transverse exponent about token x for given modes: of a mask, or any numbers in the unit disc."""
     _refuse(net.arch)
     if not isinstance(x, Tensor) or x.shape != (net.arch.width,):
         got = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
@@ -135,9 +135,9 @@ def slope(logs: Float[Tensor, "*lines layer"]) -> Float[Tensor, "*lines"]:
     part = logs[..., (logs.shape[-1] - 1) // 2 :]
     layer = torch.arange(part.shape[-1], dtype=logs.dtype, device=logs.device)
     layer = layer - layer.mean()
-    found = (part.nan_to_num(neginf=0.0) * layer).sum(-1) / layer.square().sum()
-    found = found.masked_fill(part.isnan().any(-1), torch.nan)
-    return found.masked_fill((part == -torch.inf).any(-1), -torch.inf)
+    value = (part.nan_to_num(neginf=0.0) * layer).sum(-1) / layer.square().sum()
+    value = value.masked_fill(part.isnan().any(-1), torch.nan)
+    return value.masked_fill((part == -torch.inf).any(-1), -torch.inf)
 
 
 def _refuse(arch: Architecture) -> None:
@@ -170,23 +170,23 @@ def _spectrum(visible: Bool[Tensor, "token token"]) -> Modes:
     import rustworkx as rx
 
     degree = visible.sum(-1).double()
-    found: list[complex] = []
+    eigenvalues: list[complex] = []
     arrows = rx.PyDiGraph.from_adjacency_matrix(visible.double().numpy())
     for component in rx.strongly_connected_components(arrows):
         at = torch.tensor(sorted(component))
-        M, seen = visible[at][:, at].double(), degree[at]
+        M, degrees = visible[at][:, at].double(), degree[at]
         if len(at) == 1:
-            values = (M / seen)[0].to(torch.complex128)
+            values = (M / degrees)[0].to(torch.complex128)
         elif torch.equal(M, M.T):
-            root = seen.rsqrt()
+            root = degrees.rsqrt()
             values = torch.linalg.eigvalsh(root[:, None] * M * root).to(torch.complex128)
         else:
-            values = torch.linalg.eigvals(M / seen[:, None])
-        found += [0j if abs(nu) < SAME else complex(nu.real, abs(nu.imag)) for nu in values.tolist()]
-    found.remove(min(found, key=lambda nu: abs(nu - 1)))  # the common token's own
+            values = torch.linalg.eigvals(M / degrees[:, None])
+        eigenvalues += [0j if abs(nu) < SAME else complex(nu.real, abs(nu.imag)) for nu in values.tolist()]
+    eigenvalues.remove(min(eigenvalues, key=lambda nu: abs(nu - 1)))  # the common token's own
     distinct: list[complex] = []
-    for nu in sorted(found, key=lambda nu: (-abs(nu), -nu.real)):
-        if not any(abs(nu - other) < SAME for other in distinct[-2:]):
+    for nu in sorted(eigenvalues, key=lambda nu: (-abs(nu), -nu.real)):
+        if not any(abs(nu - kept) < SAME for kept in distinct[-2:]):
             distinct.append(nu)
     return torch.tensor(distinct, dtype=torch.complex128)
 
@@ -206,8 +206,8 @@ def _growth(
     size = torch.zeros(len(modes), dtype=torch.float64, device=device)
     sizes, lengths = [size], [log_length(common)]
     for index, layer in enumerate(net.weights.layers):
-        common, still, whole, log = _images(arch, index, layer, common, M)
-        M = still + nu * (whole - still)
+        common, still, total, log = _images(arch, index, layer, common, M)
+        M = still + nu * (total - still)
         norm = torch.linalg.vector_norm(M, dim=(-2, -1))
         M = M / norm.masked_fill(norm == 0, 1.0)[:, None, None]
         size = size + norm.log() + log
@@ -235,10 +235,10 @@ def _images(
         images = flat @ images
     parts = [image.reshape(rows.shape) for image in images]
     if M.is_complex():
-        still, whole = (torch.complex(part[0], part[1]) for part in parts)
+        still, total = (torch.complex(part[0], part[1]) for part in parts)
     else:
-        still, whole = (part[0] for part in parts)
-    return after, still, whole, log
+        still, total = (part[0] for part in parts)
+    return after, still, total, log
 
 
 def _derivatives(
@@ -249,21 +249,21 @@ def _derivatives(
     Each row r is a sample of two tokens, x + r and x - r with r infinitesimal, in deviation arithmetic:
     its rules are exact there, and x may have any size. Once both tokens see both, once each itself.
     """
-    number = len(rows)
+    row_count = len(rows)
     low = BELOW + (2 * x.log.clamp(max=0.0)).masked_fill(x.log <= LOWEST, 0.0)  # far below x itself
     R = torch.stack([rows, -rows], 1).repeat(2, 1, 1)  # [2 row, token, width]
     valid = ValidTokens(torch.ones(R.shape[:2], dtype=torch.bool, device=R.device))
-    both = torch.ones(number, 1, 2, 2, dtype=torch.bool, device=R.device)
+    both = torch.ones(row_count, 1, 2, 2, dtype=torch.bool, device=R.device)
     itself = torch.eye(2, dtype=torch.bool, device=R.device).expand_as(both)
     visible: dict[str | Mask, Tensor] = {"complete": torch.cat([both, itself])}
     settings = PassSettings(visible, rotary=(), sinusoids=None, bias=None, valid=valid.mask)
     state = State(
-        Scaled(x.value.expand(2 * number, -1), x.log.expand(2 * number)),
-        Scaled(R, low.expand(2 * number)),
+        Scaled(x.value.expand(2 * row_count, -1), x.log.expand(2 * row_count)),
+        Scaled(R, low.expand(2 * row_count)),
         valid,
     )
     after = traverse(Block.of(arch, index, (layer,), 0), Deviation(arch, settings), state).state
     log = after.R.log - low
     top = log.amax()
     images = (after.R.value[:, 0] - after.R.value[:, 1]) / 2 * (log - top).exp()[:, None]
-    return Scaled(after.x.value[:1], after.x.log[:1]), images.view(2, number, -1), float(top)
+    return Scaled(after.x.value[:1], after.x.log[:1]), images.view(2, row_count, -1), float(top)

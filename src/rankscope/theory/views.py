@@ -38,12 +38,12 @@ QUANTITIES = {
 
 
 def quantity(name: str) -> Quantity:
-    """How it is written; one that is not known here, as of a theorem of one's own, is its own name."""
+    """How a quantity is written; one of a theorem of your own is written as its name."""
     return QUANTITIES.get(name) or Quantity(name, name, name, label(name))
 
 
-def drawn_quantities(table: pl.DataFrame) -> list[str]:
-    """Those that get a panel: of which a bound is met; or, where none is, the first there is."""
+def plotted_quantities(table: pl.DataFrame) -> list[str]:
+    """The quantities that get a panel: those with a bound that holds, or else the first one."""
     known = [*QUANTITIES, *table["quantity"].unique(maintain_order=True)]
     sizes = table.filter(pl.col("quantity") != RANK)
     met, every = (set(rows["quantity"]) for rows in (sizes.filter("met"), sizes))
@@ -60,7 +60,7 @@ class BoundView:
     met_to: int
     """Its hypotheses hold from layer 1 to this one for every sample; 0: nowhere."""
     says_at: int | None
-    """The last layer at which it says more than is known anyway."""
+    """The last layer at which it says more than is trivial."""
     log10_measured: float | None
     """There, or where it says nothing at `met_to`: of the sample with the most slack."""
     log10_bound: float | None
@@ -73,17 +73,17 @@ class BoundView:
 
     @property
     def state(self) -> str:
-        """says, vacuous or refused."""
+        """One of "says", "vacuous" and "refused"."""
         return "refused" if not self.met_to else "vacuous" if self.says_at is None else "says"
 
     @property
     def layer(self) -> int | None:
-        """Of the numbers."""
+        """The layer that the numbers are of."""
         return self.says_at or self.met_to or None
 
     @property
     def layers(self) -> str:
-        """Where it holds."""
+        """The layers in which the theorem holds."""
         return "1" if self.met_to == 1 else f"1–{self.met_to}"
 
     @property
@@ -93,22 +93,22 @@ class BoundView:
 
     @property
     def measured(self) -> str:
-        """The number, a rank as a whole one."""
+        """The measured value as text, a rank as a whole number."""
         return self._number(self.log10_measured)
 
     @property
     def bound(self) -> str:
-        """The number."""
+        """The bound as text, a rank as a whole number."""
         return self._number(self.log10_bound)
 
     @property
     def proved(self) -> str:
-        """The same, or that it says nothing."""
+        """The bound as text, or "vacuous" where it says nothing."""
         return self.bound if self.state == "says" else "vacuous"
 
     @property
     def slack(self) -> str:
-        """In decades."""
+        """The decades between measurement and bound, as text."""
         if self.state != "says" or self.decades is None:
             return ""
         return "< 0.01" if 0 < self.decades < 0.01 else f"{self.decades:.3g}"
@@ -120,60 +120,62 @@ class BoundView:
 
 
 def bound_views(summary: pl.DataFrame, table: pl.DataFrame) -> list[BoundView]:
-    """From `Certificates.summary()` and its table."""
+    """One view per theorem, from `Certificates.summary()` and its table."""
     means = (
         table.group_by("theorem", "layer").agg(pl.col("log10_measured", "log10_bound").mean()).sort("layer")
     )
-    found = []
+    views = []
     for row in summary.iter_rows(named=True):
         slack = row.pop("slack")
         row.pop("log10_size")
         curve = means.filter(theorem=row["theorem"]).head(row["met_to"])
         pairs = curve.select("log10_measured", "log10_bound").rows()
-        found.append(BoundView(**row, decades=slack, by_layer=pairs))
-    return found
+        views.append(BoundView(**row, decades=slack, by_layer=pairs))
+    return views
 
 
 def summary_views(summary: pl.DataFrame) -> list[BoundView]:
-    """From a summary alone, as a training run has it: without curves."""
+    """One view per theorem, without curves, from a summary alone, as a training run has it."""
     named = ("theorem", "quantity", "kind", "met_to", "says_at", "log10_measured", "log10_bound", "why")
     rows = summary.select(named).iter_rows(named=True)
     return [BoundView(**row, decades=None, by_layer=[]) for row in rows]
 
 
-def bounds_said(bounds: Sequence[BoundView], where: str = "here") -> str:
-    """How many theorems hold, and how many of these say something."""
+def bounds_sentence(bounds: Sequence[BoundView], where: str = "here") -> str:
+    """A sentence: how many theorems hold, and how many of these say something."""
     states = [bound.state for bound in bounds]
     says, holds = states.count("says"), len(states) - states.count("refused")
     if not holds:
         return f"None of {len(states)} theorems holds {where}."
     return (
         f"Of {len(states)} theorems {holds} {'holds' if holds == 1 else 'hold'} {where}, and {says} "
-        f"{'says' if says == 1 else 'say'} more than is known anyway."
+        f"{'says' if says == 1 else 'say'} more than is trivial."
     )
 
 
 @dataclass(frozen=True)
-class Failing:
-    """A hypothesis that fails somewhere."""
+class FailedHypothesis:
+    """A hypothesis that fails at some layer, and the theorems that it rules out."""
 
     says: str
     number: str
     limit: str
     theorems: list[str]
-    """Those it takes out."""
+    """The theorems that it rules out."""
 
 
-def failing(table: pl.DataFrame) -> list[Failing]:
+def failed_hypotheses(table: pl.DataFrame) -> list[FailedHypothesis]:
     """Every hypothesis that fails, with the first number found."""
-    found: dict[tuple[str, str], dict[str, float]] = {}
+    failures: dict[tuple[str, str], dict[str, float]] = {}
     for theorem, hypotheses in table.select("theorem", "hypotheses").iter_rows():
-        for each in hypotheses:
-            if not each["met"]:
-                found.setdefault((each["says"], each["limit"]), {}).setdefault(theorem, each["number"])
+        for hypothesis in hypotheses:
+            if not hypothesis["met"]:
+                failures.setdefault((hypothesis["says"], hypothesis["limit"]), {}).setdefault(
+                    theorem, hypothesis["number"]
+                )
     return [
-        Failing(says, f"{next(iter(numbers.values())):.4g}", limit, list(numbers))
-        for (says, limit), numbers in found.items()
+        FailedHypothesis(says, f"{next(iter(numbers.values())):.4g}", limit, list(numbers))
+        for (says, limit), numbers in failures.items()
     ]
 
 
@@ -190,27 +192,27 @@ class DepthView:
 
     @property
     def uniform(self) -> str:
-        """What was measured."""
-        there = [layer for layer in self.measured if layer is not None]
+        """Where tokens were measured to be uniform, in words."""
+        layers_found = [layer for layer in self.measured if layer is not None]
         samples = "1 sample" if len(self.measured) == 1 else f"{len(self.measured)} samples"
         if not self.measured:
             return "ranks alone were measured, which say nothing of how far apart tokens are"
-        if not there:
+        if not layers_found:
             return f"no sample of {len(self.measured)} is uniform at any layer"
-        if len(there) < len(self.measured):
-            return f"{len(there)} of {samples} uniform by layer {max(there)}"
-        return f"uniform by layer {max(there)}, in {samples}"
+        if len(layers_found) < len(self.measured):
+            return f"{len(layers_found)} of {samples} uniform by layer {max(layers_found)}"
+        return f"uniform by layer {max(layers_found)}, in {samples}"
 
     @property
     def said(self) -> str:
         """What was measured of uniformity, and what is proved, in a sentence or two."""
         share = f"{self.threshold:g} of the tokens' size"
-        said = f"Measured to {share}: {self.uniform}."
-        others = [each for each in self.proved if each[0] != EXACT]
-        upper = sorted((layer, name) for name, kind, layer in others if kind == "upper")
-        lower = sorted((layer, name) for name, kind, layer in others if kind == "lower")
+        sentence = f"Measured to {share}: {self.uniform}."
+        other_bounds = [bound for bound in self.proved if bound[0] != EXACT]
+        upper = sorted((layer, name) for name, kind, layer in other_bounds if kind == "upper")
+        lower = sorted((layer, name) for name, kind, layer in other_bounds if kind == "lower")
         if upper:
-            said += f" Proved by layer {upper[0][0]} ({upper[0][1]})."
+            sentence += f" Proved by layer {upper[0][0]} ({upper[0][1]})."
         if lower:
-            said += f" Collapse to {share} is excluded up to layer {lower[-1][0]} ({lower[-1][1]})."
-        return said if upper or lower else f"{said} No theorem proves or excludes it."
+            sentence += f" Collapse to {share} is excluded up to layer {lower[-1][0]} ({lower[-1][1]})."
+        return sentence if upper or lower else f"{sentence} No theorem proves or excludes it."

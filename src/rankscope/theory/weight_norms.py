@@ -20,38 +20,38 @@ from rankscope.nets.weights import Layer, Linear
 from rankscope.theory.constants import HeadNorms, MLPNorms
 
 Found = TypeVar("Found")
-MOST = 4096
-"""Results that are kept, some hundred bytes each, the latest."""
-_kept: dict[Hashable, Any] = {}
+CACHE_SIZE = 4096
+"""Results that are cached, the latest, some hundred bytes each."""
+_cache: dict[Hashable, Any] = {}
 _lock = Lock()
 
 
 def once(key: Hashable, compute: Callable[[], Found]) -> Found:
-    """What is kept under a key, or what is computed now."""
-    known = _kept.get(key)
-    if known is not None:
-        return cast(Found, known)
-    found = compute()
+    """The cached result under a key, or a new one, computed now and cached."""
+    cached = _cache.get(key)
+    if cached is not None:
+        return cast(Found, cached)
+    result = compute()
     with _lock:
-        _kept[key] = found
-        if len(_kept) > MOST:
-            del _kept[next(iter(_kept))]
-    return found
+        _cache[key] = result
+        if len(_cache) > CACHE_SIZE:
+            del _cache[next(iter(_cache))]
+    return result
 
 
 def digest(layer: Layer) -> bytes:
     """SHA-256 over the matrices of a layer's attention and MLP, their shapes and dtypes."""
-    w, found = layer.attention, hashlib.sha256()
+    w, result = layer.attention, hashlib.sha256()
     linears: list[Linear | None] = [w.query, w.key, w.value, w.output]
     linears += [] if layer.mlp is None else [layer.mlp.up, layer.mlp.gate, layer.mlp.down]
     for linear in linears:
         if linear is None:
-            found.update(b"none")
+            result.update(b"none")
             continue
         weight = linear.weight.detach()
-        found.update(f"{weight.dtype} {tuple(weight.shape)}".encode())
-        found.update(weight.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
-    return found.digest()
+        result.update(f"{weight.dtype} {tuple(weight.shape)}".encode())
+        result.update(weight.cpu().reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return result.digest()
 
 
 class WeightNorms:
@@ -62,20 +62,20 @@ class WeightNorms:
         self._read: dict[tuple[int, int], tuple[weakref.ref[Any], bytes]] = {}
 
     def of(self, net: Transformer, index: int) -> tuple[HeadNorms, MLPNorms]:
-        """Of layer `index` (0-based)."""
+        """The norms of layer `index` (0-based): of its heads and its MLP."""
         arch, layers = net.arch, net.weights.layers
         key = ("norms", self._key(net, index), arch.activation, arch.kernel == "uniform")
         return once(key, lambda: (HeadNorms.of(arch, index, layers[index]), MLPNorms.of(arch, layers[index])))
 
     def of_all(self, name: str, net: Transformer, compute: Callable[[], Found]) -> Found:
-        """What depends on the matrices of all layers, and the heads that speak, alone."""
+        """A cached result that depends only on the matrices of all layers and on which heads are active."""
         return once((name, *(self._key(net, index) for index in range(net.arch.layers))), compute)
 
     def _key(self, net: Transformer, index: int) -> tuple[bytes, tuple[int, ...], bool]:
         layers: Any = net.weights.layers
         stored = isinstance(layers, StreamedLayers)  # a layer that is read is another object each time
-        of, place = (layers.source, layers.places[index]) if stored else (layers[index], 0)
-        known = self._read.get((id(of), place))
-        if known is None or known[0]() is not of:  # another one may have its id since
-            known = self._read[id(of), place] = weakref.ref(of), digest(layers[index])
-        return known[1], active_heads(net.arch, index), net.arch.mixes(index)
+        of, index_in_source = (layers.source, layers.places[index]) if stored else (layers[index], 0)
+        cached = self._read.get((id(of), index_in_source))
+        if cached is None or cached[0]() is not of:  # another one may have its id since
+            cached = self._read[id(of), index_in_source] = weakref.ref(of), digest(layers[index])
+        return cached[1], active_heads(net.arch, index), net.arch.mixes(index)

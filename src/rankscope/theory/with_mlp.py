@@ -42,7 +42,8 @@ def _evaluate(facts: Facts) -> Evaluation:
     bases = [math.inf] * facts.depth
     if plain.met:
         bases = [
-            times(log_base(facts, each, log_gamma(each)), log_lipschitz(facts, each)) for each in facts.layers
+            times(log_base(facts, layer_facts, log_gamma(layer_facts)), log_lipschitz(facts, layer_facts))
+            for layer_facts in facts.layers
         ]
     bounds = cubed(bases, facts.sizes[0].residual)
     return Evaluation(bounds, by_layer(facts, fixed, lambda upto: averaging(facts, upto)))

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 import rankscope
-from rankscope.live.loops.lightning import MonitorCallback
-from rankscope.live.monitor import Look
+from rankscope.live.loops.lightning import LightningMonitor
+from rankscope.live.monitor import Measurement
 from tests.live.loops import tasks
 
 pytestmark = [
@@ -90,7 +90,7 @@ def test_losses_and_weights_are_the_same_to_the_last_bit(
     tmp_path: Path, accumulated: int, checkpointed: bool, precision: Any
 ) -> None:
     learners = []
-    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=10, run=tmp_path / "run")
+    monitor = LightningMonitor(metrics=METRICS, probe=tasks.probe(), every=10, run=tmp_path / "run")
     for callbacks in ([], [monitor]):
         learners.append(Learner(checkpointed))
         fit(
@@ -113,7 +113,7 @@ def test_losses_and_weights_are_the_same_to_the_last_bit(
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 def test_the_probe_is_read_in_the_arithmetic_of_the_training(tmp_path: Path, precision: Any) -> None:
-    monitor = MonitorCallback(
+    monitor = LightningMonitor(
         part="model", metrics="relative_mu", probe=tasks.probe(), every=10, run=tmp_path / "run"
     )
     learner = Learner()
@@ -141,7 +141,7 @@ def test_gradients_and_updates_are_those_of_lightnings_optimiser(tmp_path: Path)
 
     learner, run = Around(), tmp_path / "run"
     steps = tasks.Steps(learner.model.transformer.h)
-    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=2, run=run)
+    monitor = LightningMonitor(metrics=METRICS, probe=tasks.probe(), every=2, run=run)
     fit(learner, tmp_path, monitor, steps=4, accumulate_grad_batches=2, gradient_clip_val=0.01)
     steps.hold(table(run), every=2)
     assert max(map(max, steps.gradients)) < 0.01
@@ -150,11 +150,11 @@ def test_gradients_and_updates_are_those_of_lightnings_optimiser(tmp_path: Path)
 
 @pytest.mark.parametrize("dies_at", [7, 11])
 def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, dies_at: int) -> None:
-    """Checkpoints every three steps, the ends of epochs, looks every four; the folder is let go when it dies.
-    Lightning does not restore generators: without dropout."""
+    """Checkpoints every three steps, the ends of epochs, measurements every four; the folder is released when
+    it dies. Lightning does not restore generators: without dropout."""
 
     def run(name: str, dies_at: int | None = None, resume: Path | None = None) -> Path:
-        monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=4, run=tmp_path / name)
+        monitor = LightningMonitor(metrics=METRICS, probe=tasks.probe(), every=4, run=tmp_path / name)
         saved = ModelCheckpoint(tmp_path / f"{name}-saved", "{step}", save_top_k=-1, every_n_train_steps=3)
         fit(Learner(dropout=0.0, dies_at=dies_at), tmp_path, monitor, saved, resume=resume)
         return tmp_path / f"{name}-saved"
@@ -168,23 +168,23 @@ def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, dies_
 
 
 def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
-    looked = []
+    measured = []
 
-    def stop(look: Look) -> None:
-        looked.append(look.step)
-        if look.step == 6 and monitor.monitor is not None:
+    def stop(measurement: Measurement) -> None:
+        measured.append(measurement.step)
+        if measurement.step == 6 and monitor.monitor is not None:
             monitor.monitor.should_stop = True
 
-    monitor = MonitorCallback(
-        metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", sinks=[stop]
+    monitor = LightningMonitor(
+        metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", writers=[stop]
     )
     trainer = fit(Learner(), tmp_path, monitor)
-    assert trainer.global_step == 6 and looked == [0, 3, 6]
+    assert trainer.global_step == 6 and measured == [0, 3, 6]
 
 
 @pytest.mark.parametrize("metrics", ["relative_mu", METRICS], ids=["of tokens", "of attention"])
 def test_training_batches_are_measured_and_those_of_validation_are_not(tmp_path: Path, metrics: Any) -> None:
-    monitor = MonitorCallback(metrics=metrics, every=2, run=tmp_path / "run")
+    monitor = LightningMonitor(metrics=metrics, every=2, run=tmp_path / "run")
     fit(Learner(), tmp_path, monitor, steps=4, accumulate_grad_batches=3, val_check_interval=1)
     rows = table(tmp_path / "run")
     states = rows.filter((polars.col("metric") == "relative_mu") & (polars.col("layer") == 1))
@@ -209,7 +209,7 @@ def test_several_optimisers_make_a_step_together(tmp_path: Path) -> None:
             return [torch.optim.SGD(each, lr) for each, lr in zip(halves, (1e-2, 1e-3), strict=True)]
 
     learner, run = Two(), tmp_path / "run"
-    fit(learner, tmp_path, MonitorCallback(metrics="relative_mu", every=2, run=run), steps=8)
+    fit(learner, tmp_path, LightningMonitor(metrics="relative_mu", every=2, run=run), steps=8)
     rows = table(run)
     assert rows.filter(metric="relative_mu", layer=1)["samples"].to_list() == [2, 2]
     losses = rows.filter(metric="loss")
@@ -221,7 +221,7 @@ def test_several_optimisers_make_a_step_together(tmp_path: Path) -> None:
 
 def test_the_package_of_the_older_name_takes_it_too(tmp_path: Path) -> None:
     older = pytest.importorskip("pytorch_lightning")
-    monitor = MonitorCallback(metrics=METRICS, probe=tasks.probe(), every=2, run=tmp_path / "run")
+    monitor = LightningMonitor(metrics=METRICS, probe=tasks.probe(), every=2, run=tmp_path / "run")
 
     class Older(older.LightningModule):
         def __init__(self) -> None:

@@ -11,7 +11,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 import rankscope
 from rankscope.errors import MonitorError
 from rankscope.live.loops.transformers import MonitorCallback
-from rankscope.live.monitor import Look
+from rankscope.live.monitor import Measurement
 from tests.live.loops import tasks
 
 METRICS = ["relative_mu", "entropy"]
@@ -69,7 +69,7 @@ def test_losses_and_weights_are_the_same_to_the_last_bit(tmp_path: Path, setting
     assert tasks.same(*trained)
     rows = table(tmp_path / "run")
     assert rows["step"].unique().sort().to_list() == list(range(0, 61, 10))
-    # The loss of a look is the mean of what Trainer logged since the last.
+    # The loss of a measurement is the mean of what Trainer logged since the last.
     shown = rows.filter(pl.col("metric") == "loss").sort("step")["value"].to_list()
     assert shown == pytest.approx([sum(losses[0][k : k + 10]) / 10 for k in range(0, 60, 10)], rel=1e-12)
 
@@ -123,7 +123,8 @@ def test_gradients_and_updates_are_those_of_trainers_optimiser(tmp_path: Path, l
 
 @pytest.mark.parametrize("killed", [7, 11])
 def test_a_resumed_run_has_the_table_of_an_undisturbed_one(tmp_path: Path, killed: int) -> None:
-    """Checkpoints every 3 steps, looks every 4: some of a look's losses are from before the checkpoint."""
+    """Checkpoints every 3 steps, measurements every 4: some losses of a measurement come from before
+    the checkpoint."""
 
     class Kill(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -166,25 +167,25 @@ def test_a_monitor_that_comes_later_begins_where_the_checkpoint_stands(tmp_path:
 
 
 def test_training_ends_where_the_monitor_says_so(tmp_path: Path) -> None:
-    looked = []
+    measured = []
 
-    def stop(look: Look) -> None:
-        looked.append(look.step)
-        assert monitor.monitor is not None or look.step == 0
-        if look.step == 6 and monitor.monitor is not None:
+    def stop(measurement: Measurement) -> None:
+        measured.append(measurement.step)
+        assert monitor.monitor is not None or measurement.step == 0
+        if measurement.step == 6 and monitor.monitor is not None:
             monitor.monitor.should_stop = True
 
     monitor = MonitorCallback(
-        metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", sinks=[stop]
+        metrics=METRICS, probe=tasks.probe(), every=3, run=tmp_path / "run", writers=[stop]
     )
     one = trainer(tmp_path, monitor, max_steps=12)
     one.train()
-    assert one.state.global_step == 6 and looked == [0, 3, 6]
+    assert one.state.global_step == 6 and measured == [0, 3, 6]
 
 
 @pytest.mark.parametrize("metrics", ["relative_mu", METRICS], ids=["of tokens", "of attention"])
 def test_training_batches_are_measured_and_those_of_evaluation_are_not(tmp_path: Path, metrics: Any) -> None:
-    """Losses are logged at every second look."""
+    """Losses are logged at every second measurement."""
     monitor = MonitorCallback(metrics=metrics, every=2, run=tmp_path / "run")
     evaluated: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
     steps = {"max_steps": 8, "logging_steps": 4, "gradient_accumulation_steps": 2}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import rankscope
 from rankscope import Monitor, watch
 from rankscope.errors import FileError, MetricError, MonitorError, WatchError
-from rankscope.live.monitor.untouched import untouched
+from rankscope.live.monitor.training_state import preserved_training_state
 from tests.live.monitor.training import TOKENS, gpt2, probe, probed, train
 
 LOOPS: dict[str, dict[str, Any]] = {
@@ -123,7 +123,7 @@ def test_nothing_is_left_of_a_look(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_look_that_fails() -> None:
     model = Restless().train()
-    with pytest.raises(ZeroDivisionError), untouched(model):
+    with pytest.raises(ZeroDivisionError), preserved_training_state(model):
         before = random.getstate()
         model(torch.ones(1, 4, 8))
         assert random.getstate() != before

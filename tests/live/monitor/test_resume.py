@@ -14,8 +14,9 @@ from rankscope import Monitor
 from rankscope.errors import MonitorError
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import GATHERED, Journal
-from tests.live.monitor.killed import main
+from tests.live.monitor.killed_training import main
 from tests.live.monitor.small import encoder, tokens
+from tests.raising import raises
 
 
 def table(run: Path) -> pl.DataFrame:
@@ -24,7 +25,7 @@ def table(run: Path) -> pl.DataFrame:
 
 def killed(folder: Path, steps: int, kills: int) -> int:
     """Train to the end, killed so many times on the way; how often it was."""
-    command = [sys.executable, "-m", "tests.live.monitor.killed", str(folder), str(steps)]
+    command = [sys.executable, "-m", "tests.live.monitor.killed_training", str(folder), str(steps)]
     done, rng = 0, random.Random(kills)
     while True:
         run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -66,7 +67,7 @@ def test_going_back_takes_away_what_came_later(tmp_path: Path) -> None:
         monitor.load_state_dict(state)
         for _ in range(10):
             monitor.step(loss=3.0)
-        monitor.go_on(GATHERED - 10)  # into what was gathered already
+        monitor.resume(GATHERED - 10)  # into what was gathered already
         monitor.step(loss=4.0)
     found = table(tmp_path / "one").filter(metric="loss")
     assert found["step"].to_list() == list(range(1, GATHERED - 8))
@@ -76,7 +77,7 @@ def test_going_back_takes_away_what_came_later(tmp_path: Path) -> None:
 def test_going_back_to_the_start_is_no_double(tmp_path: Path) -> None:
     with Monitor(encoder(), "mu", every=1, probe=tokens(99), run=tmp_path) as monitor:
         monitor.step()
-        monitor.go_on(0)
+        monitor.resume(0)
     found = table(tmp_path)
     assert found["step"].to_list() == [0] * 4 and found["layer"].to_list() == [0, 1, 2, 3]
 
@@ -95,12 +96,12 @@ def test_scalars_between_looks_are_in_the_state(tmp_path: Path) -> None:
 def test_a_folder_with_a_run_in_it_asks_from_where(tmp_path: Path) -> None:
     with Monitor(encoder(), "mu", every=2, probe=tokens(99), run=tmp_path) as monitor:
         monitor.step(2)
-        with pytest.raises(MonitorError, match="steps must grow; step 1 came after step 2"):
+        with raises(MonitorError, subject="step"):
             monitor.step(1)
     with Monitor(encoder(), "mu", every=2, probe=tokens(99), run=tmp_path) as again:
-        with pytest.raises(MonitorError, match="holds a run up to step 2: say from where it goes on"):
+        with raises(MonitorError, subject="run"):
             again.step()
-        again.go_on(2)
+        again.resume(2)
         again.step()
     assert table(tmp_path)["step"].unique().sort().to_list() == [0, 2]
 

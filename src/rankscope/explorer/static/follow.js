@@ -1,4 +1,4 @@
-/* Asks what was written since, draws it, and asks again. The body's data-looks is the number of looks that are drawn,
+/* Asks what was written since, draws it, and asks again. The body's data-measurements is the number of measurements that are drawn,
    data-metric what is shown. */
 const $ = (id) => document.getElementById(id);
 const EVERY = 2000; // milliseconds between two questions
@@ -46,7 +46,7 @@ const several = (number, what) => `${whole(number)} ${what}${number === 1 ? "" :
 async function show(found) {
   changed = Date.now();
   const since = found.since ? ` · since ${new Date(found.since).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" })}` : "";
-  const far = found.step === null ? "no look yet" : `step ${whole(found.step)} · ${several(found.looks, "look")}`;
+  const far = found.step === null ? "no measurement yet" : `step ${whole(found.step)} · ${several(found.measurements, "measurement")}`;
   $("about").textContent = `${found.model} · ${far}${since}`;
   document.title = `${found.raised ? `(${found.raised}) ` : ""}${found.model}, step ${found.step ?? 0} · rankscope`;
   options(found);
@@ -54,7 +54,7 @@ async function show(found) {
   $("map-note").textContent = [
     found.heads && `Mean over ${found.heads} heads.`,
     found.zeros && "Values of zero are drawn at the lower end of the scale.",
-    found.drawn && `Drawn are ${found.drawn} of ${whole(found.looks)} looks, and those with alarms.`,
+    found.drawn && `Drawn are ${found.drawn} of ${whole(found.measurements)} measurements, and those with alarms.`,
     found.broken && `${several(found.broken, "reading")} of samples were no numbers: something overflowed.`,
   ].filter(Boolean).join(" ");
   const { map, curves, paths } = found.figures;
@@ -69,7 +69,7 @@ async function show(found) {
     $(name).closest(".card").hidden = !figure;
     if (figure) await rankscope.draw($(name), figure);
   }
-  document.body.dataset.looks = String(found.looks);
+  document.body.dataset.measurements = String(found.measurements);
   document.body.dataset.metric = found.metric ?? "";
 }
 

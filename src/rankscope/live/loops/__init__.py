@@ -1,1 +1,23 @@
-"""The monitor in loops of others: `transformers` and `lightning`, each imported by those who use it."""
+"""Callbacks that run a `Monitor` in training loops of other libraries: the Hugging Face Trainer
+(`transformers.py`) and Lightning (`lightning.py`). Each module is imported by those who use it."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from rankscope.errors import MonitorError, one_of
+from rankscope.live.monitor import Monitor
+
+
+def check_options(callback: str, options: Mapping[str, Any]) -> None:
+    """Raise a sentence if a callback was given an option that `Monitor` does not have.
+
+    >>> check_options("MonitorCallback", {"evry": 10})
+    Traceback (most recent call last):
+    ...
+    rankscope.errors.MonitorError: an option of MonitorCallback must be one of metrics, every, probe, run, ...
+    """
+    known = [name for name in inspect.signature(Monitor).parameters if name not in ("model", "step")]
+    for name in options:
+        if name not in known:
+            raise MonitorError(one_of(f"an option of {callback}", name, known), subject=name)

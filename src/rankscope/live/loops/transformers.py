@@ -1,18 +1,18 @@
-"""In a Hugging Face `Trainer`:
+"""`MonitorCallback`: a `Monitor` as a callback of the Hugging Face `Trainer`.
 
     from rankscope.live.loops.transformers import MonitorCallback
     trainer.add_callback(MonitorCallback(probe=batch, every=100, run="runs/mine"))
 
 - Steps are `state.global_step`: one for each step of the optimiser, however many batches it accumulates.
-- Loss and learning rate are those that Trainer logs, each the mean over its `logging_steps`: a look has them
-  where something was logged since the last one. (Trainer leaves a loss that is no number out of what it logs
-  unless `logging_nan_inf_filter=False`.)
-- `bf16=True` is autocast inside the `forward` of the model, which accelerate has replaced: the probe goes
-  through it as the training does.
-- `trainer.train(resume_from_checkpoint=...)` goes on in the same folder, from the step and the logs that are
-  in the checkpoint; what was written of later steps is taken away.
-- Trainer tells its callbacks nothing when training raises. What was seen is in the folder by then; it is let
-  go by `close()`, by the next `train()` with this callback, or when the process ends.
+- Loss and learning rate are those that Trainer logs, each the mean over its `logging_steps`: a measurement
+  has them if something was logged since the last one. (Trainer leaves a loss that is NaN or infinite out of
+  its logs unless `logging_nan_inf_filter=False`.)
+- `bf16=True` is autocast inside the model's `forward`, which accelerate has replaced: the probe goes through
+  it as training batches do.
+- `trainer.train(resume_from_checkpoint=...)` continues in the same folder, from the step and the logs in the
+  checkpoint; what was written of later steps is removed.
+- Trainer does not tell its callbacks when training raises. The run folder has all measurements by then; it is
+  released by `close()`, by the next `train()` with this callback, or when the process ends.
 """
 
 from collections.abc import Mapping
@@ -21,48 +21,60 @@ from typing import Any
 from torch import nn
 
 from rankscope.extras import need
+from rankscope.live.loops import check_options
 from rankscope.live.monitor import Monitor
-from rankscope.live.monitor.gradients import plain
+from rankscope.live.monitor.weight_gradients import torch_optimizer
 
-need("this callback", "transformers", "accelerate")  # Trainer wants both
-# ruff: noqa: E402  What follows is there: else the line above has said what is missing.
+need("this callback", "transformers", "accelerate")  # Trainer needs both
+# ruff: noqa: E402  The line above has raised a sentence if these cannot be imported.
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
 LOGGED = {"loss": "loss", "learning_rate": "lr"}
-"""What Trainer logs, by the name it has here."""
+"""Our name of each number that Trainer logs."""
 
 
 class MonitorCallback(TrainerCallback):
-    """A monitor for as long as `train()` runs; `options` are those of `Monitor`, less the model."""
+    """A `Monitor` for as long as `Trainer.train` runs; `monitor` is None before.
+
+    Args:
+        **options: What `Monitor` takes, but for the model and the step. By default `optimizer` is the
+            trainer's.
+
+    Raises:
+        MonitorError: `Monitor` has no such option.
+
+    >>> MonitorCallback(every=100, run="runs/mine").options["every"]
+    100
+    """
 
     def __init__(self, **options: Any) -> None:
+        check_options("MonitorCallback", options)
         self.options = options
         self.monitor: Monitor | None = None
-        """There from the beginning of the training on."""
-        self._made: int | None = None  # a step whose log is still to come
+        self._waiting: int | None = None  # a step whose log is still to come
         self._logged: dict[str, float] = {}
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Begin, or go on where the checkpoint stands."""
+        """Begin, or continue from the checkpoint that was loaded."""
         self.close()
-        model: nn.Module = given["model"]
-        options = {"optimizer": plain(given.get("optimizer")), **self.options}
+        model: nn.Module = kwargs["model"]
+        options = {"optimizer": torch_optimizer(kwargs.get("optimizer")), **self.options}
         monitor = self.monitor = Monitor(model, step=state.global_step, **options)
         if state.global_step:
-            looked = state.global_step - state.global_step % monitor.every
-            since = [_numbers(logs) for logs in state.log_history if logs["step"] > looked]
-            names = dict.fromkeys(name for logs in since for name in logs)
-            scalars = {name: [logs[name] for logs in since if name in logs] for name in names}
+            measured = state.global_step - state.global_step % monitor.every
+            logs = [_numbers(entry) for entry in state.log_history if entry["step"] > measured]
+            names = dict.fromkeys(name for entry in logs for name in entry)
+            scalars = {name: [entry[name] for entry in logs if name in entry] for name in names}
             monitor.load_state_dict({"step": state.global_step, "scalars": scalars})
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The optimiser has made a step; where Trainer is about to log its loss, that comes first."""
-        self._made = state.global_step
+        """Note that the optimiser has made a step; if Trainer is about to log its loss, wait for that."""
+        self._waiting = state.global_step
         if not control.should_log:
             self._step(control)
 
@@ -72,37 +84,37 @@ class MonitorCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: Mapping[str, float] | None = None,
-        **given: Any,
+        **kwargs: Any,
     ) -> None:
-        """The loss since the last time; before the step is evaluated and saved."""
+        """Take the loss since the last log, before the step is evaluated and saved."""
         self._logged |= _numbers(logs or {})
         self._step(control)
 
     def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """A step that was to be logged and was not is made before the next."""
+        """Count a step that was to be logged and was not, before the next one is made."""
         self._step(control)
 
     def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Let the model and the folder go."""
+        """Count the last step, and close the monitor."""
         self._step(control)
         self.close()
 
     def close(self) -> None:
-        """Let the model and the folder go; for a training that raised."""
+        """Close the monitor, if there is one; call it after a training that raised."""
         if self.monitor is not None:
             self.monitor.close()
-        self._made, self._logged = None, {}
+        self._waiting, self._logged = None, {}
 
     def _step(self, control: TrainerControl) -> None:
-        if self._made is None or self.monitor is None:
+        if self._waiting is None or self.monitor is None:
             return
-        made, logged = self._made, self._logged
-        self._made, self._logged = None, {}
-        self.monitor.step(made, **logged)
+        step, logged = self._waiting, self._logged
+        self._waiting, self._logged = None, {}
+        self.monitor.step(step, **logged)
         if self.monitor.should_stop:
             control.should_training_stop = True
 

@@ -1,8 +1,28 @@
-"""A training run, watched as it happens."""
+"""`Monitor`: measures a model while it trains.
 
-from rankscope.live.monitor.alarms import Hears, Rule
-from rankscope.live.monitor.looks import Alarm, Look
+What happens when `Monitor.step` is called (`monitor.py`):
+
+1. The step counter moves, and `loss` and other numbers of the step are kept.
+2. Unless the counter has crossed a multiple of `every`, recording is switched on or off for the next step,
+   and that is all.
+3. Otherwise the model is measured. With a probe, `probe.py` calls the model with the fixed batch, in eval
+   mode and with everything that training uses put back afterwards (`training_state.py`), reads each layer
+   with `rankscope.live.watch`, and differentiates the probe's loss (`token_gradients.py`). Inline, without a
+   probe, `inline.py` has read the training batches of this step as they passed.
+4. `weight_gradients.py` adds gradients and updates of the weights (sorted by `parameter_groups.py`), which it
+   recorded around `optimizer.step()`; every `paths_every` steps `probe_paths.py` adds path shares and
+   certificates.
+5. `running_sums.py` reduces all values to sums, `distributed.py` merges those of all processes.
+6. `measurement.py` makes them rows of a table; the rules of `rules.py` raise alarms (`alarms.py`).
+7. The first process writes measurement and alarms to the run folder (`run_writer.py`) and calls the writers
+   (`rankscope.live.writers`); alarms then warn, stop the training or call a function.
+
+The callbacks of `rankscope.live.loops` call `Monitor.step` for the Hugging Face Trainer and for Lightning.
+"""
+
+from rankscope.live.monitor.alarms import AlarmRule, AlarmSource
+from rankscope.live.monitor.measurement import Alarm, Measurement
 from rankscope.live.monitor.monitor import Monitor
 from rankscope.live.monitor.rules import default_rules
 
-__all__ = ["Alarm", "Hears", "Look", "Monitor", "Rule", "default_rules"]
+__all__ = ["Alarm", "AlarmRule", "AlarmSource", "Measurement", "Monitor", "default_rules"]

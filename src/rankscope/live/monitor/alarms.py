@@ -1,11 +1,14 @@
-"""What hears a training run and says when something goes wrong: the frame of a rule.
+"""`AlarmRule`, the base of every rule that raises alarms, and `RuleSet`, which runs the rules of a monitor.
 
-A rule looks for faults at every look. A fault that has lasted for `looks` looks in a row is said, once; and
-again only after it was gone for as many. Of several of one kind that are to be said at one look, one alarm
-names the first, and where else it is so. A rule of one's own is any object with `hear(rows, step)` that gives
-a list of alarms; with `state_dict` and `load_state_dict` it lasts through a checkpoint.
+`Monitor` gives the rows of each measurement to its `RuleSet`, which gives them to each rule in turn
+(`on_measurement`) and collects their alarms; once those are written, `RuleSet.act` warns or calls functions.
+A rule looks for faults in every measurement. When a fault has been there in `patience` measurements in a row,
+the rule raises one alarm for it, and another only after it was absent in as many. Faults of one kind in one
+measurement make one alarm, which names the first place and lists the rest. The built-in rules are in
+`rules.py`.
 """
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,118 +16,152 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import polars as pl
 
-from rankscope.errors import MonitorError, one_of
-from rankscope.live.monitor.looks import Alarm
+from rankscope.errors import MonitorError, TrainingWarning, one_of
+from rankscope.live.monitor.measurement import Alarm
 
 Action = Literal["warn", "stop"] | Callable[[Alarm], object]
-"""What is done: a warning, a warning and `monitor.should_stop`, or a call of a function (on every rank)."""
+"""What an alarm does: warn, warn and set `monitor.should_stop`, or call a function (on every rank)."""
+LISTED = 8
+"""The most places, after the first, that one alarm lists."""
 
 
 @runtime_checkable
-class Hears(Protocol):
-    """Anything that hears the rows of each look (the columns of the table `training`)."""
+class AlarmSource(Protocol):
+    """Anything that can stand in `Monitor(alarms=[...])`: an `AlarmRule`, or an object of your own.
 
-    def hear(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
-        """What there is to say at this step."""
+    With methods `state_dict` and `load_state_dict` it also lasts through a checkpoint; without them it is
+    given the measurements of the run again.
+    """
+
+    def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
+        """The alarms to raise at this step; `rows` has the columns of the table `training`."""
         ...
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something wrong at one look."""
+    """Something wrong in one measurement: where, and a description in numbers."""
 
     layer: int | None
     head: int | None
-    said: str
-    """What is wrong, in numbers: it follows "since step 30:"."""
+    description: str
+    """Follows "since step 30:" in the alarm's sentence."""
     kind: str = ""
-    """Those of one kind are said together."""
-    at_once: bool = False
-    """Whether it is said without waiting."""
+    """Faults of one kind make one alarm."""
+    immediate: bool = False
+    """True if the alarm is raised at once, whatever the rule's patience."""
+
+    @property
+    def place(self) -> str:
+        """The layer, and the head if there is one, in words."""
+        return f"layer {self.layer}" if self.head is None else f"head {self.head} of layer {self.layer}"
 
 
-class Rule(ABC):
-    """One kind of fault: `faults` of the rows of a look, by a name that lasts while the fault does."""
+class AlarmRule(ABC):
+    """A rule that raises an alarm when a fault lasts; a rule of your own defines `faults`.
+
+    Args:
+        patience: In how many measurements in a row a fault must be there before the alarm is raised.
+        action: "warn", "stop" (warn, and set `monitor.should_stop`), or a function of the alarm.
+
+    Raises:
+        MonitorError: `patience` is not a positive whole number, or `action` is neither.
+
+    >>> class HighLoss(AlarmRule):
+    ...     name, metrics, advice = "the loss is high", ("loss",), "Lower the learning rate."
+    ...     def faults(self, rows):
+    ...         loss = rows.run_value("loss")
+    ...         return {"loss": Fault(None, None, f"the loss is {loss}")} if loss and loss > 5 else {}
+    >>> from rankscope.live.monitor.measurement import TRAINING
+    >>> rows = pl.DataFrame([{"step": 10, "metric": "loss", "value": 7.5}], schema=TRAINING)
+    >>> HighLoss(patience=1, action="warn").on_measurement(rows, 10)[0].sentence
+    'Step 10: the loss is 7.5. Lower the learning rate.'
+    """
 
     name: str
-    helps: str
-    """What helps, as a sentence."""
+    """What the rule is called in alarms; two rules of a monitor should have different names."""
+    advice: str
+    """What helps against the fault, as a sentence."""
     metrics: tuple[str, ...] = ()
-    """Of which it needs at least one."""
+    """The metrics of which the rule needs at least one."""
 
-    def __init__(self, looks: int, action: Action) -> None:
-        if type(looks) is not int or looks < 1:
-            raise MonitorError(f"looks must be a number of looks in a row, 1 or more; got {looks!r}")
+    def __init__(self, patience: int, action: Action) -> None:
+        if type(patience) is not int or patience < 1:
+            raise MonitorError(
+                f"patience must be a number of measurements in a row, 1 or more; got {patience!r}",
+                subject="patience",
+            )
         if not callable(action) and action not in ("warn", "stop"):
-            raise MonitorError(one_of("action", action, ("warn", "stop", "a function of the alarm")))
-        self.looks, self.action = looks, action
-        self.memory: dict[str, Any] = {}
-        """Numbers to compare with, such as those of the first look."""
-        self._lasting: dict[str, dict[str, Any]] = {}
-        """Of each fault: since when, for how many looks, whether it was said, how long it has been gone."""
+            raise MonitorError(
+                one_of("action", action, ("warn", "stop", "a function of the alarm")), subject="action"
+            )
+        self.patience, self.action = patience, action
+        self.memory: dict[str, dict[str, float]] = {}
+        """Numbers to compare with, such as those of the first measurement; part of a checkpoint."""
+        self._history: dict[str, dict[str, Any]] = {}
+        """By fault: `since` which step, `present` in how many measurements, whether it was `raised`, and
+        in how many measurements it has been `absent`."""
 
     @abstractmethod
-    def faults(self, rows: "Rows") -> dict[str, Fault]:
-        """What is wrong at this look."""
+    def faults(self, rows: "MeasurementRows") -> dict[str, Fault]:
+        """The faults in a measurement, each under a name that stays the same while the fault lasts."""
 
-    def hear(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
-        """What there is to say at this step: an alarm for each kind of fault that is new."""
-        found = self.faults(Rows(rows))
-        for name in [*self._lasting]:
-            if name not in found:
-                self._gone(name)
-        for name in found:
-            lasting = self._lasting.setdefault(name, {"since": step, "looks": 0, "said": False, "gone": 0})
-            lasting.update(looks=lasting["looks"] + 1, gone=0)
-        new = [name for name, fault in found.items() if self._to_say(name, fault.at_once)]
+    def on_measurement(self, rows: pl.DataFrame, step: int) -> list[Alarm]:
+        """The alarms to raise at this step: one for each kind of fault whose patience is used up."""
+        faults = self.faults(MeasurementRows(rows))
+        for name in [*self._history]:
+            if name not in faults:
+                self._note_absence(name)
         kinds: dict[str, list[str]] = {}
-        for name in new:
-            self._lasting[name]["said"] = True
-            kinds.setdefault(found[name].kind, []).append(name)
-        return [self._alarm(step, names, found) for names in kinds.values()]
+        for name, fault in faults.items():
+            new = {"since": step, "present": 0, "raised": False, "absent": 0}
+            history = self._history.setdefault(name, new)
+            history.update(present=history["present"] + 1, absent=0)
+            if not history["raised"] and (fault.immediate or history["present"] >= self.patience):
+                history["raised"] = True
+                kinds.setdefault(fault.kind, []).append(name)
+        return [self._alarm(step, names, faults) for names in kinds.values()]
 
-    def _alarm(self, step: int, names: Sequence[str], found: Mapping[str, Fault]) -> Alarm:
-        """Of faults of one kind: the first, and where else it is so."""
-        first, since = found[names[0]], int(self._lasting[names[0]]["since"])
-        others = ", ".join(_place(found[name]) for name in names[1:9]) + (
-            " and more" if len(names) > 9 else ""
-        )
-        also = f" The same holds of {others}." if others else ""
+    def state_dict(self) -> dict[str, Any]:
+        """The rule's memory as plain numbers, for a checkpoint."""
+        return {
+            "memory": {name: dict(numbers) for name, numbers in self.memory.items()},
+            "history": {name: dict(history) for name, history in self._history.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the memory that `state_dict` gave."""
+        self.memory = {name: dict(numbers) for name, numbers in state["memory"].items()}
+        self._history = {name: dict(history) for name, history in state["history"].items()}
+
+    def first_values(self, name: str, numbers: Mapping[Any, float]) -> dict[str, float]:
+        """Each number as it was when it first came; `name` tells several such collections apart."""
+        memory = self.memory.setdefault(name, {})
+        for key, number in numbers.items():
+            memory.setdefault(str(key), number)
+        return memory
+
+    def _alarm(self, step: int, names: Sequence[str], faults: Mapping[str, Fault]) -> Alarm:
+        """One alarm for faults of one kind: the first one's description, and the places of the rest."""
+        first, since = faults[names[0]], int(self._history[names[0]]["since"])
+        places = ", ".join(faults[name].place for name in names[1 : LISTED + 1])
+        more = " and more" if len(names) > LISTED + 1 else ""
+        also = f" The same holds of {places}{more}." if places else ""
         when = f"Step {step}" if since == step else f"Step {step}, since step {since}"
-        sentence = f"{when}: {first.said}.{also} {self.helps}"
+        sentence = f"{when}: {first.description}.{also} {self.advice}"
         action = self.action if isinstance(self.action, str) else "call"
         return Alarm(step, since, self.name, first.layer, first.head, action, sentence)
 
-    def state_dict(self) -> dict[str, Any]:
-        """What it remembers, in plain numbers."""
-        lasting = {name: dict(each) for name, each in self._lasting.items()}
-        return {"memory": {name: dict(each) for name, each in self.memory.items()}, "lasting": lasting}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Remember what another did."""
-        self.memory = {name: dict(each) for name, each in state["memory"].items()}
-        self._lasting = {name: dict(each) for name, each in state["lasting"].items()}
-
-    def first(self, what: str, numbers: Mapping[str, float]) -> dict[str, float]:
-        """The numbers as they were when they came for the first time."""
-        kept: dict[str, float] = self.memory.setdefault(what, {})
-        for name, number in numbers.items():
-            kept.setdefault(name, number)
-        return kept
-
-    def _gone(self, name: str) -> None:
-        lasting = self._lasting[name]
-        lasting["gone"] += 1
-        if not lasting["said"] or lasting["gone"] >= self.looks:
-            del self._lasting[name]
-
-    def _to_say(self, name: str, at_once: bool) -> bool:
-        lasting = self._lasting[name]
-        return not lasting["said"] and (at_once or lasting["looks"] >= self.looks)
+    def _note_absence(self, name: str) -> None:
+        """Forget a fault once it was absent for long enough to be raised again."""
+        history = self._history[name]
+        history["absent"] += 1
+        if not history["raised"] or history["absent"] >= self.patience:
+            del self._history[name]
 
 
-class Rows:
-    """The rows of a look, by metric."""
+class MeasurementRows:
+    """The rows of one measurement by metric, as `AlarmRule.faults` reads them."""
 
     def __init__(self, rows: pl.DataFrame) -> None:
         self.by_metric: dict[str, list[dict[str, Any]]] = {}
@@ -132,30 +169,31 @@ class Rows:
         for row in rows.select(columns).iter_rows(named=True):
             self.by_metric.setdefault(row["metric"], []).append(row)
 
-    def one_of(self, metrics: Sequence[str]) -> str | None:
-        """The first of these that was measured."""
-        return next((name for name in metrics if name in self.by_metric), None)
+    def run_value(self, metric: str) -> float | None:
+        """A number of the whole run, such as the loss; None if it was not measured or not finite."""
+        rows = self.by_metric.get(metric, [])
+        return next((row["value"] for row in rows if row["layer"] is None), None)
 
     def layers(self, metric: str) -> dict[int, float]:
-        """By layer, the mean over heads where it is by head; layers with a sample that is no number have
-        none."""
-        heads: dict[int, list[float]] = {}
+        """The value at each layer, the mean over heads for a metric of heads; layers with a sample that is
+        not finite are left out."""
+        by_layer: dict[int, list[float]] = {}
         broken = self.broken(metric)
         for row in self.by_metric.get(metric, []):
             if row["layer"] is not None and row["value"] is not None and row["layer"] not in broken:
-                heads.setdefault(row["layer"], []).append(row["value"])
-        return {layer: sum(each) / len(each) for layer, each in sorted(heads.items())}
+                by_layer.setdefault(row["layer"], []).append(row["value"])
+        return {layer: sum(values) / len(values) for layer, values in sorted(by_layer.items())}
 
     def heads(self, metric: str) -> dict[int, dict[int, float]]:
-        """By layer and head."""
-        found: dict[int, dict[int, float]] = {}
+        """The values of a metric of heads, by layer and then by head."""
+        by_layer: dict[int, dict[int, float]] = {}
         for row in self.by_metric.get(metric, []):
             if row["layer"] is not None and row["head"] is not None and row["value"] is not None:
-                found.setdefault(row["layer"], {})[row["head"]] = row["value"]
-        return found
+                by_layer.setdefault(row["layer"], {})[row["head"]] = row["value"]
+        return by_layer
 
     def broken(self, metric: str) -> dict[int, str]:
-        """Layers with samples that are no numbers, and how many of them: "2 of 8"."""
+        """The layers with samples that are not finite, and how many of them: "2 of 8"."""
         return {
             row["layer"]: f"{row['broken']} of {row['broken'] + row['samples']}"
             for row in self.by_metric.get(metric, [])
@@ -163,5 +201,80 @@ class Rows:
         }
 
 
-def _place(fault: Fault) -> str:
-    return f"layer {fault.layer}" if fault.head is None else f"head {fault.head} of layer {fault.layer}"
+class RuleSet:
+    """The rules of a monitor, in order. Every rank gives them the same rows, so all raise the same alarms."""
+
+    def __init__(self, rules: Sequence[AlarmSource]) -> None:
+        if not isinstance(rules, Sequence):
+            raise MonitorError(
+                f"alarms must be a list of rules; received a {type(rules).__name__}: write alarms=[...]",
+                subject="alarms",
+            )
+        for rule in rules:
+            if not isinstance(rule, AlarmSource) or isinstance(rule, type):
+                raise MonitorError(
+                    "alarms must be rules: objects with on_measurement(rows, step); received a "
+                    f"{type(rule).__name__}",
+                    subject="alarms",
+                )
+        self.rules = list(rules)
+        self._initial_state = self.state_dict()
+
+    @property
+    def names(self) -> list[str]:
+        """The name of each rule; its class's if it has none."""
+        return [str(getattr(rule, "name", type(rule).__name__)) for rule in self.rules]
+
+    def notes(self, metrics: Sequence[str]) -> list[str]:
+        """A sentence for each rule none of whose metrics is measured."""
+        notes = []
+        for name, rule in zip(self.names, self.rules, strict=True):
+            needed = getattr(rule, "metrics", ())
+            if needed and not {*needed} & {*metrics}:
+                notes.append(
+                    f"the rule {name!r} needs {' or '.join(needed)}, which is not measured: it raises nothing"
+                )
+        return notes
+
+    def on_measurement(self, rows: pl.DataFrame, step: int) -> tuple[Alarm, ...]:
+        """The alarms that all rules raise at this measurement."""
+        return tuple(alarm for rule in self.rules for alarm in rule.on_measurement(rows, step))
+
+    def act(self, alarms: Sequence[Alarm], warn: bool) -> bool:
+        """Do what each alarm says: call its rule's function or, with `warn`, issue a warning.
+
+        Returns:
+            True if one of the alarms says that the training should stop.
+        """
+        functions = {
+            name: action
+            for name, rule in zip(self.names, self.rules, strict=True)
+            if callable(action := getattr(rule, "action", None))
+        }
+        for alarm in alarms:
+            if alarm.rule in functions:
+                functions[alarm.rule](alarm)
+            elif warn:
+                warnings.warn(alarm.sentence, TrainingWarning, stacklevel=4)
+        return any(alarm.action == "stop" for alarm in alarms)
+
+    def replay(self, table: pl.DataFrame) -> None:
+        """Bring all rules to the state they had after the measurements of a table; no alarm acts again."""
+        self.load_state_dict(self._initial_state)
+        for rows in table.partition_by("step", maintain_order=True):
+            self.on_measurement(rows, int(rows["step"][0]))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The names of the rules, and the memory of those that have a `state_dict`."""
+        states = [rule.state_dict() if hasattr(rule, "state_dict") else None for rule in self.rules]
+        return {"rules": self.names, "states": states}
+
+    def fits(self, state: Mapping[str, Any]) -> bool:
+        """True if a state is of rules with these names."""
+        return list(state["rules"]) == self.names
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the memory of each rule that has one."""
+        for rule, memory in zip(self.rules, state["states"], strict=True):
+            if memory is not None and hasattr(rule, "load_state_dict"):
+                rule.load_state_dict(memory)

@@ -1,19 +1,23 @@
-"""Training batches, measured as they pass.
+"""Measures training batches inline, as they pass through the model: what `Monitor` does without a probe.
 
-Each block is followed by an operator that hands its tokens over and gives nothing back. Compiled code calls
-it as eager code does: it is one node of the graph, there is no break, and whether this step is looked at is
-decided inside, when it runs, so that there is no second graph. A forward pass that is made again in the
-backward pass (activation checkpointing) is not counted, nor is a call in eval mode: an evaluation between two
-steps is no training batch.
+`inline_measurement` chooses one of two ways. `Monitor` calls `record(True)` before a step that may be
+measured, the loop calls the model, and after the step `Monitor` takes `values()` or, if the step is not
+measured, calls `record` again, which drops them.
 
-Attention and what each head adds need more than a block's tokens, and layers that are lists of parts are not
-called themselves: there the model is watched as by `watch` during the steps that count, which compiled code
-cannot be.
+- `OperatorMeasurement` reads metrics of tokens. A hook after each block calls a custom operator
+  (`rankscope::passed`) that hands the tokens over and returns nothing. In compiled code that is one node of
+  the graph, without a graph break. Whether the step is recorded is decided inside the operator when it runs,
+  so there is no second graph.
+- `WatchMeasurement` enters a `Watch` for the steps that are recorded. Metrics of attention and heads need
+  that, and so do blocks that are lists of parts and never called themselves. Compiled code cannot be watched.
+
+Calls in eval mode, such as an evaluation between two steps, are not read, nor are forward passes that
+activation checkpointing repeats inside the backward pass.
 """
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,242 +25,242 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
-from rankscope.live.call import Call, Plan
-from rankscope.live.mask import find_padding, masks_of
-from rankscope.live.monitor.tally import Tallied
-from rankscope.live.reading import arithmetic_of, read_state, read_waiting
-from rankscope.live.spans import is_span
-from rankscope.live.states import states_in
-from rankscope.live.watch import Watch, around
-from rankscope.metrics.tokens import real_tokens, unit_of
+from rankscope.live.block_hooks import is_list_of_parts, modules_around
+from rankscope.live.hidden_states import hidden_states_in
+from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.live.monitor.token_gradients import METRIC, gradient_norms
+from rankscope.live.padding import find_padding, mask_arguments_of
+from rankscope.live.plan import WatchPlan
+from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of
+from rankscope.live.watch import Watch
 
-GRADIENT = "grad_tokens"
-"""The size of the loss's gradient at a layer's tokens, times the number of samples: where the loss is a mean
-over samples, the gradient of each sample's own."""
-
-_open: WeakValueDictionary[int, "Passing"] = WeakValueDictionary()
+_by_id: WeakValueDictionary[int, "OperatorMeasurement"] = WeakValueDictionary()
+"""The measurements that operators hand tokens to: an operator's arguments can be no Python object."""
 
 
 @torch.library.custom_op("rankscope::called", mutates_args=("seen",))
 def _called(mask: Tensor | None, name: str, seen: Tensor, of: int) -> None:
-    """A call of the model begins, with this mask under this name."""
-    found = _open.get(of)
-    if found is not None and found.on:
-        found.begin({} if mask is None else {name: mask})
+    """Hand over that a call of the model begins, with this padding mask under this argument's name."""
+    measurement = _by_id.get(of)
+    if measurement is not None and measurement.recording:
+        measurement.begin_call({} if mask is None else {name: mask})
 
 
 @torch.library.custom_op("rankscope::passed", mutates_args=("seen",))
 def _passed(x: Tensor, seen: Tensor, of: int, layer: int) -> None:
-    """Tokens pass."""
-    found = _open.get(of)
-    if found is not None and found.on:
-        found.saw(layer, x)
+    """Hand over the tokens of a layer."""
+    measurement = _by_id.get(of)
+    if measurement is not None and measurement.recording:
+        measurement.read_layer(layer, x)
 
 
-class Inline:
-    """What is measured of training batches, in either way."""
+@dataclass
+class TrainingCall:
+    """One call of the model in a training step.
 
-    def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> None:
-        beyond = any(each.of != "tokens" for each in plan.metrics) or any(map(is_span, blocks))
-        plan = replace(plan, trained=True)
-        self.way: Passing | Watched = (Watched if beyond else Passing)(model, plan, blocks)
+    Args:
+        arguments: Those that may say what is padding.
+        layer: The layer read last, where layers are numbered in the order of calls.
+        states: What is read of its hidden states; None before the first block.
+    """
+
+    arguments: dict[str, Any]
+    layer: int = 0
+    states: StateReadings | None = None
+
+
+class OperatorMeasurement:
+    """Reads metrics of tokens through operators, and gradients at the tokens if the model is not compiled."""
+
+    has_gradients = True
+
+    def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
+        self.plan, blocks, self.recording = plan, plan.blocks, False
+        self.recorded = MetricValues()
+        self.call: TrainingCall | None = None
+        self.seen = torch.zeros(1)
+        """Written to by the operators, so that the compiler neither removes nor moves them."""
+        self.called_once = len({*map(id, blocks)}) == len(blocks)
+        """True if each block is called once; otherwise layers are numbered in the order of calls."""
+        _by_id[id(self)] = self
+        self._stack = ExitStack()
+        # Hooks of the outermost module run outside of compiled code: take the next one inside, if there is.
+        outer = next(iter(modules_around(model, blocks[0])), model)
+        self.masks = mask_arguments_of(outer)
+        on_call = self._on_call if outer is not model else torch._dynamo.disable(self._on_call)  # type: ignore[no-untyped-call]
+        if self.masks or not self.called_once:
+            self._keep(outer.register_forward_pre_hook(on_call, with_kwargs=True))
+        self._keep(blocks[0].register_forward_pre_hook(self._on_input, with_kwargs=True))
+        for k, block in enumerate(dict.fromkeys(blocks)):
+            self._keep(block.register_forward_hook(self._on_output(k + 1 if self.called_once else -1)))
 
     @property
-    def on(self) -> bool:
-        """Whether the step that is being made counts."""
-        return self.way.on
+    def has_recorded(self) -> bool:
+        """True if something was read since `record`."""
+        return self.call is not None or bool(self.recorded)
 
-    @on.setter
-    def on(self, on: bool) -> None:
-        self.way.turn(on)
+    def record(self, on: bool) -> None:
+        """Drop what was read, and read the next step or not."""
+        self.recording, self.call, self.recorded = on, None, MetricValues()
 
-    def taken(self) -> Tallied:
-        """What was seen since the last time."""
-        return self.way.taken()
-
-    def close(self) -> None:
-        """Let the model go."""
-        self.way.close()
-
-
-class Passing:
-    """Through operators: metrics of tokens, and their gradients where the model is not compiled."""
-
-    def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> None:
-        self.plan, self.blocks, self.on = plan, blocks, False
-        self.found = Tallied()
-        self.call: Call | None = None
-        self.seen = torch.zeros(1)  # written to by the operators, so that none is left out or moved
-        self.several = len({*map(id, blocks)}) == len(blocks)
-        """Whether each block is called once; else layers are numbered by the order of calls."""
-        _open[id(self)] = self
-        self._stack = ExitStack()
-        # Hooks of the outermost module run outside of compiled code: the next one inside is as good.
-        outer = next(iter(around(model, blocks[0])), model)
-        self.masks = masks_of(outer)
-        begins = self._begins if outer is not model else torch._dynamo.disable(self._begins)  # type: ignore[no-untyped-call]
-        if self.masks or not self.several:
-            self._hook(outer.register_forward_pre_hook(begins, with_kwargs=True))
-        self._hook(blocks[0].register_forward_pre_hook(self._enters, with_kwargs=True))
-        for k, block in enumerate(dict.fromkeys(blocks)):
-            self._hook(block.register_forward_hook(self._leaves(k + 1 if self.several else -1)))
-
-    def turn(self, on: bool) -> None:
-        """Whether the next step counts."""
-        self._end()
-        self.on = on
-
-    def taken(self) -> Tallied:
-        """What was seen since the last time."""
-        self._end()
-        found, self.found = self.found, Tallied()
-        if not found:
+    def values(self) -> MetricValues:
+        """What was read since `record`; raises if the model was not called."""
+        self._end_call()
+        values, self.recorded = self.recorded, MetricValues()
+        if not values:
             raise MonitorError(
                 "training batches are measured while the model is called in train mode; in this step it was "
-                "not, or past its hooks (model.forward): call model(...) after model.train()"
+                "not, or past its hooks (model.forward): call model(...) after model.train()",
+                subject="model",
             )
-        return found
+        return values
 
     def close(self) -> None:
-        """Take the hooks away."""
-        self.on = False
-        _open.pop(id(self), None)
+        """Remove the hooks from the model."""
+        self.recording = False
+        _by_id.pop(id(self), None)
         self._stack.close()
 
-    def begin(self, arguments: dict[str, Any]) -> None:
-        """A call of the model begins."""
-        if not _again():
-            self._end()
-            self.call = Call(arguments)
+    def begin_call(self, arguments: dict[str, Any]) -> None:
+        """Begin to read a call of the model, with these arguments that may say what is padding."""
+        if not _in_backward():
+            self._end_call()
+            self.call = TrainingCall(arguments)
 
-    def _end(self) -> None:
-        """A call has ended: what was read of it counts."""
-        call, self.call = self.call, None
-        if call is not None:
-            read_waiting(self.plan, call)
-            for each in call.read(self.plan.metrics):
-                self.found.read(*each)
-
-    def saw(self, layer: int, x: Tensor) -> None:
-        """The tokens of a layer."""
-        if _again():
+    def read_layer(self, layer: int, x: Tensor) -> None:
+        """Read the metrics of a layer's tokens."""
+        if _in_backward():
             return
-        if self.call is None or (layer == 0 and self.call.shape is not None and self.several):
-            self._end()
-            self.call = Call({})  # nothing around the blocks said that it began
+        if self.call is None or (layer == 0 and self.call.states is not None and self.called_once):
+            self.begin_call({})  # no hook around the blocks has said that a call begins
         call = self.call
-        state = states_in(x, self.plan.layout, f"layer {layer}", self.plan.grid)[0]
-        if layer < 0:  # one module called many times: layers by the order of calls
+        assert call is not None
+        hidden = hidden_states_in(x, self.plan.layout, f"layer {layer}", self.plan.grid)[0]
+        if layer < 0:  # one module called many times: layers in the order of calls
             layer = call.layer = call.layer + 1
-        if call.shape is None:
-            call.shape = state.shape[:2]
+        if call.states is None:
             padding = self.plan.padding
-            if padding is None and self.plan.own_padding:
-                found = find_padding([call.arguments], call.arguments, call.shape, self.plan.decoder)
-                padding = None if found is None else found.at
-            call.real[state.device] = real_tokens(call.shape, padding, state.device)
-            call.whole = padding is None
-            call.unit = unit_of(arithmetic_of(self.blocks, state))
-        read_state(self.plan, call, layer, state)
+            if self.plan.padding_from_model:
+                mask = find_padding([call.arguments], call.arguments, hidden.shape[:2], self.plan.decoder)
+                padding = None if mask is None else mask.padding
+            batch = TokenBatch.of(hidden, padding, arithmetic_of(self.plan.blocks, hidden))
+            call.states = StateReadings(self.plan, batch)
+        call.states.read(layer, hidden)
 
-    def _hook(self, handle: Any) -> None:
-        self._stack.callback(handle.remove)
+    def _end_call(self) -> None:
+        """Add what was read of the last call to what was recorded."""
+        call, self.call = self.call, None
+        if call is not None and call.states is not None:
+            for layer, readings in call.states.all_readings():
+                self.recorded.add_readings(layer, readings)
 
-    def _idle(self, part: nn.Module) -> bool:
-        # A graph must not depend on whether it is on; on the mode it depends anyway.
-        return not part.training or (not torch.compiler.is_compiling() and not self.on)
+    def _keep(self, hook: Any) -> None:
+        self._stack.callback(hook.remove)
 
-    def _begins(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if not self._idle(model):
-            for name, place in self.masks:
-                mask = kwargs.get(name, args[place] if place < len(args) else None)
+    def _ignores(self, module: nn.Module) -> bool:
+        # A graph must not depend on whether a step is recorded; on the mode it depends anyway.
+        return not module.training or (not torch.compiler.is_compiling() and not self.recording)
+
+    def _on_call(self, model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if not self._ignores(model):
+            for name, position in self.masks:
+                mask = kwargs.get(name, args[position] if position < len(args) else None)
                 if isinstance(mask, Tensor):
                     _called(mask, name, self.seen, id(self))
                     return
             _called(None, "", self.seen, id(self))
 
-    def _enters(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if not self._idle(block) and (self.several or self.call is None or self.call.shape is None):
-            given = kwargs.get("hidden_states", args)
-            self._hand(0, given if isinstance(given, Tensor) else given[0])
+    def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if not self._ignores(block) and (self.called_once or self.call is None or self.call.states is None):
+            hidden = kwargs.get("hidden_states", args)
+            self._hand_over(0, hidden if isinstance(hidden, Tensor) else hidden[0])
 
-    def _leaves(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
-        def leaves(block: nn.Module, args: Any, output: Any) -> None:
-            if not self._idle(block):
-                self._hand(layer, _state(output, type(block).__name__))
+    def _on_output(self, layer: int) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(block: nn.Module, args: Any, output: Any) -> None:
+            if not self._ignores(block):
+                self._hand_over(layer, _tokens_in(output, type(block).__name__))
 
-        return leaves
+        return hook
 
-    def _hand(self, layer: int, x: Tensor) -> None:
-        """Over to the operator; and, where gradients can be asked for, to the backward pass."""
+    def _hand_over(self, layer: int, x: Tensor) -> None:
+        """Hand tokens to the operator and, if autograd is there to call it, a hook to the backward pass."""
         _passed(x.detach(), self.seen, id(self), layer)
-        if not torch.compiler.is_compiling() and x.requires_grad and not _again() and self.call is not None:
+        compiling = torch.compiler.is_compiling()
+        if not compiling and x.requires_grad and not _in_backward() and self.call is not None:
             at = self.call.layer if layer < 0 else layer
             if self.plan.measures(at):
-                x.register_hook(lambda grad, at=at: self._gradient(at, grad))  # type: ignore[no-untyped-call]
+                x.register_hook(lambda gradient, at=at: self._on_gradient(at, gradient))  # type: ignore[no-untyped-call]
 
-    def _gradient(self, layer: int, grad: Tensor) -> None:
-        if self.on:
-            state = states_in(grad, self.plan.layout, "a gradient", self.plan.grid)[0]
-            size = torch.linalg.vector_norm(state.double(), dim=(1, 2)) * len(state)
-            self.found.add(layer, GRADIENT, size)
+    def _on_gradient(self, layer: int, gradient: Tensor) -> None:
+        if self.recording:
+            self.recorded.add(layer, METRIC, gradient_norms(self.plan, gradient))
 
 
-class Watched:
-    """Through `watch`, entered for the steps that count."""
+class WatchMeasurement:
+    """Reads any metric through a `Watch`, which is entered for the steps that are recorded."""
 
-    def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> None:
-        self.model, self.plan, self.blocks = model, plan, blocks
+    has_gradients = False
+
+    def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
+        self.model, self.plan = model, plan
         self.watch: Watch | None = None
-        self.found = Tallied()
 
     @property
-    def on(self) -> bool:
-        """Whether the step that is being made counts."""
+    def recording(self) -> bool:
+        """True while the model is watched."""
         return self.watch is not None
 
-    def turn(self, on: bool) -> None:
-        """Whether the next step counts."""
-        if on and self.watch is None:
-            self.watch = Watch(self.model, self.plan, self.blocks, "as given").__enter__()
-        elif not on:
-            self._leave()
+    @property
+    def has_recorded(self) -> bool:
+        """True if something was read since `record`."""
+        return self.watch is not None and bool(self.watch.readings)
 
-    def taken(self) -> Tallied:
-        """What was seen since the last time."""
-        watch = self.watch
-        self._leave()
-        found, self.found = self.found, Tallied()
-        if not found and watch is not None:
-            watch.profile()  # which says why there is none
-        return found
+    def record(self, on: bool) -> None:
+        """Drop what was read, and read the next step or not."""
+        self.close()
+        if on:
+            self.watch = Watch(self.model, self.plan).__enter__()
+
+    def values(self) -> MetricValues:
+        """What was read since `record`; raises if the model was not called."""
+        values, watch = MetricValues(), self.watch
+        self.close()
+        if watch is not None:
+            for layer, readings in watch.readings:
+                values.add_readings(layer, readings)
+            if not values:
+                watch.profile()  # raises, and says why nothing was read
+        return values
 
     def close(self) -> None:
-        """Take the hooks away."""
-        self._leave()
-
-    def _leave(self) -> None:
-        if self.watch is None:
-            return
+        """Remove the hooks from the model."""
         watch, self.watch = self.watch, None
-        watch.__exit__(None, None, None)
-        for each in watch.readings:
-            self.found.read(*each)
+        if watch is not None:
+            watch.__exit__(None, None, None)
 
 
-def _state(output: Any, block: str) -> Tensor:
-    """The tokens in what a block returned: of several tensors like them nothing here says which is right."""
+def inline_measurement(model: nn.Module, plan: WatchPlan) -> OperatorMeasurement | WatchMeasurement:
+    """The way in which training batches of this model can be read: through operators if possible."""
+    plan = replace(plan, training_only=True)
+    if any(metric.of != "tokens" for metric in plan.metrics) or any(map(is_list_of_parts, plan.blocks)):
+        return WatchMeasurement(model, plan)
+    return OperatorMeasurement(model, plan)
+
+
+def _tokens_in(output: Any, block: str) -> Tensor:
+    """The tokens in what a block returned; refused if several tensors could be they."""
     if isinstance(output, Tensor):
         return output
-    found = [x for x in output if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3]
-    if len(found) != 1:
+    states = [x for x in output if isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 3]
+    if len(states) != 1:
         raise MonitorError(
-            f"of training batches a block's output must be its tokens; {block} returns {len(found)} tensors "
-            "[batch, token, width]: give a probe"
+            f"of training batches a block's output must be its tokens; {block} returns {len(states)} tensors "
+            "[batch, token, width]: give a probe",
+            subject="blocks",
         )
-    return found[0]
+    return states[0]
 
 
-def _again() -> bool:
-    """Whether this runs inside a backward pass: a forward pass made again."""
+def _in_backward() -> bool:
+    """True inside a backward pass: what runs there is a forward pass made again."""
     return torch._C._current_graph_task_id() != -1

@@ -1,4 +1,4 @@
-"""`Monitor`: a training run, watched as it happens.
+"""`Monitor`: measures a model every so many steps of its training, and writes a run folder.
 
     monitor = Monitor(model, probe=batch, every=100, run="runs/mine")
     for ...:
@@ -6,8 +6,9 @@
         optimizer.step()
         monitor.step(loss=loss)
 
-With a probe, a fixed batch is looked at every so many steps, in eval mode, and the training does not notice.
-Without one, the training batches of those steps are measured as they pass.
+The loop, or a callback of `rankscope.live.loops`, calls `Monitor.step`; the package's docstring
+(`rankscope.live.monitor`) says what happens then, file by file. With a probe, a fixed batch is measured in
+eval mode, and the training does not notice. Without one, training batches are measured inline, as they pass.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,45 +20,62 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
+from rankscope.live.attention import OBSERVERS, AttentionObserver
+from rankscope.live.block_hooks import is_list_of_parts
 from rankscope.live.blocks import Blocks
-from rankscope.live.compiled import is_compiled
-from rankscope.live.modules import parts
-from rankscope.live.monitor import ranks
-from rankscope.live.monitor.alarms import Hears
-from rankscope.live.monitor.backward import Loss
-from rankscope.live.monitor.book import Book
-from rankscope.live.monitor.gradients import Gradients
-from rankscope.live.monitor.hearing import Hearing
-from rankscope.live.monitor.inline import GRADIENT, Inline, Passing
-from rankscope.live.monitor.looks import Look, rows_of
-from rankscope.live.monitor.paths import Paths
+from rankscope.live.modules import is_compiled, submodules, unwrapped
+from rankscope.live.monitor import distributed
+from rankscope.live.monitor.alarms import AlarmSource, RuleSet
+from rankscope.live.monitor.inline import inline_measurement
+from rankscope.live.monitor.measurement import Measurement, rows_of
 from rankscope.live.monitor.probe import Probe
+from rankscope.live.monitor.probe_paths import ProbePaths
 from rankscope.live.monitor.rules import default_rules
-from rankscope.live.monitor.tally import Tallied
-from rankscope.live.notes import described
-from rankscope.live.spans import is_span
-from rankscope.live.watch import planned
+from rankscope.live.monitor.run_writer import RunWriter
+from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.live.monitor.schedule import Schedule
+from rankscope.live.monitor.token_gradients import METRIC as TOKEN_GRADIENT
+from rankscope.live.monitor.token_gradients import LossFunction
+from rankscope.live.monitor.weight_gradients import WeightGradients
+from rankscope.live.notes import describe_model
+from rankscope.live.plan import make_plan
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
 
-Sink = Callable[[Look], None]
-"""Hears of every look; one with a `close` is closed with the monitor."""
+Writer = Callable[[Measurement], None]
+"""Receives every measurement; see `rankscope.live.writers` for its optional methods."""
 
 
 class Monitor:
-    """Looks at a model every so many steps of its training, and keeps what it sees in a run folder.
+    """Measures a model every so many steps of its training, and writes the measurements to a run folder.
 
-    `model` may be compiled, or wrapped for several processes; `metrics`, `layers`, `blocks`, `padding` and
-    `layout` are those of `watch`. `probe` is a batch as the model is called with: a tensor, a dictionary of
-    arguments, or a tuple of them; without one, training batches are measured. `run` is the folder that is
-    written; `sinks` hear of every look as well. With `optimizer`, gradients of weights and how far its steps
-    move them are measured too. So are gradients at each layer's tokens, of a probe with labels, or with
-    `loss`, a function of what the model gives back; and, every `paths` steps, path shares by length and
-    certificates of the probe, where `load` knows the model's family. `alarms` are rules that say when
-    something goes wrong (`default_rules()` where left out; none: `()`). Where `run` holds an earlier part of
-    this training, `step`, the steps that the model has made already, `load_state_dict` or `go_on(step)` says
-    from where it goes on.
+    Call `step` after each step of the optimiser. A measurement is due when the step counter reaches or passes
+    a multiple of `every`; with a probe also before the first step. Its numbers are rows of the table
+    `training` of the run folder, its alarms rows of `alarms`. If the folder holds an earlier part of this
+    training, `step=`, `load_state_dict` or `resume` says from which step it continues.
+
+    Args:
+        model: The model that is trained; it may be compiled, or wrapped for several processes.
+        metrics: What to read at each layer, as in `watch`.
+        every: Steps between two measurements.
+        probe: A fixed batch to measure, as the model is called with it: a tensor, a dictionary of arguments,
+            or a tuple of them. Without one, training batches are measured as they pass.
+        run: The run folder.
+        writers: Functions that receive every `Measurement` as well; `rankscope.live.writers` has some.
+        optimizer: The optimiser, to measure gradients and updates of weights.
+        loss: A function of what the model returns for the probe, to measure gradients at each layer's tokens;
+            not needed if the model returns a loss of its own, as it does for a probe with labels.
+        paths_every: Steps between measurements of path shares and certificates of the probe, a multiple of
+            `every`; the model must be of a family that `load` knows.
+        alarms: The rules that raise alarms; by default `default_rules()`, none: `()`.
+        layers, blocks, padding, attention_mask, layout, attention: As in `watch`.
+        step: The number of steps that the model has made already.
+
+    Raises:
+        MonitorError: An argument does not fit; processes disagree; or, from `step`, see there.
+        WatchError: The blocks of the model are not found.
+        FileError: Another process writes to the run folder.
 
     >>> import tempfile, rankscope
     >>> layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -77,66 +95,55 @@ class Monitor:
         probe: object = None,
         *,
         run: str | Path = "runs/training",
-        sinks: Sequence[Sink] = (),
+        writers: Sequence[Writer] = (),
         optimizer: Any = None,
-        loss: Loss | None = None,
-        paths: int | None = None,
-        alarms: Sequence[Hears] | None = None,
+        loss: LossFunction | None = None,
+        paths_every: int | None = None,
+        alarms: Sequence[AlarmSource] | None = None,
         layers: Sequence[int] | None = None,
         blocks: Blocks | None = None,
         padding: Tensor | Literal["model", "none"] = "model",
+        attention_mask: Tensor | None = None,
         layout: str | None = None,
+        attention: Sequence[AttentionObserver] = OBSERVERS,
         step: int = 0,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise MonitorError(f"a monitor takes a torch module; received a {type(model).__name__}")
-        if type(every) is not int or every < 1:
-            raise MonitorError(f"every must be a number of steps, 1 or more; got {every!r}")
-        self.model = ranks.inner(model)
-        self.every, self.run, self.sinks = every, Path(run), tuple(sinks)
-        self.plan, self.blocks = planned(
-            self.model, metrics, layers, blocks=blocks, padding=padding, layout=layout
-        )
-        names = [each.name for each in self.plan.metrics]
-        beyond = [each.name for each in self.plan.metrics if each.of != "tokens"]
-        if probe is None and beyond and is_compiled(parts(model)):
-            raise MonitorError(
-                f"of training batches a compiled model shows its tokens alone; {beyond[0]} was asked for, "
-                f"and this {type(self.model).__name__} is compiled: give a probe, or metrics of tokens"
-            )
-        if probe is None and any(map(is_span, self.blocks)) and is_compiled(parts(model)):
-            raise MonitorError(
-                "of training batches a compiled model shows blocks that are called; the layers of this "
-                f"{type(self.model).__name__} are lists of parts: give a probe"
-            )
-        if loss is not None and (probe is None or not callable(loss)):
-            raise MonitorError(
-                "loss must be a function of what the model gives back on the probe; "
-                + ("there is no probe: give probe=" if probe is None else f"got a {type(loss).__name__}")
-            )
-        self.hearing = Hearing(default_rules() if alarms is None else alarms)
-        asked = {"metrics": names, "every": every, "probe": probe is not None}
-        asked |= {"optimizer": optimizer is not None, "alarms": self.hearing.names}
-        asked |= {"paths": paths, "loss": loss is not None}
-        ranks.agree("metrics and steps", asked)
+        _check_arguments(model, every, probe, run, writers, loss, step)
+        self.model = unwrapped(model)
+        self.every, self.run, self.writers = every, Path(run), tuple(writers)
+        self.plan = make_plan(
+            self.model, metrics, layers, blocks=blocks, padding=padding, attention_mask=attention_mask,
+            layout=layout, attention=attention,
+        )  # fmt: skip
+        if probe is None and is_compiled(submodules(model)):
+            self._refuse_compiled()
+        self.rules = RuleSet(default_rules() if alarms is None else alarms)
+        names = [metric.name for metric in self.plan.metrics]
+        options = {"metrics": names, "every": every, "probe": probe is not None}
+        options |= {"optimizer": optimizer is not None, "alarms": self.rules.names}
+        options |= {"paths_every": paths_every, "loss": loss is not None}
+        distributed.require_agreement("metrics and steps", options)
         self.probe = None if probe is None else Probe.of(probe, loss)
-        ranks.agree("labels of the probe", self.probe is not None and self.probe.learns)
-        self.paths = None if paths is None else Paths(model, self.probe, every, paths)
-        self.inline = Inline(self.model, self.plan, self.blocks) if probe is None else None
-        self.gradients = None if optimizer is None else Gradients(optimizer, self.blocks)
-        self._notes = self._noted(names)
-        self.steps = step
+        distributed.require_agreement("labels of the probe", self.probe is not None and self.probe.has_loss)
+        self.paths = None if paths_every is None else ProbePaths(model, self.probe, every, paths_every)
+        self.inline = inline_measurement(self.model, self.plan) if probe is None else None
+        self.gradients = None if optimizer is None else WeightGradients(optimizer, self.plan.blocks)
+        self._notes = self._initial_notes(names)
+        self.schedule = Schedule(step)
         self.should_stop = False
-        """Whether a rule says that the training should end."""
-        self._scalars: dict[str, list[Any]] = {}
-        self._last: Look | None = None
-        self._book = self._opened(names)
-        self._behind: int | None = ranks.shared(self._book.last if self._book else None)
-        """The last look of an earlier part of this run, until it is said from where it goes on."""
-        if self._behind is None:
+        """True once an alarm has said that the training should end."""
+        self._scalars: dict[str, list[Tensor]] = {}
+        self._last: Measurement | None = None
+        self._overdue = False
+        """True if a measurement of training batches waits for a step that is recorded."""
+        self._run_writer = self._open_run(names)
+        last = None if self._run_writer is None else self._run_writer.last
+        self._earlier: int | None = distributed.from_writer(last)
+        """The last step of an earlier part of this run, until it is said from where it continues."""
+        if self._earlier is None:
             self._begin()
         elif step > 0:
-            self.go_on(step)
+            self.resume(step)
 
     def __enter__(self) -> "Monitor":
         return self
@@ -147,152 +154,261 @@ class Monitor:
         self.close()
 
     def __repr__(self) -> str:
-        how = "a probe" if self.probe is not None else "training batches"
-        return f"Monitor({type(self.model).__name__}, {how} every {self.every} steps, at step {self.steps})"
+        what = "a probe" if self.probe is not None else "training batches"
+        return f"Monitor({type(self.model).__name__}, {what} every {self.every} steps, at step {self.steps})"
 
-    def step(self, step: int | None = None, *, loss: Any = None, **scalars: Any) -> None:
-        """Call it after each step of the optimiser. `loss`, and whatever else is a number of the step (`lr`),
-        is averaged from look to look; `step` is its number, where the loop counts otherwise than by one."""
-        if self._behind is not None:
-            raise MonitorError(
-                f"{self.run} holds a run up to step {self._behind}: say from where it goes on "
-                "(monitor.load_state_dict(...) of a checkpoint, or monitor.go_on(step)), or give another "
-                "folder"
-            )
-        number = self.steps + 1 if step is None else int(step)
-        if number <= self.steps:
-            raise MonitorError(
-                f"steps must grow; step {number} came after step {self.steps}: after going back to a "
-                "checkpoint, call monitor.load_state_dict(...) or monitor.go_on(step)"
-            )
-        self.steps = number
-        for name, value in {"loss": loss, **scalars}.items():
-            if value is not None:
-                self._scalars.setdefault(name, []).append(_number(value))
-        if number % self.every == 0:
-            self.look()
-        else:
-            self._ready()
+    @property
+    def steps(self) -> int:
+        """The step counter: the number of the last step."""
+        return self.schedule.step
 
-    def look(self) -> Look:
-        """Look now, whatever the step; at one that was looked at, that look again."""
-        if self._last is not None and self._last.step == self.steps:
-            return self._last
-        found = self.probe.look(self.model, self.plan, self.blocks) if self.probe else self._inline().taken()
-        if self.gradients is not None:
-            found.update(self.gradients.taken(rate="lr" not in self._scalars))
-        paths = self.paths if self.paths is not None and self.paths.due(self.steps) else None
-        shares, certificates = (Tallied(), None) if paths is None else paths.look(self.steps)
-        found.update(shares)
-        ranks.agree("numbers in monitor.step", sorted(self._scalars))
-        for name, values in sorted(self._scalars.items()):
-            found.add(None, name, torch.stack([each.double().cpu() for each in values]))
-        self._scalars = {}
-        tallies = ranks.joined(found.packed())
-        rows = rows_of(self.steps, found.keys(), tallies)
-        look = self._last = Look(self.steps, rows, self.hearing.hear(rows, self.steps), certificates)
-        if self._book is not None:
-            self._book.write(look)
-            for sink in self.sinks:
-                sink(look)
-        self.should_stop |= self.hearing.act(look.alarms, aloud=self._book is not None)
-        self._ready()
-        return look
-
-    def go_on(self, step: int) -> None:
-        """Go on after this step: what was written of later ones is taken away."""
-        self._back(step, None)
-
-    def _back(self, step: int, heard: Mapping[str, Any] | None) -> None:
-        """After this step; rules remember what a checkpoint says they did, or hear the table again."""
-        if self._book is not None:
-            self._book.cut(step or -1)  # at step 0 it is looked at again
-        if heard is not None and self.hearing.fits(heard):
-            self.hearing.load_state_dict(heard)
-        else:
-            self.hearing.again(ranks.shared(None if self._book is None else read(self.run).table("training")))
-        self.steps, self._behind, self._scalars, self._last = step, None, {}, None
-        if step == 0:
-            self._begin()
-        self._ready()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint of the training should hold, so that the run goes on without gap or double."""
-        scalars = {name: list(each) for name, each in self._scalars.items()}
-        return {"step": self.steps, "scalars": scalars, "alarms": self.hearing.state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint that holds `state_dict()`."""
-        self._back(int(state["step"]), state.get("alarms"))
-        self._scalars = {name: [_number(one) for one in each] for name, each in state["scalars"].items()}
-
-    def close(self) -> None:
-        """Let the model and the folder go."""
-        if self.inline is not None:
-            self.inline.close()
-        if self.gradients is not None:
-            self.gradients.close()
-        if self._book is not None:
-            self._book.close()
-        for sink in self.sinks:
-            if callable(close := getattr(sink, "close", None)):
-                close()
-
-    def _opened(self, metrics: Sequence[str]) -> Book | None:
-        """The folder, on the rank that writes; where it cannot be opened, every rank is told."""
-        book, failed = None, None
-        if ranks.writes():
-            said = described(self.model)
-            device = ", ".join(said["model"]["devices"])
-            manifest = manifest_of(said, device, "as given", "as trained", metrics, {})
-            try:
-                book = Book(self.run, manifest, self.paths is not None)
-            except Exception as error:
-                failed = error
-        told = ranks.shared(None if failed is None else str(failed))
-        if failed is not None:
-            raise failed
-        if told is not None:
-            raise MonitorError(told)
-        return book
+    @property
+    def recording(self) -> bool:
+        """True if gradients or training batches of the step that comes next are recorded."""
+        return any(part.recording for part in (self.inline, self.gradients) if part is not None)
 
     @property
     def notes(self) -> list[str]:
-        """What is not measured or heard, in sentences."""
+        """Sentences about what is not measured, and about rules that can raise nothing."""
         parts = [part for part in (self.probe, self.paths) if part is not None]
-        return [*self._notes, *(said for part in parts for said in part.notes)]
+        return [*self._notes, *(note for part in parts for note in part.notes)]
 
-    def _noted(self, metrics: Sequence[str]) -> list[str]:
-        """What is not measured, and which rules hear nothing."""
-        measured = [*metrics]
-        passing = self.inline is not None and isinstance(self.inline.way, Passing)
-        if passing or (self.probe is not None and self.probe.learns):
-            measured.append(GRADIENT)
-        if self.gradients is None:
-            return self.hearing.notes(measured)
-        measured += [f"grad_{group}" for _, group in self.gradients.parts]
-        return [*self.gradients.notes, *self.hearing.notes(measured)]
+    def step(self, step: int | None = None, *, loss: Any = None, **scalars: Any) -> None:
+        """Count a step of the optimiser, and measure the model if a measurement is due.
+
+        A measurement is due when the counter reaches or passes a multiple of `every`. A loop may count by any
+        stride; recording of gradients and training batches is switched on before every step that may be
+        measured, judged by the strides so far. If training batches fall due at a step that was not recorded,
+        because the counter leapt farther than before, the next step is measured instead.
+
+        Args:
+            step: The number of the step; by default one more than the last.
+            loss: The loss of the step: a number, or a tensor of one.
+            **scalars: Further numbers of the step, such as `lr`. All are averaged from measurement to
+                measurement.
+
+        Raises:
+            MonitorError: The step is not later than the last one; the run folder holds an earlier part of the
+                run; or training batches are measured and the model was not called in train mode.
+        """
+        if self._earlier is not None:
+            raise MonitorError(
+                f"{self.run} holds a run up to step {self._earlier}: say from where it continues "
+                "(monitor.load_state_dict(...) of a checkpoint, or monitor.resume(step)), or give another "
+                "folder",
+                subject="run",
+            )
+        self.schedule.advance(step)
+        for name, value in {"loss": loss, **scalars}.items():
+            if value is not None:
+                self._scalars.setdefault(name, []).append(_scalar(value))
+        self._overdue |= self.schedule.crossed(self.every)
+        if self._overdue and (self.inline is None or self.inline.recording):
+            self._measure()
+        else:
+            self._prepare_recording()
+
+    def measure_now(self) -> Measurement | None:
+        """Measure the model now, whether or not a measurement is due.
+
+        Returns:
+            The measurement; the same again if this step was measured already. None if training batches are
+            measured and none was recorded: then the next step is measured.
+        """
+        if self._last is not None and self._last.step == self.steps:
+            return self._last
+        if self.inline is not None and not self.inline.has_recorded:
+            self._overdue = True
+            self._prepare_recording()
+            return None
+        return self._measure()
+
+    def resume(self, step: int) -> None:
+        """Continue after `step`; what was written of later steps is removed. At step 0 the probe is measured
+        again.
+
+        Args:
+            step: The number of steps that the model has made.
+
+        Raises:
+            MonitorError: `step` is no whole number, or negative.
+        """
+        self._resume(step, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint of the training should hold for the run to continue without gap or repetition."""
+        scalars = {name: list(values) for name, values in self._scalars.items()}
+        return {"step": self.steps, "scalars": scalars, "alarms": self.rules.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a checkpoint: `resume` at its step, with the numbers and alarms of `state_dict()`."""
+        self._resume(int(state["step"]), state.get("alarms"))
+        self._scalars = {name: list(map(_scalar, values)) for name, values in state["scalars"].items()}
+
+    def close(self) -> None:
+        """Remove all hooks, close the writers and release the run folder."""
+        for part in (self.inline, self.gradients, self._run_writer):
+            if part is not None:
+                part.close()
+        self._call_writers("close")
+
+    def _measure(self) -> Measurement:
+        """Measure, raise alarms, write, and act on the alarms."""
+        values = MetricValues()
+        if self.probe is not None:
+            values.update(self.probe.measure(self.model, self.plan))
+        if self.inline is not None:
+            values.update(self.inline.values())
+        if self.gradients is not None:
+            values.update(self.gradients.values(rate="lr" not in self._scalars))
+        certificates = None
+        if self.paths is not None and self.schedule.crossed(self.paths.every):
+            shares, certificates = self.paths.measure(self.steps)
+            values.update(shares)
+        distributed.require_agreement("numbers in monitor.step", sorted(self._scalars))
+        for name, scalars in sorted(self._scalars.items()):
+            values.add(None, name, torch.stack([scalar.double().cpu() for scalar in scalars]))
+        self._scalars, self._overdue = {}, False
+        rows = rows_of(self.steps, values.keys(), distributed.merged_over_ranks(values.sums()))
+        alarms = self.rules.on_measurement(rows, self.steps)
+        measurement = self._last = Measurement(self.steps, rows, alarms, certificates)
+        if self._run_writer is not None:
+            self._run_writer.write(measurement)
+            for writer in self.writers:
+                writer(measurement)
+        self.should_stop |= self.rules.act(alarms, warn=self._run_writer is not None)
+        self._prepare_recording()
+        return measurement
+
+    def _resume(self, step: int, rule_states: Mapping[str, Any] | None) -> None:
+        """Continue after a step, with the rules in the states of a checkpoint or, if there are none that fit,
+        as they were after the measurements that the run folder has."""
+        _check_step("step", step)
+        if self._run_writer is not None:
+            kept = step or -1  # step 0 is measured again
+            self._run_writer.cut(kept)
+            self._call_writers("resume", kept)
+        if rule_states is not None and self.rules.fits(rule_states):
+            self.rules.load_state_dict(rule_states)
+        else:
+            table = None if self._run_writer is None else read(self.run).table("training")
+            self.rules.replay(distributed.from_writer(table))
+        self.schedule.reset(step)
+        self._earlier, self._scalars, self._last, self._overdue = None, {}, None, False
+        if step == 0:
+            self._begin()
+        self._prepare_recording()
 
     def _begin(self) -> None:
-        """A probe is looked at before the first step, too."""
+        """Measure a probe before the first step; training batches come with it."""
         if self.probe is not None:
-            self.look()
+            self._measure()
         else:
-            self._ready()
+            self._prepare_recording()
 
-    def _ready(self) -> None:
-        """Training batches and gradients are measured while a step is made that will be looked at."""
-        on = (self.steps + 1) % self.every == 0
-        if self.inline is not None:
-            self.inline.on = on
-        if self.gradients is not None:
-            self.gradients.on = on
+    def _prepare_recording(self) -> None:
+        """Switch recording on if the next step may be measured, and otherwise off."""
+        on = self._overdue or self.schedule.may_cross(self.every)
+        for part in (self.inline, self.gradients):
+            if part is not None:
+                part.record(on)
 
-    def _inline(self) -> Inline:
-        assert self.inline is not None
-        return self.inline
+    def _call_writers(self, method: str, *args: Any) -> None:
+        """Call a method of each writer that has it."""
+        for writer in self.writers:
+            if callable(function := getattr(writer, method, None)):
+                function(*args)
+
+    def _open_run(self, metrics: Sequence[str]) -> RunWriter | None:
+        """Open the folder on the rank that writes; if that fails, raise on every rank."""
+        run_writer, failure = None, None
+        if distributed.is_writer():
+            description = describe_model(self.model)
+            device = ", ".join(description["model"]["devices"])
+            manifest = manifest_of(description, device, "as given", "as trained", metrics, {})
+            try:
+                run_writer = RunWriter(self.run, manifest, self.paths is not None)
+            except Exception as error:
+                failure = error
+        reason = distributed.from_writer(None if failure is None else str(failure))
+        if failure is not None:
+            raise failure
+        if reason is not None:
+            raise MonitorError(reason, subject="run")
+        return run_writer
+
+    def _initial_notes(self, metrics: Sequence[str]) -> list[str]:
+        """Notes on weights that belong to no group, and on rules none of whose metrics is measured."""
+        measured = [*metrics]
+        inline_gradients = self.inline is not None and self.inline.has_gradients
+        if inline_gradients or (self.probe is not None and self.probe.has_loss):
+            measured.append(TOKEN_GRADIENT)
+        if self.gradients is None:
+            return self.rules.notes(measured)
+        measured += [f"grad_{group}" for _, group in self.gradients.groups]
+        return [*self.gradients.notes, *self.rules.notes(measured)]
+
+    def _refuse_compiled(self) -> None:
+        """Raise if training batches of a compiled model cannot show what was asked for."""
+        model = type(self.model).__name__
+        metric = next((metric.name for metric in self.plan.metrics if metric.of != "tokens"), None)
+        if metric is not None:
+            raise MonitorError(
+                f"of training batches a compiled model shows its tokens alone; {metric} was asked for, "
+                f"and this {model} is compiled: give a probe, or metrics of tokens",
+                subject="metrics",
+            )
+        if any(map(is_list_of_parts, self.plan.blocks)):
+            raise MonitorError(
+                "of training batches a compiled model shows blocks that are called; the layers of this "
+                f"{model} are lists of parts: give a probe",
+                subject="blocks",
+            )
 
 
-def _number(value: Any) -> Tensor:
-    """Kept where it is: bringing it over would make the device wait at every step."""
+def _check_arguments(
+    model: object, every: object, probe: object, run: object, writers: object, loss: object, step: object
+) -> None:
+    """Raise a sentence about the first argument of `Monitor` that is of a wrong type."""
+    if not isinstance(model, nn.Module):
+        raise MonitorError(
+            f"a monitor takes a torch module; received a {type(model).__name__}", subject="model"
+        )
+    if type(every) is not int or every < 1:
+        raise MonitorError(f"every must be a number of steps, 1 or more; got {every!r}", subject="every")
+    if not isinstance(run, str | Path):
+        raise MonitorError(
+            f"run must be the path of a folder; received a {type(run).__name__}", subject="run"
+        )
+    if loss is not None and (probe is None or not callable(loss)):
+        raise MonitorError(
+            "loss must be a function of what the model returns for the probe; "
+            + ("there is no probe: give probe=" if probe is None else f"got a {type(loss).__name__}"),
+            subject="loss",
+        )
+    _check_step("step", step)
+    if not isinstance(writers, Sequence) or isinstance(writers, str):
+        raise MonitorError(
+            f"writers must be a list of writers; received a {type(writers).__name__}: write writers=[...]",
+            subject="writers",
+        )
+    for writer in writers:
+        if not callable(writer) or isinstance(writer, type):
+            from rankscope.live.writers import __all__ as names
+
+            got = f"the class {writer.__name__}" if isinstance(writer, type) else repr(writer)
+            raise MonitorError(
+                f"a writer must be a function of a Measurement, or one of rankscope.live.writers such as "
+                f"JSONLines(path) ({', '.join(names)}); got {got}",
+                subject="writers",
+            )
+
+
+def _check_step(name: str, step: object) -> None:
+    if type(step) is not int or step < 0:
+        raise MonitorError(f"{name} must be a whole number of steps, 0 or more; got {step!r}", subject=name)
+
+
+def _scalar(value: Any) -> Tensor:
+    """A number as a tensor, left on its device: copying it would make the device wait at every step."""
     return value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)

@@ -1,7 +1,8 @@
-"""The rules that a monitor hears by: what goes wrong in training, from which size on, and what helps.
+"""The built-in alarm rules: what goes wrong in training, from which size on, and what helps.
 
-Each compares a look with numbers that no healthy network has, with the other layers, or with the run's own
-past; how often they are wrong is measured in `benchmarks/alarms.py`.
+`Monitor` uses `default_rules()` unless it is given `alarms=`. Each rule compares a measurement with numbers
+that no healthy network has, with the other layers, or with the run's own past; `benchmarks/alarms.py`
+measures how often they are wrong. The arguments `patience` and `action` are those of `AlarmRule`.
 """
 
 import math
@@ -9,171 +10,215 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from rankscope.live.monitor.alarms import Action, Fault, Rows, Rule
+from rankscope.live.monitor.alarms import Action, AlarmRule, Fault, MeasurementRows
 
 
-class Collapse(Rule):
-    """Tokens become the same: from some layer on, what they differ by is below a share of them at each layer,
-    or has fallen by decades since the first look (`relative_mu`: ||res X||_F / ||X||_F)."""
+class Collapse(AlarmRule):
+    """Tokens become the same: from some layer to the last, `relative_mu` (||res X||_F / ||X||_F) is small.
+
+    Args:
+        threshold: At each of these layers it is below this,
+        decades: or has fallen by so many powers of ten since the first measurement.
+    """
 
     name = "tokens collapse"
     metrics = ("relative_mu", "relative_residual")
-    helps = "Skips of full weight, LayerNorm, and branches of weight 1/sqrt(depth) hold tokens apart."
+    advice = "Skips of full weight, LayerNorm, and branches of weight 1/sqrt(depth) hold tokens apart."
 
     def __init__(
-        self, threshold: float = 0.03, decades: float = 2.0, looks: int = 2, action: Action = "warn"
+        self, threshold: float = 0.03, decades: float = 2.0, patience: int = 2, action: Action = "warn"
     ) -> None:
-        super().__init__(looks, action)
+        super().__init__(patience, action)
         self.threshold, self.decades = threshold, decades
 
-    def faults(self, rows: Rows) -> dict[str, Fault]:
-        """One, of the first layer from which on all are so."""
-        metric = rows.one_of(self.metrics)
+    def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
+        """One fault, at the first of the layers up to the last that have all collapsed."""
+        metric = next((name for name in self.metrics if name in rows.by_metric), None)
         now = rows.layers(metric) if metric else {}
-        start = self.first("start", _named(now))
-        low: list[int] = []
+        start = self.first_values("start", now)
+        collapsed: list[int] = []
         for layer in sorted(now, reverse=True):
-            fallen = _decades(start[str(layer)], now[layer])
+            fallen = _decades_fallen(start[str(layer)], now[layer])
             if now[layer] >= self.threshold and fallen < self.decades:
                 break
-            low.append(layer)
-        if not low:
+            collapsed.append(layer)
+        if not collapsed:
             return {}
-        layer, last = low[-1], max(now)
-        said = (
+        layer, last = collapsed[-1], max(now)
+        description = (
             f"tokens collapse from layer {layer} on: they differ by {_short(now[layer])} of their size there "
             f"and {_short(now[last])} at layer {last} ({_short(start[str(layer)])} and "
-            f"{_short(start[str(last)])} at the first look)"
+            f"{_short(start[str(last)])} at the first measurement)"
         )
-        return {"tokens": Fault(layer, None, said)}
+        return {"tokens": Fault(layer, None, description)}
 
 
-class EntropyCollapse(Rule):
-    """Attention of a layer falls on single tokens: its entropy, mean over heads, is below a number of nats or
-    a share of the highest it ever had (Zhai et al. 2023: training that comes here diverges)."""
+class EntropyCollapse(AlarmRule):
+    """Attention of a layer falls on single tokens: its entropy, mean over heads, is small. Training that
+    comes here tends to diverge (Zhai et al. 2023).
+
+    Args:
+        threshold: The entropy is below so many nats,
+        share: or below this share of the highest it ever was.
+    """
 
     name = "attention entropy collapses"
     metrics = ("entropy",)
-    helps = "A norm of queries and keys (QK-norm), a lower learning rate or a longer warm-up helps."
+    advice = "A norm of queries and keys (QK-norm), a lower learning rate or a longer warm-up helps."
 
     def __init__(
-        self, threshold: float = 0.1, share: float = 0.05, looks: int = 2, action: Action = "warn"
+        self, threshold: float = 0.1, share: float = 0.05, patience: int = 2, action: Action = "warn"
     ) -> None:
-        super().__init__(looks, action)
+        super().__init__(patience, action)
         self.threshold, self.share = threshold, share
 
-    def faults(self, rows: Rows) -> dict[str, Fault]:
-        """By layer."""
-        now = rows.layers("entropy")
-        peak: dict[str, float] = self.memory.setdefault("peak", {})
-        found = {}
-        for layer, value in now.items():
-            highest = peak[str(layer)] = max(value, peak.get(str(layer), value))
-            if value < self.threshold or value < self.share * highest:
-                said = (
-                    f"attention of layer {layer} falls on single tokens: its entropy is {_short(value)} "
+    def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
+        """A fault for each layer whose attention has collapsed."""
+        peak = self.memory.setdefault("peak", {})
+        faults = {}
+        for layer, entropy in rows.layers("entropy").items():
+            highest = peak[str(layer)] = max(entropy, peak.get(str(layer), entropy))
+            if entropy < self.threshold or entropy < self.share * highest:
+                description = (
+                    f"attention of layer {layer} falls on single tokens: its entropy is {_short(entropy)} "
                     f"nats, and was {_short(highest)} at the highest"
                 )
-                found[str(layer)] = Fault(layer, None, said)
-        return found
+                faults[str(layer)] = Fault(layer, None, description)
+        return faults
 
 
-class Sink(Rule):
-    """The first token takes most of a layer's attention, mean over heads, and much more than at first."""
+class AttentionSink(AlarmRule):
+    """The first token takes most of a layer's attention, mean over heads, and much more than at first.
+
+    Args:
+        threshold: The share of the attention from which on it is most.
+        risen: By how much the share has risen since the first measurement.
+    """
 
     name = "a sink takes a layer over"
     metrics = ("first_token_mass",)
-    helps = "A gate on what heads add, or a learnt sink of their own, leaves them something else to do."
+    advice = "A gate on what heads add, or a learnt sink of their own, leaves them something else to do."
 
     def __init__(
-        self, threshold: float = 0.8, risen: float = 0.3, looks: int = 3, action: Action = "warn"
+        self, threshold: float = 0.8, risen: float = 0.3, patience: int = 3, action: Action = "warn"
     ) -> None:
-        super().__init__(looks, action)
+        super().__init__(patience, action)
         self.threshold, self.risen = threshold, risen
 
-    def faults(self, rows: Rows) -> dict[str, Fault]:
-        """By layer."""
+    def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
+        """A fault for each layer whose attention goes to the first token."""
         now = rows.layers("first_token_mass")
-        start = self.first("start", _named(now))
+        start = self.first_values("start", now)
         return {
             str(layer): Fault(
-                layer, None, f"the first token takes {value:.0%} of the attention of layer {layer} "
-                f"({start[str(layer)]:.0%} at the first look)",
+                layer, None, f"the first token takes {share:.0%} of the attention of layer {layer} "
+                f"({start[str(layer)]:.0%} at the first measurement)",
             )
-            for layer, value in now.items()
-            if value > self.threshold and value - start[str(layer)] > self.risen
+            for layer, share in now.items()
+            if share > self.threshold and share - start[str(layer)] > self.risen
         }  # fmt: skip
 
 
-class Size(Rule):
-    """Numbers by layer that blow up or vanish: samples that are no numbers at once; else by decades against
-    their own last looks (a mean of logarithms in which each look counts a tenth), or by more against the
-    first."""
+class SizeRule(AlarmRule):
+    """The base of rules about sizes by layer that blow up or vanish. A size that is NaN or infinite raises
+    its alarm at once.
+
+    Args:
+        jump: Powers of ten by which a size may differ from its last values: from a running mean of
+            logarithms, in which each measurement counts a tenth.
+        drift: Powers of ten by which it may differ from its first value.
+    """
 
     def __init__(
-        self, jump: float = 2.0, drift: float = 5.0, looks: int = 2, action: Action = "warn"
+        self, jump: float = 2.0, drift: float = 5.0, patience: int = 2, action: Action = "warn"
     ) -> None:
-        super().__init__(looks, action)
+        super().__init__(patience, action)
         self.jump, self.drift = jump, drift
 
     def changes(
-        self, what: str, words: str, now: Mapping[int, float], broken: Mapping[int, str]
+        self, metric: str, words: str, now: Mapping[int, float], broken: Mapping[int, str]
     ) -> dict[str, Fault]:
-        """By layer and direction."""
-        found = {}
-        for layer, many in broken.items():
-            said = f"{words} of layer {layer} are no numbers, in {many} readings"
-            found[f"{what} {layer} broken"] = Fault(layer, None, said, f"{what} broken", at_once=True)
-        logs = {f"{what} {layer}": math.log10(value) for layer, value in now.items() if value > 0}
-        start = self.first("start", logs)
-        recent: dict[str, float] = self.memory.setdefault("recent", {})
-        for layer, value in now.items():
-            name = f"{what} {layer}"
+        """A fault for each layer whose size is not finite, has jumped or has drifted.
+
+        Args:
+            metric: The size's name, which tells several sizes of one rule apart.
+            words: What has the size, for the sentence.
+            now: The size at each layer.
+            broken: The layers where it is not finite, and in how many samples.
+        """
+        faults = {}
+        for layer, samples in broken.items():
+            description = f"{words} of layer {layer} are no numbers, in {samples} readings"
+            faults[f"{metric} {layer} broken"] = Fault(
+                layer, None, description, f"{metric} broken", immediate=True
+            )
+        logs = {f"{metric} {layer}": math.log10(size) for layer, size in now.items() if size > 0}
+        start = self.first_values("start", logs)
+        recent = self.memory.setdefault("recent", {})
+        for layer, size in now.items():
+            name = f"{metric} {layer}"
             if name not in start:
                 continue  # zero from the first
             log = logs.get(name, -math.inf)
             usual = recent.setdefault(name, start[name])
-            since, lately = log - start[name], log - usual
-            if abs(lately) > self.jump or abs(since) > self.drift:
-                up = lately > 0 if abs(lately) > self.jump else since > 0
-                said = (
-                    f"{words} of layer {layer} {'blow up' if up else 'vanish'}: {_short(value)} now, "
-                    f"{_short(10**usual)} over the last looks, {_short(10 ** start[name])} at the first"
-                )
+            drift, jump = log - start[name], log - usual
+            if abs(jump) > self.jump or abs(drift) > self.drift:
+                up = jump > 0 if abs(jump) > self.jump else drift > 0
                 way = "up" if up else "down"
-                found[f"{name} {way}"] = Fault(layer, None, said, f"{what} {way}")
-            else:  # what is wrong is not what is usual
-                recent[name] = usual + 0.1 * lately
-        return found
+                description = (
+                    f"{words} of layer {layer} {'blow up' if up else 'vanish'}: {_short(size)} now, "
+                    f"{_short(10**usual)} over the last measurements, {_short(10 ** start[name])} at the "
+                    "first"
+                )
+                faults[f"{name} {way}"] = Fault(layer, None, description, f"{metric} {way}")
+            else:  # only healthy sizes count as usual ones
+                recent[name] = usual + 0.1 * jump
+        return faults
 
 
-class TokenSize(Size):
-    """Tokens blow up, vanish, or are no numbers: ||X||_F, which is `mu / relative_mu`; without the latter,
-    what they differ by."""
+class TokenSize(SizeRule):
+    """Tokens blow up, vanish or are not finite: ||X||_F, which is `mu / relative_mu`, or `mu` if that is all
+    there is.
+
+    Args:
+        jump: Powers of ten by which the size may differ from its last values.
+        drift: Powers of ten by which it may differ from its first value.
+    """
 
     name = "tokens blow up or vanish"
     metrics = ("mu",)
-    helps = "A lower learning rate, clipped gradients and a norm before each branch keep their size."
+    advice = "A lower learning rate, clipped gradients and a norm before each branch keep their size."
 
-    def faults(self, rows: Rows) -> dict[str, Fault]:
-        """By layer and direction."""
-        differ, share = rows.layers("mu"), rows.layers("relative_mu")
-        if not share:
-            return self.changes("mu", "differences between tokens", differ, rows.broken("mu"))
-        sizes = {layer: differ[layer] / each for layer, each in share.items() if layer in differ and each > 0}
+    def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
+        """A fault for each layer and direction."""
+        mu, relative_mu = rows.layers("mu"), rows.layers("relative_mu")
+        if not relative_mu:
+            return self.changes("mu", "differences between tokens", mu, rows.broken("mu"))
+        sizes = {
+            layer: mu[layer] / relative
+            for layer, relative in relative_mu.items()
+            if layer in mu and relative > 0
+        }
         return self.changes("size", "tokens", sizes, rows.broken("mu"))
 
 
-class GradientSize(Size):
-    """Gradients of a layer blow up or vanish: against their own past as tokens do; against the median of the
-    layers at the same look, by decades; and those of queries and keys against those of values and outputs of
-    the same layer, since they are what vanishes where tokens collapse (Noci et al. 2022)."""
+class GradientSize(SizeRule):
+    """Gradients of a layer blow up, vanish or are not finite. Where tokens collapse, those of queries and
+    keys vanish beside those of values and outputs (Noci et al. 2022).
+
+    Args:
+        apart: Powers of ten by which a layer may differ from the median of the layers.
+        starved: Powers of ten by which gradients of queries and keys may be below those of values and
+            outputs of the same layer.
+        jump: Powers of ten by which a size may differ from its last values.
+        drift: Powers of ten by which it may differ from its first value.
+    """
 
     name = "gradients blow up or vanish"
     metrics = ("grad_query_key", "grad_value_output", "grad_mlp", "grad_tokens")
     WORDS = ("gradients of queries and keys", "gradients of values and outputs", "gradients of the MLP",
              "gradients at the tokens")  # fmt: skip
-    helps = (
+    advice = (
         "Against vanishing gradients skips and norms help; against exploding ones a lower learning rate, a "
         "longer warm-up or clipping."
     )
@@ -184,86 +229,95 @@ class GradientSize(Size):
         starved: float = 4.0,
         jump: float = 3.0,
         drift: float = 5.0,
-        looks: int = 3,
+        patience: int = 3,
         action: Action = "warn",
     ) -> None:
-        super().__init__(jump, drift, looks, action)
+        super().__init__(jump, drift, patience, action)
         self.apart, self.starved = apart, starved
 
-    def faults(self, rows: Rows) -> dict[str, Fault]:
-        """By metric, layer and direction; of one that is found in several ways, the first is said."""
-        found: dict[str, Fault] = {}
-        later: dict[str, Fault] = {}
+    def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
+        """A fault for each metric, layer and direction; of several reasons for one, the first is given."""
+        faults: dict[str, Fault] = {}
+        changes: dict[str, Fault] = {}
         for metric, words in zip(self.metrics, self.WORDS, strict=True):
             now = rows.layers(metric)
             middle = median(now.values()) if now else 0.0
-            for layer, value in now.items():
-                off = -_decades(middle, value)
-                if abs(off) > self.apart:
-                    way, doing = ("up", "blow up") if off > 0 else ("down", "vanish")
-                    said = (
-                        f"{words} of layer {layer} {doing}: {_short(value)}, where the median of the layers "
+            for layer, size in now.items():
+                above = -_decades_fallen(middle, size)
+                if abs(above) > self.apart:
+                    way, verb = ("up", "blow up") if above > 0 else ("down", "vanish")
+                    description = (
+                        f"{words} of layer {layer} {verb}: {_short(size)}, where the median of the layers "
                         f"is {_short(middle)}"
                     )
-                    found[f"{metric} {layer} {way}"] = Fault(layer, None, said, f"{metric} {way}")
-            later |= self.changes(metric, words, now, rows.broken(metric))
+                    faults[f"{metric} {layer} {way}"] = Fault(layer, None, description, f"{metric} {way}")
+            changes |= self.changes(metric, words, now, rows.broken(metric))
         values = rows.layers("grad_value_output")
-        for layer, value in rows.layers("grad_query_key").items():
-            if _decades(values.get(layer, 0.0), value) > self.starved:
-                said = (
-                    f"gradients of queries and keys of layer {layer} vanish: {_short(value)}, where those of "
+        for layer, size in rows.layers("grad_query_key").items():
+            if _decades_fallen(values.get(layer, 0.0), size) > self.starved:
+                description = (
+                    f"gradients of queries and keys of layer {layer} vanish: {_short(size)}, where those of "
                     f"its values and outputs are {_short(values[layer])}"
                 )
-                fault = Fault(layer, None, said, "grad_query_key down")
-                found.setdefault(f"grad_query_key {layer} down", fault)
-        return found | {name: fault for name, fault in later.items() if name not in found}
+                fault = Fault(layer, None, description, "grad_query_key down")
+                faults.setdefault(f"grad_query_key {layer} down", fault)
+        return faults | {name: fault for name, fault in changes.items() if name not in faults}
 
 
-class DeadHead(Rule):
-    """What a head adds to its layer is the same for all tokens, next to what the layer's other heads add, for
-    many looks (`head_mu`: ||res X||_F of the head's contribution)."""
+class DeadHead(AlarmRule):
+    """A head adds the same to all tokens: `head_mu`, ||res X||_F of its contribution, is small beside that of
+    the layer's other heads.
+
+    Args:
+        threshold: The share of the other heads' median below which it is small.
+    """
 
     name = "a head has died"
     metrics = ("head_mu",)
-    helps = "It may be pruned; more warm-up, or less weight decay on values and outputs, keeps heads alive."
+    advice = "It may be pruned; more warm-up, or less weight decay on values and outputs, keeps heads alive."
 
-    def __init__(self, threshold: float = 1e-3, looks: int = 5, action: Action = "warn") -> None:
-        super().__init__(looks, action)
+    def __init__(self, threshold: float = 1e-3, patience: int = 5, action: Action = "warn") -> None:
+        super().__init__(patience, action)
         self.threshold = threshold
 
-    def faults(self, rows: Rows) -> dict[str, Fault]:
-        """By layer and head."""
-        found = {}
+    def faults(self, rows: MeasurementRows) -> dict[str, Fault]:
+        """A fault for each head that has died."""
+        faults = {}
         for layer, heads in rows.heads("head_mu").items():
-            for head, value in heads.items():
-                others = [each for other, each in heads.items() if other != head]
-                middle = median(others) if others else 0.0
-                if value < self.threshold * middle:
-                    said = (
+            for head, size in heads.items():
+                rest = [heads[k] for k in heads if k != head]
+                middle = median(rest) if rest else 0.0
+                if size < self.threshold * middle:
+                    description = (
                         f"head {head} of layer {layer} tells tokens apart no more: what it adds differs by "
-                        f"{_short(value)} between them, the other heads' by {_short(middle)}"
+                        f"{_short(size)} between them, the other heads' by {_short(middle)}"
                     )
-                    found[f"{layer} {head}"] = Fault(layer, head, said)
-        return found
+                    faults[f"{layer} {head}"] = Fault(layer, head, description)
+        return faults
 
 
-def default_rules(action: Action = "warn") -> list[Rule]:
-    """All of them, each with its own thresholds; those whose metrics are not measured say nothing.
+def default_rules(action: Action = "warn") -> list[AlarmRule]:
+    """One of each built-in rule, with its default thresholds. Rules whose metrics are not measured raise
+    nothing.
+
+    Args:
+        action: What their alarms do: "warn", "stop", or a function of the alarm.
+
+    Returns:
+        The rules, for `Monitor(alarms=...)`.
+
+    Raises:
+        MonitorError: `action` is something else.
 
     >>> [rule.name for rule in default_rules()][:2]
     ['tokens collapse', 'attention entropy collapses']
     """
-    kinds: Sequence[Any] = (Collapse, EntropyCollapse, Sink, TokenSize, GradientSize, DeadHead)
+    kinds: Sequence[Any] = (Collapse, EntropyCollapse, AttentionSink, TokenSize, GradientSize, DeadHead)
     return [kind(action=action) for kind in kinds]
 
 
-def _named(numbers: Mapping[int, float]) -> dict[str, float]:
-    """Names are what a checkpoint of any format keeps."""
-    return {str(name): number for name, number in numbers.items()}
-
-
-def _decades(before: float, now: float) -> float:
-    """By how many powers of ten it has fallen."""
+def _decades_fallen(before: float, now: float) -> float:
+    """By how many powers of ten a number has fallen; 0 if it was not positive before."""
     if before <= 0:
         return 0.0
     return math.inf if now <= 0 else math.log10(before / now)

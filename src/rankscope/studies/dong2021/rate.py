@@ -24,7 +24,7 @@ from rankscope.paths import decompose
 from rankscope.sources import bundled_excerpts, fresh, load
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 from rankscope.theory import certify
-from rankscope.theory.observe import observe
+from rankscope.theory.observation import observe
 from rankscope.theory.pure_attention import log_base, log_gamma
 
 BOUNDS = ("dong2021-2.3", "oscillation", "dobrushin")

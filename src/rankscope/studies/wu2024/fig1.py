@@ -111,7 +111,7 @@ def _largest_gain(w: float) -> float:
     return float(torch.linalg.matrix_norm(torch.tensor([[1.0, w], [0.0, 1.0]], dtype=torch.float64), 2))
 
 
-def settled(X: Pairs, w: float) -> Pairs:
+def layer_bounds(X: Pairs, w: float) -> Pairs:
     """Where tokens are after many layers."""
     for _ in range(SETTLED):
         X = step(X, w)
@@ -130,7 +130,7 @@ def basin_map(number: int, w: float) -> pl.DataFrame:
     # Off by a quarter of a step: opposite tokens average to zero, which no norm can turn anywhere.
     grid = torch.meshgrid(angle, angle + 90 / number, indexing="ij")
     first, second = (each.flatten() for each in grid)
-    end = settled(pairs(first, second), w)
+    end = layer_bounds(pairs(first, second), w)
     return pl.DataFrame(
         {
             "angle_1": first.numpy(),
@@ -198,7 +198,7 @@ def _boundary() -> Comparison:
     """With token 1 at rest, A is the edge of B's basin."""
     second = (torch.arange(3600, dtype=torch.float64) + 0.5) / 10
     X = pairs(torch.full_like(second, 90.0), second)
-    apart = stays_apart(settled(X, W), W).bool()
+    apart = stays_apart(layer_bounds(X, W), W).bool()
     left, edge = X[:, 1, 0] < 0, -W * math.sqrt(1 - 1 / W**2)
     expected = left & (X[:, 1, 1] / X[:, 1, 0] > edge)
     return Comparison(
@@ -282,7 +282,7 @@ def _map(axes: Axes) -> None:
     start = pairs(torch.full_like(angle, 90.0), angle)
     end = step(start, W)[:, 1]
     after = torch.atan2(end[:, 1], end[:, 0]).rad2deg() % 360
-    apart = stays_apart(settled(start, W), W).bool()
+    apart = stays_apart(layer_bounds(start, W), W).bool()
     axes.plot([0, 360], [0, 360], color=FAINT, linewidth=1, linestyle="--")
     for chosen, colour, label in ((apart, PALETTE[1], "ends at B"), (~apart, PALETTE[0], "ends at token 1")):
         axes.plot(angle[chosen], after[chosen], linestyle="none", marker=".", markersize=3, color=colour)

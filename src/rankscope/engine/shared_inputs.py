@@ -1,0 +1,185 @@
+"""The inputs of cells, made once where several cells share them: texts, trained weights, tokens.
+
+Files are read by the driver alone, so that every worker has the same, wherever it runs. Trained weights are
+loaded once. On one machine they are in a file that workers map into memory; on a cluster in Ray's object
+store, which brings them to each node once (`cluster.RaySharedInputs`). Random weights are drawn in the
+worker: that is quicker than sending them.
+"""
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankscope.engine.factors import INPUTS, Cell, architecture_of, base_network, input_factors
+from rankscope.engine.work import CellInputs, InputsLoader
+from rankscope.errors import RankscopeError, SweepError, TokensError
+from rankscope.nets import Architecture, Transformer
+from rankscope.runs.key import digest, files_of
+from rankscope.runs.store import checksum
+from rankscope.sources.network_names import is_drawn
+
+PREFIX = ".shared-"
+"""How the folder of weights within the run folder begins."""
+
+
+class FileChecksums:
+    """Checksums of the models and texts that cells name: other content gives other numbers."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self._models = {name: _model_checksums(name) for name in {str(cell["model"]) for cell in cells}}
+        self._texts = {
+            name: _text_checksums(name) for name in {str(cell["text"]) for cell in cells if "text" in cell}
+        }
+
+    def of(self, cell: Cell) -> dict[str, list[str]]:
+        """Checksums of a cell's text, and what identifies its model's files without reading all of them."""
+        text = self._texts[str(cell["text"])] if "text" in cell else []
+        return {"model": self._models[str(cell["model"])], "text": text}
+
+
+class SharedInputs:
+    """Gives each cell a loader for its inputs, and prepares what several cells share when the first asks."""
+
+    def __init__(self, folder: Path, checksums: FileChecksums, threads: int = 1) -> None:
+        for leftover in folder.glob(f"{PREFIX}*"):  # of a driver that was killed
+            shutil.rmtree(leftover, ignore_errors=True)
+        self._folder = tempfile.TemporaryDirectory(prefix=PREFIX, dir=folder, ignore_cleanup_errors=True)
+        self.checksums, self.threads = checksums, threads
+        self._loaders: dict[str, InputsLoader] = {}
+        self._excerpts: dict[str, list[str]] = {}
+
+    def __enter__(self) -> "SharedInputs":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._folder.cleanup()
+
+    def loader(self, cell: Cell) -> InputsLoader:
+        """The loader of a cell's inputs; inputs that cannot be read fail in the worker, as that cell."""
+        name = digest({**input_factors(cell), "content": self.checksums.of(cell)})
+        if name in self._loaders:
+            return self._loaders[name]
+        try:
+            arch, excerpts = architecture_of(cell), self._read(cell)
+            if arch is not None:  # small, and often needed by one cell alone: not remembered
+                return InitLoader(name, input_factors(cell), arch, excerpts)
+            self._loaders[name] = self.put(name, self._load(cell, excerpts))
+        except RankscopeError as error:
+            self._loaders[name] = ErrorLoader(name, error)
+        return self._loaders[name]
+
+    def put(self, name: str, inputs: CellInputs) -> InputsLoader:
+        """Store inputs where all workers can read them; the loader that is returned works in any process."""
+        path = Path(self._folder.name) / f"{name}.pt"
+        tensors = {
+            "arch": inputs.net.arch, "weights": inputs.net.state(), "X": inputs.X, "padding": inputs.padding
+        }  # fmt: skip
+        torch.save(tensors, path)
+        return FileLoader(name, path)
+
+    def _read(self, cell: Cell) -> list[str]:
+        """The excerpts of a cell, read from their file once."""
+        name = repr([cell.get(factor) for factor in INPUTS])
+        if name not in self._excerpts:
+            self._excerpts[name] = excerpts_for(cell)
+        return self._excerpts[name]
+
+    def _load(self, cell: Cell, excerpts: list[str]) -> CellInputs:
+        """Inputs with loaded weights, made with as many threads as workers have."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads)  # an embedding may multiply: its last digit depends on threads
+        try:
+            return encoded_inputs(cell, None, excerpts)
+        finally:
+            torch.set_num_threads(before)
+
+
+def encoded_inputs(cell: Cell, arch: Architecture | None, excerpts: list[str]) -> CellInputs:
+    """The network of a cell, not yet changed, and the excerpts encoded by it."""
+    net = base_network(cell, arch)
+    return CellInputs(net, *net.encode(excerpts, int(cell["tokens"])))
+
+
+@dataclass(frozen=True)
+class InitLoader:
+    """Draws random weights in the worker."""
+
+    name: str
+    cell: Cell
+    arch: Architecture
+    excerpts: list[str]
+
+    def __call__(self) -> CellInputs:
+        """Draw the network and encode its excerpts."""
+        return encoded_inputs(self.cell, self.arch, self.excerpts)
+
+
+@dataclass(frozen=True)
+class FileLoader:
+    """Maps a file of weights and tokens into memory, which all workers of a machine share."""
+
+    name: str
+    path: Path
+
+    def __call__(self) -> CellInputs:
+        """Map the network and its tokens; where the network came from is not stored."""
+        tensors: dict[str, Any] = torch.load(self.path, mmap=True, weights_only=False)
+        net = Transformer.from_weights(tensors["arch"], tensors["weights"])
+        return CellInputs(net, tensors["X"], tensors["padding"])
+
+
+@dataclass(frozen=True)
+class ErrorLoader:
+    """Raises, in the worker, the error that the driver met when it read the inputs."""
+
+    name: str
+    error: RankscopeError
+
+    def __call__(self) -> CellInputs:
+        """Raise the driver's error, which then is the reason of the cell."""
+        raise self.error
+
+
+def excerpts_for(cell: Cell) -> list[str]:
+    """The first `samples` excerpts of a cell's text, or of the bundled prose where it names none."""
+    from rankscope.sources import bundled_excerpts, excerpts
+
+    samples, tokens = _count(cell, "samples"), _count(cell, "tokens")
+    if "text" in cell:
+        first = list(islice(excerpts(str(cell["text"]), "auto", "text"), samples))
+    else:
+        first = bundled_excerpts(tokens)[:samples]
+    if len(first) < samples:
+        raise TokensError(
+            f"the text must have {samples} excerpts; {cell.get('text', 'the bundled prose')} has "
+            f"{len(first)}: ask for fewer samples",
+            subject="samples",
+        )
+    return first
+
+
+def _model_checksums(name: str) -> list[str]:
+    if Path(name).is_file():
+        return [checksum(Path(name))]
+    return [] if is_drawn(name) else files_of(name)
+
+
+def _text_checksums(name: str) -> list[str]:
+    path = Path(name)
+    if not path.exists():
+        raise SweepError(f"text must be a file or a folder; there is none at {path}", subject="text")
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    return [checksum(file) for file in files]
+
+
+def _count(cell: Cell, factor: str) -> int:
+    value = cell[factor]
+    if type(value) is not int or value < 1:
+        raise SweepError(f"{factor} must be a whole number, 1 or more; got {value!r}", subject=factor)
+    return value

@@ -1,0 +1,126 @@
+"""`Measurement` and `Alarm`: what one measurement of a training run holds, and the columns of its tables.
+
+`Monitor` makes a `Measurement` of the running sums of a step (`rows_of`); `RunWriter` and the writers of
+`rankscope.live.writers` receive it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from rankscope.live.monitor.running_sums import Key, Sums
+
+TRAINING: dict[str, Any] = {
+    "step": pl.Int64,
+    "layer": pl.Int64,  # null for numbers of the whole run, such as the loss
+    "head": pl.Int64,  # null unless the metric is one of heads
+    "metric": pl.String,
+    "value": pl.Float64,  # the mean over samples; null if none was finite
+    "spread": pl.Float64,  # their standard deviation
+    "least": pl.Float64,
+    "most": pl.Float64,
+    "floor": pl.Float64,  # values below it are rounding noise; 0 if there is no floor
+    "samples": pl.Int64,
+    "broken": pl.Int64,  # samples whose value was NaN or infinite
+}
+"""The columns of the table `training`: a row for each number of a measurement."""
+
+ALARMS: dict[str, Any] = {
+    "step": pl.Int64,
+    "since": pl.Int64,  # the first measurement at which the fault was there
+    "rule": pl.String,
+    "layer": pl.Int64,
+    "head": pl.Int64,
+    "action": pl.String,
+    "sentence": pl.String,
+}
+"""The columns of the table `alarms`."""
+
+CERTIFICATES: dict[str, Any] = {
+    "step": pl.Int64,
+    "theorem": pl.String,
+    "kind": pl.String,  # upper or lower bound
+    "quantity": pl.String,
+    "met_to": pl.Int64,  # its hypotheses hold from layer 1 to this one for every sample; 0: nowhere
+    "says_at": pl.Int64,  # the last layer at which it says more than is known anyway
+    "log10_bound": pl.Float64,  # there, of the sample with the most slack
+    "log10_measured": pl.Float64,
+    "log10_size": pl.Float64,
+    "slack": pl.Float64,  # decades between the two
+    "broken": pl.Int64,  # guarantees that the measurement contradicts; there should be none
+    "why": pl.String,  # the first hypothesis that fails, with its number
+}
+"""The columns of the table `training_certificates`: `certify(...).summary()` of the probe, step by step."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """An alarm that a rule raised.
+
+    Attributes:
+        step: The step at which it was raised.
+        since: The step at which the fault was first there.
+        rule: The name of the rule.
+        layer, head: Where the fault is; None if it is not of a layer or head.
+        action: What is done: warn, stop or call.
+        sentence: What is wrong, in numbers, and what helps.
+    """
+
+    step: int
+    since: int
+    rule: str
+    layer: int | None
+    head: int | None
+    action: str
+    sentence: str
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One measurement of a training run, as writers receive it.
+
+    Attributes:
+        step: The step after which the model was measured.
+        rows: A row for each number, with the columns of the table `training`.
+        alarms: The alarms that were raised at this measurement.
+        certificates: What theorems prove of the probe, if this measurement read paths.
+    """
+
+    step: int
+    rows: pl.DataFrame
+    alarms: tuple[Alarm, ...] = ()
+    certificates: pl.DataFrame | None = None
+
+
+def rows_of(step: int, keys: Sequence[Key], sums: Sums) -> pl.DataFrame:
+    """The rows of a measurement from its running sums, of which `keys` says what each is of."""
+    count, mean, squares, least, most, floor, broken = sums.unbind(-1)
+    is_empty = (count == 0).tolist()
+
+    def column(values: Any) -> list[float | None]:
+        return [None if empty else value for empty, value in zip(is_empty, values.tolist(), strict=True)]
+
+    return pl.DataFrame(
+        {
+            "step": [step] * len(keys),
+            "layer": [key.layer for key in keys],
+            "head": [key.head for key in keys],
+            "metric": [key.metric for key in keys],
+            "value": column(mean),
+            "spread": column((squares / count.clamp(min=1)).sqrt()),
+            "least": column(least),
+            "most": column(most),
+            "floor": column(floor),
+            "samples": count.long().tolist(),
+            "broken": broken.long().tolist(),
+        },
+        schema=TRAINING,
+    )
+
+
+def alarm_rows(alarms: Sequence[Alarm]) -> pl.DataFrame:
+    """Alarms as rows of the table `alarms`."""
+    rows = [[getattr(alarm, name) for name in ALARMS] for alarm in alarms]
+    return pl.DataFrame(rows, schema=ALARMS, orient="row")

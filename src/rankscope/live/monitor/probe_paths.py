@@ -1,0 +1,156 @@
+"""Path shares and certificates of the probe, measured every `paths_every` steps.
+
+`Monitor` makes one `ProbePaths` and calls `measure` when it is due. The model's weights are then copied to
+the CPU in float64, as a canonical network whose output is compared with the model's on the probe itself
+(`sources/batch_network.py`), and of that network are read
+
+    paths_0, paths_1, ...    the share of the output that paths of each length carry, biases included:
+                             <T_l, Y> / <Y, Y>, T_l the sum of their terms, Y the output; they add up to 1
+    certificates             what `certify` proves, a row for each theorem: how far it holds, what it says at
+                             the last layer at which it says something, and what is measured there
+
+If the model cannot be copied any more, because its weights are NaN for example, the rows have no numbers and
+`notes` says why.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import polars as pl
+import torch
+from torch import Tensor, nn
+
+from rankscope.errors import MonitorError, RankscopeError
+from rankscope.live.isolation import isolated
+from rankscope.live.modules import unwrapped
+from rankscope.live.monitor import distributed
+from rankscope.live.monitor.measurement import CERTIFICATES
+from rankscope.live.monitor.probe import Probe
+from rankscope.live.monitor.running_sums import MetricValues
+from rankscope.live.monitor.training_state import preserved_training_state
+from rankscope.live.padding import arguments_of
+from rankscope.nets import Architecture
+from rankscope.paths import decompose
+from rankscope.runs import Manifest
+from rankscope.sources.batch_network import network_on_batch
+from rankscope.sources.checkpoint import first_line
+from rankscope.theory import certify
+from rankscope.theory.certificates import Certificates
+
+CPU = torch.device("cpu")
+BUDGET = 2e11
+"""Multiplications of one measurement, about a minute of one core."""
+
+
+class ProbePaths:
+    """Measures paths and certificates of a probe.
+
+    Args:
+        model: The model that is trained.
+        probe: The probe, whose arguments `load` must be able to take over; refused if there is none.
+        every: Steps between measurements.
+        paths_every: Steps between measurements with paths, a multiple of `every`.
+        budget: Multiplications that one measurement may take. Of a larger probe the first samples are used,
+            one at least.
+
+    Raises:
+        MonitorError: The model is of no family that `load` knows, its weights are sharded, or the probe does
+            not fit; on every rank alike.
+    """
+
+    def __init__(
+        self, model: nn.Module, probe: Probe | None, every: int, paths_every: int, budget: float = BUDGET
+    ) -> None:
+        if type(paths_every) is not int or paths_every < 1 or paths_every % every:
+            raise MonitorError(
+                f"paths_every must be a number of steps, a multiple of every={every}; got {paths_every!r}: "
+                "paths are part of a measurement, only not of all of them",
+                subject="paths_every",
+            )
+        if probe is None:
+            raise MonitorError("paths are those of a probe; there is none: give probe=", subject="probe")
+        if distributed.is_sharded(model):
+            raise MonitorError(
+                f"paths need all weights on one process; those of {type(model).__name__} are sharded: leave "
+                "paths_every= out, and have `rankscope paths` read its checkpoints",
+                subject="paths_every",
+            )
+        self.every, self.budget, self.notes = paths_every, budget, list[str]()
+        self.model = unwrapped(model)
+        self.batch = arguments_of(self.model, probe.args, probe.kwargs)
+        failure = None
+        try:
+            with self._isolated():
+                canonical = network_on_batch(self.model, self.batch)
+            self.lengths, samples = canonical.net.arch.layers + 1, len(canonical.X)
+            self.samples = self._affordable_samples(canonical.net.arch, samples, canonical.X.shape[1])
+        except RankscopeError as error:
+            failure = str(error)
+        reason = next((reason for reason in distributed.gathered(failure) if reason is not None), None)
+        if reason is not None:
+            raise MonitorError(
+                f"paths are read of models and batches that load can take over; {reason}",
+                subject="paths_every",
+            )
+        self.batch = {name: _first(value, samples, self.samples) for name, value in self.batch.items()}
+
+    def measure(self, step: int) -> tuple[MetricValues, pl.DataFrame]:
+        """Path shares by length, and the rows of the certificates; the training does not notice."""
+        shares = torch.full((self.lengths, self.samples), torch.nan, dtype=torch.float64)
+        table, failure = None, None
+        try:
+            with self._isolated():
+                net, X, padding = network_on_batch(self.model, self.batch)
+                rows = decompose(net, X, padding).by_length().table.filter(start="all").sort("length")
+                shares = torch.tensor(rows["share"].to_list(), dtype=torch.float64).view_as(shares)
+                table = certify(net, X, padding).table.drop("hypotheses")
+        except (RankscopeError, RuntimeError, MemoryError) as error:  # too little memory ends no training
+            failure = f"step {step}: paths or certificates are not measured: {first_line(error)}"
+        tables = [theirs for theirs in distributed.gathered(table) if theirs is not None]
+        self.notes += [why for why in dict.fromkeys(distributed.gathered(failure)) if why is not None]
+        values = MetricValues()
+        for length, share in enumerate(shares):
+            values.add(None, f"paths_{length}", share)
+        complete = len(tables) == distributed.world_size()
+        return values, certificate_rows(step, tables if complete else [])
+
+    @contextmanager
+    def _isolated(self) -> Iterator[None]:
+        """On the CPU, without the loop's autocast and default device, and without a trace in the training."""
+        with preserved_training_state(self.model), isolated(CPU), CPU:
+            yield
+
+    def _affordable_samples(self, arch: Architecture, samples: int, tokens: int) -> int:
+        """How many samples of the probe the budget allows; what that leaves out is noted."""
+        layer = tokens * arch.width * (4 * arch.width + 2 * arch.mlp_width + 2 * tokens)
+        sample = arch.layers**2 * layer
+        affordable = min(samples, max(1, int(self.budget // sample)))
+        if affordable < samples:
+            self.notes.append(
+                f"paths and certificates are of the first {affordable} of the probe's {samples} samples: "
+                "more take longer than a minute"
+            )
+        if sample > self.budget:
+            self.notes.append(
+                f"paths and certificates of a sample of {tokens} tokens take some "
+                f"{sample / self.budget:.0f} minutes of one core at each measurement: shorter samples are "
+                "quicker"
+            )
+        return affordable
+
+
+def certificate_rows(step: int, tables: list[pl.DataFrame]) -> pl.DataFrame:
+    """A row for each theorem, over the samples of all ranks' tables; no rows without tables."""
+    if not tables:
+        return pl.DataFrame(schema=CERTIFICATES)
+    certificates = Certificates(pl.concat(tables), Manifest())  # samples of two ranks may share a number
+    broken = certificates.broken().group_by("theorem").agg(pl.len().alias("broken"))
+    rows = certificates.summary().join(broken, on="theorem", how="left", maintain_order="left")
+    rows = rows.with_columns(pl.lit(step).alias("step"), pl.col("broken").fill_null(0))
+    return rows.select(pl.col(name).cast(kind) for name, kind in CERTIFICATES.items())
+
+
+def _first(value: Any, samples: int, count: int) -> Any:
+    """The first samples of an argument that has one entry for each sample; other arguments as they are."""
+    return value[:count] if isinstance(value, Tensor) and value.ndim and len(value) == samples else value

@@ -1,0 +1,130 @@
+"""Reduces many values of one number to sums that can be merged: over samples, micro-batches and processes.
+
+Of n values with mean m and `M = sum (v - m)^2`, and n', m', M' of n' further values,
+
+    n'' = n + n',    m'' = m + (m' - m) n' / n'',    M'' = M + M' + (m' - m)^2 n n' / n''
+
+(Chan et al. 1979), so parts in any grouping give the numbers of all values at once. NaN and infinity are
+counted apart.
+
+The probe, `inline.py` and the gradients put values into a `MetricValues`; `Monitor` calls `sums()` once per
+measurement and has `distributed.py` merge the sums of all processes with `merge_sums`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rankscope.profiles.rows import Found
+from rankscope.shapes import Float
+
+WIDTH = 7
+"""Numbers of one sum: count, mean, M, least, most, mean of the floors, count of NaN and infinity."""
+
+EMPTY = torch.tensor([0.0, 0.0, 0.0, torch.inf, -torch.inf, 0.0, 0.0], dtype=torch.float64)
+"""The sum over no value."""
+
+Sums = Float[Tensor, "key 7"]
+
+
+class Key(NamedTuple):
+    """The layer, head and metric that a running sum is of; `layer` is None for numbers of the whole run."""
+
+    layer: int | None
+    head: int | None
+    metric: str
+
+
+def sums_over_samples(
+    value: Float[Tensor, "sample key"], floor: Float[Tensor, "sample key"]
+) -> Float[Tensor, "key 7"]:
+    """The running sum of each column of values."""
+    if not len(value):
+        return EMPTY.to(value.device).expand(value.shape[1], WIDTH)
+    broken = ~value.isfinite()
+    count = (~broken).sum(0)
+    divisor = count.clamp(min=1)
+    finite = value.masked_fill(broken, 0.0)
+    mean = finite.sum(0) / divisor
+    squares = (finite - mean).square().masked_fill(broken, 0.0).sum(0)
+    least = value.masked_fill(broken, torch.inf).amin(0)
+    most = value.masked_fill(broken, -torch.inf).amax(0)
+    floors = floor.masked_fill(broken, 0.0).sum(0) / divisor
+    return torch.stack([count.double(), mean, squares, least, most, floors, broken.sum(0).double()], -1)
+
+
+def merge_sums(a: Float[Tensor, "... 7"], b: Float[Tensor, "... 7"]) -> Float[Tensor, "... 7"]:
+    """The running sums over the values of both `a` and `b`, which are of the same keys."""
+    n, m = a[..., 0], b[..., 0]
+    divisor = (n + m).clamp(min=1)
+    apart = b[..., 1] - a[..., 1]
+    return torch.stack(
+        [
+            n + m,
+            a[..., 1] + apart * m / divisor,
+            a[..., 2] + b[..., 2] + apart.square() * n * m / divisor,
+            torch.minimum(a[..., 3], b[..., 3]),
+            torch.maximum(a[..., 4], b[..., 4]),
+            a[..., 5] + (b[..., 5] - a[..., 5]) * m / divisor,
+            a[..., 6] + b[..., 6],
+        ],
+        -1,
+    )
+
+
+class MetricValues:
+    """Values by layer and metric, in the order they came. They stay on their device, unreduced, until `sums`:
+    reducing each by itself would cost an accelerator more than computing it."""
+
+    def __init__(self) -> None:
+        self.parts: dict[tuple[int | None, str, bool], list[tuple[Tensor, Tensor]]] = {}
+        """By (layer, metric, whether by head): values and floors, `[sample]` or `[sample, head]`."""
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def add(self, layer: int | None, metric: str, value: Tensor, floor: Tensor | None = None) -> None:
+        """Add values `[sample]` or `[sample, head]` of a metric, such as those of one micro-batch."""
+        floor = torch.zeros_like(value) if floor is None else floor
+        self.parts.setdefault((layer, metric, value.ndim == 2), []).append((value, floor))
+
+    def add_readings(self, layer: int, readings: Found) -> None:
+        """Add what was read of a layer, metric by metric."""
+        for metric, reading in readings:
+            self.add(layer, metric.name, reading.value, reading.floor)
+
+    def update(self, values: "MetricValues") -> None:
+        """Add all values of another collection."""
+        for key, parts in values.parts.items():
+            self.parts.setdefault(key, []).extend(parts)
+
+    def keys(self) -> list[Key]:
+        """What each row of `sums` is of."""
+        return [
+            Key(layer, head if by_head else None, metric)
+            for (layer, metric, by_head), parts in self.parts.items()
+            for head in range(parts[0][0].shape[1] if by_head else 1)
+        ]
+
+    def sums(self) -> Sums:
+        """The running sum of every key, on the CPU. Values of as many samples on one device are reduced
+        together, and copied to the CPU at once."""
+        columns = [tuple(map(_column, zip(*parts, strict=True))) for parts in self.parts.values()]
+        groups: dict[tuple[int, torch.device], list[int]] = {}
+        for k, (value, _) in enumerate(columns):
+            groups.setdefault((len(value), value.device), []).append(k)
+        sums: dict[int, Tensor] = {}
+        for group in groups.values():
+            value, floor = (torch.cat([columns[k][part] for k in group], 1) for part in (0, 1))
+            widths = [columns[k][0].shape[1] for k in group]
+            rows = torch.split(sums_over_samples(value, floor).cpu(), widths)
+            sums |= dict(zip(group, rows, strict=True))
+        return torch.cat([EMPTY.new_zeros(0, WIDTH), *(sums[k] for k in range(len(columns)))])
+
+
+def _column(parts: Sequence[Tensor]) -> Float[Tensor, "sample key"]:
+    """The values of all micro-batches as float64 columns, on the device of the first."""
+    values = parts[0] if len(parts) == 1 else torch.cat([part.to(parts[0].device) for part in parts])
+    return (values[:, None] if values.ndim == 1 else values).double()

@@ -1,0 +1,48 @@
+"""`Schedule`: which steps of a training are measured, and before which steps recording must be switched on.
+
+`Monitor.step` calls `advance` with each step. A measurement is due when the counter reaches or passes a
+multiple of `every`, so that a loop may count by any stride: by ones with `every=10` steps 10, 20, 30 are
+measured, by fours steps 12, 20, 32. Gradients and training batches must be recorded while the step is being
+made. So recording is switched on before every step that may be measured: one that would cross a multiple if
+its stride were the largest of the last few, and the first step, whose stride nobody knows.
+"""
+
+from collections import deque
+
+from rankscope.errors import MonitorError
+
+STRIDES = 16
+"""How many strides are remembered."""
+
+
+class Schedule:
+    """Counts steps, and says which are due."""
+
+    def __init__(self, step: int) -> None:
+        self.reset(step)
+
+    def reset(self, step: int) -> None:
+        """Start to count at this step, with no stride known."""
+        self.step, self.previous = step, step - 1
+        self.strides: deque[int] = deque(maxlen=STRIDES)
+
+    def advance(self, step: int | None) -> None:
+        """Move to a later step; None: the next one."""
+        step = self.step + 1 if step is None else int(step)
+        if step <= self.step:
+            raise MonitorError(
+                f"steps must grow; step {step} came after step {self.step}: after going back to a "
+                "checkpoint, call monitor.load_state_dict(...) or monitor.resume(step)",
+                subject="step",
+            )
+        self.strides.append(step - self.step)
+        self.step, self.previous = step, self.step
+
+    def crossed(self, every: int) -> bool:
+        """True if the last step reached or passed a multiple of `every`; step 0 is one."""
+        return self.step // every > self.previous // every
+
+    def may_cross(self, every: int) -> bool:
+        """True if the next step may reach or pass a multiple of `every`."""
+        stride = max(self.strides, default=every)
+        return (self.step + stride) // every > self.step // every

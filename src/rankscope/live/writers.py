@@ -1,0 +1,303 @@
+"""Writers that copy each measurement of a `Monitor` to another tool, beside the run folder.
+
+`Monitor(writers=[...])` calls every writer with every `Measurement`, after the run folder has it and on the
+first process only. A writer is any function of a `Measurement`. If it has a method `resume(step)`, the
+monitor calls that when a training goes back to `step`, so that later steps can be dropped; if it has a method
+`close()`, the monitor calls that when it is closed. The writers below open their file or run at the first
+measurement. All but `JSONLines` need a package of their own.
+
+    from rankscope.live.writers import JSONLines, TensorBoard
+    Monitor(model, probe=batch, writers=[JSONLines("mine.jsonl"), TensorBoard("events")])
+"""
+
+import json
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rankscope.errors import MonitorError
+from rankscope.extras import need
+from rankscope.files import write_text
+from rankscope.live.monitor.measurement import Measurement
+from rankscope.runs.training import PATHS
+
+__all__ = ["JSONLines", "MLflow", "TensorBoard", "Trackio", "WandB"]
+
+RUN_GROUP = "monitor"
+"""The group of numbers of the whole run. Not `train`: loops write a `train/loss` of their own there."""
+WANDB_STEP = "monitor/step"
+"""The axis that our numbers are drawn over in wandb, whose own axis counts calls of `log` by anybody."""
+MLFLOW_BATCH = 1000
+"""The most metrics that MLflow takes in one call."""
+
+
+class JSONLines:
+    """Writes a line of JSON for each measurement: the step, every number by name, the alarms' sentences.
+
+    Args:
+        path: The file; folders on the way are made.
+
+    >>> import tempfile, polars as pl
+    >>> from rankscope.live.monitor.measurement import TRAINING
+    >>> writer = JSONLines(Path(tempfile.mkdtemp()) / "measurements.jsonl")
+    >>> rows = pl.DataFrame([{"step": 100, "metric": "loss", "value": 0.5}], schema=TRAINING)
+    >>> writer(Measurement(100, rows))
+    >>> writer.path.read_text()
+    '{"step": 100, "monitor/loss": 0.5, "alarms": []}\\n'
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = _path("JSONLines", "path", path)
+        self._opened = False
+
+    def __call__(self, measurement: Measurement) -> None:
+        """Append one line. Before the first one, drop the lines that an earlier run left of later steps."""
+        if not self._opened:
+            self.resume(measurement.step - 1)
+        line: dict[str, Any] = {"step": measurement.step, **scalars(measurement)}
+        line["alarms"] = [alarm.sentence for alarm in measurement.alarms]
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def resume(self, step: int) -> None:
+        """Drop the lines of steps after `step`, and the incomplete last line of a run that was killed."""
+        text = self.path.read_text(encoding="utf-8") if self.path.is_file() else ""
+        lines = text.split("\n")[:-1]  # the last part is empty or incomplete
+        write_text(self.path, "".join(f"{line}\n" for line in lines if json.loads(line)["step"] <= step))
+        self._opened = True
+
+    def close(self) -> None:
+        """End the file; nothing is kept open between measurements."""
+        self._opened = False
+
+
+class TensorBoard:
+    """Writes event files: a scalar for each number, and alarms as text.
+
+    After a training goes back to an earlier step, later steps are purged as TensorBoard does it.
+
+    Args:
+        folder: Where the event files go; `tensorboard --logdir folder` shows them while they are written.
+
+    Raises:
+        MissingExtraError: tensorboard is not installed.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = _path("TensorBoard", "folder", folder)
+        self._writer: Any = None
+        _imported("tensorboard")
+
+    def __call__(self, measurement: Measurement) -> None:
+        """Write the numbers and alarms of one measurement."""
+        if self._writer is None:
+            self._open(measurement.step)
+        for name, value in scalars(measurement).items():
+            self._writer.add_scalar(name, value, measurement.step)
+        for alarm in measurement.alarms:
+            self._writer.add_text(f"alarms/{alarm.rule}", alarm.sentence, measurement.step)
+        self._writer.flush()
+
+    def resume(self, step: int) -> None:
+        """Go on in a new event file, which hides what was written of steps after `step`."""
+        if self._writer is not None:
+            self.close()
+            self._open(step + 1)
+
+    def close(self) -> None:
+        """Close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _open(self, step: int) -> None:
+        tensorboard = _imported("torch.utils.tensorboard")
+        self._writer = tensorboard.SummaryWriter(str(self.folder), purge_step=step)
+
+
+class WandB:
+    """Logs to a run of Weights & Biases; alarms are its alerts.
+
+    A run that this writer began is finished when the monitor is closed; any other stays open. Numbers are
+    drawn over `monitor/step`.
+
+    Args:
+        run: The run to log to; by default the open one (`wandb.run`), or else a new one.
+        **init: What `wandb.init` takes, for a new run.
+
+    Raises:
+        MissingExtraError: wandb is not installed.
+    """
+
+    def __init__(self, run: Any = None, **init: Any) -> None:
+        self.given_run, self.init = run, init
+        self._run: Any = None
+        self._began_run = False
+        self._defined: set[str] = set()
+        _imported("wandb")
+
+    def __call__(self, measurement: Measurement) -> None:
+        """Log the numbers of one measurement, and send an alert for each alarm."""
+        wandb = _imported("wandb")
+        if self._run is None:
+            self._run = wandb.run if self.given_run is None else self.given_run
+            self._began_run = self._run is None
+            self._run = wandb.init(**self.init) if self._began_run else self._run
+            self._run.define_metric(WANDB_STEP, hidden=True)
+        numbers = scalars(measurement)
+        for name in numbers.keys() - self._defined:
+            self._run.define_metric(name, step_metric=WANDB_STEP)
+        self._defined |= numbers.keys()
+        self._run.log({WANDB_STEP: measurement.step, **numbers})
+        for alarm in measurement.alarms:
+            self._run.alert(title=alarm.rule, text=alarm.sentence, level=wandb.AlertLevel.WARN)
+
+    def close(self) -> None:
+        """Finish the run if this writer began it."""
+        if self._began_run and self._run is not None:
+            self._run.finish()
+        self._run, self._began_run, self._defined = None, False, set()
+
+
+class MLflow:
+    """Logs to a run of MLflow; alarms are its tags, such as `alarm/tokens collapse/layer_03/step_000100`.
+
+    A run that this writer began is ended when the monitor is closed; any other stays open.
+
+    Args:
+        run_id: The run to log to; by default the active one, or else a new one.
+        experiment: The experiment of a new run.
+        name: The name of a new run.
+        uri: Where MLflow keeps runs; by default MLflow's own setting.
+
+    Raises:
+        MissingExtraError: mlflow is not installed.
+    """
+
+    def __init__(
+        self,
+        run_id: str | None = None,
+        *,
+        experiment: str = "Default",
+        name: str | None = None,
+        uri: str | None = None,
+    ) -> None:
+        self.given_id, self.experiment, self.name, self.uri = run_id, experiment, name, uri
+        self._client: Any = None
+        self._id = ""
+        self._began_run = False
+        _imported("mlflow")
+
+    def __call__(self, measurement: Measurement) -> None:
+        """Log the numbers of one measurement, and set a tag for each alarm."""
+        if self._client is None:
+            self._open()
+        metric = _imported("mlflow.entities").Metric
+        now = int(time.time() * 1000)
+        numbers = [metric(name, value, now, measurement.step) for name, value in scalars(measurement).items()]
+        for start in range(0, len(numbers), MLFLOW_BATCH):
+            self._client.log_batch(self._id, metrics=numbers[start : start + MLFLOW_BATCH])
+        for alarm in measurement.alarms:
+            where = [] if alarm.layer is None else [f"layer_{alarm.layer:02}"]
+            where += [] if alarm.head is None else [f"head_{alarm.head:02}"]
+            tag = "/".join(["alarm", alarm.rule, *where, f"step_{measurement.step:06}"])
+            self._client.set_tag(self._id, tag, alarm.sentence)
+
+    def close(self) -> None:
+        """End the run if this writer began it."""
+        if self._began_run and self._client is not None:
+            self._client.set_terminated(self._id)
+        self._client, self._began_run = None, False
+
+    def _open(self) -> None:
+        mlflow = _imported("mlflow")
+        self._client = mlflow.MlflowClient(self.uri)
+        active = mlflow.active_run()
+        if self.given_id is not None or active is not None:
+            self._id = active.info.run_id if self.given_id is None else self.given_id
+            return
+        known = self._client.get_experiment_by_name(self.experiment)
+        experiment = self._client.create_experiment(self.experiment) if known is None else known.experiment_id
+        self._id = str(self._client.create_run(experiment, run_name=self.name).info.run_id)
+        self._began_run = True
+
+
+class Trackio:
+    """Logs to a run of Trackio; alarms are its alerts.
+
+    A run that this writer began is finished when the monitor is closed; any other stays open.
+
+    Args:
+        project: The project of a new run, if none is open.
+        **init: What else `trackio.init` takes, for a new run.
+
+    Raises:
+        MissingExtraError: trackio is not installed.
+    """
+
+    def __init__(self, project: str = "rankscope", **init: Any) -> None:
+        self.project, self.init = project, init
+        self._run: Any = None
+        self._began_run = False
+        _imported("trackio")
+
+    def __call__(self, measurement: Measurement) -> None:
+        """Log the numbers of one measurement, and send an alert for each alarm."""
+        if self._run is None:
+            self._run = _imported("trackio.context_vars").current_run.get()
+            self._began_run = self._run is None
+            if self._began_run:
+                self._run = _imported("trackio").init(self.project, **self.init)
+        self._run.log(scalars(measurement), step=measurement.step)
+        for alarm in measurement.alarms:
+            self._run.alert(title=alarm.rule, text=alarm.sentence, step=measurement.step)
+
+    def close(self) -> None:
+        """Finish the run if this writer began it."""
+        if self._began_run and self._run is not None:
+            _imported("trackio").finish()
+        self._run, self._began_run = None, False
+
+
+def scalars(measurement: Measurement) -> dict[str, float]:
+    """Every finite number of a measurement by a name whose first part is what pages group by.
+
+    relative_mu/layer_03    head_mu/layer_03/head_02    paths/length_02    monitor/loss
+    """
+    columns = (measurement.rows[name].to_list() for name in ("metric", "layer", "head", "value"))
+    return {
+        scalar_name(metric, layer, head): value
+        for metric, layer, head, value in zip(*columns, strict=True)
+        if value is not None
+    }
+
+
+def scalar_name(metric: str, layer: int | None, head: int | None) -> str:
+    """The name of one number, padded with zeros so that names sort as layers do.
+
+    >>> scalar_name("mu", 3, None), scalar_name("paths_2", None, None), scalar_name("loss", None, None)
+    ('mu/layer_03', 'paths/length_02', 'monitor/loss')
+    """
+    length = metric.removeprefix(PATHS)
+    if layer is None and length != metric and length.isdecimal():
+        return f"{PATHS[:-1]}/length_{int(length):02}"
+    if layer is None:
+        return f"{RUN_GROUP}/{metric}"
+    return f"{metric}/layer_{layer:02}" + ("" if head is None else f"/head_{head:02}")
+
+
+def _imported(module: str) -> Any:
+    """An optional module; raises a sentence with the line that installs its package."""
+    need("this writer", module.partition(".")[0])
+    return import_module(module)
+
+
+def _path(writer: str, argument: str, value: str | Path) -> Path:
+    if not isinstance(value, str | Path):
+        raise MonitorError(
+            f"{argument} of {writer} must be a path, as text or a pathlib.Path; received a "
+            f"{type(value).__name__}",
+            subject=argument,
+        )
+    return Path(value)

@@ -1,0 +1,235 @@
+"""`Metric`: one object that knows everything about a number that says how uniform tokens are.
+
+The built-in metrics are made in the file of their family (`residuals.py`, `spectrum.py`, `cosine.py`,
+`attention.py`, `routing.py`), next to the functions that compute them; `catalogue.py` finds them by name. A
+metric of one's own is made in the same way and goes wherever a name goes.
+
+Floating point cannot tell tokens apart that differ by less than a rounding error: below the **floor** a value
+is noise. A metric that is a ratio has the floor `ROUNDING * eps`; an absolute one that times the scale of its
+input; a count has none.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from rankscope.errors import MetricError, one_of
+from rankscope.metrics.centre import Centre
+from rankscope.metrics.rows import PatternRows
+from rankscope.metrics.tokens import Tokens, TokensLike, tokens, unit_of
+from rankscope.shapes import Bool, Float
+
+ROUNDING = 8.0
+"""Rounding errors of one block, in units of eps: `tests/profiles/test_floor.py` holds it against networks."""
+Of = Literal["tokens", "attention", "heads", "routing"]
+Sensitive = Literal["directions", "row differences"]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Measured values, with the floor beneath which they are rounding noise."""
+
+    value: Float[Tensor, "*batch"]
+    """0 where it underflows; `log10` still knows it."""
+    log10: Float[Tensor, "*batch"]
+    """log10 of |value|; -inf at zero."""
+    floor: Float[Tensor, "*batch"]
+    """0 where the arithmetic resolves any value."""
+    digits: Float[Tensor, "*batch"] | None = None
+    """How many digits of the value a second pass agreed on; None where there was none."""
+
+    @classmethod
+    def of(cls, value: Float[Tensor, "*batch"], floor: Float[Tensor, "*batch"]) -> "Reading":
+        """A reading of values within floating point's range."""
+        return cls(value, value.abs().log10(), floor)
+
+    def of_samples(self, samples: slice) -> "Reading":
+        """The readings of some samples of the batch."""
+        digits = None if self.digits is None else self.digits[samples]
+        return Reading(self.value[samples], self.log10[samples], self.floor[samples], digits)
+
+    @property
+    def below_floor(self) -> Bool[Tensor, "*batch"]:
+        """True where the value cannot be told from rounding noise."""
+        return (self.value.abs() <= self.floor) & (self.floor > 0)
+
+
+class Meaning(NamedTuple):
+    """A metric in words, for who meets it. n tokens of width d; P has n rows that sum to one."""
+
+    range: str
+    """Between which values it lies."""
+    small: str
+    """What a small value says."""
+    large: str
+    """What a large value says."""
+    note: str = ""
+    """What else one should know to read it."""
+    equal: str = ""
+    """The value where all tokens are equal."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A named number of tokens X, of an attention pattern P, of what each head adds, or of how a mixture of
+    experts routes.
+
+    `compute(x, padding)` gives one number per sample (and head): of tokens and heads, x are `Tokens`, whose
+    `x.X` is float64 and zero at padded tokens; of attention it is P, `[batch, head, token, token]`, of
+    routing the experts' weights `[batch, token, expert]`.
+
+    >>> def energy(x, padding=None):
+    ...     return x.X.square().sum((-2, -1))
+    >>> Metric("energy", energy, degree=2, scale=energy).read(torch.ones(3, 2)).value
+    tensor(6., dtype=torch.float64)
+    """
+
+    name: str
+    compute: Callable[..., Tensor]
+    symbol: str = ""
+    """For terminals; the name, if left out."""
+    tex: str = ""
+    """For figures; the name, if left out."""
+    of: Of = "tokens"
+    """Of tokens X, of attention P, of what each head adds, `[batch, head, token, width]`, or of routing."""
+    meaning: Meaning | None = None
+    """Its range, what small and large values say, and its value where all tokens are equal."""
+
+    # What it says about collapse.
+    direction: Literal[-1, 0, 1] = 0
+    """1 where a large value means that tokens differ, -1 where it means that they are the same; or 0."""
+    share: bool = False
+    """Whether it says by how much tokens differ as a share of their size: then a threshold can say when they
+    are uniform."""
+
+    # Its floor.
+    degree: int | float = 0
+    """c X has |c|^degree times the value of X: 0 of ratios, ranks and angles, 1 of norms, 2 of energies."""
+    scale: Callable[..., Tensor] | None = None
+    """What the floor is relative to, called as `compute` is; None when the value is itself a ratio."""
+    power: int = 1
+    """The power of eps with which the value's noise goes: 2 for an energy of what tokens differ by."""
+    count: bool = False
+    """A count: no floor, but a tolerance that follows the arithmetic: `compute(x, padding, unit=eps)`."""
+
+    # How deviation arithmetic reads it.
+    rule: Callable[..., Reading] | None = None
+    """The reading at any scale: `rule(ScaledTokens)`, or of attention `rule(ScaledPattern)` (see
+    `log_readings.py`). Left out, it is read off float64 tokens of size one, and scaled by its degree."""
+    rule_streams: bool = False
+    """Of attention: whether the rule never asks for the whole matrix, so that it reads long contexts."""
+    sensitive_to: Sensitive | None = None
+    """What a second pass must agree on, beside the tokens and the value, for the reading to stand: the
+    directions of single tokens, however short; or by what the rows of a pattern differ."""
+
+    # How it is computed where there are choices.
+    centres: bool = False
+    """Whether `compute` and `rule` take `centre=`, as residuals do."""
+    by_row: Callable[..., Tensor] | None = None
+    """Of attention: a number of each row, `by_row(rows of P, valid)`, where the value is their mean, or with
+    `largest` the largest. Long contexts are read so, a block of rows at a time."""
+    largest: bool = False
+    by_head: Callable[[PatternRows], Tensor] | None = None
+    """Of attention: its value through blocks of rows of P, made as often as they are asked for: how long
+    contexts are read where a number of each row will not do."""
+
+    def __post_init__(self) -> None:
+        if self.of not in get_args(Of):
+            raise MetricError(one_of(f"`of` of metric {self.name!r}", self.of, get_args(Of)), subject="of")
+        if self.degree and (self.count or self.of in ("attention", "routing")):
+            raise MetricError(
+                "a count and a metric of attention or of routing have degree 0; "
+                f"{self.name!r} has {self.degree:g}",
+                subject="degree",
+            )
+        if self.degree and self.scale is None:
+            raise MetricError(
+                f"a metric must say its floor; {self.name!r} is of degree {self.degree:g} and has no scale: "
+                "give scale=, what rounding is relative to (the value itself: scale=compute)",
+                subject="scale",
+            )
+        object.__setattr__(self, "symbol", self.symbol or self.name)
+        object.__setattr__(self, "tex", self.tex or tex_of(self.name))
+
+    def read(self, x: TokensLike, padding: Tensor | None = None, *, unit: float | None = None) -> Reading:
+        """The value of this metric, with its floor. `unit` is the eps of the arithmetic that made x (its
+        dtype's own if left out): a float32 network's state has float32's floor however it is stored."""
+        if self.of == "heads" and padding is not None and isinstance(x, Tensor):
+            padding = padding[:, None].expand(x.shape[:-1])
+        if self.of in ("tokens", "heads"):
+            x = tokens(x, padding)
+        if unit is None:
+            unit = x.unit if isinstance(x, Tokens) else unit_of(x.dtype)
+        if self.count:
+            value = self._checked("value", self.compute(x, padding, unit=unit), x)
+            return Reading.of(value, torch.zeros_like(value))
+        value = self._checked("value", self.compute(x, padding), x)
+        noise = (ROUNDING * unit) ** self.power
+        if self.scale is None:
+            return Reading.of(value, torch.full_like(value, noise))
+        return Reading.of(value, noise * self._checked("scale", self.scale(x, padding), x))
+
+    @property
+    def streams(self) -> bool:
+        """Whether it is read off blocks of rows of attention, where P is too large."""
+        by_parts = self.by_row is not None or self.by_head is not None
+        return by_parts and self.scale is None and not self.count
+
+    def from_rows(self, numbers: Tensor, valid: Tensor, unit: float) -> Reading:
+        """The reading from numbers of rows `[batch, head, token]`; `valid` `[batch, token]` are tokens."""
+        counts = valid[:, None]
+        kept = numbers.masked_fill(~counts, 0.0)
+        value = kept.amax(-1) if self.largest else kept.sum(-1) / counts.sum(-1)
+        value = value.masked_fill(~counts.any(-1), torch.nan)
+        return self.from_heads(value, unit)
+
+    def from_heads(self, value: Tensor, unit: float) -> Reading:
+        """The reading from values `[batch, head]` that were computed without P as a whole."""
+        return Reading.of(value, torch.full_like(value, (ROUNDING * unit) ** self.power))
+
+    def about(self, centre: Centre) -> "Metric":
+        """The same residual about another centre than the mean, named `name@centre`."""
+        name = f"{self.name}@{centre}"
+        if not self.centres:
+            raise MetricError(f"only a residual or mu has a centre to choose; got {name!r}", subject="centre")
+        if centre not in get_args(Centre):
+            raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
+        compute = partial(self.compute, centre=centre)
+        rule = None if self.rule is None else partial(self.rule, centre=centre)
+        meaning = self.meaning
+        if meaning is not None and centre != "mean":
+            # Zero is one of the centres among which the argmin is sought, and leaves the tokens as they are.
+            shares = "0 to 1" if centre == "argmin" else "0 and above"
+            note = f"About the {centre}. {'' if self.share else meaning.note}".strip()
+            meaning = meaning._replace(range=shares if self.share else meaning.range, note=note)
+        return replace(self, name=name, compute=compute, rule=rule, meaning=meaning)
+
+    def of_heads(self) -> "Metric":
+        """A metric of tokens read off what each head adds to the attention branch, named `head_name`."""
+        name = f"head_{self.name}"
+        if self.of != "tokens":
+            raise MetricError(
+                f"head_ goes before a metric of tokens, as in head_mu; got {name!r}", subject="metric"
+            )
+        symbol, tex = f"{self.symbol}, X = head", rf"{self.tex},\ X = \mathrm{{head}}"
+        return replace(self, name=name, of="heads", symbol=symbol, tex=tex, direction=0, share=False)
+
+    def _checked(self, part: str, result: object, x: TokensLike) -> Tensor:
+        expected = (x.X if isinstance(x, Tokens) else x).shape[:-2]
+        if not isinstance(result, Tensor) or result.shape != expected:
+            raise MetricError(
+                f"the {part} of metric {self.name!r} must be a tensor of shape {tuple(expected)}, a number "
+                "for each sample (and head); received "
+                f"{tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__}",
+                subject=part,
+            )
+        return result.to(torch.float64)
+
+
+def tex_of(name: str) -> str:
+    """A name as TeX writes it, for a metric without a formula."""
+    return rf"\mathrm{{{name}}}".replace("_", r"\_")

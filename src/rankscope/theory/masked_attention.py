@@ -1,0 +1,110 @@
+"""Masked attention collapses exponentially (Wu et al. 2024, Thm 1), in an explicit form.
+
+If the mask graph has self-loops and a centre of eccentricity r, then after r layers every token carries
+at least `eps^r` of the centre, eps the smallest attention weight met on an edge: the product of r
+attention matrices has Dobrushin's coefficient at most `1 - eps^r`, so column by column the range of the
+tokens shrinks by it, and (Popoviciu) `||res||_F <= sqrt(N)/2 ||range||_2`:
+
+    mu(X(t)) <= B (sqrt N / 2) ||range(X_0)||_2 (1 - eps^r)^floor(t/r).
+
+One head: `B = ||W(0) ... W(t-1)||_2`. Several: each of the `H^t` paths contracts so, and
+`B = prod_t sum_h ||W_h(t)||_2`. Biases move all tokens alike and drop out.
+"""
+
+import math
+
+import torch
+
+from rankscope.deviation import Scaled
+from rankscope.nets.order import active_heads
+from rankscope.theory.constants import lost, spectral_norm, value_parts
+from rankscope.theory.facts import Facts
+from rankscope.theory.hypotheses import Hypothesis, above, at_least, averages, equal, no_mlp, no_norm, no_skip
+from rankscope.theory.logs import log, log_of, sized, times
+from rankscope.theory.theorem import Evaluation, Theorem, averaging, by_layer
+
+
+def log_values(facts: Facts) -> list[float]:
+    """The natural log of B at every layer."""
+    return facts.norms.of_all("values", facts.net, lambda: _log_values(facts))
+
+
+def _log_values(facts: Facts) -> list[float]:
+    arch = facts.arch
+    logs_by_layer: list[float] = []
+    heads = [active_heads(arch, index) for index in range(facts.depth)]
+    if all(len(active) == 1 for active in heads):
+        # The product as it is computed, and how far from it the true one may be: products can all but cancel.
+        product, off, scale, g = (
+            torch.eye(arch.width, dtype=torch.float64, device=facts.X.device),
+            0.0,
+            0.0,
+            lost(arch.width),
+        )
+        for layer, (head,), layer_facts in zip(facts.net.weights.layers, heads, facts.layers, strict=True):
+            value, output = value_parts(arch, layer, head)
+            W = value @ output
+            off = off * float(layer_facts.heads.spectral[0]) + g * float(product.norm() * W.norm())
+            off += g * float(product.norm() * value.norm() * output.norm())
+            product = product @ W
+            size = spectral_norm(product) + off
+            if size == 0.0 or not math.isfinite(size):
+                return logs_by_layer + [log(size)] * (facts.depth - len(logs_by_layer))
+            product, off, scale = product / size, off / size, scale + math.log(size)
+            logs_by_layer.append(scale)
+        return logs_by_layer
+    total = 0.0
+    for layer_facts in facts.layers:
+        total = times(total, log(float(layer_facts.heads.spectral.sum())))
+        logs_by_layer.append(total)
+    return logs_by_layer
+
+
+def connected(facts: Facts) -> list[Hypothesis]:
+    """One mask graph with self-loops (A1) and a centre."""
+    return [
+        equal("different masks", len(facts.mask_names), 1),
+        equal("tokens that do not attend to themselves", not facts.graph.self_loops, 0),
+        at_least("centres of the mask graph", len(facts.graph.centres), 1),
+    ]
+
+
+def log_smallest(facts: Facts, upto: int) -> float:
+    """log eps over the first layers."""
+    return min((layer.log_smallest for layer in facts.layers[:upto]), default=0.0)
+
+
+def positive(facts: Facts, upto: int) -> Hypothesis:
+    """eps is above zero: not underflown."""
+    return above(
+        "smallest attention weight on an edge", math.exp(log_smallest(facts, upto)), 0, measured=True
+    )
+
+
+def log_shrink(log_share: float) -> float:
+    """log(1 - share), from the log of the share."""
+    share = math.exp(log_share)
+    return -math.inf if share >= 1 else math.log1p(-share)
+
+
+def _evaluate(facts: Facts) -> Evaluation:
+    arch, radius = facts.arch, facts.graph.radius
+    spread = sized(Scaled.plain((facts.X.amax(0) - facts.X.amin(0))[None]))
+    start = log_of(spread.value.norm(), spread.log[0]) + 0.5 * math.log(facts.token_count) - math.log(2)
+    bounds = []
+    for layer, B in enumerate(log_values(facts), 1):
+        if not radius:  # no centre, or one token alone
+            bounds.append(math.inf if radius is None else -math.inf)
+            continue
+        rounds = layer // radius
+        shrink = log_shrink(radius * log_smallest(facts, layer))
+        bounds.append(times(start, B, rounds * shrink if rounds else 0.0))
+    fixed = [no_skip(arch), no_mlp(arch), no_norm(arch), averages(arch), *connected(facts)]
+    hypotheses = by_layer(facts, fixed, lambda upto: [*averaging(facts, upto), positive(facts, upto)])
+    return Evaluation(bounds, hypotheses)
+
+
+MASKED = Theorem(
+    "wu2024-1", "Wu et al. 2024, Thm 1, explicit",
+    "mu <= B (sqrt N / 2) ||range X_0|| (1 - eps^r)^floor(t/r)", "mu", "upper", _evaluate,
+)  # fmt: skip

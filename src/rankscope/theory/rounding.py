@@ -1,0 +1,180 @@
+"""Bounds that rounding cannot have made: hypotheses decided outward, upper bounds moved up, lower ones down.
+
+Several passes, all but the first perturbed in their last digits (`deviation/perturbation.py`), give every
+measured number several times. A theorem is evaluated on each. Where its bounds differ by more than `AGREED`,
+it started from rounding and is refused. Elsewhere the worst of them is moved outward by `TIMES` what they
+differ by, or what float64 sees otherwise, and by what the formula's own arithmetic may have lost. A measured
+number that a hypothesis is about must keep off its limit by as much, in every pass. Norms of weights are
+rounded up where they are taken (`constants.py`).
+
+The measured side is marked where the passes differ on it, on the deviations it is read off, or where float64,
+which shares no formula with deviation arithmetic, sees other tokens; and a bound of exactly zero counts only
+where zero is exact: equal tokens, weights that are zero, attention that cannot differ.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from rankscope.deviation.second_pass import distance, elsewhere, lost, steep, undecided
+from rankscope.theory.facts import Facts
+from rankscope.theory.hypotheses import SOFTMAX, Hypothesis
+from rankscope.theory.theorem import Evaluation, Theorem
+
+COPIES = 2
+"""Perturbed passes beside the first."""
+AGREED = 1e-7
+"""The largest difference of logs, as a share of them or of one, up to which passes agree on a bound; and the
+largest relative difference up to which they agree on what is measured."""
+LOOSE = 1e-3
+"""The same where the centre is the argmin, found by linear programmes to 1e-5."""
+SEEN = 1e-8
+"""The largest relative difference up to which float64 agrees with deviation arithmetic."""
+TIMES = 100.0
+"""Outward by this many times what the passes differ by."""
+ARITHMETIC = 1e-12
+"""Outward by this share of the largest log so far: hundreds of operations, each to 1e-16."""
+ROUNDING = "its inputs are rounding"
+
+
+@dataclass(frozen=True)
+class LayerBound:
+    """A theorem at one layer: its bound moved outward, its hypotheses, and the measured value."""
+
+    bound: float
+    hypotheses: list[Hypothesis]
+    measured: float
+    noise: bool
+    """True if the passes do not agree on the measured value."""
+
+
+def layer_bounds(theorem: Theorem, copies: Sequence[Facts], marked: Sequence[bool]) -> list[LayerBound]:
+    """Evaluate a theorem on the facts of several passes, at every layer from 1 on.
+
+    `marked` says of each layer, from 0 on, whether its tokens are rounding noise (`noisy_layers`).
+    """
+    evaluations = [theorem.evaluate(facts) for facts in copies]
+    size, float64_difference, rows = 1.0, 0.0, []
+    for layer in range(1, copies[0].depth + 1):
+        hypotheses = _hypotheses(evaluations, layer)
+        bounds = [item.bounds[layer - 1] for item in evaluations]
+        float64_difference = max(float64_difference, copies[0].sizes[layer].float64_difference)
+        if float64_difference > SEEN:
+            sentence = f"{ROUNDING}: difference from what float64 sees of the tokens, as a share"
+            hypotheses.append(Hypothesis(sentence, float64_difference, f"<= {SEEN:g}", False))
+        size = max([size, *(1 + abs(bound) for bound in bounds if math.isfinite(bound))])
+        bound, refusal = _outward(theorem, copies[0], layer, bounds, size, float64_difference)
+        if refusal is not None and all(item.met for item in hypotheses):
+            hypotheses.append(refusal)
+        values = [
+            _measured(theorem, facts, item, layer) for facts, item in zip(copies, evaluations, strict=True)
+        ]
+        noise = marked[layer] or not _alike(values, copies[0].centre)
+        noise = noise or (values[0] == -math.inf and theorem.quantity != "affine_rank"
+                          and not _exactly_zero(copies[0], layer))  # fmt: skip
+        if theorem.quantity == "affine_rank":
+            noise = noise or not all(
+                half.clear for facts in copies for half in facts.layers[layer - 1].halves
+            )
+        rows.append(LayerBound(bound, hypotheses, values[0], noise))
+    return rows
+
+
+def _measured(theorem: Theorem, facts: Facts, evaluations: Evaluation, layer: int) -> float:
+    if evaluations.measured is not None:
+        return evaluations.measured[layer - 1]
+    return facts.sizes[layer].of(theorem.quantity)
+
+
+def noisy_layers(copies: Sequence[Facts]) -> list[bool]:
+    """True for each layer, from 0 on, whose tokens are rounding noise."""
+    first, *other_copies = copies
+    evaluations, gone = [], False
+    for layer, sizes in enumerate(first.sizes):
+        difference = max(
+            (float(distance(sizes.state, item.sizes[layer].state)[0]) for item in other_copies), default=0.0
+        )
+        blind = any(item.sizes[layer].noise for item in copies)
+        if layer > 0:
+            first_layer, other_patterns = (
+                first.layers[layer - 1],
+                [item.layers[layer - 1].attention for item in other_copies],
+            )
+            gone = gone or any(half.vanished for item in copies for half in item.layers[layer - 1].halves)
+            gone = gone or bool(lost(first.sizes[layer - 1].state, sizes.state))
+            gone = gone or any(bool(undecided(first_layer.attention, P)) for P in other_patterns)
+            if difference <= AGREED and bool(steep(first_layer.attention)):
+                # Other tokens are looked at, and it does not show.
+                gone = gone or any(bool(elsewhere(first_layer.attention, P.matrix())) for P in other_patterns)
+        evaluations.append(blind or gone or not difference <= AGREED or sizes.float64_difference > SEEN)
+    return evaluations
+
+
+def _alike(logs: Sequence[float], centre: str) -> bool:
+    """True if the passes agree on a number, or none of them has one."""
+    if all(map(math.isnan, logs)) or len(set(logs)) == 1:
+        return True
+    allowed = (LOOSE if centre == "argmin" else AGREED) * max(1.0, abs(max(logs, key=abs)) / 1e3)
+    return bool(max(logs) - min(logs) <= allowed)
+
+
+def _hypotheses(evaluations: Sequence[Evaluation], layer: int) -> list[Hypothesis]:
+    """The hypotheses of one layer, met only where every pass meets them with room for rounding."""
+    decided = []
+    for same in zip(*(item.hypotheses[layer - 1] for item in evaluations), strict=True):
+        numbers = [item.number for item in same]
+        off = TIMES * (max(numbers) - min(numbers)) + ARITHMETIC * max(map(abs, numbers))
+        clear = all(item.room == math.inf or item.room > off for item in same)
+        worst = min(same, key=lambda item: item.room)
+        decided.append(replace(worst, met=all(item.met for item in same) and clear))
+    return decided
+
+
+def _outward(
+    theorem: Theorem,
+    facts: Facts,
+    layer: int,
+    bounds: Sequence[float],
+    size: float,
+    float64_difference: float,
+) -> tuple[float, Hypothesis | None]:
+    """The bound moved outward, and the failed hypothesis where there is no bound."""
+    upper = theorem.kind == "upper"
+    nothing, zero = (math.inf, -math.inf) if upper else (-math.inf, math.inf)
+    if any(map(math.isnan, bounds)):
+        return math.nan, Hypothesis(f"{ROUNDING}: bounds that are no number", 1.0, "= 0", False)
+    if nothing in bounds:
+        return nothing, None
+    low, high = min(bounds), max(bounds)
+    if low == high == zero:
+        if upper and _exactly_zero(facts, layer):
+            return zero, None
+        sentence = f"{ROUNDING}: factors of exactly zero that rounding may have made"
+        return math.nan, Hypothesis(sentence, 1.0, "= 0", False)
+    difference = high - low
+    counted = theorem.quantity == "affine_rank"
+    agreed = 0.0 if counted else LOOSE if facts.centre == "argmin" else AGREED
+    if not difference <= agreed * size:
+        sentence = (
+            f"{ROUNDING}: difference of the bound's log between passes that round otherwise, as a share"
+        )
+        return math.nan, Hypothesis(sentence, difference / size, f"<= {agreed:g}", False)
+    if counted:
+        return low, None
+    moved = TIMES * (difference + float64_difference) + ARITHMETIC * size
+    return high + moved if upper else low - moved, None
+
+
+def _exactly_zero(facts: Facts, layer: int) -> bool:
+    """True if tokens are provably equal at this layer: from the start, or by a layer that makes all equal."""
+    if facts.first.R.largest()[0] == 0 or facts.token_count == 1:
+        return True
+    arch = facts.arch
+    if arch.attention_skip != 0.0 or (arch.parallel and arch.mlp != "none") or arch.parts or arch.head_gate:
+        return False
+    alike = facts.distinct_views == 1 and arch.positions in ("none", "absolute") and arch.kernel in SOFTMAX
+    for item in facts.layers[:layer]:
+        same = alike and not bool(item.heads.scores.any())  # attention that sees no token's content
+        if same or not bool(item.heads.columns.any()):
+            return True
+    return False

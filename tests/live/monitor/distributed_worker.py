@@ -1,0 +1,81 @@
+"""One of several processes that train together under a monitor, run by `test_distributed.py`."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from rankscope import Monitor
+from rankscope.errors import RankscopeError
+from tests.live.monitor.small import encoder, loss_of, tokens
+
+METRICS = ["relative_mu", "mu", "entropy"]
+
+
+def main(rank: int, number: int, folder: Path, ways: list[str]) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=number)
+    for way in ways:
+        try:
+            (paths if way.startswith("paths") else train)(way, rank, number, folder / way)
+        except RankscopeError as error:
+            sys.stdout.write(f"{error}\n")
+    dist.destroy_process_group()
+
+
+def train(way: str, rank: int, number: int, folder: Path) -> None:
+    """`way`: ddp or fsdp with a probe, inline, or ranks that disagree in what they measure or say."""
+
+    def part(whole: Tensor) -> Tensor:
+        return whole[rank * len(whole) // number : (rank + 1) * len(whole) // number]
+
+    model: nn.Module = encoder()
+    if way == "fsdp":
+        mesh = init_device_mesh("cpu", (number,))
+        for block in model.layers:  # type: ignore[union-attr]
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    else:
+        model = DistributedDataParallel(model)
+    given: dict[str, Any] = {"metrics": METRICS, "every": 2, "run": folder}
+    if way == "disagree":
+        given["metrics"] = METRICS[: 3 - rank]
+    if way == "inline":
+        given["metrics"] = METRICS[:2]
+    else:
+        given["probe"] = X = part(tokens(99))
+        given["loss"] = lambda output: (output[:, 1:] - X[:, :-1]).square().mean()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    monitor = Monitor(model, optimizer=optimizer, **given)
+    if way == "fsdp":  # after a measurement each rank has its share again
+        assert all(isinstance(each, DTensor) for each in model.parameters())
+    for step in range(4):
+        loss = loss_of(model, part(tokens(step)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        monitor.step(loss=None if way == "silent" and rank else loss)
+    monitor.close()
+
+
+def paths(way: str, rank: int, number: int, folder: Path) -> None:
+    """A GPT-2 whose paths are read; of weights that are spread over ranks they cannot be."""
+    from tests.live.monitor.training import batch, gpt2
+
+    model: nn.Module = gpt2()
+    if way == "paths_fsdp":
+        fully_shard(model, mesh=init_device_mesh("cpu", (number,)))
+    else:
+        model = DistributedDataParallel(model)
+    ids = batch(99)[rank * 4 // number : (rank + 1) * 4 // number]
+    Monitor(model, "mu", every=1, probe={"input_ids": ids}, paths_every=1, run=folder).close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])

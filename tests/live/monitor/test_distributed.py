@@ -1,0 +1,86 @@
+"""Several processes, one training: the numbers of one process on the joined batch, written once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+import rankscope
+from rankscope.live.monitor.parameter_groups import GROUPS
+from tests.live.monitor.distributed_worker import main
+
+
+def together(number: int, folder: Path, *ways: str) -> list[str]:
+    """What each of the processes printed."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "tests.live.monitor.distributed_worker"]
+    runs = [
+        subprocess.Popen(
+            [*command, str(rank), str(number), str(folder), *ways], stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(number)
+    ]  # fmt: skip
+    done = [run.communicate(timeout=240) for run in runs]
+    assert all(run.returncode == 0 for run in runs), done
+    return [out for out, _ in done]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """(where one process and two wrote, what the two said)."""
+    folder = tmp_path_factory.mktemp("ranks")
+    (folder / "1").mkdir()
+    main(0, 1, folder / "1", ["ddp", "inline", "paths"])
+    ways = ("ddp", "fsdp", "inline", "disagree", "silent", "paths", "paths_fsdp")
+    return folder, together(2, folder / "2", *ways)
+
+
+@pytest.mark.parametrize(("way", "alone"), [("ddp", "ddp"), ("fsdp", "ddp"), ("inline", "inline")])
+def test_two_processes_give_the_numbers_of_one(way: str, alone: str, runs: tuple[Path, list[str]]) -> None:
+    keys = ["step", "layer", "head", "metric"]
+    one, two = (
+        rankscope.read(runs[0] / each).table("training").sort(keys) for each in (f"1/{alone}", f"2/{way}")
+    )
+    assert one.select(keys).equals(two.select(keys)) and len(one)  # written once
+    for name in ("mu", "relative_mu", "grad_tokens"):
+        tokens = one.filter(metric=name), two.filter(metric=name)
+        assert all(each["samples"].unique().to_list() == [4] for each in tokens)
+        for column in ("value", "spread", "least", "most"):
+            assert ((tokens[0][column] - tokens[1][column]).abs() <= 1e-10 * tokens[0]["value"].abs()).all()
+
+
+@pytest.mark.parametrize("way", ["ddp", "fsdp", "inline"])
+def test_gradients_and_updates_are_those_of_the_joined_batch(way: str, runs: tuple[Path, list[str]]) -> None:
+    alone = "inline" if way == "inline" else "ddp"
+    one, two = (rankscope.read(runs[0] / each).table("training") for each in (f"1/{alone}", f"2/{way}"))
+    names = [f"{what}_{group}" for what in ("grad", "update") for group in GROUPS]
+    for name in [*names, "lr"]:
+        mine, ours = (each.filter(metric=name).sort("step", "layer") for each in (one, two))
+        assert len(mine) == len(ours) == (2 if name == "lr" else 2 * 3)  # two measurements of three layers
+        assert ours["samples"].unique().to_list() == [1] and mine["value"].min() > 0  # type: ignore[operator]
+        assert ours["value"].to_list() == pytest.approx(mine["value"].to_list(), rel=1e-9)
+
+
+def test_ranks_that_disagree_are_told(runs: tuple[Path, list[str]]) -> None:
+    said = "all ranks must be given the same metrics and steps; rank 0 has"
+    assert all(said in each for each in runs[1])
+    assert not (runs[0] / "2" / "disagree").exists()
+    said = "the same numbers in monitor.step; rank 0 has ['loss'] and rank 1 has []"
+    assert all(said in each for each in runs[1])
+
+
+def test_paths_are_of_the_samples_of_all_ranks(runs: tuple[Path, list[str]]) -> None:
+    one, two = (rankscope.read(runs[0] / each / "paths") for each in ("1", "2"))
+    rows = [run.table("training").filter(pl.col("metric").str.starts_with("paths")) for run in (one, two)]
+    assert rows[0]["samples"].to_list() == rows[1]["samples"].to_list() == [4, 4, 4]
+    assert ((rows[0]["value"] - rows[1]["value"]).abs() < 1e-9).all()
+    proved = [run.table("training_certificates").select("theorem", "met_to", "says_at") for run in (one, two)]
+    assert proved[0].equals(proved[1])
+
+
+def test_paths_of_weights_that_are_spread_out_are_refused(runs: tuple[Path, list[str]]) -> None:
+    assert all("paths need the weights whole; those of" in each for each in runs[1])
+    assert not (runs[0] / "2" / "paths_fsdp").exists()

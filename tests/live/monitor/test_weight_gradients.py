@@ -1,0 +1,292 @@
+"""Gradients of weights and the size of updates, against autograd and weights taken by hand."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from rankscope import Monitor, read, watch
+from rankscope.errors import MonitorError
+from rankscope.live.monitor.parameter_groups import GROUPS, parameter_groups
+from tests.live.families import FAMILIES, HEADS, SIZES, WIDTH
+from tests.raising import raises
+
+Slices = list[tuple[str, Any]]
+"""Weights of a block by their names, and what of each."""
+ALL = slice(None)
+FEW = slice(None, 2 * WIDTH), slice(2 * WIDTH, None)
+
+
+class Nano(nn.Module):
+    """A block as nanoGPT has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.ModuleDict({"c_attn": nn.Linear(WIDTH, 3 * WIDTH), "c_proj": nn.Linear(WIDTH, WIDTH)})
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(WIDTH, 24), "c_proj": nn.Linear(24, WIDTH)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.attn["c_attn"](x).chunk(3, -1)
+        x = x + self.attn["c_proj"](nn.functional.scaled_dot_product_attention(q, k, v))
+        return x + self.mlp["c_proj"](self.mlp["c_fc"](x).relu())
+
+
+def _nano() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(Nano(), Nano()).double()
+
+
+def _encoder() -> nn.Module:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 24, batch_first=True, dropout=0.0)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).double()
+
+
+def _by_head(which: slice) -> Tensor:
+    """Rows of GPT-NeoX's fused matrix: by head, query, key, value."""
+    return torch.arange(3 * WIDTH).reshape(HEADS, 3, -1)[:, which].reshape(-1)
+
+
+KINDS: dict[str, tuple[Slices, Slices, Slices]] = {
+    "bert": (
+        [("attention.self.query.weight", ALL), ("attention.self.key.weight", ALL)],
+        [("attention.self.value.weight", ALL), ("attention.output.dense.weight", ALL)],
+        [("intermediate.dense.weight", ALL), ("output.dense.weight", ALL)],
+    ),
+    "distilbert": (
+        [("attention.q_lin.weight", ALL), ("attention.k_lin.weight", ALL)],
+        [("attention.v_lin.weight", ALL), ("attention.out_lin.weight", ALL)],
+        [("ffn.lin1.weight", ALL), ("ffn.lin2.weight", ALL)],
+    ),
+    "gpt2": (
+        [("attn.c_attn.weight", (ALL, FEW[0]))],
+        [("attn.c_attn.weight", (ALL, FEW[1])), ("attn.c_proj.weight", ALL)],
+        [("mlp.c_fc.weight", ALL), ("mlp.c_proj.weight", ALL)],
+    ),
+    "gpt_neox": (
+        [("attention.query_key_value.weight", _by_head(slice(2)))],
+        [("attention.query_key_value.weight", _by_head(slice(2, 3))), ("attention.dense.weight", ALL)],
+        [("mlp.dense_h_to_4h.weight", ALL), ("mlp.dense_4h_to_h.weight", ALL)],
+    ),
+    "llama": (
+        [("self_attn.q_proj.weight", ALL), ("self_attn.k_proj.weight", ALL)],
+        [("self_attn.v_proj.weight", ALL), ("self_attn.o_proj.weight", ALL)],
+        [(f"mlp.{name}_proj.weight", ALL) for name in ("gate", "up", "down")],
+    ),
+    "t5": (
+        [("layer.0.SelfAttention.q.weight", ALL), ("layer.0.SelfAttention.k.weight", ALL)],
+        [("layer.0.SelfAttention.v.weight", ALL), ("layer.0.SelfAttention.o.weight", ALL)],
+        [("layer.1.DenseReluDense.wi.weight", ALL), ("layer.1.DenseReluDense.wo.weight", ALL)],
+    ),
+    "nano": (
+        [("attn.c_attn.weight", FEW[0])],
+        [("attn.c_attn.weight", FEW[1]), ("attn.c_proj.weight", ALL)],
+        [("mlp.c_fc.weight", ALL), ("mlp.c_proj.weight", ALL)],
+    ),
+    "encoder": (
+        [("self_attn.in_proj_weight", FEW[0])],
+        [("self_attn.in_proj_weight", FEW[1]), ("self_attn.out_proj.weight", ALL)],
+        [("linear1.weight", ALL), ("linear2.weight", ALL)],
+    ),
+}
+
+
+def made(kind: str) -> tuple[nn.Module, list[nn.Module], Callable[[], Tensor], Any]:
+    """A model, its blocks, a loss of it, and a probe."""
+    if kind in FAMILIES:
+        model: Any = FAMILIES[kind].model()
+        batch = FAMILIES[kind].batch()
+        return model, FAMILIES[kind].stack(model), lambda: model(**batch)[0].square().mean(), batch
+    model = _nano() if kind == "nano" else _encoder()
+    x = torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    stack = list(model.children() if kind == "nano" else model.layers)
+    return model, stack, lambda: (model(x) * x).square().mean(), x
+
+
+def stepped(model: nn.Module, loss: Callable[[], Tensor], optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    loss().backward()
+    optimizer.step()
+
+
+def value(rows: pl.DataFrame, metric: str, layer: int) -> float:
+    (found,) = rows.filter(metric=metric, layer=layer)["value"]
+    return float(found)
+
+
+def size(weights: dict[str, Tensor], slices: Slices) -> Tensor:
+    return torch.cat([weights[name][which].reshape(-1) for name, which in slices]).norm()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_and_updates_are_those_of_autograd(kind: str, tmp_path: Path) -> None:
+    model, stack, loss, probe = made(kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    blocks = FAMILIES[kind].blocks if kind in FAMILIES else None
+    with Monitor(
+        model, "mu", every=2, probe=probe, run=tmp_path, optimizer=optimizer, blocks=blocks
+    ) as monitor:
+        stepped(model, loss, optimizer)
+        monitor.step()
+        before = [{name: each.detach().clone() for name, each in b.named_parameters()} for b in stack]
+        optimizer.zero_grad()
+        loss().backward()
+        grads = [{name: each.grad.clone() for name, each in b.named_parameters() if each.grad is not None}
+                 for b in stack]  # fmt: skip
+        optimizer.step()
+        monitor.step()
+    rows = read(tmp_path).table("training")
+    assert rows.filter(pl.col("metric").str.starts_with("grad_"))["step"].unique().to_list() == [2]
+    for layer, block in enumerate(stack, 1):
+        moved = {name: each.detach() - before[layer - 1][name] for name, each in block.named_parameters()}
+        for group, slices in zip(GROUPS, KINDS[kind], strict=True):
+            assert value(rows, f"grad_{group}", layer) == pytest.approx(
+                float(size(grads[layer - 1], slices)), rel=1e-12
+            )
+            assert value(rows, f"update_{group}", layer) == pytest.approx(
+                float(size(moved, slices) / size(before[layer - 1], slices)), rel=1e-12
+            )
+    assert rows.filter(metric="lr")["value"].to_list() == [1e-2]
+
+
+@pytest.mark.parametrize("kind", [name for name, each in FAMILIES.items() if each.projection])
+def test_queries_and_keys_change_attention_and_values_and_outputs_do_not(kind: str) -> None:
+    model, stack, _, batch = made(kind)
+    groups, _ = parameter_groups(stack)
+
+    def attention() -> Tensor:
+        with torch.no_grad(), watch(model, "entropy", layers=[1], blocks=FAMILIES[kind].blocks) as w:
+            model(**batch)
+        return torch.tensor(w.profile().table["value"].to_list())
+
+    before = attention()
+    for group, same in (("value_output", True), ("mlp", True), ("query_key", False)):
+        found = groups[1, group]  # type: ignore[index]
+        with torch.no_grad():
+            for part in found:
+                weight = part.weight
+                shape = [1] * weight.ndim
+                shape[part.axis] = -1
+                chosen = torch.zeros(weight.shape[part.axis])
+                places = torch.arange(len(chosen))
+                chosen[places if part.choose is None else part.choose(places)] = 1
+                weight.add_(torch.randn_like(weight) * chosen.reshape(shape))
+        assert torch.allclose(attention(), before) is same, group
+
+
+def test_training_is_the_same_with_and_without(tmp_path: Path) -> None:
+    weights = []
+    for watched in (True, False):
+        model, _, loss, probe = made("encoder")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        if watched:
+            monitor = Monitor(model, "mu", every=3, probe=probe, run=tmp_path, optimizer=optimizer)
+        for _ in range(7):
+            stepped(model, loss, optimizer)
+            if watched:
+                monitor.step()
+        weights.append([each.detach().clone() for each in model.parameters()])
+    monitor.close()
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+    assert monitor.gradients is not None
+    let_go = monitor.gradients.optimizer
+    assert not let_go._optimizer_step_pre_hooks and not let_go._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_scaler_skips_has_no_numbers_and_no_alarm(fused: bool, tmp_path: Path) -> None:
+    model, _, _, probe = made("nano")
+    model.float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1e38)
+    with Monitor(model, "mu", every=1, probe=probe.float(), run=tmp_path, optimizer=optimizer) as monitor:
+        scaler.scale(1e9 * model(probe.float()).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        monitor.step()
+    rows = read(tmp_path).table("training").filter(pl.col("metric").is_in(["grad_mlp", "update_mlp"]), step=1)
+    assert rows["value"].to_list() == [None] * 4
+    assert rows["samples"].to_list() == rows["broken"].to_list() == [0] * 4
+
+
+def test_what_is_not_recognised_is_said(tmp_path: Path) -> None:
+    model, _, _, probe = made("t5")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with Monitor(model, "mu", probe=probe, run=tmp_path, optimizer=optimizer) as monitor:
+        assert "relative_attention_bias.weight" in monitor.notes[0]
+
+
+def test_a_fused_matrix_in_another_order_is_left_out() -> None:
+    codegen = hf.CodeGenModel(
+        hf.CodeGenConfig(vocab_size=20, n_embd=32, n_layer=1, n_head=4, n_positions=8, rotary_dim=4)
+    )
+    groups, left_out = parameter_groups(list(codegen.h))
+    assert left_out == ["attn.qkv_proj.weight"] and (1, "query_key") not in groups
+
+
+def test_fewer_keys_than_queries_in_one_matrix() -> None:
+    phi = hf.Phi3Model(hf.Phi3Config(**SIZES, num_key_value_heads=2, pad_token_id=0))
+    groups, left_out = parameter_groups(list(phi.layers))
+    (queries_keys,) = groups[1, "query_key"]
+    assert not left_out and queries_keys.choose is not None
+    assert queries_keys.choose(torch.arange(2 * WIDTH)).tolist() == list(range(WIDTH + WIDTH // 2))
+
+
+def test_what_is_no_optimiser_is_refused(tmp_path: Path) -> None:
+    model, _, _, probe = made("nano")
+    with raises(MonitorError, subject="optimizer"):
+        Monitor(model, "mu", probe=probe, run=tmp_path, optimizer=3)
+
+
+@pytest.mark.parametrize("way", ["closure", "scaler", "fused scaler"])
+def test_gradients_are_those_that_the_optimiser_takes(way: str, tmp_path: Path) -> None:
+    """A closure makes them inside of the step; a scaler multiplies them, and a fused optimiser is left to
+    divide."""
+    model, stack, loss, probe = made("encoder")
+    weights = [stack[0].get_parameter(f"linear{k}.weight") for k in (1, 2)]
+    own = torch.autograd.grad(loss(), weights)
+    model.float()
+    x = probe.float()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=way == "fused scaler")
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        found = (model(x) * x).square().mean()
+        (found if way == "closure" else scaler.scale(found)).backward()
+        return found
+
+    with Monitor(model, "mu", every=1, probe=x, run=tmp_path, optimizer=optimizer) as monitor:
+        if way == "closure":
+            assert optimizer.step(closure) is not None
+        else:
+            closure()
+            scaler.step(optimizer)
+            scaler.update()
+        monitor.step()
+    expected = float(torch.stack([each.norm() for each in own]).norm())
+    rows = read(tmp_path).table("training")
+    assert value(rows.filter(step=1), "grad_mlp", 1) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_look_of_ones_own_takes_nothing_from_the_next(tmp_path: Path) -> None:
+    model = _encoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    X = torch.randn(2, 5, WIDTH, dtype=torch.float64)
+    with Monitor(model, "mu", every=2, probe=X, optimizer=optimizer, run=tmp_path / "run") as monitor:
+        for step in (1, 2):
+            model(X).square().mean().backward()
+            optimizer.step()
+            monitor.step()
+            measurement = monitor.measure_now()
+            assert measurement is not None and measurement.step == step
+            assert monitor.measure_now() is measurement
+    rows = read(tmp_path / "run").table("training")
+    assert rows.group_by("step", "layer", "metric").len()["len"].max() == 1  # each once
+    assert rows.filter(step=2, metric="grad_mlp")["value"].is_not_nan().all()
+    assert rows.filter(step=2, metric="grad_mlp").height == 2

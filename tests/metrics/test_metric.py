@@ -1,0 +1,81 @@
+"""Every metric is explained, and what is said of its range holds."""
+
+import math
+
+import pytest
+import torch
+
+from rankscope.metrics import METRICS, metric
+
+N, D, EXPERTS, CHOSEN = 6, 4, 5, 2
+ENDS = {
+    "0 and above": (0.0, math.inf),
+    "0 to 1": (0.0, 1.0),
+    "0 to 2": (0.0, 2.0),
+    "-1 to 1": (-1.0, 1.0),
+    "-1/(n - 1) to 1": (-1 / (N - 1), 1.0),
+    "0 to n/(n - 1)": (0.0, N / (N - 1)),
+    "0 to min(n, d)": (0.0, 4.0),
+    "1 to min(n, d)": (1.0, 4.0),
+    "0 to min(n - 1, d)": (0.0, 4.0),
+    "1 to min(n - 1, d)": (1.0, 4.0),
+    "0 to log n": (0.0, math.log(N)),
+    "0 to sqrt(n)": (0.0, N**0.5),
+    "0 to sqrt(n/2)": (0.0, (N / 2) ** 0.5),
+    "k/E to 1": (CHOSEN / EXPERTS, 1.0),
+    "log k to log E": (math.log(CHOSEN), math.log(EXPERTS)),
+}
+
+
+def inputs(of: str) -> torch.Tensor:
+    """Many samples: plain, nearly the same, and with a few entries that outweigh all others."""
+    draw = torch.Generator().manual_seed(7)
+    spread = torch.logspace(-3, 2, 40).double()[:, None, None]
+    if of == "tokens":
+        X = torch.randn(40, N, D, dtype=torch.float64, generator=draw)
+        lonely = torch.zeros(40, N, D, dtype=torch.float64)
+        lonely[torch.arange(40), torch.arange(40) % N, torch.arange(40) % D] = 1.0
+        return torch.cat([X, X * spread + 1, lonely, (X * spread).exp().clamp(max=1e9)])
+    if of == "attention":
+        scores = torch.randn(40, 1, N, N, dtype=torch.float64, generator=draw)
+        return (scores * spread[..., None]).softmax(-1)
+    weights = torch.rand(40, N, EXPERTS, dtype=torch.float64, generator=draw)
+    return weights * (weights >= weights.topk(CHOSEN).values[..., -1:])
+
+
+@pytest.mark.parametrize("name", [*METRICS, "relative_residual@argmin", "relative_mu@argmin"])
+def test_the_range_that_is_said_is_kept(name: str) -> None:
+    each = metric(name)
+    assert each.meaning is not None and each.meaning.small and each.meaning.large
+    low, high = ENDS[each.meaning.range]
+    value = each.read(inputs(each.of)).value
+    assert bool((value >= low - 1e-9).all()) and bool((value <= high + 1e-9).all()), value
+
+
+def test_a_relative_residual_is_above_one_where_one_token_stands_alone() -> None:
+    """One token 1, three 0: columns sum to 3/2 and rows to 3/4 after the mean is taken, so sqrt(9/8)."""
+    X = torch.tensor([[1.0], [0.0], [0.0], [0.0]])
+    assert float(metric("relative_residual").read(X).value) == pytest.approx((9 / 8) ** 0.5)
+    assert float(metric("relative_mu").read(X).value) == pytest.approx(0.75**0.5)
+
+
+@pytest.mark.parametrize("name", [name for name, each in METRICS.items() if each.of == "tokens"])
+def test_what_equal_tokens_give_is_said(name: str) -> None:
+    meaning = metric(name).meaning
+    assert meaning is not None and meaning.equal
+    if meaning.equal.isdigit():
+        x = torch.tensor([[3.0, -1.0, 2.0]], dtype=torch.float64)
+        value = float(metric(name).read(x.expand(4, 3)).value)
+        assert value == pytest.approx(float(meaning.equal), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name, each in METRICS.items() if each.of == "tokens"])
+def test_the_direction_of_collapse_is_that_of_the_value(name: str) -> None:
+    """Tokens that come closer by half: what is large where tokens differ falls, what is large where they are
+    the same rises."""
+    draw = torch.Generator().manual_seed(3)
+    apart = torch.randn(20, N, D, dtype=torch.float64, generator=draw)
+    mean = apart.mean(-2, keepdim=True) + 1
+    far, near = (metric(name).read(mean + size * (apart - mean)).value for size in (1.0, 0.1))
+    if metric(name).direction:
+        assert bool((metric(name).direction * (far - near) > 0).all())
