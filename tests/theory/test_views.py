@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from rankscope.cli.bounds import reasons_table, summary_table
-from rankscope.explorer.answer import bound_figures, bound_line
+from rankscope.explorer.answers import bound_figures, bound_line
 from rankscope.report.tables import certificate_table, failing_table
 from rankscope.theory import Certificates
 from rankscope.theory.depth import depth_of

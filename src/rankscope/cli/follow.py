@@ -96,9 +96,9 @@ def _page(run: Path, metric: str | None, port: int, no_open: bool, as_json: bool
 
     require_server("a page")
     from rankscope.explorer.follow import app
-    from rankscope.explorer.serve import bound, serve_app
+    from rankscope.explorer.server import bind_port, serve_forever
 
-    socket = bound(port)
+    socket = bind_port(port)
     number = socket.getsockname()[1]
     address = f"http://127.0.0.1:{number}/"
     if as_json:
@@ -106,7 +106,7 @@ def _page(run: Path, metric: str | None, port: int, no_open: bool, as_json: bool
     else:
         console().print(address if quiet else f"Following: {address} (Ctrl-C ends it)", soft_wrap=True)
     sys.stdout.flush()
-    serve_app(app(run, number, metric), socket, None if no_open else address)
+    serve_forever(app(run, number, metric), socket, None if no_open else address)
 
 
 def shown(

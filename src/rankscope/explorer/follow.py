@@ -30,7 +30,7 @@ def app(folder: str | Path, port: int, metric: str | None = None) -> Guard:
     """The page of the training run in a folder, for a server at that port of the loopback."""
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     kept = CachedTraining(Path(folder))
-    pages.put_on(api, "follow.html")
+    pages.add_pages(api, "follow.html")
 
     @api.get("/api/training")
     def training(metric: str | None = metric, mark: str = "") -> dict[str, Any]:

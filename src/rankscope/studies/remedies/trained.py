@@ -20,7 +20,7 @@ from pathlib import Path
 import polars as pl
 
 from rankscope.errors import StudyError
-from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, SIGMA, Sizes, Trial
+from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, SIGMA, Trial, TrialSizes
 from rankscope.nets.remedies import REMEDIES
 from rankscope.runs import tables
 from rankscope.studies.study import Setup
@@ -35,13 +35,13 @@ class Plan:
 
     settings: tuple[str, ...]
     depths: tuple[int, ...]
-    sizes: Sizes
+    sizes: TrialSizes
 
 
-FULL = Plan(tuple(SETTINGS), (6, 12, 24, 48), Sizes())
-SLOWER = Plan(("post", "no skips"), (24,), Sizes(rate=3e-4))
+FULL = Plan(tuple(SETTINGS), (6, 12, 24, 48), TrialSizes())
+SLOWER = Plan(("post", "no skips"), (24,), TrialSizes(lr=3e-4))
 """Where depth decides who learns: whether a smaller learning rate changes who."""
-QUICK = Plan(("pre",), (2, 6), Sizes(width=64, context=32, batch=8, steps=60, asked=64))
+QUICK = Plan(("pre",), (2, 6), TrialSizes(width=64, context=32, batch=8, steps=60, evaluation_samples=64))
 
 
 def trained(
@@ -52,7 +52,7 @@ def trained(
     settings: Sequence[str] | None = None,
     depths: Sequence[int] | None = None,
     steps: int | None = None,
-    sizes: Sizes | None = None,
+    sizes: TrialSizes | None = None,
     workers: int = 1,
     minutes: float = math.inf,
 ) -> pl.DataFrame:
@@ -101,7 +101,7 @@ def recipes(folder: str | Path) -> list[str]:
         how, seeds = key["settings"]["sizes"], ", ".join(map(str, key["settings"]["seeds"]))
         said = (
             f"of width {how['width']}, {how['heads']} heads, {how['steps']} steps of AdamW, batches of "
-            f"{how['batch']}, learning rate {how['rate']:g}, seeds {seeds} ({key['device']})"
+            f"{how['batch']}, learning rate {how['lr']:g}, seeds {seeds} ({key['device']})"
         )
         found[said] = found.get(said, 0) + len(table.filter(quantity="diverged"))
     return [f"Trained: {number} networks {said}." for said, number in found.items() if number]
@@ -159,7 +159,7 @@ def main() -> None:
     table = trained(
         Setup(given.folder, not given.quick, given.device, say=_say),
         given.remedies, given.seeds, settings=given.settings, depths=given.depths, steps=given.steps,
-        sizes=replace(sizes, rate=given.rate or sizes.rate), workers=given.workers, minutes=given.minutes,
+        sizes=replace(sizes, lr=given.rate or sizes.lr), workers=given.workers, minutes=given.minutes,
     )  # fmt: skip
     left = table.filter(pl.col("refused").str.starts_with("not run"))
     _say(f"{time.time() - started:.0f} s; {len(left)} left to do")

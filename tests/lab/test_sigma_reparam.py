@@ -7,7 +7,7 @@ import torch
 from rankscope.errors import LabError
 from rankscope.lab.model import Interface, Model
 from rankscope.lab.module import Trainable
-from rankscope.lab.reparametrised import SigmaReparam, reparametrise
+from rankscope.lab.sigma_reparam import SigmaReparam, reparametrise
 from rankscope.nets import Architecture, Transformer
 
 ARCH = Architecture(layers=2, width=8, heads=2, mlp="gated", positions="absolute", length=6)

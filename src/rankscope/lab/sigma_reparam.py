@@ -29,7 +29,8 @@ MATRICES = ("query", "key", "value", "gate", "output", "up", "down", "query_late
 
 
 class SigmaReparam(nn.Module):
-    """`g W / sigma(W)` of one weight; one with three axes is the matrix of its `rows` axes by the others."""
+    """The parametrisation `g W / sigma(W)` of one weight; a weight with three axes is the matrix of its first
+    `rows` axes by the others."""
 
     u: Tensor
 
@@ -41,11 +42,11 @@ class SigmaReparam(nn.Module):
         self.g = nn.Parameter(size[0].clone() if start == "sigma" else torch.ones_like(size[0]))
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """`[in, out]`."""
+        """The weight as a matrix `[in, out]`."""
         return weight.flatten(0, self.rows - 1).flatten(1)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """The weight that the network has."""
+        """The weight that the network uses."""
         W = self.matrix(weight)
         with torch.no_grad():
             v = nn.functional.normalize(self.u @ W, dim=0)
@@ -67,7 +68,7 @@ def reparametrise(module: nn.Module, start: str = "sigma") -> None:
     1.0
     """
     if start not in STARTS:
-        raise LabError(one_of("start of g", start, STARTS))
+        raise LabError(one_of("start of g", start, STARTS), subject="sigma_reparam")
     for name, part in list(module.named_modules()):
         weight, last = getattr(part, "weight", None), name.rpartition(".")[2]
         if not isinstance(weight, Tensor) or weight.ndim < 2:

@@ -10,14 +10,14 @@ from torch.utils._pytree import tree_leaves
 
 from rankscope.errors import ArchitectureError
 from rankscope.lab import Training
-from rankscope.lab.trial import Sizes, Trial
+from rankscope.lab.trial import Trial, TrialSizes
 from rankscope.studies.remedies.trained import EVERY
 
-SIZES = Sizes(width=8, heads=2, context=6, batch=2, steps=9)
+SIZES = TrialSizes(width=8, heads=2, context=6, batch=2, steps=9)
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="steps are recorded on a GPU")
 
 
-class Asked(TorchDispatchMode):
+class CpuUse(TorchDispatchMode):
     """Notes what touches the CPU, or asks for a number."""
 
     def __init__(self) -> None:
@@ -50,13 +50,13 @@ def test_a_step_waits_for_nothing(remedy: str, seeds: tuple[int, ...]) -> None:
     """On torch's device without numbers, where a question has no answer, as in a recording."""
     training = on("meta", remedy, seeds)
     batches = training._batches(0)
-    training._of(batches)  # masks are made in the first
-    with Asked() as asked:
-        losses = training._of(batches)
+    training._batch_losses(batches)  # masks are made in the first
+    with CpuUse() as use:
+        losses = training._batch_losses(batches)
         losses.sum().backward()
         training._clip()
-    assert asked.calls > 100 and asked.waited == []
-    assert getattr(training.learner, "in_turn", None) is None
+    assert use.calls > 100 and use.waited == []
+    assert getattr(training.learner, "refusal", None) is None
 
 
 @GPU
@@ -64,5 +64,5 @@ def test_a_step_waits_for_nothing(remedy: str, seeds: tuple[int, ...]) -> None:
 def test_recorded_steps_are_those_that_are_made_one_by_one(seeds: tuple[int, ...]) -> None:
     several = Trial("contranorm", "pre", 2, seeds, SIZES)
     fast, slow = (several.training("cuda", capture).finish() for capture in (True, False))
-    assert fast.captured is not None and fast.captured.why is None
+    assert fast.captured is not None and fast.captured.refusal is None
     torch.testing.assert_close(torch.stack(fast.losses), torch.stack(slow.losses), rtol=1e-5, atol=1e-5)

@@ -1,12 +1,13 @@
-"""Figure 4, drawn: accuracy by path length, ours with the published points."""
+"""The picture of figure 4: accuracy by path length, ours with the published points."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
 
 from rankscope.figures.matplotlib import Artist, Axes, Figure, panels
 from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE
-from rankscope.studies.dong2021.tasks import Task
+from rankscope.lab.tasks.fixed import FixedTask
 
 LENGTHS = range(7)
 WITHOUT_CONTEXT = {"context-free ceiling", "majority by position"}
@@ -24,12 +25,14 @@ TITLES = {"memorization": "Memorization", "sort": "Sorting", "hull": "Convex hul
 def curve(
     summary: pl.DataFrame, task: str, attention: str, paths: str, what: str = "accuracy"
 ) -> list[float]:
-    """By length."""
+    """A column of the summary by path length, of one task and kind of path."""
     part = summary.filter(task=task, attention=attention, paths=paths).sort("length")
     return part[what].to_list()
 
 
-def drawn(summary: pl.DataFrame, tasks: dict[str, Task], said: dict[str, Published]) -> Figure:
+def effectiveness_figure(
+    summary: pl.DataFrame, tasks: Mapping[str, FixedTask], said: dict[str, Published]
+) -> Figure:
     """One panel per task: accuracy by path length, ours with the published points."""
     figure, axes = panels(len(tasks), width=4.3, height=4.4)
     for place, (name, task) in zip(axes, tasks.items(), strict=True):
@@ -45,7 +48,7 @@ def drawn(summary: pl.DataFrame, tasks: dict[str, Task], said: dict[str, Publish
     return figure
 
 
-def _panel(axes: Axes, summary: pl.DataFrame, task: Task, said: Published) -> None:
+def _panel(axes: Axes, summary: pl.DataFrame, task: FixedTask, said: Published) -> None:
     name = task.name
     axes.axhline(curve(summary, name, "full", "all")[0], color=INK, linewidth=1.2, label="whole network")
     axes.axhline(said["full"], color=INK, linestyle=":", label="whole network, published")

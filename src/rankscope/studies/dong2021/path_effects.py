@@ -11,6 +11,7 @@ thrice and another not at all. The sum of all lengths of `shared` is the network
 its terms may cancel, so it is taken in float64. Single paths are walked in float32, as they were trained.
 """
 
+import copy
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -20,13 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rankscope.lab import Model
+from rankscope.lab.tasks.fixed import LabelledSamples
 from rankscope.nets import Transformer
 from rankscope.paths.counts import Path
 from rankscope.paths.frozen import Frozen, freeze
 from rankscope.paths.lengths import by_length
 from rankscope.paths.walk import Step, own_step, shared_step, terms
-from rankscope.studies.dong2021.tasks import Data, Task
-from rankscope.studies.dong2021.train import Tensors, classify, embed, network
 
 PIECE = 2**19
 """Numbers in the tokens that are evaluated together."""
@@ -57,28 +58,26 @@ def draws(
 
 
 @torch.no_grad()
-def effects(
-    task: Task, tensors: Tensors, data: Data, counts: tuple[int, ...], repeats: int, seed: int = 0
+def path_effects(
+    model: Model, data: LabelledSamples, counts: tuple[int, ...], repeats: int, seed: int = 0
 ) -> pl.DataFrame:
-    """One row per attention, paths (5, 20, all), length and repeat, with its accuracy; and one for the
-    network as it is (attention 'full', length null)."""
-    precise = {name: each.double() for name, each in tensors.items()}
-    net = network(task, precise)
-    layers, heads = task.arch.layers, task.arch.heads
-    drawn = draws(layers, heads, counts, repeats, seed)
+    """The accuracy of a few paths at a time: one row per attention, paths (5, 20, all), length and repeat,
+    and one for the network as it is (attention 'full', length null)."""
+    precise = copy.deepcopy(model).double().eval()
+    net = precise.network()
+    drawn = draws(net.arch.layers, net.arch.heads, counts, repeats, seed)
     right: Counter[Key] = Counter()
     tokens = 0
-    for piece in _pieces(data, task.arch.width):
-        X = embed(task, precise, piece)
-        real = ~piece.padding
-        tokens += int(real.sum())
-        for key, Y in _sums(net, X, piece.padding, drawn):
-            said = classify(precise, F.layer_norm(Y, Y.shape[-1:], eps=task.arch.norm_eps))
-            right[key] += int(((said.argmax(-1) == piece.labels) & real).sum())
-    rows = [(*key, hit / tokens) for key, hit in right.items()]
-    kinds = {"attention": pl.String, "paths": pl.String, "length": pl.Int64, "repeat": pl.Int64,
-             "accuracy": pl.Float64}  # fmt: skip
-    return pl.DataFrame(rows, schema=kinds, orient="row")
+    for piece in _pieces(data, net.arch.width):
+        valid = ~piece.padding
+        tokens += int(valid.sum())
+        for key, Y in _sums(net, precise.tokens(piece.inputs), piece.padding, drawn):
+            logits = precise.head(F.layer_norm(Y, Y.shape[-1:], eps=net.arch.norm_eps))
+            right[key] += int(((logits.argmax(-1) == piece.labels) & valid).sum())
+    rows = [(*key, hits / tokens) for key, hits in right.items()]
+    schema = {"attention": pl.String, "paths": pl.String, "length": pl.Int64, "repeat": pl.Int64,
+              "accuracy": pl.Float64}  # fmt: skip
+    return pl.DataFrame(rows, schema=schema, orient="row")
 
 
 def _sums(
@@ -109,7 +108,7 @@ def weighted(frozen: Frozen, wanted: dict[Draw, Counter[Path]], step: Step) -> d
     return sums
 
 
-def _pieces(data: Data, width: int) -> Iterator[Data]:
+def _pieces(data: LabelledSamples, width: int) -> Iterator[LabelledSamples]:
     most = max(1, PIECE // (data.labels.shape[1] * width))
     for start in range(0, len(data), most):
         yield data.part(slice(start, start + most)).trimmed()

@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from rankscope import certify, decompose, load, measure
-from rankscope.errors import RankscopeError
-from rankscope.explorer.answer import Answers
-from rankscope.explorer.measured import measured, turned
-from rankscope.explorer.settings import Request, Setting
-from rankscope.explorer.shelf import Shelf
+from rankscope.errors import SettingError
+from rankscope.explorer.answers import Answers
+from rankscope.explorer.controls import Controls, PageRequest
+from rankscope.explorer.measurement import measure_page, network_with
+from rankscope.explorer.network_cache import NetworkCache
 from rankscope.nets import Transformer
-from tests.explorer.serving import SMALL, Served, small_shelf
+from tests.explorer.serving import SMALL, Served, small_networks
+from tests.raising import raises
 
 TEXT = "the sea, the sea and <b>the</b> ship"
 TURNS: list[dict[str, Any]] = [
@@ -28,12 +29,12 @@ TURNS: list[dict[str, Any]] = [
 
 
 def tiny() -> Transformer:
-    return small_shelf().network(Setting(model="tiny"))
+    return small_networks().network(Controls(model="tiny"))
 
 
-def drawn(seed: int) -> Setting:
+def drawn(seed: int) -> Controls:
     """Of a small random network."""
-    return Setting.model_validate({"text": "a b", "shape": {**SMALL, "seed": seed}})
+    return Controls.model_validate({"text": "a b", "shape": {**SMALL, "seed": seed}})
 
 
 @pytest.mark.parametrize("turns", TURNS, ids=str)
@@ -61,8 +62,8 @@ def test_the_numbers_are_those_of_the_library(served: Served, turns: dict[str, A
 
 
 def test_a_window_narrows_every_mask_of_a_network_that_has_several() -> None:
-    assert turned(tiny(), Setting(window=3)).arch.mask == "causal&window:3;complete&window:3"
-    deeper = turned(tiny(), Setting(window=3, layers=4)).arch
+    assert network_with(tiny(), Controls(window=3)).arch.mask == "causal&window:3;complete&window:3"
+    deeper = network_with(tiny(), Controls(window=3, layers=4)).arch
     assert deeper.mask_of(1) == "complete&window:3" and deeper.mask_of(3) == "causal&window:3"
 
 
@@ -83,20 +84,20 @@ def test_a_remedy_that_cannot_go_on_is_a_sentence(served: Served, turns: dict[st
 
 
 def test_remedied_networks_are_kept_as_long_as_what_they_were_put_on() -> None:
-    shelf = small_shelf()
+    networks = small_networks()
     setting = drawn(1).model_copy(update={"remedies": "attnscale:w=0.5"})
-    found = weakref.ref(shelf.network(setting))
-    assert shelf.network(setting.model_copy(update={"skip": 0.5})) is found()
+    found = weakref.ref(networks.network(setting))
+    assert networks.network(setting.model_copy(update={"skip": 0.5})) is found()
     for seed in (2, 3, 4):
-        shelf.network(drawn(seed))
+        networks.network(drawn(seed))
     gc.collect()
     assert found() is None
 
 
 def test_what_is_not_turned_is_the_network_itself() -> None:
     net = tiny()
-    assert turned(net, Setting()).arch == net.arch
-    assert turned(net, Setting(temperature=2.0)).arch.divisor == 2 * net.arch.divisor
+    assert network_with(net, Controls()).arch == net.arch
+    assert network_with(net, Controls(temperature=2.0)).arch.divisor == 2 * net.arch.divisor
 
 
 def test_a_kernel_without_a_rule_is_measured_in_float64(served: Served) -> None:
@@ -140,31 +141,31 @@ def test_tokens_stay_text_in_every_label(served: Served) -> None:
 
 
 def test_results_are_kept_and_the_oldest_forgotten() -> None:
-    answers, asked = Answers(small_shelf()), Setting(model="tiny", text=TEXT)
-    first = answers.measured(asked, lambda: None)
-    assert answers.measured(asked, lambda: None) is first
+    answers, asked = Answers(small_networks()), Controls(model="tiny", text=TEXT)
+    first = answers.measurement(asked, lambda: None)
+    assert answers.measurement(asked, lambda: None) is first
     for number in range(30):
-        answers.measured(Setting(model="tiny", text=TEXT, skip=number / 30), lambda: None)
-    assert answers.measured(asked, lambda: None) is not first
+        answers.measurement(Controls(model="tiny", text=TEXT, skip=number / 30), lambda: None)
+    assert answers.measurement(asked, lambda: None) is not first
 
 
-def test_a_network_that_has_left_the_shelf_is_not_kept_by_its_results() -> None:
-    answers = Answers(small_shelf())
+def test_a_network_that_has_left_the_cache_is_not_kept_by_its_results() -> None:
+    answers = Answers(small_networks())
     nets = []
     for seed in range(6):
-        list(answers.parts(Request(setting=drawn(seed)), lambda: None))
-        nets.append(weakref.ref(answers.shelf.network(drawn(seed))))
+        list(answers.parts(PageRequest(setting=drawn(seed)), lambda: None))
+        nets.append(weakref.ref(answers.networks.network(drawn(seed))))
     gc.collect()
     assert [net() is not None for net in nets] == [False] * 3 + [True] * 3
 
 
 def test_pinned_random_networks_stay_while_another_is_drawn_anew() -> None:
-    answers = Answers(small_shelf())
+    answers = Answers(small_networks())
     A, B = drawn(1), drawn(2)
     found = []
     for seed in (0, 3, 4, 5):
-        list(answers.parts(Request(setting=drawn(seed), A=A, B=B, parts=("curve",)), lambda: None))
-        found.append([answers.measured(pin, lambda: None) for pin in (A, B)])
+        list(answers.parts(PageRequest(setting=drawn(seed), A=A, B=B, parts=("curve",)), lambda: None))
+        found.append([answers.measurement(pin, lambda: None) for pin in (A, B)])
     assert all(mine is first for pair in found for mine, first in zip(pair, found[0], strict=True))
 
 
@@ -177,18 +178,20 @@ def test_a_question_between_layers_can_end_it() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        measured(tiny(), Setting(model="tiny", text=TEXT), check)
+        measure_page(tiny(), Controls(model="tiny", text=TEXT), check)
     assert len(asked) == 3
 
 
-def test_a_network_that_is_not_on_the_shelf_is_refused() -> None:
-    with pytest.raises(RankscopeError, match="model must be one of tiny, sigmoid, random; got '/etc'"):
-        list(Answers(small_shelf()).parts(Request(setting=Setting(model="/etc")), lambda: None))
+def test_a_network_that_is_not_in_the_cache_is_refused() -> None:
+    with raises(SettingError, subject="model"):
+        list(Answers(small_networks()).parts(PageRequest(setting=Controls(model="/etc")), lambda: None))
 
 
 def test_minilm_is_answered_as_it_is_measured() -> None:
     net = load("minilm")
-    asked = Setting(model="minilm", text="Call me <b>Ishmael</b>.", skip=0.5)
-    (part, *_) = Answers(Shelf({"minilm": net})).parts(Request(setting=asked, parts=("curve",)), lambda: None)
+    asked = Controls(model="minilm", text="Call me <b>Ishmael</b>.", skip=0.5)
+    (part, *_) = Answers(NetworkCache({"minilm": net})).parts(
+        PageRequest(setting=asked, parts=("curve",)), lambda: None
+    )
     expected = measure(net.variant(skip=0.5), *net.encode([asked.text])).curve("relative_residual", "log10")
     assert torch.allclose(torch.tensor(part["numbers"]["now"]).double(), expected[0], rtol=1e-6)
