@@ -1,6 +1,6 @@
 """Serves the page of a training run, which keeps up with it.
 
-    GET  /                  the page;  /static/..., /charts/..., /plotly.js its parts
+    GET  /                  the page;  /static/..., /figures/..., /plotly.js its parts
     GET  /api/training      ?metric=NAME&mark=MARK: all that is drawn, or only the mark where nothing was
                             written since the answer that had it
 
@@ -14,10 +14,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from rankscope.charts.training import LOOKS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.errors import RankscopeError
 from rankscope.explorer import pages
 from rankscope.explorer.guard import Guard
+from rankscope.figures.description import Chart
+from rankscope.figures.page import page_figure
+from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.runs.training import LEARNING, TrainingRun, decades, read_training, stamp, title_of
 
 PANELS, ALARMS = 6, 200
@@ -63,15 +65,15 @@ def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any
     """All that the page shows of a training run."""
     chosen = metric if metric in training.metrics else next(iter(training.metrics), None)
     learning = [name for name in training.metrics if name.startswith(LEARNING)][:PANELS]
-    figures: dict[str, Any] = {}
+    charts: dict[str, Chart] = {}
     if chosen is not None:
-        figures |= {"map": layer_map(training, chosen), "curves": layer_curves(training, [chosen])}
+        charts |= {"map": layer_map(training, chosen), "curves": layer_curves(training, [chosen])}
     if training.scalars:
-        figures["run"] = run_curves(training, training.scalars[:PANELS])
+        charts["run"] = run_curves(training, training.scalars[:PANELS])
     if learning:
-        figures["gradients"] = layer_curves(training, learning)
+        charts["gradients"] = layer_curves(training, learning)
     if len(training.paths):
-        figures["paths"] = path_shares(training)
+        charts["paths"] = path_shares(training)
     grid = None if chosen is None else training.grid(chosen)
     measurements = len(training.steps)
     return {
@@ -79,12 +81,12 @@ def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any
         "since": training.manifest.created,
         "step": training.steps[-1] if training.steps else None,
         "measurements": measurements,
-        "drawn": LOOKS if measurements > LOOKS else None,
+        "drawn": STEPS if measurements > STEPS else None,
         "metric": chosen,
         "heads": grid.heads if grid is not None and grid.heads > 1 else None,
         "zeros": grid is not None and bool((grid.value == 0).any()) and decades(grid.value) > 2,
         "metrics": [{"name": name, "says": title_of(name)} for name in training.metrics],
-        "figures": figures,
+        "figures": {name: page_figure(chart) for name, chart in charts.items()},
         "broken": training.broken,
         "alarms": training.alarms.tail(ALARMS).reverse().to_dicts(),
         "raised": training.alarms.height,

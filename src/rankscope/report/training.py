@@ -6,9 +6,9 @@
 from math import isfinite
 
 from rankscope.cards import counted
-from rankscope.charts.training import FEW, LINES, LOOKS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.report.plots import Plot, Section
 from rankscope.report.tables import Table
+from rankscope.runs.figures import FEW, LINES, STEPS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.runs.training import LEARNING, TrainingRun, title_of
 from rankscope.theory.views import BoundView, quantity, summary_views
 
@@ -42,7 +42,7 @@ def training_sections(training: TrainingRun) -> list[Section]:
     number = len(training.steps)
     read = [name for name in training.metrics if not name.startswith(LEARNING)]
     learning = [name for name in training.metrics if name.startswith(LEARNING)]
-    few = f" Drawn are {LOOKS} of {number:,} measurements, and those with alarms." if number > LOOKS else ""
+    few = f" Drawn are {STEPS} of {number:,} measurements, and those with alarms." if number > STEPS else ""
     marks = (
         " Alarms are marked ▼ on the axis of steps, and by a ring at their layer."
         if len(training.alarms)
