@@ -3,8 +3,7 @@
 from math import isfinite
 
 from rankscope.cards import counted
-from rankscope.report.plots import Plot, Section
-from rankscope.report.tables import Table
+from rankscope.report.content import Plot, Section, Table
 from rankscope.runs.figures import FEW, LINES, STEPS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.runs.training import LEARNING, NAMES, TrainingRun, title_of
 from rankscope.theory.views import BoundView, quantity, summary_views
@@ -13,33 +12,33 @@ MAPS, PANELS, ALARMS = 8, 6, 200
 """Metrics that are drawn as maps, panels of a figure, and alarms of the table, at most."""
 
 
-def training_said(training: TrainingRun) -> str:
+def training_sentences(training: TrainingRun) -> str:
     """What came of it: how many alarms, and the first of them; how the loss went."""
     if not training.steps:
         return "Nothing was measured yet."
-    number, last = training.alarms.height, training.steps[-1]
-    said = [
-        f"{counted(number, 'alarm')} up to step {last:,}." if number else f"No alarms up to step {last:,}."
+    count, last = training.alarms.height, training.steps[-1]
+    sentences = [
+        f"{counted(count, 'alarm')} up to step {last:,}." if count else f"No alarms up to step {last:,}."
     ]
-    if number:
+    if count:
         step, sentence = training.alarms["step"][0], str(training.alarms["sentence"][0])
         when = "" if sentence.startswith(f"Step {step}") else f", at step {step:,}"
-        said.append(f"The first{when}: {sentence}")
+        sentences.append(f"The first{when}: {sentence}")
     if "loss" in training.scalars:
         _, values = training.scalar("loss")
         first, now = (f"{value:.3g}" if isfinite(value) else "no number" for value in (values[0], values[-1]))
-        said.append(f"The loss went from {first} to {now}.")
-    return " ".join(said)
+        sentences.append(f"The loss went from {first} to {now}.")
+    return " ".join(sentences)
 
 
 def training_sections(training: TrainingRun) -> list[Section]:
     """What the page shows of it."""
     if not training.steps:
         return []
-    number = len(training.steps)
+    count = len(training.steps)
     read = [name for name in training.metrics if not name.startswith(LEARNING)]
     learning = [name for name in training.metrics if name.startswith(LEARNING)]
-    few = f" Drawn are {STEPS} of {number:,} measurements, and those with alarms." if number > STEPS else ""
+    few = f" Drawn are {STEPS} of {count:,} measurements, and those with alarms." if count > STEPS else ""
     marks = (
         " Alarms are marked ▼ on the axis of steps, and by a ring at their layer."
         if len(training.alarms)
@@ -77,8 +76,7 @@ def training_sections(training: TrainingRun) -> list[Section]:
         ))  # fmt: skip
     first, last = training.steps[0], training.steps[-1]
     lead = (
-        f"{counted(number, 'measurement')} from step {first:,} to {last:,}. Monitored: "
-        f"{_monitored(training)}."
+        f"{counted(count, 'measurement')} from step {first:,} to {last:,}. Monitored: {_monitored(training)}."
     )
     notes = []
     if training.broken:
@@ -89,14 +87,14 @@ def training_sections(training: TrainingRun) -> list[Section]:
 
 
 def _tables(training: TrainingRun) -> list[Table]:
-    found = []
+    tables = []
     if len(training.alarms):
         rows = [
             [_where(row), str(row["sentence"])] for row in training.alarms.head(ALARMS).iter_rows(named=True)
         ]
         few = f"The first {ALARMS} of {len(training.alarms)}." if len(training.alarms) > ALARMS else ""
-        found.append(Table("Alarms", ["rule and place", "what it says"], rows, wordy=True, note=few))
-    found += _proved(training)
+        tables.append(Table("Alarms", ["rule and place", "what it says"], rows, wordy=True, note=few))
+    tables += _proved(training)
     if training.metrics:
         grid = training.grid(training.metrics[0])
         ends = [
@@ -104,23 +102,25 @@ def _tables(training: TrainingRun) -> list[Table]:
             for k in dict.fromkeys((0, -1 % len(grid.steps)))
         ]
         marked = {
-            (row, place + 1) for row, (*_, noise) in enumerate(ends) for place in noise.nonzero()[0].tolist()
+            (row, column + 1)
+            for row, (*_, noise) in enumerate(ends)
+            for column in noise.nonzero()[0].tolist()
         }
         cells = [[f"step {step:,}", *(f"{value:.3g}" for value in values)] for step, values, _ in ends]
         title = f"{training.metrics[0]} by layer, at the first measurement and the last"
         note = "○ at or below the floor." if marked else ""
-        found.append(Table(title, ["layer", *map(str, grid.layers)], cells, marked, note))
-    return found
+        tables.append(Table(title, ["layer", *map(str, grid.layers)], cells, marked, note))
+    return tables
 
 
 def _proved(training: TrainingRun) -> list[Table]:
     """What theorems say of the probe, at the first measurement with certificates and the last."""
-    found = training.certificates
-    steps = sorted(found["step"].unique().to_list())
+    bounds = training.certificates
+    steps = sorted(bounds["step"].unique().to_list())
     if not steps:
         return []
     ends = list(dict.fromkeys((steps[0], steps[-1])))
-    columns = [{each.theorem: each for each in summary_views(found.filter(step=step))} for step in ends]
+    columns = [{view.theorem: view for view in summary_views(bounds.filter(step=step))} for step in ends]
     held = [name for name in columns[-1] if any(name in views and views[name].met_to for views in columns)]
     rows = []
     for name in held:
@@ -138,8 +138,8 @@ def _proved(training: TrainingRun) -> list[Table]:
 def _bound(view: BoundView) -> str:
     if not view.met_to:
         return "does not hold"
-    said = f"{view.measured} {view.sign} {view.bound}" if view.state == "says" else "says nothing"
-    return f"{said}, layer {view.layer}"
+    text = f"{view.measured} {view.sign} {view.bound}" if view.state == "says" else "says nothing"
+    return f"{text}, layer {view.layer}"
 
 
 def _where(row: dict[str, object]) -> str:
@@ -157,8 +157,8 @@ def _heads(training: TrainingRun, names: list[str]) -> str:
 
 def _lines(training: TrainingRun, names: list[str], most: int) -> str:
     """Which layers are drawn."""
-    number = len({layer for name in names for layer in training.grid(name).layers})
-    return "each layer" if number <= most else f"{most} of the {number} layers"
+    count = len({layer for name in names for layer in training.grid(name).layers})
+    return "each layer" if count <= most else f"{most} of the {count} layers"
 
 
 def _monitored(training: TrainingRun) -> str:
