@@ -74,22 +74,28 @@ def certify(
     if reason := outside(net.arch):
         raise TheoremError(
             "the theorems are of attention among tokens, linear in them but for its weights; this network "
-            f"has {reason}: measure it instead"
+            f"has {reason}: measure it instead",
+            subject="architecture",
         )
     if centre not in get_args(Centre):
-        raise MetricError(one_of("centre", centre, get_args(Centre)))
+        raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
     original_net, net = net, net.to(torch.float64, "cpu" if device is None else device)
     if not isinstance(X, Tensor) or X.ndim != 3 or X.shape[-1] != net.arch.width:
         got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
         raise TokensError(
-            f"tokens must be a tensor [batch, token, width] of width {net.arch.width}; received {got}"
+            f"tokens must be a tensor [batch, token, width] of width {net.arch.width}; received {got}",
+            subject="X",
         )
     if not X.is_floating_point():
-        raise TokensError(f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first")
+        raise TokensError(
+            f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first", subject="X"
+        )
     X = X.to(dtype=torch.float64, device=net.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
     if not bool(real.any(-1).all()) or not len(X):
-        raise TokensError("every sample must have at least one real token; one has none: leave it out")
+        raise TokensError(
+            "every sample must have at least one real token; one has none: leave it out", subject="padding"
+        )
     norms = WeightNorms() if norms is None else norms
     rows: list[dict[str, Any]] = []
     arithmetic = ""
