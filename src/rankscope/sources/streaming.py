@@ -4,10 +4,9 @@ import torch
 
 from rankscope.errors import SourceError, TooLargeError
 from rankscope.nets import Transformer
-from rankscope.nets.devices import FLOAT64_BYTES, check_device, check_dtype, format_bytes
+from rankscope.nets.devices import FLOAT64_BYTES, check_device, check_dtype, format_bytes, free_memory
 from rankscope.nets.fingerprint import digests
 from rankscope.nets.streamed_layers import StreamedLayers
-from rankscope.profiles.needs import available
 from rankscope.sources.canonical import StreamedNetwork
 from rankscope.sources.checkpoint import (
     CheckpointLocation,
@@ -60,7 +59,7 @@ def from_shelf(
     check_device(device)
     bytes_needed, bytes_free = (
         checkpoint.numbers * dtype.itemsize + checkpoint.largest * FLOAT64_BYTES,
-        available(torch.device(device)),
+        free_memory(torch.device(device)),
     )
     if bytes_free is not None and bytes_needed > bytes_free:
         if stream is False:
