@@ -103,7 +103,7 @@ def trained(
 def gathered(folder: str | Path, how: str = "trained") -> pl.DataFrame:
     """All tables of trials that a folder has, made on whatever machine, in the order of remedies; their names
     begin with `how`."""
-    parts = [tables.whole(part)[0] for part in sorted(Path(folder).glob(f"parts/{how}-*.parquet"))]
+    parts = [tables.read_parquet(part)[0] for part in sorted(Path(folder).glob(f"parts/{how}-*.parquet"))]
     order = {remedy: k for k, remedy in enumerate(EVERY)}
     parts.sort(key=lambda part: order.get(part["remedy"][0], len(order)))
     return pl.concat([pl.DataFrame(schema=SCHEMA), *parts])
@@ -115,7 +115,7 @@ def recipes(folder: str | Path) -> list[str]:
     for part in sorted(Path(folder).glob("parts/*.parquet")):
         if not part.name.startswith(("trained-", "at=")):
             continue
-        table, manifest = tables.whole(part)
+        table, manifest = tables.read_parquet(part)
         if manifest is None or manifest.key is None:
             continue
         key = manifest.key
