@@ -30,8 +30,8 @@ from rankscope.report import validate
 from rankscope.report.sweep import Swept, read_sweep
 from rankscope.runs import Manifest, Run, read
 from rankscope.runs.store import document
-from rankscope.runs.tables import whole
-from rankscope.runs.training import TABLE as TRAINING
+from rankscope.runs.tables import read_parquet
+from rankscope.runs.training import TRAINING_TABLE as TRAINING
 from rankscope.runs.training import TrainingRun, read_training
 from rankscope.theory import Certificates
 
@@ -179,7 +179,7 @@ def _created(manifest: Manifest | None) -> str:
 
 def _table(stored: Run, name: str) -> tuple[pl.DataFrame, Manifest | None]:
     path = stored.path(f"{name}.parquet")
-    table, manifest = whole(path)
+    table, manifest = read_parquet(path)
     table = validate.table(path, table, TABLES[name])
     if name in PATHS and table.is_empty():
         raise FileError(f"{path} must hold paths; it has no rows: run it again")

@@ -1,11 +1,14 @@
-"""The section of a training run: what was monitored as a map and as curves, and the alarms."""
+"""The report's section on a training run: measurements as maps and curves, alarms, certificates.
+
+`report/run.py` reads the run (`runs/training.py`) and calls `training_said` and `training_sections`.
+"""
 
 from math import isfinite
 
 from rankscope.cards import counted
 from rankscope.report.content import Plot, Section, Table
 from rankscope.runs.figures import FEW, LINES, STEPS, layer_curves, layer_map, path_shares, run_curves
-from rankscope.runs.training import LEARNING, NAMES, TrainingRun, title_of
+from rankscope.runs.training import LEARNING, TrainingRun, title_of
 from rankscope.theory.views import BoundView, quantity, summary_views
 
 MAPS, PANELS, ALARMS = 8, 6, 200
@@ -13,14 +16,14 @@ MAPS, PANELS, ALARMS = 8, 6, 200
 
 
 def training_sentences(training: TrainingRun) -> str:
-    """What came of it: how many alarms, and the first of them; how the loss went."""
+    """A summary in words: how many alarms there were, the first of them, and how the loss went."""
     if not training.steps:
         return "Nothing was measured yet."
-    count, last = training.alarms.height, training.steps[-1]
+    alarms, last = training.alarms.height, training.steps[-1]
     sentences = [
-        f"{counted(count, 'alarm')} up to step {last:,}." if count else f"No alarms up to step {last:,}."
+        f"{counted(alarms, 'alarm')} up to step {last:,}." if alarms else f"No alarms up to step {last:,}."
     ]
-    if count:
+    if alarms:
         step, sentence = training.alarms["step"][0], str(training.alarms["sentence"][0])
         when = "" if sentence.startswith(f"Step {step}") else f", at step {step:,}"
         sentences.append(f"The first{when}: {sentence}")
@@ -32,7 +35,7 @@ def training_sentences(training: TrainingRun) -> str:
 
 
 def training_sections(training: TrainingRun) -> list[Section]:
-    """What the page shows of it."""
+    """The section of the page; none if nothing was measured yet."""
     if not training.steps:
         return []
     count = len(training.steps)
@@ -47,14 +50,14 @@ def training_sections(training: TrainingRun) -> list[Section]:
     plots = []
     if shown := (read or learning)[:MAPS]:
         plots.append(Plot(
-            "training", [(_label(name), layer_map(training, name)) for name in shown],
+            "training", [(title_of(name), layer_map(training, name)) for name in shown],
             "A column is a measurement, a row a layer; layer 0 is the input. The colour is the mean over "
             f"samples{_heads(training, shown)}, on a logarithmic scale where values span over two decades: "
             f"there zero lies at the lower end.{few}"
             f"{marks}",
         ))  # fmt: skip
         plots.append(Plot(
-            "training-curves", [(_label(name), layer_curves(training, [name])) for name in shown],
+            "training-curves", [(title_of(name), layer_curves(training, [name])) for name in shown],
             f"The same as curves over the steps, a line for {_lines(training, shown, LINES)}, from the "
             "darkest at the input to the lightest at the output.",
         ))  # fmt: skip
@@ -114,13 +117,15 @@ def _tables(training: TrainingRun) -> list[Table]:
 
 
 def _proved(training: TrainingRun) -> list[Table]:
-    """What theorems say of the probe, at the first measurement with certificates and the last."""
-    bounds = training.certificates
-    steps = sorted(bounds["step"].unique().to_list())
+    """A table of what theorems say of the probe, at the first measurement with certificates and the last."""
+    steps = sorted(training.certificates["step"].unique().to_list())
     if not steps:
         return []
     ends = list(dict.fromkeys((steps[0], steps[-1])))
-    columns = [{view.theorem: view for view in summary_views(bounds.filter(step=step))} for step in ends]
+    columns = [
+        {view.theorem: view for view in summary_views(training.certificates.filter(step=step))}
+        for step in ends
+    ]
     held = [name for name in columns[-1] if any(name in views and views[name].met_to for views in columns)]
     rows = []
     for name in held:
@@ -138,12 +143,12 @@ def _proved(training: TrainingRun) -> list[Table]:
 def _bound(view: BoundView) -> str:
     if not view.met_to:
         return "does not hold"
-    text = f"{view.measured} {view.sign} {view.bound}" if view.state == "says" else "says nothing"
-    return f"{text}, layer {view.layer}"
+    bound = f"{view.measured} {view.sign} {view.bound}" if view.state == "says" else "says nothing"
+    return f"{bound}, layer {view.layer}"
 
 
 def _where(row: dict[str, object]) -> str:
-    """Which rule spoke, when, and of which layer and head."""
+    """The rule of an alarm, its step, and its layer and head."""
     parts = [f"{row['rule']} at step {row['step']:,}"]
     parts += [f"since step {row['since']:,}"] if row["since"] not in (None, row["step"]) else []
     parts += [f"{name} {row[name]}" for name in ("layer", "head") if row[name] is not None]
@@ -152,19 +157,15 @@ def _where(row: dict[str, object]) -> str:
 
 def _heads(training: TrainingRun, names: list[str]) -> str:
     of = [name for name in names if training.grid(name).heads > 1]
-    return f" (of {', '.join(map(_label, of))} over heads, too)" if of else ""
+    return f" (of {', '.join(map(title_of, of))} over heads, too)" if of else ""
 
 
 def _lines(training: TrainingRun, names: list[str], most: int) -> str:
-    """Which layers are drawn."""
-    count = len({layer for name in names for layer in training.grid(name).layers})
-    return "each layer" if count <= most else f"{most} of the {count} layers"
+    """The layers that have a line, in words."""
+    layers = len({layer for name in names for layer in training.grid(name).layers})
+    return "each layer" if layers <= most else f"{most} of the {layers} layers"
 
 
 def _monitored(training: TrainingRun) -> str:
-    """What was read, in words."""
+    """The metrics and numbers that were monitored, in words."""
     return "; ".join(map(title_of, [*training.metrics, *training.scalars]))
-
-
-def _label(name: str) -> str:
-    return NAMES.get(name, name.replace("_", " "))

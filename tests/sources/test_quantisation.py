@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from rankscope.errors import SourceError
 from rankscope.sources import load
+from tests.raising import raises
 from tests.sources.models import model_of
 
 QUERY = "layers.0.self_attn.q_proj.weight"
@@ -47,14 +48,14 @@ def test_scales_that_nothing_reads_are_not_left_out_in_silence(eight_bits: Any) 
     """transformers passes over a method that it does not know, and takes the bare float8 numbers."""
     folder, _ = eight_bits
     configure(folder, quant_method="of my own")
-    with pytest.raises(SourceError, match=r"down_proj\.weight_scale_inv stands beside a matrix"):
+    with raises(SourceError, "quantization_config"):
         load(folder)
 
 
 def test_a_package_that_is_not_here(eight_bits: Any) -> None:
     folder, _ = eight_bits
     configure(folder, quant_method="awq", bits=4)
-    with pytest.raises(SourceError, match="takes a package to read that is not here.*gptqmodel"):
+    with raises(SourceError, "package"):
         load(folder)
 
 
@@ -76,7 +77,5 @@ def test_weights_in_a_form_of_their_own_are_refused() -> None:
     model = model_of("llama", "llama")
     place = model.layers[0].mlp.up_proj
     place.weight = torch.nn.Parameter(place.weight.to(torch.float8_e4m3fn), requires_grad=False)
-    with pytest.raises(
-        SourceError, match=r"quantised \(unknown\).*up_proj.weight is a Parameter of torch.float8"
-    ):
+    with raises(SourceError, "quantised weights"):
         load(model)
