@@ -1,6 +1,7 @@
 """What watch promises of any model: it comes out as it went in, and says what was done."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,17 +154,24 @@ def test_the_model_is_described() -> None:
     assert network.checks["rows_sum_to_one"] is None
 
 
-def test_a_profile_can_be_saved_plotted_and_reported(tmp_path: Any) -> None:
-    from rankscope.report import write_run_directory
-
+def test_a_profile_can_be_saved_and_joined(tmp_path: Path) -> None:
     model, batch = made("bert")
     w = seen(model, DEFAULT_METRICS, **batch)
     again = rankscope.Profile.read(w.profile().save(tmp_path / "profile.parquet"))
     assert again.table.equals(w.profile().table)
-    page = write_run_directory(again, tmp_path / "run", "watched").read_text(encoding="utf-8")
-    assert "attention was not looked at" in page
     w.variant = "again"
     assert rankscope.Profile.join([again, w.profile()]).variants == ["as given", "again"]
+
+
+@pytest.mark.slow
+def test_a_profile_can_be_reported(tmp_path: Path) -> None:
+    """Its page is drawn as that of any profile; that attention was not looked at is said."""
+    from rankscope.report import write_run_directory
+
+    model, batch = made("bert")
+    profile = seen(model, DEFAULT_METRICS, **batch).profile()
+    page = write_run_directory(profile, tmp_path / "run", "watched").read_text(encoding="utf-8")
+    assert "attention was not looked at" in page
 
 
 def test_attention_that_cannot_be_seen() -> None:

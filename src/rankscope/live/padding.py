@@ -87,14 +87,8 @@ def find_padding(
 ) -> FoundPadding | None:
     """The padding of tokens of this shape; None where no argument says anything of it.
 
-    Args:
-        calls: Arguments of the model and of the modules around the blocks, from the outside in.
-        block: Arguments of the first block.
-        shape: `[batch, token]` of its hidden states.
-        decoder: Whether the blocks are a decoder beside an encoder, which has masks of its own.
-
-    Raises:
-        WatchError: There is a mask, of another shape or of unclear meaning.
+    `calls` are the arguments of the model and of the modules around the blocks, from the outside in, `block`
+    those of the first block. A `decoder` beside an encoder has masks of its own.
     """
     if decoder:
         return _of_shape(calls, DECODER_MASKS, shape)

@@ -61,12 +61,7 @@ class CallReadings(NamedTuple):
 
 
 class ModelCall:
-    """One call of the model, while it runs.
-
-    Args:
-        arguments: What the model was called with, by name.
-        alone: Whether a module around the blocks was called by itself, not the model.
-    """
+    """One call of the model, or, `alone`, of a module around the blocks by itself, while it runs."""
 
     def __init__(self, arguments: Mapping[str, Any], alone: bool) -> None:
         self.arguments = [arguments]
@@ -85,46 +80,38 @@ class ModelCall:
 
 @dataclass
 class WatchTotals:
-    """What was measured in all calls of a watch that ended well, and what was noticed.
-
-    Args:
-        metrics: The metrics that are read.
-    """
+    """What was measured in all calls of a watch that ended well, and what was noticed."""
 
     metrics: Sequence[Metric]
     calls: int = 0
     samples: int = 0
-    calls_left_out: Counter[str] = field(default_factory=Counter)
-    """Calls that were not measured, by the reason."""
-    blocks_outside: int = 0
-    """Calls of blocks outside a call of the model."""
+    calls_left_out: Counter[str] = field(default_factory=Counter)  # by the reason
+    blocks_outside: int = 0  # calls of blocks outside a call of the model
     calls_per_layer: Counter[int] = field(default_factory=Counter)
     layers_with_attention: set[int] = field(default_factory=set)
-    later_attention: int = 0
-    other_attention: int = 0
+    later_attention: int = 0  # after the first of a block
+    other_attention: int = 0  # not of a block's tokens to themselves
     row_sum_defects: list[Tensor] = field(default_factory=list)
-    float32_inside: bool = False
-    """Whether a model in float64 computed attention in float32."""
+    float32_inside: bool = False  # a model in float64 computed attention in float32
     padded_tokens: list[Tensor] = field(default_factory=list)
-    masks: set[str | None] = field(default_factory=set)
-    """The arguments that said which tokens are padding."""
-    broken_links: set[int] = field(default_factory=set)
-    """Layers whose hidden states the next block did not take as they were."""
-    unsure_layers: set[int] = field(default_factory=set)
-    """Layers of which nothing said which of several tensors is the hidden states."""
+    masks: set[str | None] = field(default_factory=set)  # the arguments that said which tokens are padding
+    broken_links: set[int] = field(
+        default_factory=set
+    )  # layers that the next block did not take as they were
+    unsure_layers: set[int] = field(
+        default_factory=set
+    )  # of which several tensors could be the hidden states
     modes: set[str] = field(default_factory=set)
     dropout: float = 0.0
     arithmetic: torch.dtype | None = None
     kept: dict[str, dict[int, list[Tensor]]] = field(
         default_factory=lambda: {"states": defaultdict(list), "attention": defaultdict(list)}
     )
-    """Whole tensors by layer, one for each call."""
+    # Each with the first sample of its call: what was read, states that wait, norms that wait.
     _readings: list[tuple[int, int, Found]] = field(default_factory=list)
     _broken: list[tuple[int, Tensor]] = field(default_factory=list)
     _ended: list[tuple[int, StateReadings]] = field(default_factory=list)
-    """(first sample, states of a call whose last ones wait to be read)"""
     _norms: list[tuple[int, StateNorms]] = field(default_factory=list)
-    """(first sample, norms from which the metrics are not computed yet)"""
 
     @property
     def readings(self) -> list[tuple[int, int, Found]]:
@@ -176,12 +163,7 @@ class WatchTotals:
 
 
 class Recorder:
-    """Follows a model through its calls, and adds up what is read of them in `totals`.
-
-    Args:
-        plan: What to measure.
-        blocks: The blocks, with those who follow their run.
-    """
+    """Follows a model through its calls, and adds up what is read of them in `totals`."""
 
     def __init__(self, plan: WatchPlan, blocks: WatchedBlocks) -> None:
         self.plan, self.blocks = plan, blocks

@@ -66,12 +66,7 @@ class BlockListener(Protocol):
 
 
 class WatchedBlocks(list[nn.Module]):
-    """The blocks that are watched, each once, with their model and those who follow their run.
-
-    Args:
-        model: The model that the blocks are part of.
-        blocks: The modules; one that is called several times may be listed several times.
-    """
+    """The blocks that are watched, each once, with their model and those who follow their run."""
 
     def __init__(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
         super().__init__(dict.fromkeys(blocks))

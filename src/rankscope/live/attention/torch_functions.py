@@ -55,11 +55,7 @@ class TorchFunctions:
 
 
 class FunctionTracer(TorchFunctionMode):
-    """Follows the hidden states of blocks through torch's functions, and reports attention.
-
-    Args:
-        on_attention: Called with each attention in a block.
-    """
+    """Follows the hidden states of blocks through torch's functions, and reports attention."""
 
     def __init__(self, on_attention: OnAttention) -> None:
         super().__init__()
