@@ -151,8 +151,9 @@ def fallbacks(profile: "Profile | Summary") -> list[str]:
 
 def _without_rule(arch: dict[str, Any]) -> str:
     """What made it run in float64, as its manifest has it: its kernel, or its parts where that has a rule."""
-    from rankscope.deviation import KERNELS
+    from rankscope.nets.kernels import KERNELS
 
     parts = [str(part).partition(":")[2].partition(":")[0] for part in arch.get("parts") or ()]
-    alone = arch.get("kernel") in KERNELS and parts
+    kernel = KERNELS.get(str(arch.get("kernel")).partition(":")[0])
+    alone = kernel is not None and kernel.deviation is not None and parts
     return " and ".join(parts) if alone else f"kernel {arch.get('kernel')}"

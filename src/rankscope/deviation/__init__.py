@@ -2,7 +2,6 @@
 
 from rankscope.deviation.dissect import BlockRecord, HalfRecord, dissect
 from rankscope.deviation.propagate import (
-    KERNELS,
     DeviationStep,
     applies,
     finish,
@@ -15,7 +14,6 @@ from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.state import State
 
 __all__ = [
-    "KERNELS",
     "BlockRecord",
     "Deviation",
     "DeviationStep",

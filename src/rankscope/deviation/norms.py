@@ -13,6 +13,7 @@ tokens differ by more than `LARGE` of their size, the plain difference is as goo
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from rankscope.deviation.decisions import can_skip, must_compute, saves_a_pass
 from rankscope.deviation.scaled import LOWEST, STEEPEST, Scaled, chosen, spread
 from rankscope.deviation.state import State
+from rankscope.errors import ArchitectureError
 from rankscope.nets.norms import Norm, NormWeights, norm_of
 
 LARGE = 0.05
@@ -27,17 +29,18 @@ SHORTEST = 1e-240
 """The square of a token's length below which float64 loses it."""
 
 
+Touch = Callable[[Tensor], Tensor]
+
+
 def has_rule(kind: str | Norm) -> bool:
-    """Whether a norm can be taken of a state."""
-    return isinstance(kind, str) or kind.length is None or kind.deviation is not None
+    """True if a norm can be taken of a state: the norm 'none', and every norm whose length has a rule."""
+    norm = norm_of(kind)
+    return norm is None or norm.deviation_rule is not None
 
 
 def normalise(state: State, kind: str | Norm, weights: NormWeights, eps: float) -> State:
     """Each token of a state, normalised, and tidy."""
     return normed(state, kind, weights, eps).tidy()
-
-
-Touch = Callable[[Tensor], Tensor]
 
 
 def normed(
@@ -47,7 +50,14 @@ def normed(
     norm = norm_of(kind)
     if norm is None:
         return state
-    result = _normalised(state, norm, eps, touch) if norm.deviation is None else norm.deviation(state, eps)
+    rule = norm.deviation_rule
+    if rule is None:
+        raise ArchitectureError(
+            f"norm {norm.name} must have a rule in deviation arithmetic to be taken of a state; it has a "
+            "length of its own and none: use arithmetic='float64', or give Norm(deviation=...)",
+            subject="norm",
+        )
+    result = rule(state, eps, StateNormOperations(touch))
     x, R = result.x, result.R
     if weights.gain is not None:
         gain = weights.gain
@@ -57,12 +67,24 @@ def normed(
     return State(x, R, state.valid)
 
 
-def _normalised(state: State, norm: Norm, eps: float, touch: Touch | None) -> State:
+@dataclass(frozen=True)
+class StateNormOperations:
+    """What the deviation rule of a norm is made of (`NormOperations` of `nets/norms.py`)."""
+
+    touch: Touch | None
+
+    def root_mean_square(self, state: State, eps: float, *, centred: bool, averaged: bool) -> State:
+        """Divide every token by the root of its (mean) square and eps, without subtracting two normalised
+        rows."""
+        return _normalised(state, centred, averaged, eps, self.touch)
+
+
+def _normalised(state: State, centred: bool, averaged: bool, eps: float, touch: Touch | None) -> State:
     """Without gain and bias."""
     c, r = state.x, state.R
-    if norm.centred:
+    if centred:
         c, r = (part.mapped(lambda v: v - v.mean(-1, keepdim=True)).normalised() for part in (c, r))
-    number = c.value.shape[-1] if norm.averaged else 1
+    number = c.value.shape[-1] if averaged else 1
     length = torch.linalg.vector_norm(c.value, dim=-1)
     longest = torch.linalg.vector_norm(r.value, dim=-1).amax(-1) if r.value.shape[1] else length * 0
     large = longest * (r.log - c.log).clamp(-600, 600).exp() > LARGE * length

@@ -18,15 +18,13 @@ from rankscope.deviation.state import State, ValidTokens
 from rankscope.deviation.streaming import StreamedDeviation
 from rankscope.doubled import Doubled, nearest
 from rankscope.errors import ArchitectureError
+from rankscope.nets.kernels import KERNELS, kernel_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block, traverse
 from rankscope.nets.weights import converted
-
-KERNELS = ("softmax", "gaussian", "uniform", "linear", "sinkhorn")
-"""Kernels whose rows sum to one and whose logs split as scores do: the rule of `attention.py` is theirs."""
 
 
 class DeviationStep(NamedTuple):
@@ -55,8 +53,8 @@ def applies(net: Transformer) -> bool:
 def without_rule(net: Transformer) -> list[str]:
     """The parts of a network that deviation arithmetic has no rule for."""
     arch = net.arch
-    kernel = arch.kernel.partition(":")[0] if isinstance(arch.kernel, str) else None
-    found = [] if kernel in KERNELS else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
+    has_kernel = kernel_of(arch.kernel).deviation is not None
+    found = [] if has_kernel else [f"kernel {getattr(arch.kernel, 'name', arch.kernel)}"]
     found += [] if has_rule(arch.norm) else [f"norm {getattr(arch.norm, 'name', arch.norm)}"]
     return found + [
         part.name
@@ -90,7 +88,9 @@ def propagate(
     if not applies(net):
         raise ArchitectureError(
             f"deviation arithmetic has no rule for {', '.join(without_rule(net))} of this network (kernels "
-            f"that have one: {', '.join(KERNELS)}): use arithmetic='float64'"
+            f"that have one: {', '.join(name for name in KERNELS if KERNELS[name].deviation)}): use "
+            "arithmetic='float64'",
+            subject="arithmetic",
         )
     yield from layers(PassInputs.of(net, X, padding, doubled=doubled, by_rows=by_rows), compile)
 

@@ -12,6 +12,7 @@ the size of a larger one.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -24,7 +25,9 @@ from rankscope.deviation.norms import Touch, normed
 from rankscope.deviation.scaled import STEEPEST, LogScales, Scaled
 from rankscope.deviation.state import State, ValidTokens
 from rankscope.doubled import quotient
+from rankscope.errors import ArchitectureError
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.kernels import kernel_of
 from rankscope.nets.norms import NormWeights
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.positions import by_offset, rotate
@@ -134,58 +137,137 @@ def prepared(
     keys: State | None = None,
     bias: Callable[[slice], Tensor] | None = None,
 ) -> ScoreParts:
-    """The scores of a layer, head by head. `touch` is asked of queries and keys, `rounding` in their norm.
-    `keys` are of the same tokens, or of a memory; then the settings must be `bare`. `bias` makes rows of what
-    positions add, where the settings have not all of it."""
-    n, keys = state.valid.mask.shape[1], state if keys is None else keys
-    zero = state.R.value.new_zeros(len(state.valid.mask), arch.heads, keys.valid.mask.shape[1])
-    ref = Scaled.plain(zero).by_head()  # zeros do not set the scale
-    if arch.kernel == "uniform":
-        return ScoreParts(arch, w, ref, (), (), None, None, None, n, EVERY)
-    q, dq = (
-        touch(part(of, w.query, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R))
-    )
-    k, dk = (touch(part(of, w.key, arch).by_head()) for part, of in ((heads, keys.x), (deviations, keys.R)))
-    if arch.query_norm:
-        q, dq = normed_heads(q, dq, w.query_norm, state.valid, arch.norm_eps, rounding)
-        k, dk = normed_heads(k, dk, w.key_norm, state.valid, arch.norm_eps, rounding)
-    if arch.kernel == "linear":
-        if settings.rotary:
-            turned = [_turned(arch, index, settings, _rows(c, n) + d) for c, d in ((q, dq), (k, dk))]
-            held = Scores(ref, whole_log_weights(*turned).normalised())
-        else:
-            held = Scores(*log_weights(q, dq, k, dk))
-        return ScoreParts(arch, w, held.ref, (), (), None, None, None, n, EVERY, held=held)
-    if arch.kernel == "gaussian":
-        # -|k_j|^2 / 2 is the same in every row; rotations keep lengths, but for their scale.
-        long, dlong = (part.mapped(lambda t: _stretched(arch, index, t)) for part in (k, dk))
-        ref = ref + Scaled(-(dlong.value @ long.value[..., None])[..., 0], dlong.log + long.log)
-        ref = ref + Scaled(-dlong.value.square().sum(-1) / 2, 2 * dlong.log)
-    content = q if w.content_bias is None else q + Scaled.plain(w.content_bias.expand_as(q.value)).by_head()
-    share = quotient(1.0, arch.divisor, zero)
-    constant = None
-    products: tuple[tuple[Scaled, Scaled], ...] = ((dq, dk),)
-    if not settings.rotary:
-        if arch.score_cap:
-            constant = RowConstants(
-                Scaled((content.value * k.value).sum(-1), content.log + k.log) * share,
-                Scaled((dq.value @ k.value[..., None])[..., 0], dq.log + k.log) * share,
-            )
-        ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
-    else:
-        asks, moves, answers, differs = (
-            _turned(arch, index, settings, part) for part in (_rows(content, n), dq, _rows(k, n), dk)
+    """The scores of a layer, head by head, by the deviation rule of its kernel.
+
+    Args:
+        arch: The architecture.
+        index: The layer, from 0.
+        w: The weights of its attention.
+        state: What queries are made of.
+        settings: Masks and positions; `bare` where keys are of a memory.
+        touch: Applied to queries and keys: the perturbation of a second pass.
+        rounding: The same inside their norm.
+        keys: What keys are made of, if not of `state`.
+        bias: Makes rows of what positions add, where the settings do not hold all of it.
+    """
+    rule = kernel_of(arch.kernel).deviation
+    if rule is None:
+        raise ArchitectureError(
+            f"kernel {kernel_of(arch.kernel).name} must have a rule in deviation arithmetic to be used in "
+            "it; it has none: use arithmetic='float64', or give Kernel(deviation=...)",
+            subject="kernel",
         )
-        products = ((asks, answers), (moves, answers), (asks, differs), (moves, differs))
-    offset: tuple[Scaled, ...] = ()
-    if settings.sinusoids is not None:
-        assert w.position_bias is not None
-        offset = (_rows(q + Scaled.plain(w.position_bias.expand_as(q.value)).by_head(), n), dq)
-    if settings.bias is not None:
-        bias = _of_all(settings.bias)
-    gain = arch.log_gain * keys.valid.count.to(zero).log() if arch.log_gain else None  # [batch, 1]
-    made = (products, offset, settings.sinusoids, bias, constant, n, EVERY)
-    return ScoreParts(arch, w, ref * share, *made, gain=gain)
+    found: ScoreParts = rule(
+        StateHeads(arch, index, w, state, settings, touch, rounding, state if keys is None else keys, bias)
+    )
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class StateHeads:
+    """Queries and keys of a state, and the scores that a kernel can make of them (`ScoreOperations` of
+    `nets/kernels.py`); the fields are the arguments of `prepared`."""
+
+    arch: Architecture
+    index: int
+    w: AttentionWeights
+    state: State
+    settings: PassSettings
+    touch: Callable[[Scaled], Scaled]
+    rounding: Touch | None
+    keys: State
+    bias: Callable[[slice], Tensor] | None
+
+    @cached_property
+    def zero(self) -> Tensor:
+        """Zeros `[batch, head, token]`."""
+        shape = len(self.state.valid.mask), self.arch.heads, self.keys.valid.mask.shape[1]
+        return self.state.R.value.new_zeros(*shape)
+
+    @property
+    def rows(self) -> int:
+        """The number of queries."""
+        return self.state.valid.mask.shape[1]
+
+    @cached_property
+    def split_heads(self) -> tuple[Scaled, Scaled, Scaled, Scaled]:
+        """Queries q and dq, keys k and dk: of the common token, and what tokens add to it."""
+        arch, w, state, keys, touch = self.arch, self.w, self.state, self.keys, self.touch
+        q, dq = (
+            touch(part(of, w.query, arch).by_head()) for part, of in ((heads, state.x), (deviations, state.R))
+        )
+        k, dk = (
+            touch(part(of, w.key, arch).by_head()) for part, of in ((heads, keys.x), (deviations, keys.R))
+        )
+        if arch.query_norm:
+            q, dq = normed_heads(q, dq, w.query_norm, state.valid, arch.norm_eps, self.rounding)
+            k, dk = normed_heads(k, dk, w.key_norm, state.valid, arch.norm_eps, self.rounding)
+        return q, dq, k, dk
+
+    def _zero_ref(self) -> Scaled:
+        return Scaled.plain(self.zero).by_head()  # zeros do not set the scale
+
+    def equal(self) -> ScoreParts:
+        """The same score everywhere."""
+        return ScoreParts(self.arch, self.w, self._zero_ref(), (), (), None, None, None, self.rows, EVERY)
+
+    def given(self, ref: Scaled, D: Scaled) -> ScoreParts:
+        """Scores `ref_j + D_ij` as they are."""
+        parts = ScoreParts(self.arch, self.w, ref, (), (), None, None, None, self.rows, EVERY)
+        return replace(parts, held=Scores(ref, D))
+
+    def feature_products(self) -> ScoreParts:
+        """`log f(q_i) . f(k_j)`, `f = elu + 1` (`linear.py`)."""
+        q, dq, k, dk = self.split_heads
+        if not self.settings.rotary:
+            return self.given(*log_weights(q, dq, k, dk))
+        rotated = [self._rotated(_rows(c, self.rows) + d) for c, d in ((q, dq), (k, dk))]
+        return self.given(self._zero_ref(), whole_log_weights(*rotated).normalised())
+
+    def distances(self) -> ScoreParts:
+        """`-|q_i - k_j|^2 / (2 divisor)`, positions and gain: `-|k_j|^2 / 2` is the same in every row, and
+        rotations keep lengths, but for their scale."""
+        _, _, k, dk = self.split_heads
+        long, dlong = (part.mapped(lambda t: _stretched(self.arch, self.index, t)) for part in (k, dk))
+        ref = self._zero_ref()
+        ref = ref + Scaled(-(dlong.value @ long.value[..., None])[..., 0], dlong.log + long.log)
+        return self.products(ref + Scaled(-dlong.value.square().sum(-1) / 2, 2 * dlong.log))
+
+    def products(self, ref: Scaled | None = None) -> ScoreParts:
+        """`q_i . k_j / divisor`, positions, cap and gain; `ref` is added to every row before the divisor."""
+        arch, w, settings, zero, n = self.arch, self.w, self.settings, self.zero, self.rows
+        q, dq, k, dk = self.split_heads
+        ref = self._zero_ref() if ref is None else ref
+        content = (
+            q if w.content_bias is None else q + Scaled.plain(w.content_bias.expand_as(q.value)).by_head()
+        )
+        share = quotient(1.0, arch.divisor, zero)
+        constant = None
+        products: tuple[tuple[Scaled, Scaled], ...] = ((dq, dk),)
+        if not settings.rotary:
+            if arch.score_cap:
+                constant = RowConstants(
+                    Scaled((content.value * k.value).sum(-1), content.log + k.log) * share,
+                    Scaled((dq.value @ k.value[..., None])[..., 0], dq.log + k.log) * share,
+                )
+            ref = ref + Scaled((dk.value @ content.value[..., None])[..., 0], dk.log + content.log)
+        else:
+            asks, moves, answers, differs = (
+                self._rotated(part) for part in (_rows(content, n), dq, _rows(k, n), dk)
+            )
+            products = ((asks, answers), (moves, answers), (asks, differs), (moves, differs))
+        offset: tuple[Scaled, ...] = ()
+        if settings.sinusoids is not None:
+            assert w.position_bias is not None
+            offset = (_rows(q + Scaled.plain(w.position_bias.expand_as(q.value)).by_head(), n), dq)
+        bias = self.bias if settings.bias is None else _of_all(settings.bias)
+        gain = arch.log_gain * self.keys.valid.count.to(zero).log() if arch.log_gain else None  # [batch, 1]
+        made = (products, offset, settings.sinusoids, bias, constant, n, EVERY)
+        return ScoreParts(arch, w, ref * share, *made, gain=gain)
+
+    def _rotated(self, part: Scaled) -> Scaled:
+        tables = self.settings.rotary_of(self.index)
+        return part.mapped(lambda t: rotate(t, tables, self.arch.rotary_pairs))
 
 
 def _of_all(bias: Tensor) -> Callable[[slice], Tensor]:
@@ -226,10 +308,6 @@ def normed_heads(
         done = State(done.x.mapped(rounding), done.R.mapped(rounding), done.valid)
     done = done.tidy()
     return together(done.x), together(done.R)
-
-
-def _turned(arch: Architecture, index: int, settings: PassSettings, part: Scaled) -> Scaled:
-    return part.mapped(lambda t: rotate(t, settings.rotary_of(index), arch.rotary_pairs))
 
 
 def _rows(x: Scaled, n: int) -> Scaled:

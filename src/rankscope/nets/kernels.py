@@ -1,4 +1,4 @@
-"""How scores become weights: the attention matrix P of every head.
+"""How queries and keys become the attention pattern P of every head.
 
 With q_i, k_j the query and key, b_ij whatever positions add, and V_i the tokens that i may see:
 
@@ -13,12 +13,13 @@ With q_i, k_j the query and key, b_ij whatever positions add, and V_i the tokens
 | `linformer:k` | `softmax(Q (E K)^T / divisor) F` (Wang 2020)                      | no              |
 
 P is always `[batch, head, row, token]`, so that `P V` is the head's output whatever the kernel; rows and
-tokens are the same but for cross-attention. A kernel of one's own is a `Kernel`.
+tokens are the same but for cross-attention. A kernel of one's own is a `Kernel`, made as those in `KERNELS`
+are. To add a built-in one, write its pattern here, and add it to that list.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -50,16 +51,51 @@ class KernelContext(NamedTuple):
     """What scores are multiplied by at last, `[batch, 1, 1, 1]`."""
 
 
+class ScoreOperations(Protocol):
+    """What deviation arithmetic offers to the deviation rule of a kernel: ways to make scores whose softmax
+    is the pattern, split into what rows share and what they do not (`deviation/scores.py`)."""
+
+    @property
+    def split_heads(self) -> tuple[Any, Any, Any, Any]:
+        """Queries, then keys: of the common token `[batch, head, head_width]`, and what tokens add to it
+        `[batch, head, token, head_width]`."""
+
+    def products(self) -> Any:
+        """`q_i . k_j / divisor + b_ij`, with the cap and gain of the architecture."""
+
+    def distances(self) -> Any:
+        """`-|q_i - k_j|^2 / (2 divisor) + b_ij`, with the gain of the architecture."""
+
+    def feature_products(self) -> Any:
+        """`log f(q_i) . f(k_j)`, `f = elu + 1`."""
+
+    def equal(self) -> Any:
+        """The same score everywhere."""
+
+    def given(self, ref: Any, D: Any) -> Any:
+        """Scores `ref_j + D_ij` that the rule computed itself from `split_heads`."""
+
+
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel by its name: the weights it gives, and whether its rows sum to one whatever the tokens are.
+    """A kind of attention.
 
-    In deviation arithmetic all that average have rules; others, and those of one's own, run in float64.
+    Args:
+        name: What files and messages call it.
+        pattern: (queries, keys, context) to P.
+        averages: Whether rows of P sum to one whatever the tokens are.
+        deviation: Its rule in deviation arithmetic, for kernels that average: the scores whose softmax P is.
+            Without one, networks with this kernel are measured in float64.
+        by_row: Whether a row of P needs no other row, so that long contexts are computed some rows at a time.
+        deviation_by_row: Whether scores of the deviation rule are made some rows at a time as well.
     """
 
     name: str
     pattern: Callable[[Queries, Keys, KernelContext], Rows]
     averages: bool
+    deviation: Callable[[ScoreOperations], Any] | None = None
+    by_row: bool = False
+    deviation_by_row: bool = False
 
 
 def kernel_of(kind: str | Kernel) -> Kernel:
@@ -171,15 +207,31 @@ def _linformer(q: Queries, k: Keys, context: KernelContext) -> Rows:
     return _gained(scores, context).softmax(-1) @ mix_values
 
 
+def _by_products(scores: ScoreOperations) -> Any:
+    return scores.products()
+
+
+def _by_distances(scores: ScoreOperations) -> Any:
+    return scores.distances()
+
+
+def _by_equal(scores: ScoreOperations) -> Any:
+    return scores.equal()
+
+
+def _by_feature_products(scores: ScoreOperations) -> Any:
+    return scores.feature_products()
+
+
 KERNELS: dict[str, Kernel] = {
     kernel.name: kernel
     for kernel in (
-        Kernel("softmax", _softmax, averages=True),
-        Kernel("gaussian", _gaussian, averages=True),
-        Kernel("uniform", _uniform, averages=True),
-        Kernel("sigmoid", _sigmoid, averages=False),
-        Kernel("linear", _linear, averages=True),
-        Kernel("sinkhorn", _sinkhorn, averages=True),
-        Kernel("linformer", _linformer, averages=False),
+        Kernel("softmax", _softmax, True, _by_products, by_row=True, deviation_by_row=True),
+        Kernel("gaussian", _gaussian, True, _by_distances, by_row=True, deviation_by_row=True),
+        Kernel("uniform", _uniform, True, _by_equal, by_row=True, deviation_by_row=True),
+        Kernel("sigmoid", _sigmoid, False, by_row=True),
+        Kernel("linear", _linear, True, _by_feature_products, by_row=True),
+        Kernel("sinkhorn", _sinkhorn, True, _by_products),
+        Kernel("linformer", _linformer, False),
     )
 }

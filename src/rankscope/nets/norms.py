@@ -1,4 +1,4 @@
-"""Normalisation of each token: taken about its mean or not, divided by its length, then gain and bias.
+"""Normalisation of each token: centred or not, divided by its length, then gain and bias.
 
 | norm    | of a token x of width d                                      |
 |---------|--------------------------------------------------------------|
@@ -7,12 +7,12 @@
 | `scale` | `x / sqrt(|x|^2 + eps)` (Wu et al. 2024: `LN(X) = D X`)      |
 | `none`  | x                                                            |
 
-A norm of one's own is a `Norm` with a `length` of its own.
+A norm of one's own is a `Norm`, made as those in `NORMS` are. To add a built-in one, add it to that list.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, final
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ Length = Float[Tensor, "*batch 1"]
 
 @dataclass(frozen=True)
 class NormWeights:
-    """`gain * normalised + bias`; either may be absent, and a scale-only norm has neither."""
+    """The gain and bias of a norm, `gain * normalised + bias`; either may be absent."""
 
     gain: Float[Tensor, " width"] | None = None
     bias: Float[Tensor, " width"] | None = None
@@ -33,9 +33,32 @@ class NormWeights:
 UNWEIGHTED = NormWeights()
 
 
+class NormOperations(Protocol):
+    """What deviation arithmetic offers to the deviation rule of a norm (`deviation/norms.py`)."""
+
+    def root_mean_square(self, state: Any, eps: float, *, centred: bool, averaged: bool) -> Any:
+        """Divide every token by the root of its (mean) square and eps, after taking its mean off if
+        `centred`."""
+
+
+DeviationNorm = Callable[[Any, float, NormOperations], Any]
+"""The rule of a norm in deviation arithmetic: (state, eps, operations) to a state, before gain and bias."""
+
+
+@final
 @dataclass(frozen=True)
 class Norm:
-    """A kind of norm.
+    """A kind of norm: `x -> (x - mean x) / length(x)`, or without the mean.
+
+    Args:
+        name: What files and messages call it.
+        centred: Whether the token's mean is taken off first.
+        averaged: Whether the usual length is a root mean square, `sqrt(|x|^2 / d + eps)`; else the 2-norm.
+        gain: Whether the norm has a gain among a network's weights.
+        bias: Whether it has a bias there.
+        length: A length of its own: (centred tokens, eps) to `[..., 1]`, never zero. None: the usual one.
+        deviation: The rule of such a length in deviation arithmetic. Without one, networks with this norm are
+            measured in float64.
 
     >>> import torch
     >>> largest = Norm("largest", length=lambda x, eps: x.abs().amax(-1, keepdim=True) + eps)
@@ -45,23 +68,27 @@ class Norm:
 
     name: str
     centred: bool = False
-    """Whether the token's mean is taken off first."""
     averaged: bool = True
-    """Whether the length is a root mean square; else the 2-norm."""
     gain: bool = True
     bias: bool = False
     length: Callable[[Tokens, float], Length] | None = None
-    """In place of the root of the (mean) square and eps: what a token is divided by, never zero."""
-    deviation: Callable[[Any, float], Any] | None = None
-    """Its rule in deviation arithmetic: a state and eps to a state, before gain and bias. A norm with a
-    length of its own has none unless it is given here."""
+    deviation: DeviationNorm | None = None
+
+    @property
+    def deviation_rule(self) -> DeviationNorm | None:
+        """The rule of this norm's length in deviation arithmetic; None where its length is its own and came
+        without a rule."""
+        return self.deviation if self.deviation or self.length else self._usual_deviation
+
+    def _usual_deviation(self, state: Any, eps: float, operations: NormOperations) -> Any:
+        return operations.root_mean_square(state, eps, centred=self.centred, averaged=self.averaged)
 
     def centre(self, x: Tokens) -> Tokens:
-        """x about its mean, where that is taken off."""
+        """Take the mean of each token off, if this norm does so."""
         return x - x.mean(-1, keepdim=True) if self.centred else x
 
     def divisor(self, x: Tokens, eps: float) -> Length:
-        """What each (centred) token is divided by; one for a token of length zero, which stays zero."""
+        """Return what each (centred) token is divided by; 1 for a token of length zero, which stays zero."""
         if self.length is not None:
             return self.length(x, eps)
         square = x.square().sum(-1, keepdim=True)
@@ -80,12 +107,12 @@ NORMS: dict[str, Norm] = {
 
 
 def norm_of(kind: str | Norm) -> Norm | None:
-    """The norm of a name, or itself; None of 'none'."""
+    """Return the norm of a name, or the norm itself; None of 'none'."""
     return NORMS.get(kind) if isinstance(kind, str) else kind
 
 
 def normalise(x: Tokens, kind: str | Norm, weights: NormWeights, eps: float) -> Tokens:
-    """Each row of x, normalised."""
+    """Normalise each token, then apply gain and bias."""
     norm = norm_of(kind)
     if norm is None:
         return x

@@ -20,10 +20,6 @@ from rankscope.shapes import Float
 
 Block = Float[Tensor, "batch head row token"]
 OfRows = Float[Tensor, "batch head row"]
-BY_ROW = ("softmax", "gaussian", "uniform", "sigmoid", "linear")
-"""Kernels whose rows need no other rows."""
-
-
 LEVEL = 8.0
 """A size of scores whose exponentials are harmless, and at which entropy is rounded as `-sum P log P` is."""
 

@@ -15,13 +15,14 @@ from torch import Tensor
 from rankscope.metrics.attention import defect_of_rows, entropy_of_rows, first_token_of_rows
 from rankscope.metrics.rows import PatternRows
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.kernels import kernel_of
 from rankscope.nets.masks import spec_of
 from rankscope.nets.padding import TokenOrder
 from rankscope.nets.parts import pieces
 from rankscope.nets.pass_settings import PassSettings
 from rankscope.nets.plain import Heads, Plain, Spoken, Tokens
 from rankscope.nets.positions import by_offset, score_bias
-from rankscope.nets.rows import BY_ROW, AttentionRows, Softmaxed
+from rankscope.nets.rows import AttentionRows, Softmaxed
 from rankscope.nets.steps import Step
 from rankscope.nets.transformer import Transformer
 from rankscope.nets.traversal import Block
@@ -65,7 +66,7 @@ def streams(arch: Architecture) -> bool:
     """Whether rows of attention can be taken one block at a time: no part of one's own changes P, or asks who
     sees whom, and scores do not follow the number of tokens."""
     whole = any(part.place == "pattern" or getattr(part, "sees", False) for part in pieces(arch.parts))
-    return arch.kernel in BY_ROW and not arch.log_gain and not whole
+    return kernel_of(arch.kernel).by_row and not arch.log_gain and not whole
 
 
 class Streamed(Plain):

@@ -214,12 +214,13 @@ def _asked(net: Transformer, readers: Sequence[Reader], kind: str) -> Asked | No
     if not streams(net.arch) or any(each is None for each in metrics):
         return None
     chosen = {each.name: each for some in metrics for each in some or ()}.values()
-    if kind == "deviation" and (net.arch.kernel == "linear" or not all(map(reads_rows, chosen))):
+    kernel = kernel_of(net.arch.kernel)
+    if kind == "deviation" and (not kernel.deviation_by_row or not all(map(reads_rows, chosen))):
         return None
     by_row = {each.name: each.by_row for each in chosen if each.by_row is not None}
     by_head = {each.name: each.by_head for each in chosen if each.by_row is None and each.by_head is not None}
     # The sum of a row costs nothing beside another number of it; alone it is worth the rows where it may not
     # be one.
-    if chosen or not kernel_of(net.arch.kernel).averages:
+    if chosen or not kernel.averages:
         by_row = {DEFECT: defect_of_rows, **by_row}
     return Asked(by_row, by_head)

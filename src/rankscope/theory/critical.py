@@ -32,7 +32,6 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation import applies, propagate, without_rule
-from rankscope.deviation.propagate import KERNELS
 from rankscope.errors import ArchitectureError, MetricError, RankscopeError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
@@ -165,8 +164,7 @@ def _check(net: Transformer, metric: str, low: float, high: float, tolerance: fl
     if not applies(net):
         raise ArchitectureError(
             "a critical skip is measured in deviation arithmetic, which must have a rule for every part; it "
-            f"has none for {', '.join(without_rule(net))} (kernels: {', '.join(KERNELS)}): use "
-            "net.variant(kernel=...), or mlp=False"
+            f"has none for {', '.join(without_rule(net))}: use net.variant(kernel=...), or mlp=False"
         )
     if net.arch.kept_heads is not None and not any(net.arch.kept_heads):
         raise ArchitectureError(

@@ -1,0 +1,65 @@
+"""Scores of a state: a kernel is measured by its own rule, or in float64."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rankscope.deviation import propagate
+from rankscope.errors import ArchitectureError
+from rankscope.nets import Architecture, Kernel, Transformer
+from rankscope.nets.kernels import KERNELS, KernelContext, masked_softmax, scores
+from rankscope.profiles import measure
+from tests.builders import normal
+from tests.raising import raises
+
+
+def twice(q: Tensor, k: Tensor, context: KernelContext) -> Tensor:
+    return masked_softmax(2 * scores(q, k, context), context.visible)
+
+
+def twice_deviation(operations: Any) -> Any:
+    found = operations.products().scores()
+    return operations.given(found.ref * 2.0, found.D * 2.0)
+
+
+def network(kernel: str | Kernel) -> Transformer:
+    arch = Architecture(layers=5, width=8, heads=2, norm="none", mlp="none", attention_skip=0, kernel=kernel)
+    return Transformer.random(arch, seed=1, init="xavier")
+
+
+def mu(kernel: str | Kernel, X: Tensor) -> tuple[Tensor, str]:
+    profile = measure(network(kernel), X, metrics="relative_mu")
+    return profile.curve("relative_mu", "log10")[0], profile.manifest.networks[0].arithmetic
+
+
+def test_a_kernel_without_a_rule_is_measured_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an object, under the name of a built-in kernel, and where it is found by its name."""
+    X = normal(1, 5, 8, seed=2)
+    for own in (Kernel("twice", twice, averages=True), Kernel("softmax", twice, averages=True)):
+        assert mu(own, X)[1] == "float64"
+    monkeypatch.setitem(KERNELS, "softmax", Kernel("softmax", twice, averages=True))
+    assert mu("softmax", X)[1] == "float64"
+    with raises(ArchitectureError, subject="arithmetic"):
+        next(propagate(network("softmax"), X))
+
+
+def test_a_kernel_brings_its_deviation_rule_as_the_built_in_ones_do() -> None:
+    """Softmax of twice the scores is softmax at half the divisor."""
+    X = normal(1, 5, 8, seed=2)
+    curve, arithmetic = mu(Kernel("twice", twice, averages=True, deviation=twice_deviation), X)
+    net = network("softmax").variant(divisor=network("softmax").arch.divisor / 2)
+    expected = measure(net, X, metrics="relative_mu").curve("relative_mu", "log10")[0]
+    assert arithmetic == "deviation" and expected[-1] < -17
+    torch.testing.assert_close(curve, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in KERNELS if name not in ("sinkhorn", "linformer")])
+def test_built_in_kernels_may_be_given_as_objects(name: str) -> None:
+    """Under any name, by the rules that they carry; the two left out take a number, which a name has."""
+    X = normal(1, 5, 8, seed=2)
+    one, other = mu(name, X), mu(replace(KERNELS[name], name="mine"), X)
+    assert one[1] == other[1] == ("float64" if name == "sigmoid" else "deviation")
+    assert torch.equal(one[0], other[0])
