@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from rankscope.deviation.blocks import AT_ONCE
+from rankscope.deviation.by_rows import AT_ONCE
 from rankscope.errors import TooLargeError
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.streaming import size_of_attention
