@@ -78,8 +78,8 @@ class Run:
         return (self.folder / f"{name}.parquet").is_file()
 
     def table(self, name: str | None = None) -> pl.DataFrame:
-        """A table, its checksum verified; of one that grows, all rows that are written so far. By default that
-        of the measurements: `profile` for example, or `sweep` with a column for each factor."""
+        """A table, its checksum verified; of one that grows, all rows that are written so far. By default
+        that of the measurements: `profile` for example, or `sweep` with a column for each factor."""
         if name is None:
             name = next((main for main in MAIN if main in self.names), ", ".join(MAIN))
         if name not in self.names:
