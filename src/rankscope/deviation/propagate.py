@@ -195,7 +195,7 @@ class PassInputs:
             return cls(net, State.of(X, valid), settings, order, doubled)
         X, valid, order = net.prepared(X, padding, positions=False)
         table = net.weights.positions
-        state = State.of(X, valid) if table is None else State.placed(X, table[: X.shape[1]], valid)
+        state = State.of(X, valid, None if table is None else table[: X.shape[1]])
         settings = PassSettings.of(net.arch, net.weights, X, valid, net.memory, whole_masks=not by_rows)
         return cls(net, state, settings, order, by_rows=by_rows)
 

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Logits
-from rankscope.deviation.gates import sigmoid
+from rankscope.deviation.attention import DeviationPattern, HeadOutputs, Logits, sigmoid
 from rankscope.deviation.mlp import product
 from rankscope.deviation.scaled import Scaled, chosen
 from rankscope.deviation.scores import normed_heads

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from rankscope.deviation.attention import HeadOutputs
-from rankscope.deviation.gates import gated
+from rankscope.deviation.attention import HeadOutputs, gated
 from rankscope.deviation.mlp import affine
 from rankscope.deviation.state import State
 from rankscope.nets.remedies.gates import HeadGate
