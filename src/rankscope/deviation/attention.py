@@ -64,7 +64,7 @@ class Logits:
         )
 
     def restored(self, order: TokenOrder) -> "Logits":
-        """The same scores with tokens in their original order, padding included."""
+        """Scores with tokens in their original order, padding included."""
         columns = order.restored_columns
         fine = self.fine and self.fine.mapped(columns)
         return Logits(columns(self.ref), self.D.mapped(order.restored_square), fine)

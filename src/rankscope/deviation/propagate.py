@@ -149,14 +149,7 @@ def run_block(block: Block, rules: Deviation, state: State) -> DeviationStep:
 
 def rounded(step: DeviationStep) -> DeviationStep:
     """A step in doubled precision with every number rounded to the nearest float64."""
-    return DeviationStep(
-        step.layer,
-        converted(step.state, nearest),
-        converted(step.attention, nearest),
-        converted(step.heads, nearest),
-        converted(step.routing, nearest),
-        converted(step.cross, nearest),
-    )
+    return converted(step, nearest)
 
 
 @dataclass(frozen=True)

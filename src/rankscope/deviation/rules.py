@@ -35,7 +35,7 @@ from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
 from rankscope.deviation.remedies import RULES as REMEDIES
 from rankscope.deviation.scaled import Scaled
-from rankscope.deviation.scores import ScoreParts, Scores, score_parts
+from rankscope.deviation.scores import ScoreParts, Scores, StateHeads
 from rankscope.deviation.softmax import balanced, split
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
@@ -91,7 +91,9 @@ class Deviation(Arithmetic):
         w = block.weights.attention
         queries, keys = self.latent(state, w.query_latent), self.latent(state, w.key_latent)
         perturbations = (self.perturb, self.perturb_tensor)
-        return score_parts(self.arch, block.index, w, queries, self.settings, *perturbations, keys, bias)
+        return StateHeads(
+            self.arch, block.index, w, queries, self.settings, *perturbations, keys, bias
+        ).parts()
 
     def latent(self, state: State, w: Latent | None, *, alone: bool = False) -> State:
         """The state that queries, or keys and values, are linear in, where attention has latents: the latent
@@ -156,9 +158,10 @@ class Deviation(Arithmetic):
     def cross_score_parts(self, cross_block: Block, state: State) -> ScoreParts:
         """The queries of tokens and keys of the memory that `cross_scores` are made of."""
         w, settings = cross_block.weights.attention, self.settings.bare()
-        return score_parts(
-            self.arch, cross_block.index, w, state, settings, self.perturb, self.perturb_tensor, self.source
-        )
+        perturbations = (self.perturb, self.perturb_tensor)
+        return StateHeads(
+            self.arch, cross_block.index, w, state, settings, *perturbations, self.source
+        ).parts()
 
     @cached_property
     def source(self) -> State:

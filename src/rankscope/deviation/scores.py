@@ -126,69 +126,49 @@ class ScoreParts:
         return torch.stack([D, *(part.log_size() for part in parts)]).amax(0)
 
 
-def score_parts(
-    arch: Architecture,
-    index: int,
-    w: AttentionWeights,
-    state: State,
-    settings: PassSettings,
-    perturb: Callable[[Scaled], Scaled] = lambda part: part,
-    perturb_tensor: PerturbTensor | None = None,
-    keys: State | None = None,
-    bias: Callable[[slice], Tensor] | None = None,
-) -> ScoreParts:
-    """The scores of a layer, head by head, by the deviation rule of its kernel.
-
-    Args:
-        arch: The architecture.
-        index: The layer, from 0.
-        w: The weights of its attention.
-        state: What queries are made of.
-        settings: Masks and positions; `bare` where keys are of a memory.
-        touch: Applied to queries and keys: the perturbation of a second pass.
-        rounding: The same inside their norm.
-        keys: What keys are made of, if not of `state`.
-        bias: Makes rows of what positions add, where the settings do not hold all of it.
-    """
-    rule = kernel_of(arch.kernel).deviation
-    if rule is None:
-        raise ArchitectureError(
-            f"kernel {kernel_of(arch.kernel).name} must have a rule in deviation arithmetic to be used in "
-            "it; it has none: use arithmetic='float64', or give Kernel(deviation=...)",
-            subject="kernel",
-        )
-    found: ScoreParts = rule(
-        StateHeads(
-            arch, index, w, state, settings, perturb, perturb_tensor, state if keys is None else keys, bias
-        )
-    )
-    return found
-
-
 @dataclass(frozen=True, eq=False)
 class StateHeads:
     """Queries and keys of a state, and the scores that a kernel can make of them (`ScoreOperations` of
-    `nets/kernels.py`); the fields are the arguments of `score_parts`."""
+    `nets/kernels.py`)."""
 
     arch: Architecture
     index: int
+    """The layer, from 0."""
     w: AttentionWeights
     state: State
+    """What queries are made of."""
     settings: PassSettings
+    """Masks and positions; `bare` where keys are of a memory."""
     perturb: Callable[[Scaled], Scaled]
+    """Moves the last digits of queries and keys, in a second pass."""
     perturb_tensor: PerturbTensor | None
+    """Moves those of tensors inside their norm."""
     keys: State
-    bias: Callable[[slice], Tensor] | None
+    """What keys are made of: the same tokens, or a memory."""
+    bias: Callable[[slice], Tensor] | None = None
+    """Makes rows of what positions add, if the settings do not hold all of it."""
+
+    def parts(self) -> ScoreParts:
+        """The parts of the layer's scores, by the deviation rule of its kernel."""
+        kernel = kernel_of(self.arch.kernel)
+        if kernel.deviation is None:
+            raise ArchitectureError(
+                f"kernel {kernel.name} must have a rule in deviation arithmetic to be used in it; it has "
+                "none: use arithmetic='float64', or give Kernel(deviation=...)",
+                subject="kernel",
+            )
+        parts: ScoreParts = kernel.deviation(self)
+        return parts
 
     @cached_property
     def zero(self) -> Tensor:
-        """Zeros `[batch, head, token]`."""
+        """A tensor of zeros `[batch, head, token]`."""
         shape = len(self.state.valid.mask), self.arch.heads, self.keys.valid.mask.shape[1]
         return self.state.R.value.new_zeros(*shape)
 
     @property
     def rows(self) -> int:
-        """The number of queries."""
+        """The number of queries of each sample."""
         return self.state.valid.mask.shape[1]
 
     @cached_property
@@ -212,7 +192,7 @@ class StateHeads:
         return Scaled.plain(self.zero).by_head()  # zeros do not set the scale
 
     def equal(self) -> ScoreParts:
-        """The same score everywhere."""
+        """Scores that are equal everywhere, of uniform attention."""
         return ScoreParts(self.arch, self.w, self._zero_ref(), (), (), None, None, None, self.rows, EVERY)
 
     def given(self, ref: Scaled, D: Scaled) -> ScoreParts:
@@ -298,7 +278,16 @@ def normed_heads(
     eps: float,
     perturb_tensor: PerturbTensor | None,
 ) -> tuple[Scaled, Scaled]:
-    """(common, deviation) of queries, keys or head outputs through an RMSNorm of each head."""
+    """Queries, keys or head outputs through an RMSNorm of each head.
+
+    Args:
+        common: That of the common token `[batch, head, width]`.
+        deviation: What tokens add to it `[batch, head, token, width]`.
+        weights: The gain of the norm.
+        valid: Which positions are tokens.
+        eps: Added to the mean square.
+        perturb_tensor: Moves last digits, in a second pass.
+    """
     shape = common.value.shape[:2]
 
     def as_samples(part: Scaled) -> Scaled:

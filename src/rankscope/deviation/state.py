@@ -99,7 +99,7 @@ class State:
         return cls(x, Scaled(value, R.log.flatten()).mapped(valid.zero_padding), valid)
 
     def tidy(self) -> "State":
-        """The same hidden states with x the mean again (or 0 where tokens are far apart) and R of size one;
+        """Equal hidden states with x the mean again (or 0 where tokens are far apart) and R of size one;
         taken after every sub-block."""
         mean, R = self.centred()
         x = (self.x + mean).normalised()
