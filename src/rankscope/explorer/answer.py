@@ -25,7 +25,7 @@ from rankscope.paths import decompose
 from rankscope.paths.lengths import ByLength
 from rankscope.paths.views import carried
 from rankscope.profiles import Profile
-from rankscope.profiles.cloud import placed
+from rankscope.profiles.cloud import cloud_rows
 from rankscope.profiles.verdict import sentence
 from rankscope.theory import THEOREMS, Certificates, certify
 from rankscope.theory.views import EXACT, RANK, BoundView, bounds_sentence
@@ -168,7 +168,7 @@ def cloud_part(found: Mapping[str, Measured]) -> dict[str, Any]:
             for name in names
             for shape in found[name].shapes
         ]
-        tables.append(placed(shapes, 0, here, first.words))
+        tables.append(cloud_rows(shapes, 0, here, first.words))
     table = pl.concat(tables)
     return {
         "plain": panels.beside(charts.cloud(table)),

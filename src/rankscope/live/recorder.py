@@ -35,7 +35,7 @@ from rankscope.live.routing import RoutingReadings
 from rankscope.live.state_norms import StateNorms
 from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
 from rankscope.metrics import Metric
-from rankscope.profiles.rows import Found
+from rankscope.profiles.readings import Readings
 
 CACHED = "it went on from a cache"
 CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
@@ -119,7 +119,7 @@ class WatchTotals:
         default_factory=lambda: {"states": defaultdict(list), "attention": defaultdict(list)}
     )
     """Whole tensors by layer, one for each call."""
-    _readings: list[tuple[int, int, Found]] = field(default_factory=list)
+    _readings: list[tuple[int, int, Readings]] = field(default_factory=list)
     _broken: list[tuple[int, Tensor]] = field(default_factory=list)
     _ended: list[tuple[int, StateReadings]] = field(default_factory=list)
     """(first sample, states of a call whose last ones wait to be read)"""
@@ -127,7 +127,7 @@ class WatchTotals:
     """(first sample, norms from which the metrics are not computed yet)"""
 
     @property
-    def readings(self) -> list[tuple[int, int, Found]]:
+    def readings(self) -> list[tuple[int, int, Readings]]:
         """(layer, first sample, readings) of all calls."""
         self._flush()
         norms, self._norms = self._norms, []
@@ -352,7 +352,7 @@ class Recorder:
         totals.modes.add("train" if training else "eval")
         if training:
             totals.dropout = max(totals.dropout, *map(dropout_of, plan.blocks))
-        rows: list[tuple[int, Found]] = []
+        rows: list[tuple[int, Readings]] = []
         return CallReadings(
             batch,
             StateReadings(plan, batch, rows),

@@ -36,13 +36,13 @@ def _attributed(profile: Profile | Summary, metric: str) -> str | None:
             endings[gone] = ending(curve)
     own = endings.pop(frozenset())
     if own.group in ("broken", "hidden"):
-        return f"{own.said}."
+        return f"{own.sentence}."
     if own.group == "uniform":
         without = [
             f"Without {said(parts)} they stay apart ({each.end}): {said(parts)} draw tokens together here."
             for parts, each in _smallest(endings, "apart")
         ]
-        return " ".join([f"{own.said}.", *without])
+        return " ".join([f"{own.sentence}.", *without])
     return _apart(endings, present(whole), own)
 
 
@@ -50,7 +50,7 @@ def _apart(endings: dict[frozenset[str], Ending], every: frozenset[str], own: En
     alone = every - {"mlp_skip"} if "mlp" in every else every  # what attention alone goes without
     causes = _smallest(endings, "uniform")
     others = [parts for parts, each in endings.items() if each.group == "apart"]
-    sentence = own.said
+    sentence = own.sentence
     if not endings:
         return f"{sentence}. What holds them apart was not measured: no variant without a part was."
     if not causes:

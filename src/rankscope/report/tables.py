@@ -7,7 +7,7 @@ from typing import Any
 from rankscope.charts.style import evenly
 from rankscope.figures.text import power
 from rankscope.profiles import Profile, Summary
-from rankscope.profiles.views import CurveView, zeros_said
+from rankscope.profiles.views import CurveView, zeros_note
 from rankscope.runs import Network
 from rankscope.theory import Certificates
 from rankscope.theory.views import failed_hypotheses, quantity
@@ -45,7 +45,7 @@ def curve_table(curves: Sequence[CurveView]) -> Table:
         cells = [power(float(each.log10[layer])) for layer in there]
         rows.append([each.label, *cells, *[""] * (len(some) - len(there))])
     notes = [f"{curves[0].statistic.capitalize()}.", "○ at or below the floor." if marked else ""]
-    said = " ".join(filter(None, [*notes, zeros_said(curves)]))
+    said = " ".join(filter(None, [*notes, zeros_note(curves)]))
     return Table(f"{curves[0].metric} by layer", ["variant", *map(str, some)], rows, marked, said)
 
 
