@@ -2,18 +2,19 @@
 
 from pathlib import Path
 
+from rankscope.figures import Line
 from rankscope.figures.text import power
 from rankscope.profiles import Profile, Summary, measure
-from rankscope.report import Run, write_report, write_run_directory
+from rankscope.report import ReportedRun, write_report, write_run_directory
 from rankscope.report.overview import side_by_side, titles
 from rankscope.runs import Manifest, Text
 from rankscope.theory import certify
 from tests.report.runs import NET, X, profile_of, summary_of
 
 
-def run_of(folder: str, profile: Profile | Summary | None = None, **more: object) -> Run:
+def run_of(folder: str, profile: Profile | Summary | None = None, **more: object) -> ReportedRun:
     manifest = Manifest(origin={"name": "tiny", "weights": "random"}, text=Text(path="texts/moby.txt"))
-    return Run(Path(folder), manifest, profile, **more)  # type: ignore[arg-type]
+    return ReportedRun(Path(folder), manifest, profile, **more)  # type: ignore[arg-type]
 
 
 def test_headings_say_what_was_done_and_tell_runs_apart() -> None:
@@ -33,7 +34,7 @@ def test_headings_say_what_was_done_and_tell_runs_apart() -> None:
 
 
 def test_a_run_whose_title_is_blank_has_its_folder_as_heading() -> None:
-    runs = [Run(Path("a/b"), Manifest(title=" \t ")), Run(Path("a/c"), Manifest(title=""))]
+    runs = [ReportedRun(Path("a/b"), Manifest(title=" \t ")), ReportedRun(Path("a/c"), Manifest(title=""))]
     assert titles(runs) == ["b", "c"]
 
 
@@ -52,8 +53,8 @@ def test_the_variants_that_several_runs_have_stand_side_by_side() -> None:
             floor = bool(profile.at_floor("relative_residual", variant=variant)[-1])
             assert cell == power(float(logs[-1])) + (" ○" if floor else "")
     labels = [
-        [trace["name"] for trace in figure["data"] if trace.get("mode") == "markers"]
-        for _, figure in plot.views
+        [mark.name for mark in chart.panels[0].marks if isinstance(mark, Line) and mark.noise is not None]
+        for _, chart in plot.views
     ]
     assert labels == [["1 a", "3 c"], ["1 a, deviation", "2 b, float64"]]
 

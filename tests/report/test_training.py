@@ -13,8 +13,7 @@ from rankscope.errors import FileError
 from rankscope.live.monitor.measurement import CERTIFICATES
 from rankscope.live.monitor.run_writer import RunWriter
 from rankscope.report import read_run, write_report
-from rankscope.report.budget import fit
-from rankscope.report.chapter import chapter
+from rankscope.report.chapter import chapter, fit
 from rankscope.runs import Manifest, Store
 from tests.report.runs import links_within
 from tests.trainings import SENTENCE, falling, learned, measurement, opened, row, written
@@ -84,7 +83,7 @@ def test_several_runs_and_a_run_that_has_just_begun(tmp_path: Path) -> None:
     folders = [written(tmp_path / "a"), written(tmp_path / "b"), tmp_path / "begun"]
     page = write_report(folders, tmp_path / "page.html").read_text()
     links_within(page)
-    assert "Nothing was looked at yet." in page and page.count('class="verdict"') == 3
+    assert "Nothing was measured yet." in page and page.count('class="verdict"') == 3
     runs = [read_run(folder) for folder in folders[:2]]
     chapters = [chapter(run, number, run.title) for number, run in enumerate(runs, 1)]
     fit(chapters, budget=1)

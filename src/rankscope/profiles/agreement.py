@@ -19,10 +19,16 @@ from torch import Tensor
 
 from rankscope.deviation import DeviationStep, State
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.blocks import distance_of_rows
+from rankscope.deviation.comparison import (
+    direction_difference,
+    pattern_difference,
+    pattern_distance,
+    score_sizes,
+    state_distance,
+)
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
-from rankscope.deviation.second_pass import SecondPassLayer, apart, distance, score_sizes, turned
+from rankscope.deviation.second_pass import SecondPassLayer
 from rankscope.deviation.state import ValidTokens
 from rankscope.metrics import Metric, Reading
 from rankscope.metrics.log_readings import SMALLEST
@@ -93,15 +99,15 @@ def confirmed(readings: Readings, single: Readings, confirmation: Confirmation) 
     """Readings of doubled precision, with the digits that float64's have of them; marked where neither
     float64 nor a second doubled pass agrees."""
     doubled = confirmation.doubled.state
-    states = distance(doubled, confirmation.single.state)
+    states = state_distance(doubled, confirmation.single.state)
     if bool((states > AGREED).any()):
-        states = torch.where(states > AGREED, distance(doubled, confirmation.again.state), states)
+        states = torch.where(states > AGREED, state_distance(doubled, confirmation.perturbed.state), states)
     marked = []
     for (metric, reading), (_, reference) in zip(readings, single, strict=True):
         agreed = difference(reading, reference)
         error = agreed
         if bool((error > AGREED).any()):
-            again = read(metric, confirmation.again)
+            again = read(metric, confirmation.perturbed)
             assert again is not None
             error = torch.where(error > AGREED, difference(reading, again), error)
         error = torch.maximum(error, _spread(states, error)) if metric.of == "tokens" else error
@@ -168,7 +174,7 @@ def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationSte
     if metric.of == "attention" and metric.sensitive_to == "row differences":
         if step.rows is not None and step.attention is None:
             assert perturbed.rows is not None
-            return distance_of_rows(step.rows, perturbed.rows)
+            return pattern_distance(step.rows, perturbed.rows)
         patterns = [P for P in (step.attention, perturbed.attention) if P is not None]
         pairs = [_row_differences(P, valid) for P in patterns]
     elif metric.of == "heads":
@@ -177,7 +183,7 @@ def _input_distance(metric: Metric, step: DeviationStep, perturbed: DeviationSte
         pairs = []
     if len(pairs) < 2:
         return torch.zeros((), dtype=torch.float64, device=step.state.x.log.device)
-    return distance(pairs[0], pairs[1]).view(len(valid.mask), -1)
+    return state_distance(pairs[0], pairs[1]).view(len(valid.mask), -1)
 
 
 def _row_differences(P: DeviationPattern, valid: ValidTokens) -> State:
@@ -205,8 +211,8 @@ def _directions(state: State, second: SecondPassStep) -> Errors:
     valid = state.valid.mask
     return _compared(
         second,
-        lambda plain: turned(state, State.of(plain.state, valid)),
-        lambda perturbed: turned(state, perturbed.state),
+        lambda plain: direction_difference(state, State.of(plain.state, valid)),
+        lambda perturbed: direction_difference(state, perturbed.state),
     )
 
 
@@ -215,8 +221,8 @@ def _states(state: State, second: SecondPassStep, deep: bool = True) -> Errors:
     valid = state.valid.mask
     return _compared(
         second,
-        lambda plain: distance(state, State.of(plain.state, valid), deep),
-        lambda perturbed: distance(state, perturbed.state, deep),
+        lambda plain: state_distance(state, State.of(plain.state, valid), deep),
+        lambda perturbed: state_distance(state, perturbed.state, deep),
     )
 
 
@@ -225,10 +231,10 @@ def _patterns(step: DeviationStep, second: SecondPassStep) -> Errors | None:
     that have nothing in common can be the same."""
     if step.rows is not None:
         assert isinstance(second, SecondPassLayer)
-        error = None if second.plain_step is None else apart(step.rows, second.plain_rows)
+        error = None if second.plain_step is None else pattern_difference(step.rows, second.plain_rows)
         if error is None or not bool(second.resolved.all()):
             assert second.perturbed.rows is not None
-            perturbed = apart(step.rows, second.perturbed.rows.matrix)
+            perturbed = pattern_difference(step.rows, second.perturbed.rows.matrix)
             error = (
                 perturbed if error is None else torch.where(_spread(second.resolved, error), error, perturbed)
             )

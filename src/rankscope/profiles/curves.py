@@ -2,7 +2,7 @@
 
 `profile.py` and `summary.py` say how a curve is made of their rows (`_view`); here is what is the same for
 both: which metrics, variants, arithmetics and **factors** (in what joined profiles differ: seeds, sizes,
-steps, a column for each) there are, how one is chosen, how it is drawn (`plot.py`), and the card that a
+steps, a column for each) there are, how one is chosen, how it is drawn (`figures.py`), and the card that a
 notebook shows.
 """
 
@@ -119,10 +119,11 @@ class Curves(SavedTable):
         """The metric (the first, if left out) by layer, floors drawn; `log=None` decides by range. Of a
         corpus the median, with bands of a half and of nine tenths of the excerpts. Into `ax`, if given, or a
         new figure of `figsize` inches."""
-        from rankscope.profiles.plot import plot_curves
+        from rankscope.figures.plot import plot
+        from rankscope.profiles.figures import curves_chart
 
-        shown = self.views(_only("metric", metric or self.metrics[0], self.metrics))
-        return plot_curves(shown, log, ax, figsize)
+        curves = self.views(_only("metric", metric or self.metrics[0], self.metrics))
+        return plot(curves_chart(curves, log), ax=ax, figsize=figsize)
 
 
 def _only(what: str, wanted: Any, known: list[Any]) -> Any:
@@ -210,9 +211,10 @@ def _card(kind: str, many: tuple[int, str], curves: Sequence[CurveView], metrics
         notes.append(f"Drawn: the first {DRAWN} of {len(curves)} lines.")
 
     def draw() -> "Figure":
-        from rankscope.profiles.plot import plot_curves
+        from rankscope.figures.plot import plot
+        from rankscope.profiles.figures import curves_chart
 
-        return plot_curves(curves[:DRAWN])
+        return plot(curves_chart(curves[:DRAWN]))
 
     return card(title, draw, *_table(curves), [note for note in notes if note])
 

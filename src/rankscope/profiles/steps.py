@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rankscope.deviation import DeviationStep
 from rankscope.deviation.attention import DeviationPattern
-from rankscope.deviation.blocks import PatternByRows
+from rankscope.deviation.by_rows import PatternByRows
 from rankscope.deviation.confirm import Confirmation
 from rankscope.deviation.readings import read
 from rankscope.metrics import Metric
@@ -166,7 +166,7 @@ class LayerStep:
         if isinstance(self.step, DeviationStep):
             state = self.step.state
             _, R = state.centred()
-            norm = torch.linalg.vector_norm(state.whole, dim=(1, 2)).log()
+            norm = torch.linalg.vector_norm(state.scaled_tokens, dim=(1, 2)).log()
             return residual_shape(self.layer, R.value, R.log, norm + state.log)
         kept = self.valid[..., None]
         X = self.step.state.double() * kept

@@ -51,9 +51,10 @@ class CollapseDepth:
     ) -> "Figure":
         """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes. Into
         `ax`, if given, or a new figure of `figsize` inches."""
-        from rankscope.theory.plot import plot_depth
+        from rankscope.figures.plot import plot
+        from rankscope.theory.figures import depth_chart
 
-        return plot_depth(self.view(), ax, figsize)
+        return plot(depth_chart(self.view()), ax=ax, figsize=figsize)
 
     def view(self) -> "DepthView":
         """What is measured by sample, and the weakest of what each theorem proves of every sample."""
@@ -101,7 +102,9 @@ def collapse_depth(
 def depth_of(certificates: Certificates, threshold: float) -> CollapseDepth:
     """The collapse depth from certificates that were computed before."""
     if not (isinstance(threshold, int | float) and math.isfinite(threshold) and threshold > 0):
-        raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold!r}")
+        raise TheoremError(
+            f"threshold must be a number > 0, as in 1e-6; got {threshold!r}", subject="threshold"
+        )
     limit = math.log10(threshold)
     # Zero of zero is uniform: no share.
     sized = certificates.table.filter(pl.col("quantity") != "affine_rank").with_columns(

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope import Monitor, watch
-from rankscope.errors import FileError, MetricError, MonitorError, WatchError
+from rankscope.errors import FileError, MetricError, MonitorError, RankscopeError, WatchError
 from rankscope.live.monitor.training_state import preserved_training_state
 from tests.live.monitor.training import TOKENS, gpt2, probe, probed, train
+from tests.raising import raises
 
 LOOPS: dict[str, dict[str, Any]] = {
     "a plain loop": {},
     "bfloat16 by autocast": {"autocast": True},
     "a loop inside one autocast": {"autocast": True, "inside": True},
-    "accumulation": {"accumulate": 3, "steps": 40},
+    "accumulation": {"accumulate": 3, "steps": 12},
     "compiled": {"compiled": "aot_eager"},
 }
 
@@ -31,7 +32,7 @@ def test_losses_weights_and_generators_are_those_of_a_run_without_it(loop: str, 
     alone, watched = train(**LOOPS[loop]), train(probed(tmp_path, metrics=metrics), **LOOPS[loop])
     assert alone.same(watched)
     steps = rankscope.read(tmp_path).table("training")["step"].unique().sort().to_list()
-    assert steps == list(range(0, LOOPS[loop].get("steps", 60) + 1, 20))
+    assert steps == list(range(0, LOOPS[loop].get("steps", 20) + 1, 10))
 
 
 def test_activation_checkpointing_is_as_it_was(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_the_numbers_are_those_of_watch(tmp_path: Path) -> None:
         assert ((both[name] - both[f"{name}_watch"]).abs() < 1e-12).all()
 
 
-def test_scalars_are_averaged_from_look_to_look(tmp_path: Path) -> None:
+def test_scalars_are_averaged_from_measurement_to_measurement(tmp_path: Path) -> None:
     with Monitor(gpt2(), every=4, probe=probe(), run=tmp_path) as monitor:
         for step in range(1, 9):
             monitor.step(loss=torch.tensor(float(step)), lr=0.1)
@@ -103,7 +104,7 @@ class Restless(nn.Module):
         return X
 
 
-def test_nothing_is_left_of_a_look(tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_measurement(tmp_path: Path) -> None:
     model = Restless().train()
     model.layers[1].eval()
     cache, modes = model.cache, [part.training for part in model.modules()]
@@ -134,28 +135,25 @@ def test_nothing_is_left_of_a_look_that_fails() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "sentence"),
+    ("options", "error", "subject"),
     [
-        ({"probe": "text"}, MonitorError, "a probe must be a tensor, a dictionary of the model's arguments"),
-        ({"probe": {"input_ids": [1, 2]}}, MonitorError, "must hold a tensor that the model takes"),
-        ({"every": 0}, MonitorError, "every must be a number of steps, 1 or more; got 0"),
-        ({"model": nn.Linear(2, 2)}, WatchError, "must hold its blocks in a ModuleList"),
-        ({"metrics": "mew"}, MetricError, "metric must be one of"),
+        ({"probe": "text"}, MonitorError, "probe"),
+        ({"probe": {"input_ids": [1, 2]}}, MonitorError, "probe"),
+        ({"model": nn.Linear(2, 2)}, WatchError, None),
+        ({"metrics": "mew"}, MetricError, None),
     ],
 )
 def test_bad_input_is_one_sentence(
-    options: dict[str, Any], error: type[Exception], sentence: str, tmp_path: Path
+    options: dict[str, Any], error: type[RankscopeError], subject: str | None, tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {"model": gpt2(), "probe": probe(), "run": tmp_path, **options}
-    with pytest.raises(error, match=sentence) as raised:
+    with raises(error, subject=subject) as raised:
         Monitor(**given)
-    assert len(str(raised.value).splitlines()) == 1
-    if error is MonitorError:
-        assert not (tmp_path / ".lock").exists()
+    assert len(str(raised.value).splitlines()) == 1 and not (tmp_path / ".lock").exists()
 
 
 def test_a_folder_has_one_monitor(tmp_path: Path) -> None:
-    with Monitor(gpt2(), probe=probe(), run=tmp_path), pytest.raises(FileError, match="one writer at a time"):
+    with Monitor(gpt2(), probe=probe(), run=tmp_path), raises(FileError, subject=str(tmp_path)):
         Monitor(gpt2(), probe=probe(), run=tmp_path)
 
 

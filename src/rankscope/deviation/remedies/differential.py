@@ -43,8 +43,8 @@ def differential2(
     rows sum to `total - l`, and each to `-d_i` beside."""
     second: DeviationPattern = rules.pattern(remedy.second(block), inside)
     W = block.weights.parts[remedy.name]["share"]
-    z = rules.touch(inside.x.mapped(lambda v: v @ W))  # [batch, head]
-    d = rules.touch(inside.R.mapped(lambda v: v @ W))  # [batch, token, head]
+    z = rules.perturb(inside.x.mapped(lambda v: v @ W))  # [batch, head]
+    d = rules.perturb(inside.R.mapped(lambda v: v @ W))  # [batch, token, head]
     common, own = sigmoid(z.mapped(lambda v: v[..., None]), d.mapped(lambda v: v.mT[..., None]))
     own = own.mapped(lambda t: t * -remedy.weight).normalised()  # [batch, head, token, 1]
     share = remedy.weight * common.explicit()  # [batch, head, 1]
@@ -62,7 +62,7 @@ def differential2(
         others=others,
         signed=True,
         total=total,
-        apart=sums if P.apart is None else P.apart + sums,
+        row_excess=sums if P.row_excess is None else P.row_excess + sums,
         scaled_p=shared,
         logits=P.logits and second.logits and _steeper(P.logits, second.logits),
     )
@@ -79,6 +79,6 @@ def _steeper(a: Logits, b: Logits) -> Logits:
 def head_norm(remedy: HeadNorm, spoken: HeadOutputs, block: Any, rules: Any, inside: Any) -> HeadOutputs:
     """An RMSNorm of every head (`norms.py`), times a number."""
     weights = NormWeights(block.weights.parts[remedy.name]["gain"])
-    x, R = normed_heads(spoken.x, spoken.R, weights, spoken.valid, remedy.eps, rules.rounding)
+    x, R = normed_heads(spoken.x, spoken.R, weights, spoken.valid, remedy.eps, rules.perturb_tensor)
     factor = remedy.factor(block.index)
     return replace(spoken, x=x * factor, R=R * factor)

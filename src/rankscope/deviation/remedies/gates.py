@@ -13,6 +13,6 @@ from rankscope.nets.weights import Linear
 def head_gated(remedy: HeadGate, said: HeadOutputs, block: Any, rules: Any, inside: State) -> HeadOutputs:
     """Of one entry a head."""
     w = block.weights.parts[remedy.name]
-    z = rules.touch(affine(inside.x, Linear(w["weight"], w.get("bias"))))  # [batch, head]
-    d = rules.touch(inside.R.mapped(lambda v: v @ w["weight"]))  # [batch, token, head]
+    z = rules.perturb(affine(inside.x, Linear(w["weight"], w.get("bias"))))  # [batch, head]
+    d = rules.perturb(inside.R.mapped(lambda v: v @ w["weight"]))  # [batch, token, head]
     return gated(said, z.mapped(lambda v: v[..., None]), d.mapped(lambda v: v.mT[..., None]))

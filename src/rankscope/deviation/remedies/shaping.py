@@ -44,9 +44,9 @@ def shaped(remedy: Shaping, P: DeviationPattern, block: Any, rules: Any, inside:
     hidden = column[:, :, None] | ~valid[:, None, :, None]
     others = others.mapped(lambda t: t.masked_fill(hidden, 0.0))
     total = alpha + (beta if P.total is None else beta * P.total) - gamma
-    sums = P.apart and P.apart.mapped(lambda t: t * beta[:, None]).normalised()
+    sums = P.row_excess and P.row_excess.mapped(lambda t: t * beta[:, None]).normalised()
     return replace(
-        P, p=shared.explicit(), others=others, signed=True, total=total, apart=sums, scaled_p=shared
+        P, p=shared.explicit(), others=others, signed=True, total=total, row_excess=sums, scaled_p=shared
     )
 
 

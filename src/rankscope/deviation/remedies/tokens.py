@@ -37,8 +37,8 @@ def contrasted(part: Contrast, state: State, block: Any, rules: Any, inside: Any
     and whose values are the tokens."""
     if not part.stands(block):
         return state
-    unit = rules.tidy(normed(state, "scale", UNWEIGHTED, 0.0, rules.rounding))
-    h, d = rules.touch(unit.x), rules.touch(unit.R)
+    unit = rules.tidy(normed(state, "scale", UNWEIGHTED, 0.0, rules.perturb_tensor))
+    h, d = rules.perturb(unit.x), rules.perturb(unit.R)
     ref = Scaled((d.value @ h.value[..., None])[..., 0], d.log + h.log)
     D = Scaled(d.value @ d.value.mT, 2 * d.log)
     visible = rules.settings.visible[block.arch.mask_of(block.index)].expand(
