@@ -20,7 +20,7 @@ from rankscope.lab.ahead import reads_ahead
 from rankscope.lab.tasks import Copying, Digits, Induction, Memorization, Task
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.experts import Experts
-from rankscope.nets.remedies import REMEDIES
+from rankscope.remedies import REMEDIES
 
 TASK = Copying(symbols=4, length=3)
 RECIPE = Recipe(steps=8, batch=4, rate=1e-2, every=2, keep_every=3, clip=0.5)

@@ -21,26 +21,22 @@ from rankscope.deviation.gates import gated
 from rankscope.deviation.latents import latent
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
-from rankscope.deviation.remedies import RULES as REMEDIES
-from rankscope.deviation.scaled import Scaled
+from rankscope.deviation.part_operations import PartOperations
 from rankscope.deviation.scores import ScoreParts, Scores, prepared
 from rankscope.deviation.sinkhorn import balanced
 from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
-from rankscope.nets.parts import Part
 from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.traversal import Arithmetic, Block
+from rankscope.nets.traversal import Block
 from rankscope.nets.weights import Latent, Linear
 
 
-class Deviation(Arithmetic):
-    """Rules on states."""
+class Deviation(PartOperations):
+    """Rules on states, and the operations that rules of parts call (`part_operations.py`)."""
 
     name = "deviation"
-    rounding: Callable[[Tensor], Tensor] | None = None
-    """What is done to a product before it is taken from another."""
 
     def __init__(self, arch: Architecture, settings: PassSettings) -> None:
         self.arch, self.settings = arch, settings
@@ -143,23 +139,10 @@ class Deviation(Arithmetic):
         assert block.weights.mlp is not None
         return mlp(self.arch, block.weights.mlp, state, self.touch)
 
-    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
-        """By the rule of a remedy (`remedies.py`), or the part's own."""
-        rule = REMEDIES.get(type(part))
-        return super().part(block, part, x, inside) if rule is None else rule(part, x, block, self, inside)
-
-    def touch(self, part: Scaled) -> Scaled:
-        """What comes of a product with a matrix or of an activation, as it is."""
-        return part
-
     def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
         """`skip X + branches`, each part at the larger of its two scales."""
         branch = total(branches.values())
         return self.tidy(branch if half.skip == 0.0 else added(half.skip, state, branch))
-
-    def tidy(self, state: State) -> State:
-        """Re-centred and rescaled."""
-        return state.tidy()
 
 
 def total(branches: Iterable[State]) -> State:

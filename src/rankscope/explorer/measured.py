@@ -11,7 +11,6 @@ from rankscope.explorer.remedies import chosen
 from rankscope.explorer.settings import Setting
 from rankscope.metrics import chosen_metrics
 from rankscope.nets import Transformer
-from rankscope.nets.remedies.branches import DeepNorm, LambdaSkip
 from rankscope.profiles import Profile, one_pass
 from rankscope.profiles.readers import MetricReader, ShapeReader
 from rankscope.profiles.rows import table
@@ -55,7 +54,7 @@ def turned(net: Transformer, setting: Setting) -> Transformer:
     """The network with its parts as the setting has them; weights are shared. Remedies are on it already
     (`shelf.py`)."""
     for each in chosen(setting):
-        if isinstance(each, DeepNorm | LambdaSkip) and setting.skip is not None:
+        if getattr(each, "sets_skip", False) and setting.skip is not None:
             raise SettingError(
                 f"{each.name} sets the weight of the skip, and so does skip {setting.skip:g}: leave the skip "
                 "weight as the model has it, or take the remedy out"

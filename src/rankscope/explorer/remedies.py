@@ -10,7 +10,7 @@ from typing import Any
 from rankscope.errors import SettingError
 from rankscope.explorer.settings import Setting
 from rankscope.nets import Transformer
-from rankscope.nets.remedies import REMEDIES, Remedy, remedy
+from rankscope.remedies import REMEDIES, Remedy, remedy
 
 MOST = 4
 """Remedies at a time."""
@@ -22,7 +22,7 @@ def described() -> list[dict[str, Any]]:
     """For the page: every remedy, what it does, and its numbers as published."""
     return [
         {
-            "name": name, "says": kind.says, "source": kind.source,
+            "name": name, "says": kind.formula, "source": kind.citation,
             "numbers": {each.name: each.default for each in fields(kind)},  # type: ignore[arg-type]
         }
         for name, kind in REMEDIES.items()

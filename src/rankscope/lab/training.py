@@ -29,7 +29,7 @@ from rankscope.lab.writing import METRICS, PROBED
 from rankscope.live.monitor import AlarmSource, Monitor
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.dropout import Dropout
-from rankscope.nets.remedies import Remedy
+from rankscope.remedies import Remedy
 
 DECAYED = ("weight", "table", "original")
 """Parameters that decay, by the last part of their names: not biases, gains, positions and remedies' own."""

@@ -10,7 +10,7 @@ import polars as pl
 from rankscope.errors import StudyError
 from rankscope.figures.matplotlib import save
 from rankscope.files import write_text
-from rankscope.nets.remedies import REMEDIES, remedy
+from rankscope.remedies import REMEDIES, remedy
 from rankscope.runs import Store
 from rankscope.runs.manifest import begun
 from rankscope.studies.remedies import learnt

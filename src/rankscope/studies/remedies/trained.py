@@ -21,7 +21,7 @@ import polars as pl
 
 from rankscope.errors import StudyError
 from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, SIGMA, Sizes, Trial
-from rankscope.nets.remedies import REMEDIES
+from rankscope.remedies import REMEDIES
 from rankscope.runs import tables
 from rankscope.studies.study import Setup
 from rankscope.workers import PieceResult, run_pieces
