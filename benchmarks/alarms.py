@@ -4,18 +4,20 @@ The table of `docs/monitor.md`. `python -m benchmarks.alarms` (some minutes on t
 
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 
-from rankscope.lab import GPT, Recipe, Shape, characters, training
+from rankscope.lab import Initialisation, Model, Recipe, Training
+from rankscope.lab.tasks import NextCharacter
 from rankscope.live.monitor import default_rules
 from rankscope.runs import read
+from rankscope.workers import cores, run_pieces
 
 
 @dataclass(frozen=True)
@@ -25,38 +27,40 @@ class Case:
     label: str
     expected: str = ""
     """The rule that should speak; of a healthy run none should."""
-    shape: Any = None
-    """What is otherwise about the network,"""
-    recipe: Any = None
-    """and about its training."""
-    spoil: Callable[[GPT], None] | None = None
-    """What is done to it before."""
+    layers: int = 4
+    skip: float = 1.0
+    dropout: float = 0.0
+    recipe: dict[str, Any] = field(default_factory=dict)
+    """Fields of the recipe in place of the usual ones."""
+    spoil: Callable[[Model], None] | None = None
+    """What is done to the network before it is trained."""
 
 
-def sharpen(model: GPT, by: float) -> None:
+@torch.no_grad()
+def sharpen(model: Model, by: float) -> None:
     """Queries and keys so many times as large: attention logits by the square of that."""
-    blocks: Any = model.blocks
-    for block in blocks:
-        weight = block.attn.in_proj_weight
-        weight.data[: 2 * len(weight) // 3] *= by
+    for layer in model.net.layers:
+        attention: Any = layer.attention
+        attention.query.weight *= by
+        attention.key.weight *= by
 
 
-def kill_a_head(model: GPT) -> None:
+@torch.no_grad()
+def kill_a_head(model: Model) -> None:
     """The first head of the second layer adds nothing, and gets no gradient: zero values, zero outputs."""
-    attn: Any = model.blocks[1].attn
-    each = attn.embed_dim // attn.num_heads
-    attn.in_proj_weight.data[2 * attn.embed_dim :][:each] = 0
-    attn.out_proj.weight.data[:, :each] = 0
+    attention: Any = model.net.layers[1].attention
+    attention.value.weight[:, 0] = 0
+    attention.output.weight[0] = 0
 
 
 CASES = [
-    *(Case(f"healthy, rate {rate:g}", recipe={"rate": rate}) for rate in (3e-4, 1e-3, 3e-3)),
-    Case("healthy, dropout 0.1", shape={"dropout": 0.1}),
-    Case("healthy, 10 layers", shape={"layers": 10}),
-    Case("no skips", "tokens collapse", {"skips": False}),
-    Case("no skips, 10 layers", "tokens collapse", {"skips": False, "layers": 10}),
-    Case("rate 0.1", "tokens blow up or vanish", recipe={"rate": 0.1}),
-    Case("rate 0.1, no clipping", "tokens blow up or vanish", recipe={"rate": 0.1, "clip": 1e9}),
+    *(Case(f"healthy, rate {lr:g}", recipe={"lr": lr}) for lr in (3e-4, 1e-3, 3e-3)),
+    Case("healthy, dropout 0.1", dropout=0.1),
+    Case("healthy, 10 layers", layers=10),
+    Case("no skips", "tokens collapse", skip=0.0),
+    Case("no skips, 10 layers", "tokens collapse", skip=0.0, layers=10),
+    Case("rate 0.1", "tokens blow up or vanish", recipe={"lr": 0.1}),
+    Case("rate 0.1, no clipping", "tokens blow up or vanish", recipe={"lr": 0.1, "max_norm": 1e9}),
     Case("logits 64 times as large", "attention entropy collapses", spoil=partial(sharpen, by=8.0)),
     Case("a head of zeros", "a head has died", spoil=kill_a_head),
 ]
@@ -64,34 +68,38 @@ CASES = [
 
 def said(case: Case, seed: int, small: bool = False) -> list[str]:
     """The rules that spoke in one run, by name."""
-    torch.set_num_threads(1)
-    text = characters()
-    shape = Shape(len(text.alphabet), context=32, layers=4, width=32)
-    shape = replace(shape, **(case.shape or {}))
-    shape = replace(shape, layers=2, width=8) if small else shape
-    recipe = replace(Recipe(steps=600, batch=8, every=20, seed=seed), **(case.recipe or {}))
-    recipe = replace(recipe, steps=4, every=1) if small else recipe
-    torch.manual_seed(seed)
-    model = GPT(shape)
-    if case.spoil is not None:
-        case.spoil(model)
+    recipe = replace(Recipe(steps=600, batch=8, seed=seed), **case.recipe)
+    recipe = replace(recipe, steps=4, measure_every=1) if small else recipe
+    task, (layers, width) = NextCharacter(context=32), (2, 8) if small else (case.layers, 32)
+    arch = task.architecture(layers, width, attention_skip=case.skip, mlp_skip=case.skip)
     with TemporaryDirectory() as folder:
-        for _ in training(
-            shape, recipe, text, folder, model=model, alarms=default_rules(action=lambda _: None)
-        ):
-            pass
+        training = Training(
+            task, arch, recipe, initialisation=Initialisation(dropout=case.dropout), run=folder,
+            alarms=lambda: default_rules(action=lambda _: None),
+        )  # fmt: skip
+        if case.spoil is not None:
+            case.spoil(training.models[0])
+        training.finish()
         return read(Path(folder)).table("alarms")["rule"].to_list()
+
+
+def one_run(run: tuple[int, int]) -> list[str]:
+    """The rules that spoke in the run of a case and a seed."""
+    case, seed = run
+    return said(CASES[case], seed)
 
 
 def rows(seeds: int = 5) -> Iterator[tuple[str, int, int, int, dict[str, int]]]:
     """(runs, how many, in how many the expected rule spoke, alarms in all, how many of each rule)."""
-    with ProcessPoolExecutor(2) as pool:
-        found = [[pool.submit(said, case, seed) for seed in range(seeds)] for case in CASES]
-        for case, runs in zip(CASES, found, strict=True):
-            each = [run.result() for run in runs]
-            together = [name for names in each for name in names]
-            counts = {name: together.count(name) for name in dict.fromkeys(together)}
-            yield case.label, seeds, sum(case.expected in names for names in each), len(together), counts
+    from benchmarks.alarms import one_run  # by its module's name, where workers find it
+
+    runs = list(product(range(len(CASES)), range(seeds)))
+    results = {result.piece: result for result in run_pieces(one_run, runs, cores())}
+    for number, case in enumerate(CASES):
+        spoken = [results[number, seed].value or [] for seed in range(seeds)]
+        together = [name for names in spoken for name in names]
+        counts = {name: together.count(name) for name in dict.fromkeys(together)}
+        yield case.label, seeds, sum(case.expected in names for names in spoken), len(together), counts
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ def rows(small: bool = False) -> list[Row]:
         cases = {
             "plain": lambda variant=variant: _walk(variant.steps(X)),
             "deviation": lambda variant=variant: _walk(propagate(variant, X)),
-            "measure, estimate=False": lambda variant=variant: measure(variant, X, estimate=False),
+            "measure, check=False": lambda variant=variant: measure(variant, X, check=False),
             "measure": lambda variant=variant: measure(variant, X),
         }
         seconds = least_seconds(cases, rounds=1 if small else 4)

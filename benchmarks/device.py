@@ -72,13 +72,13 @@ def _passes(batch: int, name: str) -> None:
     cases: dict[str, Callable[[], object]] = {
         "plain": lambda: _walk(variant.steps(X)),
         "deviation": lambda: _walk(propagate(variant, X)),
-        "measure, estimate=False": partial(measured, estimate=False),
+        "measure, check=False": partial(measured, check=False),
         "measure": measured,
     }
     if name == "transformer":
         cases |= {
             "deviation, compiled": lambda: _walk(propagate(variant, X, compile=True)),
-            "measure, estimate=False, compiled": partial(measured, estimate=False, compile=True),
+            "measure, check=False, compiled": partial(measured, check=False, compile=True),
             "measure, compiled": partial(measured, compile=True),
         }
     _ratios(cases, f"{batch} x 128, {name}")

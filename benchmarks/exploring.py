@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 
 from benchmarks.timing import Row, forward, least_seconds
+from rankscope.explorer.api import app
 from rankscope.explorer.jobs import Jobs
-from rankscope.explorer.serve import bound, server_of
-from rankscope.explorer.server import app
-from rankscope.explorer.shelf import Shelf
+from rankscope.explorer.network_cache import NetworkCache
+from rankscope.explorer.server import bind_port, make_server
 from rankscope.sources import named_network
 
 TEXT = (
@@ -36,7 +36,7 @@ def rows(small: bool = False) -> list[Row]:
     X = net.encode([TEXT], TOKENS).X
     assert X.shape[1] == TOKENS
     found = []
-    with _served(Shelf({model: net})) as url, httpx.Client(timeout=60) as client:
+    with _served(NetworkCache({model: net})) as url, httpx.Client(timeout=60) as client:
         for name, turns in (("transformer", {}), ("attention and skip", {"mlp": False, "norm": False})):
             ask = _asker(client, url, {"model": model, **turns})
             variant = net.variant(skip=0.5, mlp=turns.get("mlp", True), norm=turns.get("norm", True))
@@ -71,10 +71,10 @@ def _asker(client: httpx.Client, url: str, turns: dict[str, Any]) -> Callable[[]
 
 
 @contextmanager
-def _served(shelf: Shelf) -> Iterator[str]:
-    at, jobs = bound(0), Jobs()
+def _served(networks: NetworkCache) -> Iterator[str]:
+    at, jobs = bind_port(0), Jobs()
     port = at.getsockname()[1]
-    server = server_of(app(shelf, port, jobs), jobs)
+    server = make_server(app(networks, port, jobs), jobs)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
     thread.start()
     try:

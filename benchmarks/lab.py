@@ -13,11 +13,11 @@ import torch
 
 from rankscope.errors import ArchitectureError
 from rankscope.lab import Training
-from rankscope.lab.trial import Sizes, Trial, let_go
+from rankscope.lab.trial import Trial, TrialSizes, let_go
 from rankscope.studies.remedies.trained import EVERY
 from rankscope.workers import threads_set
 
-SMALL = Sizes(width=32, context=16, batch=4, steps=5)
+SMALL = TrialSizes(width=32, context=16, batch=4, steps=5)
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def agreement(device: str) -> None:
             for where in ("cpu", device)
         ]
         found = [torch.stack(each.losses).cpu() for each in runs]
-        why = getattr(runs[1].learner, "in_turn", None)
+        why = getattr(runs[1].learner, "refusal", None)
         said = "" if why is None else f" (one after the other: {why})"
         gap = float((found[0] - found[1]).abs().max())
         print(f"  {remedy:16} {gap:.0e}{'' if gap < 1e-9 else '  TOO FAR'}{said}", flush=True)
@@ -46,12 +46,12 @@ def agreement(device: str) -> None:
 
 def recorded(device: str) -> None:
     """The largest difference in losses of 12 steps, recorded and step by step, in float32: some 1e-6."""
-    sizes = Sizes(width=32, context=16, batch=4, steps=12)
+    sizes = TrialSizes(width=32, context=16, batch=4, steps=12)
     for remedy in EVERY:
         runs = [_training(remedy, device, sizes, (0, 1), capture=each) for each in (True, False)]
         losses = [torch.stack(each.finish().losses).cpu() for each in runs]
         gap = float((losses[0] - losses[1]).abs().max())
-        why = runs[0].captured.why if runs[0].captured is not None else "not on this device"
+        why = runs[0].captured.refusal if runs[0].captured is not None else "not on this device"
         print(f"  {remedy:16} {gap:.0e}  {'recorded' if why is None else why}", flush=True)
 
 
@@ -60,7 +60,7 @@ def speed(device: str) -> None:
     depths, steps = ((6, 48), 30) if device != "cpu" else ((6,), 3)
     kinds = (False, True) if device != "cpu" else (False,)
     for remedy, depth, seeds, capture in product(("none", "contranorm"), depths, ((0,), (0, 1, 2)), kinds):
-        made = _training(remedy, device, Sizes(steps=steps + 6), seeds, capture, depth)
+        made = _training(remedy, device, TrialSizes(steps=steps + 6), seeds, capture, depth)
         going = iter(made)
         list(islice(going, 6 if device != "cpu" else 1))
         _wait(device)
@@ -81,7 +81,7 @@ def speed(device: str) -> None:
 def _training(
     remedy: str,
     device: str,
-    sizes: Sizes,
+    sizes: TrialSizes,
     seeds: tuple[int, ...],
     capture: bool,
     depth: int = 3,

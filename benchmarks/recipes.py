@@ -5,46 +5,33 @@ table of `RESULTS.md`. A row takes a minute or two a seed on one core, one at a 
 """
 
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
 
-from rankscope.studies.dong2021.effects import effects
-from rankscope.studies.dong2021.fig4 import COUNTS, FULL, REPEATS
-from rankscope.studies.dong2021.tasks import Task, hull_task, sort_task
-from rankscope.studies.dong2021.train import train
+from rankscope.lab.tasks import Hull
+from rankscope.studies.dong2021.fig4 import COUNTS, FULL, REPEATS, PublishedSort
+from rankscope.studies.dong2021.path_effects import path_effects
 
-Make = Callable[[], Task]
 PLAIN = {"dropout": 0.0}
-
-
-def with_biases(make: Make) -> Task:
-    """Biases on values and outputs as well, which the published network has."""
-    task = make()
-    return replace(task, arch=task.arch.replace(biases=("query", "key", "value", "output")))
-
-
-ROWS: dict[str, list[tuple[str, Make, dict[str, Any]]]] = {
+BIASES = {"fields": {"biases": ("query", "key", "value", "output")}}
+"""On values and outputs as well, which the published network has."""
+ROWS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "sort": [
-        ("as the study, dropout 0.1", sort_task, {}),
-        ("no dropout", sort_task, PLAIN),
-        ("no dropout, a tenth of the rate, 5 times the epochs", sort_task,
-         PLAIN | {"rate": 1e-4, "epochs": 300}),
-        ("no dropout, 10 times the samples, as many steps", partial(sort_task, 10000),
-         PLAIN | {"epochs": 6}),
-        ("no dropout, embedding of spread 0.02", sort_task, PLAIN | {"spread": 0.02}),
-        ("no dropout, biases on values and outputs", partial(with_biases, sort_task), PLAIN),
+        ("as the study, dropout 0.1", {}),
+        ("no dropout", PLAIN),
+        ("no dropout, a tenth of the rate, 5 times the epochs", PLAIN | {"lr": 1e-4, "epochs": 300}),
+        ("no dropout, 10 times the samples, as many steps",
+         PLAIN | {"task": PublishedSort(10000), "epochs": 6}),
+        ("no dropout, embedding of spread 0.02", PLAIN | {"embedding_std": 0.02}),
+        ("no dropout, biases on values and outputs", PLAIN | BIASES),
     ],
     "hull": [
-        ("as the study, dropout 0.1", hull_task, {}),
-        ("no dropout", hull_task, PLAIN),
-        ("dropout, a tenth of the rate, 4 times the epochs", hull_task, {"rate": 1e-4, "epochs": 60}),
-        ("dropout, biases on values and outputs", partial(with_biases, hull_task), {}),
+        ("as the study, dropout 0.1", {}),
+        ("no dropout", PLAIN),
+        ("dropout, a tenth of the rate, 4 times the epochs", {"lr": 1e-4, "epochs": 60}),
+        ("dropout, biases on values and outputs", BIASES),
     ],
 }  # fmt: skip
 LENGTH = {"sort": 1, "hull": 2}
@@ -52,18 +39,18 @@ LENGTH = {"sort": 1, "hull": 2}
 
 
 def accuracies(
-    make: Make, name: str, change: dict[str, Any], seed: int, device: str = "cpu", small: bool = False
+    name: str, change: dict[str, Any], seed: int, device: str = "cpu", small: bool = False
 ) -> dict[str, float]:
     """Of one trained network: whole, and of 5 and 20 paths of the length that is asked about."""
-    task, recipe = make(), replace(FULL[name][1], seed=seed, **change)
+    plan = replace(FULL[name], **change)
     if small:
-        task = replace(task, train=task.train.part(slice(32)), test=task.test.part(slice(4)))
-        recipe = replace(recipe, epochs=1)
-    with TemporaryDirectory() as folder:
-        tensors = train(task, recipe, Path(folder) / "checkpoint.pt", device)
-    found = effects(task, tensors, task.test.to(device), COUNTS, 1 if small else REPEATS)
-    own = found.filter(attention="own", length=LENGTH[name]).group_by("paths").agg(pl.col("accuracy").mean())
-    whole = found.filter(attention="full")["accuracy"].item()
+        few = PublishedSort(32, 4) if name == "sort" else Hull(32, 4)
+        plan = replace(plan, task=few, epochs=1)
+    training = plan.training(seed, device=device).finish()
+    test = plan.task.data[1].to(device)
+    table = path_effects(training.models[0], test, COUNTS, 1 if small else REPEATS)
+    own = table.filter(attention="own", length=LENGTH[name]).group_by("paths").agg(pl.col("accuracy").mean())
+    whole = table.filter(attention="full")["accuracy"].item()
     return {"whole": whole, **dict(own.select("paths", "accuracy").iter_rows())}
 
 
@@ -74,8 +61,8 @@ def main() -> None:
     device = sys.argv[3] if len(sys.argv) > 3 else "cpu"
     print(f"| {name}, {seeds} seeds | whole network | 5 paths of length {LENGTH[name]} | 20 paths |")
     print("|---|---|---|---|")
-    for label, make, change in ROWS[name]:
-        found = [accuracies(make, name, change, seed, device) for seed in range(seeds)]
+    for label, change in ROWS[name]:
+        found = [accuracies(name, change, seed, device) for seed in range(seeds)]
         cells = []
         for what in ("whole", *map(str, COUNTS)):
             values = [each[what] for each in found]

@@ -57,6 +57,10 @@ cases = [
     lambda: rankscope.certify(encoder, torch.randn(1, 2, 4)),
     lambda: rankscope.decompose("minilm", "a whale"),
     lambda: rankscope.measure(rankscope.fresh("bert-tiny"), "a whale", torch.zeros(1, 2).bool()),
+    lambda: rankscope.measure(net, torch.ones(1, 2, 4).numpy()),
+    lambda: rankscope.measure(net, torch.ones(1, 2, dtype=torch.long)),
+    lambda: rankscope.decompose(net, {"input_ids": torch.ones(1, 2, dtype=torch.long)}),
+    lambda: rankscope.certify(3, torch.ones(1, 2, 4)),
     lambda: net.variant("sam"),
 ]
 for case in cases:
@@ -128,10 +132,14 @@ def test_wrong_python_types_are_sentences() -> None:
         ("MetricError", "`of` of metric 'mine' must be one of tokens, attention, heads", "got 'words'"),
         ("MetricError", "metrics must be names or Metric objects", "received function"),
         ("MetricError", "metrics must be names or Metric objects", "received int"),
-        ("SourceError", "got a TransformerEncoder: load(model) makes one", "and watch(model) measures it"),
-        ("SourceError", "certify takes a network of rankscope", "load(model)", "watch(model)"),
+        ("SourceError", "a TransformerEncoder has no config", "watch measures any module as it is"),
+        ("SourceError", "a TransformerEncoder has no config", "watch measures any module as it is"),
         ("SourceError", "decompose(load('minilm'), texts)"),
         ("TokensError", "padding goes with tokens; measure was given texts"),
+        ("TokensError", "received ndarray: convert it with torch.from_numpy"),
+        ("TokensError", "received torch.int64 of shape (1, 2)", "has an embedding"),
+        ("TokensError", "received a dict of a tokenizer: give its ids", "attention_mask="),
+        ("SourceError", "certify takes a network", "or a model of transformers; got a int"),
         ("ArchitectureError", "a variant must be 'transformer'", "got 'sam'"),
     ]
     assert len(said) == len(expected), done.stdout + done.stderr

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.browser.waiting import Watched, until
-from tests.explorer.serving import Served, serving, small_shelf
+from tests.explorer.serving import Served, serving, small_networks
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -17,7 +17,7 @@ HOSTILE = "<script>alert(1)</script> <b>bold</b> <img src=x onerror=alert(1)>"
 
 @pytest.fixture(scope="module")
 def explorer() -> Iterator[Served]:
-    with serving(small_shelf()) as served:
+    with serving(small_networks()) as served:
         yield served
 
 
@@ -248,7 +248,9 @@ def test_whatever_a_link_says_the_next_turn_is_answered(page: "Page", explorer: 
         assert page.is_hidden("#error"), fragment
 
 
-def test_a_link_names_its_model_for_it_may_be_opened_on_another_shelf(page: "Page", explorer: Served) -> None:
+def test_a_link_names_its_model_for_it_may_be_opened_on_another_explorer(
+    page: "Page", explorer: Served
+) -> None:
     opened(page, explorer)
     turned(page, lambda: page.click("#pinA"))
     turned(page, lambda: slide(page, "skip", 0.5))
@@ -266,7 +268,7 @@ def test_an_error_marks_what_is_left_of_the_setting_before(page: "Page", explore
 
 def test_an_answer_that_breaks_off_is_said(browser: "Browser") -> None:
     page = browser.new_page()
-    with serving(small_shelf()) as explorer:
+    with serving(small_networks()) as explorer:
         opened(page, explorer, "#model=random&layers=24&tokens=64&shape.width=256&shape.layers=8")
         page.wait_for_selector("#bounds-card[aria-busy=true]")
     page.wait_for_selector("#error:not([hidden])")

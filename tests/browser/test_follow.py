@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rankscope.explorer.follow import app
 from rankscope.explorer.jobs import Jobs
-from rankscope.explorer.serve import bound, server_of
+from rankscope.explorer.server import bind_port, make_server
 from tests.browser.waiting import Watched, until
 from tests.trainings import ALARM, SENTENCE, learned, measurement, opened, written
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    at = bound(0)
-    server = server_of(app(folder, at.getsockname()[1]), Jobs())
+    at = bind_port(0)
+    server = make_server(app(folder, at.getsockname()[1]), Jobs())
     thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
     thread.start()
     try:

@@ -7,7 +7,7 @@ import torch
 
 from rankscope import Profile, fresh, measure
 from rankscope.cli.compare import Side, unique
-from rankscope.explorer.shelf import Shelf
+from rankscope.explorer.network_cache import NetworkCache
 from rankscope.sources import bundled_excerpts, load
 from tests.cli.running import inside, rankscope
 
@@ -111,8 +111,8 @@ def test_random_weights_are_said_wherever_a_network_is_named() -> None:
     manifest = json.loads(rankscope("measure", *small, "--json").out)["manifest"]
     assert manifest["origin"] == {"name": "bert-tiny", "weights": "random", "seed": 3, "init": "bert"}
     assert "bert-tiny, random weights (seed 3, init bert)" in repr(fresh("bert-tiny", seed=3))
-    shelf = Shelf({"minilm": load("minilm")}, ["gpt2"])
-    assert {each["name"]: each["drawn"] for each in shelf.described()} == {
+    networks = NetworkCache({"minilm": load("minilm")}, ["gpt2"])
+    assert {each["name"]: each["drawn"] for each in networks.described()} == {
         "minilm": False, "gpt2": True, "random": False
     }  # fmt: skip
     assert "random weights" not in rankscope("measure", "minilm", "--tokens", "8", "--samples", "1").out

@@ -42,7 +42,7 @@ def test_it_serves_until_ctrl_c(explorer: subprocess.Popen[str], busy: bool) -> 
     assert explorer.stdout is not None and explorer.stderr is not None
     url = json.loads(explorer.stdout.readline())["address"]
     assert url.startswith("http://127.0.0.1:")
-    names = [each["name"] for each in httpx.get(f"{url}api/shelf", timeout=60).json()["models"]]
+    names = [each["name"] for each in httpx.get(f"{url}api/networks", timeout=60).json()["models"]]
     assert names[0] == "bert-tiny" and names[-1] == "random"
     if busy:
         request = {"setting": {"model": "bert-tiny", "layers": 96, "text": "a b c " * 40, "tokens": 64}}

@@ -128,7 +128,7 @@ def test_a_thousand_layers_stay_in_range(mask: str, name: str, gain: float) -> N
 
 def test_what_falls_through_the_lowest_scale_is_at_the_floor() -> None:
     net = Transformer.random(Architecture(layers=1, width=8, heads=1), init="xavier").variant("san")
-    profile = measure(net.variant(layers=700), tokens(5, 8), metrics=["residual"], estimate=False)
+    profile = measure(net.variant(layers=700), tokens(5, 8), metrics=["residual"], check=False)
     marked = profile.curve("residual", "below_floor")[0]
     assert marked[-1] == 1 and marked[300] == 0
     assert float(profile.curve("residual", "log10")[0, 300]) < -1e100

@@ -2,10 +2,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.explorer.serving import Served, serving, small_shelf
+from tests.explorer.serving import Served, serving, small_networks
 
 
 @pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
-    with serving(small_shelf()) as explorer:
+    with serving(small_networks()) as explorer:
         yield explorer

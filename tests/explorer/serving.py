@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 
+from rankscope.explorer.api import app
 from rankscope.explorer.jobs import Jobs
-from rankscope.explorer.serve import bound, server_of
-from rankscope.explorer.server import app
-from rankscope.explorer.shelf import Shelf
+from rankscope.explorer.network_cache import NetworkCache
+from rankscope.explorer.server import bind_port, make_server
 from rankscope.nets import Architecture
 from rankscope.sources import untrained
 
@@ -47,20 +47,20 @@ class Served:
         return {part["part"]: part for part in map(json.loads, answer.text.splitlines())}
 
 
-def small_shelf() -> Shelf:
+def small_networks() -> NetworkCache:
     """A small network with masks by layer, and one whose kernel has no rule in deviation arithmetic."""
     tiny = Architecture(layers=3, width=16, heads=2, mask="causal;complete", norm_place="pre")
     other = Architecture(layers=2, width=8, heads=2, kernel="sigmoid")
-    return Shelf({"tiny": untrained(tiny, "tiny"), "sigmoid": untrained(other, "sigmoid")})
+    return NetworkCache({"tiny": untrained(tiny, "tiny"), "sigmoid": untrained(other, "sigmoid")})
 
 
 @contextmanager
-def serving(shelf: Shelf, jobs: Jobs | None = None, patience: float = 5.0) -> Iterator[Served]:
+def serving(networks: NetworkCache, jobs: Jobs | None = None, patience: float = 5.0) -> Iterator[Served]:
     """Run an explorer in a thread until the block ends."""
-    at = bound(0)
+    at = bind_port(0)
     port = at.getsockname()[1]
     jobs = Jobs() if jobs is None else jobs
-    server = server_of(app(shelf, port, jobs, patience), jobs, 2 * patience)
+    server = make_server(app(networks, port, jobs, patience), jobs, 2 * patience)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [at]})
     thread.start()
     try:

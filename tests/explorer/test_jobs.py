@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from rankscope.errors import BusyError, LateError
-from rankscope.explorer.jobs import Cancelled, Give, Interruptible, Job, Jobs
+from rankscope.explorer.jobs import Give, InterruptMode, Job, JobCancelled, Jobs
+from tests.raising import raises
 
 LONG = 60.0
 
@@ -24,7 +25,7 @@ class Endless:
     def __call__(self, job: Job) -> Iterator[Any]:
         yield "begun"
         try:
-            with Interruptible(job.check):
+            with InterruptMode(job.check):
                 x = torch.ones(4)
                 self.begun.set()
                 while True:
@@ -51,8 +52,8 @@ def given() -> Given:
 
 @pytest.fixture
 def jobs() -> Iterator[Jobs]:
-    with closing(Jobs(waiting=2)) as found:
-        yield found
+    with closing(Jobs(waiting=2)) as running:
+        yield running
 
 
 def endless(jobs: Jobs, give: Give = lambda _: None) -> tuple[Job, Endless]:
@@ -88,7 +89,7 @@ def test_more_than_may_wait_are_sent_away_with_a_sentence(jobs: Jobs, given: Giv
     endless(jobs)
     for name in ("b", "c"):
         jobs.start(name, lambda _: iter([]), given.put)
-    with pytest.raises(BusyError, match="at most 2 requests wait"):
+    with raises(BusyError, subject="waiting"):
         jobs.start("d", lambda _: iter([]), given.put)
     jobs.start("b", lambda _: iter([]), given.put)  # in its own place
 
@@ -118,7 +119,7 @@ def test_closing_stops_what_runs(jobs: Jobs) -> None:
 
 def test_a_question_is_asked_at_every_operation_of_this_thread_alone() -> None:
     asked: list[int] = []
-    with Interruptible(lambda: asked.append(1)):
+    with InterruptMode(lambda: asked.append(1)):
         torch.ones(2) + 1
         before = len(asked)
         other = threading.Thread(target=lambda: torch.ones(2) + 1)
@@ -135,5 +136,5 @@ def test_a_job_that_was_called_off_never_starts() -> None:
     job.cancel()
     job.run(lambda _: pytest.fail("it ran"), given.append)
     assert given == [None]
-    with pytest.raises(Cancelled):
+    with pytest.raises(JobCancelled):
         job.check()

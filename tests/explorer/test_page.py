@@ -4,7 +4,7 @@ import json
 import re
 from importlib.resources import files
 
-from rankscope.explorer.settings import Setting, Shape
+from rankscope.explorer.controls import Controls, RandomShape
 
 STATIC = files("rankscope.explorer").joinpath("static")
 PAGE = STATIC.joinpath("index.html").read_text(encoding="utf-8")
@@ -27,14 +27,14 @@ def test_every_question_has_an_answer() -> None:
 
 
 def test_every_field_of_a_setting_has_a_control() -> None:
-    for field in Setting.model_fields:
+    for field in Controls.model_fields:
         assert f'id="{field}"' in PAGE
-    for field in Shape.model_fields:
+    for field in RandomShape.model_fields:
         assert f'id="shape-{field}"' in PAGE
 
 
 def test_links_leave_out_what_is_usual_as_settings_have_it() -> None:
-    for fields, name in ((Shape.model_fields, "SHAPE"), (Setting.model_fields, "USUAL")):
+    for fields, name in ((RandomShape.model_fields, "SHAPE"), (Controls.model_fields, "USUAL")):
         pattern = rf"export const {name} = Object.freeze\(\{{(.*?)\}}\)"
         (body,) = re.findall(pattern, SCRIPTS["link.js"], re.DOTALL)
         usual = dict(re.findall(r"(\w+): ([^,]+),", body))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankscope.explorer.jobs import Give, Job, Jobs, Work
-from tests.explorer.serving import HEAVY, SMALL, Served, serving, small_shelf
+from tests.explorer.serving import HEAVY, SMALL, Served, serving, small_networks
 
 JSON = "application/json"
 QUICK: dict[str, Any] = {"setting": {"shape": SMALL, "text": "a b c"}, "parts": ["curve"]}
@@ -46,7 +46,7 @@ def test_the_page_and_all_it_asks_for_are_there(served: Served) -> None:
 
 def test_every_answer_has_its_headers(served: Served) -> None:
     answers = [
-        httpx.get(served.url), httpx.get(f"{served.url}/nothing"), httpx.get(f"{served.url}/api/shelf"),
+        httpx.get(served.url), httpx.get(f"{served.url}/nothing"), httpx.get(f"{served.url}/api/networks"),
         served.ask(QUICK), httpx.get(served.url, headers={"Host": "example.com"}),
     ]  # fmt: skip
     for answer in answers:
@@ -116,13 +116,13 @@ def test_a_huge_request_is_refused_by_its_length(served: Served) -> None:
 
 
 def test_a_request_that_does_not_arrive_is_given_up() -> None:
-    with serving(small_shelf(), patience=0.2) as slow:
+    with serving(small_networks(), patience=0.2) as slow:
         assert status(raw(slow, posted(slow, 90, b'{"setting'))) == 408
         assert slow.ask(QUICK).status_code == 200
 
 
 def test_a_connection_without_a_request_is_closed() -> None:
-    with serving(small_shelf(), patience=0.2) as slow:
+    with serving(small_networks(), patience=0.2) as slow:
         own = f"Host: 127.0.0.1:{slow.port}\r\n".encode()
         for begun in (b"", b"GET / HT", b"GET / HTTP/1.1\r\n" + own):
             assert raw(slow, begun) == b""
@@ -228,7 +228,7 @@ def test_any_setting_is_answered_or_refused_and_the_server_goes_on(
         assert "\n" not in answer.json()["error"]
 
 
-PATHS = st.sampled_from(["/", "/api/answer", "/api/shelf", "/static/x", "/charts/draw.js"])
+PATHS = st.sampled_from(["/", "/api/answer", "/api/networks", "/static/x", "/figures/draw.js"])
 
 
 @given(
@@ -280,7 +280,7 @@ class Remembering(Jobs):
 
 def test_a_closed_connection_calls_the_computation_off() -> None:
     jobs = Remembering()
-    with serving(small_shelf(), jobs) as explorer:
+    with serving(small_networks(), jobs) as explorer:
         url = f"{explorer.url}/api/answer"
         with httpx.stream("POST", url, json=HEAVY, timeout=60) as answer:
             next(answer.iter_lines())
@@ -291,7 +291,7 @@ def test_a_closed_connection_calls_the_computation_off() -> None:
 def test_leaving_before_anything_was_answered_calls_it_off_too() -> None:
     jobs = Remembering()
     body = json.dumps({**HEAVY, "parts": ["bounds"]}).encode()
-    with serving(small_shelf(), jobs) as explorer:
+    with serving(small_networks(), jobs) as explorer:
         with socket.create_connection(("127.0.0.1", explorer.port), timeout=30) as line:
             line.sendall(posted(explorer, len(body), body))
             while not jobs.started:
@@ -300,7 +300,7 @@ def test_leaving_before_anything_was_answered_calls_it_off_too() -> None:
 
 
 def test_too_many_are_sent_away_and_told_when_to_come_back() -> None:
-    with serving(small_shelf(), Jobs(waiting=0)) as explorer:
+    with serving(small_networks(), Jobs(waiting=0)) as explorer:
         url = f"{explorer.url}/api/answer"
         with httpx.stream("POST", url, json=HEAVY, headers={"X-Visitor": "a"}, timeout=60) as answer:
             lines = answer.iter_lines()
@@ -310,7 +310,7 @@ def test_too_many_are_sent_away_and_told_when_to_come_back() -> None:
 
 
 def test_what_takes_too_long_says_so_in_its_last_line() -> None:
-    with serving(small_shelf(), Jobs(seconds=0.7)) as explorer:
+    with serving(small_networks(), Jobs(seconds=0.7)) as explorer:
         lines = [json.loads(line) for line in explorer.ask(HEAVY).text.splitlines()]
         said = lines[-1].get("error", "")
         assert "may take 0.7 s" in said

@@ -1,81 +1,225 @@
-"""A small GPT is trained under the monitor; a run that was killed goes on as if it had not been."""
+"""Any task, any architecture: interrupted and resumed, one network or several at once."""
 
+import os
+import signal
+import subprocess
+import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import polars as pl
 import pytest
 import torch
 
+import rankscope
 from rankscope import read
-from rankscope.errors import TrainingWarning
-from rankscope.lab import GPT, Recipe, Shape, characters, training
-from rankscope.lab.gpt import Block
+from rankscope.errors import ArchitectureError, LabError, TrainingWarning
+from rankscope.lab import Initialisation, Recipe, Training
+from rankscope.lab.lookahead import reads_ahead
+from rankscope.lab.tasks import Copying, Digits, Induction, Memorization, NextCharacter, Task
+from rankscope.nets import Architecture, Transformer
+from rankscope.nets.experts import Experts
+from rankscope.remedies import REMEDIES
+from tests.raising import raises
 
-TEXT = characters("the whale, the whale! " * 20)
-SHAPE = Shape(len(TEXT.alphabet), context=8, layers=2, width=8, heads=2, dropout=0.1)
-RECIPE = Recipe(steps=6, batch=2, every=2, keep_every=3)
-
-
-def ran(folder: Path, steps: int | None = None) -> dict[str, Any]:
-    """Some steps of a run; its looks, and its last checkpoint."""
-    run = training(SHAPE, RECIPE, TEXT, folder, alarms=())
-    for _ in islice(run, steps):
-        pass
-    run.close()
-    return {"looks": read(folder).table("training"), "kept": torch.load(folder / "checkpoint.pt")}
+TASK = Copying(symbols=4, length=3)
+RECIPE = Recipe(steps=8, batch=4, lr=1e-2, measure_every=2, checkpoint_every=3, max_norm=0.5)
+WIDE = torch.float64
 
 
-def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    weights = zip(a["kept"]["model"].values(), b["kept"]["model"].values(), strict=True)
-    return a["looks"].equals(b["looks"]) and all(torch.equal(x, y) for x, y in weights)
+def made(run: Path | None = None, task: Task = TASK, **more: Any) -> Training:
+    fields: dict[str, Any] = {"remedies": ["attnscale"], "alarms": tuple} | more
+    return Training(task, task.architecture(2, 8, 2), RECIPE, run=run, **fields)
 
 
-def test_a_run_that_was_broken_off_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
-    whole = ran(tmp_path / "whole")
-    ran(tmp_path / "parts", 5)  # the checkpoint is of step 3; step 4 was looked at
-    assert same(ran(tmp_path / "parts"), whole)
-    assert whole["looks"]["step"].unique().sort().to_list() == [0, 2, 4, 6]
-    assert {"loss", "lr", "relative_mu", "grad_query_key"} <= {*whole["looks"]["metric"]}
-    (tmp_path / "parts" / "checkpoint.pt").unlink()
-    assert same(ran(tmp_path / "parts"), whole)  # from the start, in the same folder
+def states(training: Training) -> list[dict[str, torch.Tensor]]:
+    return [{**model.state_dict()} for model in training.models]
 
 
-def test_a_block_without_skips_does_not_see_what_it_was_given() -> None:
-    x = torch.randn(2, 5, 8)
-    without: Any = Block(Shape(10, context=8, width=8, heads=2, skips=False))
-    with torch.no_grad():
-        without.mlp[2].weight.zero_()
-    whole: Any = Block(Shape(10, context=8, width=8, heads=2))
-    with torch.no_grad():
-        whole.mlp[2].weight.zero_()
-        whole.mlp[2].bias.zero_()
-        whole.attn.out_proj.weight.zero_()
-        whole.attn.out_proj.bias.zero_()
-    assert torch.equal(whole(x), x)
-    assert torch.equal(without(x), without.mlp[2].bias.expand_as(x))
+def same(a: Training, b: Training, within: float = 0.0) -> None:
+    for mine, theirs in zip(states(a), states(b), strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, each in mine.items():
+            torch.testing.assert_close(each, theirs[name], rtol=within, atol=within)
 
 
-def test_a_guess_does_not_see_what_follows() -> None:
-    model = GPT(SHAPE).eval()
-    ids = torch.randint(5, (1, 8))
-    changed = ids.clone()
-    changed[0, 5:] = 4 - changed[0, 5:]
-    assert torch.allclose(model(ids)[0, :5], model(changed)[0, :5], atol=1e-6)
-    assert not torch.allclose(model(ids)[0, 5:], model(changed)[0, 5:], atol=1e-3)
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"initialisation": Initialisation(dropout=0.2)},
+        {"initialisation": Initialisation(sigma_reparam="one")},
+        {"seeds": [0, 5], "initialisation": Initialisation(sigma_reparam="sigma")},
+        {"task": Memorization(12, 48)},
+    ],
+    ids=["dropout", "sigma", "seeds", "padding"],
+)
+def test_a_run_that_was_broken_off_goes_on_as_if_it_had_not_been(tmp_path: Path, more: Any) -> None:
+    whole, first = made(tmp_path / "whole", **more).finish(), made(tmp_path / "parts", **more)
+    begun = iter(first)
+    assert list(islice(begun, 5)) == [1, 2, 3, 4, 5]  # the checkpoint is of step 3; step 4 was looked at
+    begun.close()
+    again = made(tmp_path / "parts", **more)
+    assert again.steps == 3 and list(again) == [4, 5, 6, 7, 8]
+    same(whole, again)
+    for seed in more.get("seeds", [""]):
+        inside = f"seed-{seed}" if seed != "" else "."
+        looks = [read(tmp_path / run / inside).table("training") for run in ("whole", "parts")]
+        assert looks[0].equals(looks[1])
+        assert looks[0]["step"].unique().sort().to_list() == [0, 2, 4, 6, 8]
+        named = {"loss", "lr", "relative_mu", "entropy", "head_mu", "grad_query_key", "update_value_output"}
+        assert named | {"grad_tokens"} <= {*looks[0]["metric"]}
+    assert list(first) == [6, 7, 8]  # the same object goes on where it is
+    same(whole, first)
+    assert made(tmp_path / "parts", **more | {"remedies": []}).steps == 0  # other work
+
+
+KILLED = """
+import os, signal
+from pathlib import Path
+from tests.lab.test_training import made
+for step in made(Path({folder!r})):
+    if step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_run_that_was_killed_goes_on_to_the_bit(tmp_path: Path) -> None:
+    script = KILLED.format(folder=str(tmp_path / "killed"))
+    root = Path(__file__).parents[2]
+    paths = os.pathsep.join([str(Path(rankscope.__file__).parents[1]), str(root)])
+    died = subprocess.run(
+        [sys.executable, "-c", script], cwd=root, env={**os.environ, "PYTHONPATH": paths}, capture_output=True
+    )
+    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    again = made(tmp_path / "killed")
+    assert again.steps == 3
+    same(made().finish(), again.finish())
+
+
+@pytest.mark.parametrize(
+    ("task", "initialisation"),
+    [
+        (TASK, Initialisation()),
+        (TASK, Initialisation(sigma_reparam="one")),
+        (Induction(symbols=9, shortest=2, longest=6, context=12), Initialisation()),
+        (Digits(patch=4), Initialisation(scheme="bert")),
+    ],
+)
+def test_one_of_several_learns_what_it_learns_alone(task: Task, initialisation: Initialisation) -> None:
+    """Its own samples, gradients and clipping."""
+    kwargs: Any = {"task": task, "initialisation": initialisation, "dtype": WIDE}
+    together = made(seeds=[3, 0, 8], **kwargs).finish()
+    for place, seed in enumerate(together.seeds):
+        alone = made(seeds=[seed], **kwargs).finish()
+        for name, each in alone.models[0].state_dict().items():
+            mine = together.models[place].state_dict()[name]
+            torch.testing.assert_close(mine, each, rtol=1e-10, atol=1e-10)
+        losses = torch.stack(together.losses)[:, place]
+        torch.testing.assert_close(losses, torch.stack(alone.losses)[:, 0], rtol=1e-10, atol=1e-10)
+        assert together.evaluate(8)[place] == pytest.approx(alone.evaluate(8)[0], rel=1e-9)
+
+
+def test_monitors_of_several_see_what_that_of_one_sees(tmp_path: Path) -> None:
+    """Gradients and updates of weights as well."""
+    made(tmp_path / "all", seeds=[0, 4], dtype=WIDE).finish()
+    made(tmp_path / "one", seeds=[4], dtype=WIDE).finish()
+    mine, theirs = (read(tmp_path / each).table("training") for each in ("all/seed-4", "one"))
+    keys = ["step", "layer", "head", "metric"]
+    mine, theirs = mine.sort(keys), theirs.sort(keys)
+    assert mine.select(keys).equals(theirs.select(keys)) and len(mine) > 100
+    torch.testing.assert_close(
+        mine["value"].to_torch(), theirs["value"].to_torch(), rtol=1e-8, atol=1e-10, equal_nan=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("task", "more"),
+    [
+        (Memorization(12, 48), {}),
+        (TASK, {"initialisation": Initialisation(dropout=0.2)}),
+        (TASK, {"mlp": "experts", "experts": Experts(number=3, chosen=2, width=4)}),
+    ],
+    ids=["padding", "dropout", "experts"],
+)
+def test_where_they_cannot_learn_at_once_they_do_one_after_the_other(task: Task, more: Any) -> None:
+    initialisation = more.get("initialisation", Initialisation())
+    arch = task.architecture(
+        2, 8, 2, **{name: each for name, each in more.items() if name != "initialisation"}
+    )
+    kwargs: Any = {"initialisation": initialisation, "dtype": WIDE}
+    together = Training(task, arch, RECIPE, seeds=[3, 0], **kwargs).finish()
+    for place, seed in enumerate(together.seeds):
+        alone = Training(task, arch, RECIPE, seeds=[seed], **kwargs).finish()
+        for name, each in alone.models[0].state_dict().items():
+            mine = together.models[place].state_dict()[name]
+            torch.testing.assert_close(mine, each, rtol=1e-10, atol=1e-10)
+
+
+def fitting(name: str) -> Architecture:
+    """A network that takes the remedy: some are for norms before a branch, some for norms after it."""
+    before, after = (
+        TASK.architecture(2, 8, 2),
+        TASK.architecture(2, 8, 2, norm_place="post", final_norm=False),
+    )
+    try:
+        net = Transformer.random(before).with_remedy(name)
+    except ArchitectureError:
+        return after
+    return TASK.architecture(2, 8, 2, mask="complete") if reads_ahead(net) else before
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_every_remedy_trains_alone_and_among_several(name: str) -> None:
+    """What it trains is moved, and seed 7 of two gives what it gives alone."""
+    recipe, arch = replace(RECIPE, steps=3), fitting(name)
+    together, alone = (
+        Training(TASK, arch, recipe, seeds=seeds, remedies=[name], dtype=WIDE) for seeds in ([2, 7], [7])
+    )
+    before = {key: each.clone() for key, each in alone.models[0].state_dict().items()}
+    together.finish()
+    alone.finish()
+    after = alone.models[0].state_dict()
+    own = [key for key in after if ".parts." in key]
+    assert not own or any(not torch.equal(after[key], before[key]) for key in own)
+    for key, each in after.items():
+        assert bool(each.isfinite().all())
+        torch.testing.assert_close(together.models[1].state_dict()[key], each, rtol=1e-10, atol=1e-10)
+
+
+def test_seeds_must_differ() -> None:
+    with raises(LabError, subject="seeds"):
+        made(seeds=[1, 1])
+
+
+def test_what_was_learnt_is_measured_and_saved(tmp_path: Path) -> None:
+    training = made(dtype=WIDE, initialisation=Initialisation(sigma_reparam="one")).finish()
+    (net,), ((X,), padding) = training.networks(), training.tokens(3)
+    assert training.evaluate(3) == training.evaluate(3)
+    again = rankscope.load(net.save(tmp_path / "net"))
+    batch = TASK.held_out(3)
+    model = training.models[0].eval()
+    said = model.head(again.run(X, padding).output)
+    torch.testing.assert_close(said, model(batch.inputs), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "task", [Copying(8, 8), Induction(16, 4, 8, 20), Digits()], ids=lambda task: task.name
+)
+def test_small_networks_learn(task: Task) -> None:
+    training = Training(task, task.architecture(2, 32, 4), Recipe(steps=400, batch=32, lr=3e-3)).finish()
+    (tried,) = training.evaluate()
+    assert tried.accuracy > 0.9 > 5 * task.chance
 
 
 @pytest.mark.slow
 def test_without_skips_tokens_collapse_and_the_monitor_says_so(tmp_path: Path) -> None:
-    text = characters()
-    said = {}
-    for skips in (True, False):
-        shape = Shape(len(text.alphabet), context=32, width=48, skips=skips)
-        folder = tmp_path / str(skips)
-        with nullcontext() if skips else pytest.warns(TrainingWarning):
-            for _ in training(shape, Recipe(steps=100, batch=8, every=20), text, folder):
-                pass
-        said[skips] = read(folder).table("alarms").filter(pl.col("rule") == "tokens collapse")
-    assert said[True].is_empty() and len(said[False]) == 1
+    task = NextCharacter(context=32)
+    for skip in (1.0, 0.0):
+        arch, run = task.architecture(6, 48, attention_skip=skip, mlp_skip=skip), tmp_path / str(skip)
+        with nullcontext() if skip else pytest.warns(TrainingWarning):
+            Training(task, arch, Recipe(steps=100, batch=8), run=run).finish()
+        alarms = read(run).table("alarms").filter(rule="tokens collapse")
+        assert len(alarms) == (0 if skip else 1)

@@ -10,14 +10,14 @@ import torch
 from torch.nn import functional as F
 
 from rankscope.lab import Training
-from rankscope.lab.ahead import reads_ahead
-from rankscope.lab.trial import SETTINGS, LateError, Sizes, Trial, finished, gradients
+from rankscope.lab.trial import SETTINGS, Trial, TrialDeadlineError, TrialSizes, finished, gradients
 from rankscope.nets import Transformer
+from tests.raising import raises
 
-SIZES = Sizes(width=8, heads=2, context=6, batch=2, steps=4, asked=4, probed=2)
+SIZES = TrialSizes(width=8, heads=2, context=6, batch=2, steps=4, evaluation_samples=4, probe_samples=2)
 
 
-def trial(remedy: str = "none", setting: str = "pre", depth: int = 2, sizes: Sizes = SIZES) -> Trial:
+def trial(remedy: str = "none", setting: str = "pre", depth: int = 2, sizes: TrialSizes = SIZES) -> Trial:
     return Trial(remedy, setting, depth, (0, 3), sizes)
 
 
@@ -37,8 +37,10 @@ def test_it_says_all_that_it_should(setting: str) -> None:
         assert 0 < value(table, "entropy", seed) < math.log(16 if setting == "images" else 6)
         assert value(table, "diverged", seed) == 0 == value(table, "parameters_added", seed)
         assert 0 <= value(table, "accuracy", seed) <= 1
-    assert value(table, "loss") == pytest.approx(trial(setting=setting).training().finish().tried(4)[1].loss)
-    assert value(table, "loss_start") == trial(setting=setting).training().tried(4)[1].loss
+    assert value(table, "loss") == pytest.approx(
+        trial(setting=setting).training().finish().evaluate(4)[1].loss
+    )
+    assert value(table, "loss_start") == trial(setting=setting).training().evaluate(4)[1].loss
 
 
 def test_parameters_are_counted() -> None:
@@ -65,13 +67,6 @@ def test_what_does_not_go_there_is_refused_in_the_table(remedy: str, setting: st
     assert row["quantity"] is row["value"] is row["seed"] is None
 
 
-def test_reading_ahead_is_found_where_tokens_become_the_same() -> None:
-    """After 48 layers without skips nothing of what was read is left, to float64."""
-    deep = trial("none", "no skips", 48).training().networks()[0].arch
-    assert reads_ahead(Transformer.random(deep).with_remedy("sinkhorn"))
-    assert deep.mask == "causal" and not reads_ahead(Transformer.random(deep))
-
-
 def test_what_cannot_be_measured_says_why() -> None:
     table = trial("valueresidual").table()
     paths = table.filter(quantity="path_share")
@@ -90,7 +85,7 @@ def test_a_network_that_says_nothing_has_no_numbers_but_reasons() -> None:
 
 
 def test_one_that_diverges_is_marked_and_stops_early() -> None:
-    wild = trial(sizes=replace(SIZES, rate=1e30, steps=60))
+    wild = trial(sizes=replace(SIZES, lr=1e30, steps=60))
     table = wild.table()
     assert value(table, "diverged", 0) == 1 == value(table, "diverged", 3)
     assert {"loss_start", "diverged", "gradient_first_start"} <= {*table["quantity"]}
@@ -107,7 +102,7 @@ def test_one_seed_that_diverges_leaves_the_others_alone() -> None:
     assert finished(sick) == [False, True] and finished(well) == [True]
     for name, each in well.models[0].state_dict().items():
         torch.testing.assert_close(sick.models[1].state_dict()[name], each, rtol=1e-10, atol=1e-10)
-    assert math.isfinite(sick.tried(4)[1].loss)
+    assert math.isfinite(sick.evaluate(4)[1].loss)
 
 
 @pytest.mark.parametrize("remedy", ["attnscale", "contranorm", "sigmareparam"])
@@ -135,5 +130,5 @@ def test_gradients_are_those_of_the_loss(remedy: str) -> None:
 
 
 def test_it_ends_when_the_time_is_over() -> None:
-    with pytest.raises(LateError, match="step 4 of 4"):
+    with raises(TrialDeadlineError, subject="until"):
         trial().table(until=time.time())

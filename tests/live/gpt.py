@@ -4,7 +4,6 @@ attention in whatever way it is seen."""
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,6 +12,7 @@ import rankscope
 from rankscope.errors import WatchError
 from rankscope.live.watch import Watch
 from tests.live.families import checks, seen
+from tests.raising import raises
 
 METRICS = ["mu", "entropy", "first_token_mass", "dobrushin", "head_mu", "head_relative_residual"]
 Heads = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
@@ -163,7 +163,7 @@ def asks_for_padding(heads: Hidden) -> None:
     model, x = Hiding(heads).double(), torch.randn(2, 6, WIDTH, dtype=torch.float64)
     valid = torch.ones(2, 6, dtype=torch.bool)
     valid[1, 4:] = False
-    with pytest.raises(WatchError, match="a mask that hides tokens from all.* give padding="):
+    with raises(WatchError, subject="padding"):
         seen(model, "entropy", x, valid)
     with torch.no_grad(), rankscope.watch(model, METRICS[:4], padding=~valid) as w:
         model(x, valid)

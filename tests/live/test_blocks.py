@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import rankscope
-from rankscope.live.blocks import blocks_of, stacks
+from rankscope.live.blocks import find_blocks, stacks
 
 
 class Attention(nn.Module):
@@ -47,7 +47,7 @@ STEM = nn.Sequential(nn.Sequential(nn.Conv1d(1, 1, 1)), nn.Sequential(nn.Conv1d(
 )  # fmt: skip
 def test_the_stack_is_found(model: nn.Module, name: str, number: int) -> None:
     ((found, inside),) = stacks(model).items()
-    assert (found, inside) == blocks_of(model) and found == name and len(inside) == number
+    assert (found, inside) == find_blocks(model) and found == name and len(inside) == number
     assert all(isinstance(block, Block) for block in inside)
 
 

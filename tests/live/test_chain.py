@@ -11,6 +11,7 @@ import rankscope
 from rankscope.errors import WatchError
 from tests.live import reference
 from tests.live.families import FAMILIES, WIDTH, checks, seen
+from tests.raising import raises
 
 REAL = torch.ones(2, 6, dtype=torch.bool)
 
@@ -104,19 +105,17 @@ class Attention(nn.Module):
 
 def test_branches_are_no_layers() -> None:
     model = Branches().double().eval()
-    with pytest.raises(
-        WatchError, match="of the 3 blocks found in it that were called none does: .* branches"
-    ):
+    with raises(WatchError, subject="blocks"):
         seen(model, "mu", tokens())
     named = [f"{kind}.{k}" for k in range(3) for kind in ("attentions", "mlps")]
     with (
-        pytest.raises(WatchError, match="of the 6 blocks named that were called none does"),
+        raises(WatchError, subject="blocks"),
         rankscope.watch(model, "mu", blocks=named),
     ):
         model(tokens())
     gpt2, batch = FAMILIES["gpt2"].model(), FAMILIES["gpt2"].batch()
     with (
-        pytest.raises(WatchError, match="blocks named that were called none does"),
+        raises(WatchError, subject="blocks"),
         rankscope.watch(gpt2, "mu", blocks=["h.0.attn", "h.0.mlp", "h.1.attn", "h.1.mlp"]),
     ):
         gpt2(**batch)
@@ -125,7 +124,7 @@ def test_branches_are_no_layers() -> None:
 def test_a_stack_that_is_found_and_holds_branches() -> None:
     """XLM keeps attention and MLPs in lists of their own."""
     model = hf.XLMModel(hf.XLMConfig(vocab_size=40, emb_dim=16, n_layers=3, n_heads=4)).eval()
-    with pytest.raises(WatchError, match="of the 3 blocks found in it that were called none does"):
+    with raises(WatchError, subject="blocks"):
         seen(model, "mu", torch.randint(3, 40, (2, 8)))
 
 

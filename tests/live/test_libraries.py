@@ -15,6 +15,7 @@ from rankscope.live import Monitor
 from tests.live import reference
 from tests.live.families import FAMILIES, GPT2, HEADS, LAYERS, WIDTH, WORDS, checks, seen, tiny
 from tests.live.gpt import GPT, words
+from tests.raising import raises
 
 IDS = words()
 REAL = torch.ones(2, 6, dtype=torch.bool)
@@ -79,17 +80,17 @@ class TestXTransformers:
             assert torch.equal(w.attention[layer][0], each.post_softmax_attn)
 
     @pytest.mark.parametrize(
-        ("option", "sentence"),
+        ("option", "subject"),
         [
-            ("attn_post_talking_heads", "in block 1 conv2d is between"),
-            ("attn_head_learned_sink", "attention of 6 tokens to 7"),
-            ("attn_sigmoid", "none came through: .* torch's own functions, not in kernels of other"),
-            ("attn_hard", "in block 1 add is between"),
+            ("attn_post_talking_heads", "pattern"),
+            ("attn_head_learned_sink", "attention"),
+            ("attn_sigmoid", "attention"),
+            ("attn_hard", "pattern"),
         ],
     )
-    def test_attention_of_other_kinds_is_refused(self, option: str, sentence: str) -> None:
+    def test_attention_of_other_kinds_is_refused(self, option: str, subject: str) -> None:
         model = self.model(**{option: True})
-        with pytest.raises(WatchError, match=sentence):
+        with raises(WatchError, subject=subject):
             seen(model, "entropy", IDS)
 
     def test_generation(self) -> None:
@@ -109,9 +110,7 @@ class TestXTransformers:
         sizes = {"num_tokens": WORDS, "depth": 2, "heads": HEADS, "max_seq_len": 16, "attn_flash": True}
         sides = {f"{side}_{name}": size for side in ("enc", "dec") for name, size in sizes.items()}
         model = library.XTransformer(dim=WIDTH, **sides, enc_attn_dim_head=4, dec_attn_dim_head=4).eval()
-        with pytest.raises(
-            WatchError, match=r"encoder.attn_layers.layers \(4 .* decoder.net.attn_layers.layers"
-        ):
+        with raises(WatchError, subject="blocks"):
             rankscope.watch(model)
         with torch.no_grad(), rankscope.watch(model, "entropy", blocks="encoder") as w:
             model(IDS, words(2, 7))
@@ -151,7 +150,7 @@ class TestTimm:
         sizes = {"img_size": 32, "patch_size": 4, "embed_dim": 8, "depths": (2, 2), "num_heads": (2, 2)}
         model = timm.models.swin_transformer.SwinTransformer(**sizes, window_size=4).eval()
         X = torch.randn(2, 3, 32, 32)
-        with pytest.raises(WatchError, match=r"merged nor split: layers.0.blocks \(2 blocks of SwinTr"):
+        with raises(WatchError, subject="blocks"):
             seen(model, "mu", X)
         with torch.no_grad(), rankscope.watch(model, "mu", blocks="layers.0.blocks", keep="states") as w:
             model(X)
@@ -160,7 +159,7 @@ class TestTimm:
             if hasattr(part, "fused_attn"):
                 part.fused_attn = True  # off as it comes: then its softmax is written out
         with (
-            pytest.raises(WatchError, match=r"attention of 16 tokens to 16 in 8 samples \(windows"),
+            raises(WatchError, subject="attention"),
             rankscope.watch(model, "entropy", blocks="layers.0.blocks"),
         ):
             model(X)
@@ -234,21 +233,23 @@ class TestAccelerate:
         ).eval()
         assert any(weight.is_meta for weight in mapped.parameters())
         self.same(mapped, expected, self.METRICS[:2])
-        with pytest.raises(WatchError, match="weights of GPT2LMHeadModel are offloaded, and gone"):
+        with raises(WatchError, subject="metrics"):
             seen(mapped, "head_mu", IDS)
 
-    @pytest.mark.parametrize("offloaded", [False, True])
-    def test_dispatched(self, offloaded: bool) -> None:
+    def test_offloaded(self) -> None:
         accelerate = pytest.importorskip("accelerate")
         model = self.model()
         expected = seen(model, list(self.METRICS), IDS, attention_mask=REAL.long())
-        if offloaded:
-            model = accelerate.cpu_offload(model, execution_device="cpu")
-            assert next(model.parameters()).is_meta
-            self.same(model, expected, self.METRICS[:2])
-            with pytest.raises(WatchError, match="weights of GPT2LMHeadModel are offloaded, and gone"):
-                seen(model, "head_mu", IDS)
-            return
+        model = accelerate.cpu_offload(model, execution_device="cpu")
+        assert next(model.parameters()).is_meta
+        self.same(model, expected, self.METRICS[:2])
+        with raises(WatchError, subject="metrics"):
+            seen(model, "head_mu", IDS)
+
+    def test_dispatched(self) -> None:
+        accelerate = pytest.importorskip("accelerate")
+        model = self.model()
+        expected = seen(model, list(self.METRICS), IDS, attention_mask=REAL.long())
         parts = dict.fromkeys(("transformer", "lm_head"), "cpu")
         model = accelerate.dispatch_model(model, parts, main_device="cpu", force_hooks=True)
         self.same(model, expected)
@@ -286,7 +287,7 @@ class TestPeft:
             )
 
     def test_an_adapted_output_projection_has_no_heads(self) -> None:
-        with pytest.raises(WatchError, match="as LoRA does: merge it into the weights"):
+        with raises(WatchError, subject="heads"):
             seen(self.model("c_attn", "c_proj"), "head_mu", input_ids=IDS)
 
     def test_virtual_tokens(self) -> None:
@@ -298,7 +299,7 @@ class TestPeft:
         assert checks(w)["padded_tokens"] == 2  # of 2 x 9
         prefix = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
         model = peft.get_peft_model(plain(), prefix).eval()
-        with pytest.raises(WatchError, match="none was measured: 1 left out: it went on from a cache|6, 9"):
+        with raises(WatchError):
             seen(model, "entropy", input_ids=IDS, attention_mask=REAL.long()).profile()
 
 

@@ -9,7 +9,8 @@ import torch
 from rankscope import Architecture, Transformer, measure
 from rankscope.errors import TooLargeError
 from rankscope.metrics import Metric
-from rankscope.profiles.needs import MATRICES, available, check_memory
+from rankscope.nets.devices import free_memory
+from rankscope.profiles.needs import MATRICES, check_memory
 
 CPU = torch.device("cpu")
 WHOLE = Metric("trace", lambda P, padding=None: P.diagonal(dim1=-2, dim2=-1).sum(-1), of="attention")
@@ -18,7 +19,7 @@ ARCH = Architecture(layers=1, width=64, heads=2)
 
 
 def test_a_pass_that_cannot_fit_names_what_would() -> None:
-    free = available(CPU)
+    free = free_memory(CPU)
     if free is None:
         pytest.skip("this machine does not say how much memory is free")
     matrix = MATRICES["deviation"] * 2 * 8

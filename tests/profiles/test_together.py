@@ -70,19 +70,19 @@ def test_of_any_network(arch: Architecture, n: int, padded: int, seed: int, clos
 
 
 @pytest.mark.parametrize("variant", ["transformer", "san", "san+mlp", "san+norm+skip"])
-@pytest.mark.parametrize("estimate", [True, False])
-def test_through_collapse(variant: str, estimate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("check", [True, False])
+def test_through_collapse(variant: str, check: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where float64 sees some layers and some samples, not others, and marks stand where they stood."""
     arch = Architecture(layers=8, width=16, heads=2, mlp_width=32, norm="layer")
     net = Transformer.random(arch, seed=3).variant(variant)
     X = normal(3, 6, 16, seed=1)
     X[1] = 1e-3 * X[1] + normal(1, 16, seed=2)
     X[2] = X[2, :1]
-    apart, together = apart_and_together(monkeypatch, net, X, metrics=NAMES, estimate=estimate)
+    apart, together = apart_and_together(monkeypatch, net, X, metrics=NAMES, check=check)
     assert_same(apart, together)
     if variant == "san":
         assert float(apart.curve("mu", "log10").min()) < -300
-    if estimate:
+    if check:
         digits = pl.concat([each.table.select(pl.col("digits").alias(name)) for each, name in
                             ((apart, "one"), (together, "other"))], how="horizontal")  # fmt: skip
         assert digits["one"].is_null().equals(digits["other"].is_null())

@@ -153,7 +153,7 @@ def trained() -> tuple[pl.DataFrame, pl.DataFrame]:
         ).finish()  # fmt: skip
         times.append({"remedy": remedy, "setting": "pre", "depth": 2, "seed": None,
                       "quantity": learnt.PRICE, "value": (time.perf_counter() - start) / 3})  # fmt: skip
-        for seed, tried in zip(SEEDS, training.tried(32), strict=True):
+        for seed, tried in zip(SEEDS, training.evaluate(32), strict=True):
             numbers = {"loss": tried.loss, "accuracy": tried.accuracy, "relative_residual_at_0": -0.1,
                        "relative_residual_at_1": -0.2, "relative_residual_at_2": -1.5 - seed,
                        "path_share_0": 0.25, "path_share_2": 0.75}  # fmt: skip

@@ -185,7 +185,7 @@ def test_what_is_no_question() -> None:
         (net, {"low": math.nan}, ArchitectureError, "finite skip weights"),
         (net, {"tolerance": 0.0}, ArchitectureError, "tolerance must be a finite number > 0; got 0.0"),
         (net, {"depth": 0}, ArchitectureError, "at least one layer; got layers=0"),
-        (silent, {}, ArchitectureError, "in this network no head speaks"),
+        (silent, {}, ArchitectureError, "in this network no head is active"),
         (sigmoid, {}, ArchitectureError, "it has none for kernel sigmoid"),
     ]
     for asked, options, error, sentence in wrong:

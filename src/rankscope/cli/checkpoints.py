@@ -154,9 +154,9 @@ def refuse_other(output: Path, key: dict[str, Any]) -> None:
     """A folder that holds other work is not gone on with."""
     from rankscope.runs import read
     from rankscope.runs.key import difference
-    from rankscope.runs.training import TABLE
+    from rankscope.runs.training import TRAINING_TABLE
 
-    entry = read(output).entries.get(TABLE) if output.is_dir() else None
+    entry = read(output).entries.get(TRAINING_TABLE) if output.is_dir() else None
     if entry is None:
         return
     if entry.manifest.key is None:

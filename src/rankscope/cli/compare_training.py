@@ -36,10 +36,14 @@ class Compared(NamedTuple):
 def is_training(thing: str) -> bool:
     """Whether it is a folder with a training run, and no measurements beside it."""
     from rankscope.runs import read
-    from rankscope.runs.training import TABLE
+    from rankscope.runs.training import TRAINING_TABLE
 
     folder = Path(thing)
-    return folder.is_dir() and not (folder / "profile.parquet").is_file() and TABLE in read(folder).names
+    return (
+        folder.is_dir()
+        and not (folder / "profile.parquet").is_file()
+        and TRAINING_TABLE in read(folder).names
+    )
 
 
 def compare_trainings(

@@ -36,26 +36,26 @@ def explore(
 
     require_server("the explorer")
     from rankscope.cli.show import console, machine, say
-    from rankscope.explorer.serve import bound, serve
-    from rankscope.explorer.shelf import Shelf
+    from rankscope.explorer.network_cache import NetworkCache
+    from rankscope.explorer.server import bind_port, serve
     from rankscope.sources import named_network
     from rankscope.sources.checkpoint import MINILM
 
     there = ["minilm"] if find_spec(MINILM) is not None else []
     named = list(dict.fromkeys(models or there))
-    socket = bound(port)
+    socket = bind_port(port)
     address = f"http://127.0.0.1:{socket.getsockname()[1]}/"
     if named and not (as_json or quiet):
         say(f"Loading {', '.join(named)} ...")
     for name in named:
         tell_hub(name, as_json or quiet)
-    shelf = Shelf({name: named_network(name) for name in named}, there)
+    networks = NetworkCache({name: named_network(name) for name in named}, there)
     if as_json:
-        machine({"address": address, "models": shelf.names})
+        machine({"address": address, "models": networks.names})
     else:
         console().print(address if quiet else f"Explorer: {address} (Ctrl-C ends it)", soft_wrap=True)
     sys.stdout.flush()
-    serve(shelf, socket, None if no_open else address)
+    serve(networks, socket, None if no_open else address)
 
 
 def require_server(what: str) -> None:

@@ -45,7 +45,7 @@ def measure(
     batch: Annotated[int, opt.option(opt.TEXT, "N", "Excerpts run together.", min=1)] = 16,
     metrics: opt.Metrics = opt.DEFAULT_METRICS,
     arithmetic: opt.Arithmetic = "deviation",
-    estimate: opt.Estimate = True,
+    check: opt.Check = True,
     confirm: opt.Confirm = False,
     compile: opt.Compile = False,
     output: opt.Output = None,
@@ -91,7 +91,7 @@ def measure(
     store = opened(output)
     X, padding = net.encode(read, tokens)
     drawn = None if output is None else Pictures(net, names, X, padding, read, tokens)
-    checks = {"estimate": estimate, "confirm": confirm, "compile": compile}
+    checks = {"check": check, "confirm": confirm, "compile": compile}
     profile = measured(net, X, padding, names, numbers, arithmetics, quiet or as_json, drawn, checks)
     profile = with_manifest(profile, **about(net, model), **described(None, split, field, read, tokens))
     written = None
@@ -225,9 +225,7 @@ def _seconds(net: "Transformer", X: "Tensor", arithmetic: str, checks: dict[str,
 
     kind = "float"
     if arithmetic == "deviation":
-        kind = (
-            "confirm" if checks.get("confirm") else "estimate" if checks.get("estimate", True) else arithmetic
-        )
+        kind = "confirm" if checks.get("confirm") else "checked" if checks.get("check", True) else arithmetic
     return seconds(net.arch, X.shape[0], X.shape[1], kind, ARITHMETICS[arithmetic], net.device)
 
 

@@ -32,7 +32,7 @@ HELP = {
     "field": "Of each JSON line, what holds the text.",
     "metrics": "Comma-separated; the first is shown.",
     "arithmetic": "Comma-separated: deviation, float64, float32, bfloat16; or all.",
-    "estimate": "Mark what a second pass, rounded otherwise, does not agree on.",
+    "check": "Mark what a second pass, rounded otherwise, does not agree on.",
     "confirm": "Run it in doubled precision as well (32 digits, some thirty times the time).",
     "compile": "Compile deviation arithmetic: a minute or two, for many batches on a GPU.",
     "threshold": "Tokens are uniform when their residual is below this share of them.",
@@ -87,7 +87,7 @@ Split = Annotated[str, option(TEXT, "NAME", "split", names.SPLITS)]
 Field = Annotated[str, option(TEXT, "NAME", "field")]
 Metrics = Annotated[str, option(RESULT, "NAMES", "metrics", names.METRICS)]
 Arithmetic = Annotated[str, option(RESULT, "NAMES", "arithmetic", (*names.ARITHMETICS, "all"))]
-Estimate = Annotated[bool, option(RESULT, " ", "estimate", (), "--estimate/--no-estimate")]
+Check = Annotated[bool, option(RESULT, " ", "check", (), "--check/--no-check")]
 Confirm = Annotated[bool, option(RESULT, " ", "confirm", (), "--confirm")]
 Compile = Annotated[bool, option(NETWORK, " ", "compile", (), "--compile")]
 Threshold = Annotated[float, option(RESULT, "SHARE", "threshold")]

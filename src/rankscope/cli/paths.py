@@ -125,13 +125,15 @@ def write(
     d: "Decomposition", found: "ByLength", heads: "pl.DataFrame | None", store: "Store", manifest: "Manifest"
 ) -> None:
     """Tables, figures and the report; of a run that was stopped before its heads, what there is."""
-    from rankscope.paths.plot import plot_heads, plot_single
+    from rankscope.figures.plot import plot
+    from rankscope.paths.figures import heads_chart, single_paths_chart
 
     tables = {"lengths": found.table}
     figures = {"lengths": found.plot()}
     if heads is not None:
         tables |= {"layers": d.by_layer(), "heads": heads, "single_paths": d.residuals()}
-        figures |= {"heads": plot_heads(heads), "single_paths": plot_single(tables["single_paths"])}
+        both = heads_chart(heads, "share").beside(heads_chart(heads))
+        figures |= {"heads": plot(both), "single_paths": plot(single_paths_chart(tables["single_paths"]))}
     write_folder(store, "paths", manifest, tables, figures)
 
 

@@ -1,4 +1,4 @@
-"""`rankscope demo --train`: a small GPT learns to write, whole and without its skips, under the monitor."""
+"""`rankscope demo --train`: a small GPT learns to write, whole and without its skips, under a monitor."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,8 +7,8 @@ if TYPE_CHECKING:
     import polars as pl
     from rich.table import Table
 
-RUNS = {"whole": True, "no-skips": False}
-"""The folder of each run, and whether its blocks have skips."""
+RUNS = {"whole": 1.0, "no-skips": 0.0}
+"""The folder of each run, and the weight of its skips."""
 
 
 def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
@@ -22,7 +22,8 @@ def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
     from rankscope.cli.output import require_report
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
-    from rankscope.lab import Recipe, Shape, characters, training
+    from rankscope.lab import Recipe, Training
+    from rankscope.lab.tasks import NextCharacter
     from rankscope.live.monitor import default_rules
     from rankscope.report import write_report
     from rankscope.runs import read
@@ -32,32 +33,34 @@ def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
     if not (quiet or as_json):
         say(
             "A GPT of 6 layers, 64 wide, learns to write Moby Dick letter by letter: whole, and without its "
-            f"skips, {steps} steps each, side by side. A monitor looks at both every 20 steps.\n"
+            f"skips, {steps} steps each, side by side. A monitor measures both every 20 steps.\n"
         )
-    text = characters()
-    folders = {name: output / name for name in RUNS}
-    recipe = Recipe(steps=steps)
-    both = [
-        training(Shape(len(text.alphabet), skips=skips), recipe, text, folders[name],
-                 alarms=default_rules(action=lambda _: None))
-        for name, skips in RUNS.items()
-    ]  # fmt: skip
+    task, folders = NextCharacter(), {name: output / name for name in RUNS}
+    whole, without = (
+        iter(
+            Training(
+                task, task.architecture(6, 64, attention_skip=skip, mlp_skip=skip), Recipe(steps=steps),
+                run=folders[name], alarms=lambda: default_rules(action=lambda _: None),
+            )
+        )
+        for name, skip in RUNS.items()
+    )  # fmt: skip
     done, threads = 0, torch.get_num_threads()
     torch.set_num_threads(1)  # threads of so small a network mostly wait for each other
     try:
         with progress(quiet or as_json) as start:
             bar = start("training")
-            for found in both[0]:
-                done = next(both[1], found)
+            for step in whole:
+                done = next(without, step)
                 bar(done, steps)
-            for done in both[1]:  # where a run goes on, one may be behind
+            for done in without:  # of a run that is resumed, it may be behind
                 bar(done, steps)
     except KeyboardInterrupt as stop:
-        raise Stopped(f"after {done} of {steps} steps; the same command goes on from there") from stop
+        raise Stopped(f"after {done} of {steps} steps; the same command resumes from there") from stop
     finally:
         torch.set_num_threads(threads)
-        for each in both:
-            each.close()
+        whole.close()
+        without.close()
     report = write_report([*folders.values()], output / "report.html")
     tables = {name: read(folder).table("training") for name, folder in folders.items()}
     alarms = {name: read(folder).table("alarms") for name, folder in folders.items()}
@@ -73,20 +76,20 @@ def train_demo(output: Path, steps: int, as_json: bool, quiet: bool) -> None:
         )
     console().print(_summary(tables))
     for name in RUNS:
-        said = alarms[name]["sentence"].to_list()
-        say("", f"{name}: {counted(len(said), 'alarm')}")
-        for each in said:
-            console().print(Padding(Text(each), (0, 0, 0, 2)))
+        sentences = alarms[name]["sentence"].to_list()
+        say("", f"{name}: {counted(len(sentences), 'alarm')}")
+        for sentence in sentences:
+            console().print(Padding(Text(sentence), (0, 0, 0, 2)))
     if not quiet:
         say("")
         say_where("Report", report)
 
 
 def _summary(tables: "dict[str, pl.DataFrame]") -> "Table":
-    """The loss, and how far the tokens of each layer are apart, at the last look."""
+    """A table of the loss, and of how far the tokens of each layer are apart, at the last measurement."""
     from rich.table import Table
 
-    table = Table(title="At the last look", title_justify="left", box=None)
+    table = Table(title="At the last measurement", title_justify="left", box=None)
     table.add_column("")
     table.add_column("loss", justify="right")
     layers: list[Any] = sorted(_last(next(iter(tables.values())), "relative_mu"))

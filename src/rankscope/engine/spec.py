@@ -1,6 +1,6 @@
 """The specification of a sweep: which cells, and what is measured of each.
 
-    metrics = ["relative_mu", "entropy"]    # as in `measure`; also: arithmetic, estimate
+    metrics = ["relative_mu", "entropy"]    # as in `measure`; also: arithmetic, check
     certify = true                          # and `certify`'s summary of each cell
     paths = true                            # and path shares by length
 
@@ -49,7 +49,7 @@ class SweepOptions:
 
     metrics: tuple[str, ...] = tuple(DEFAULT_METRICS)
     arithmetic: str = "deviation"
-    estimate: bool = True
+    check: bool = True
     certify: bool = False
     paths: bool = False
 
@@ -60,7 +60,7 @@ class SweepOptions:
             raise SweepError("metrics must name at least one; got none", subject="metrics")
         if self.arithmetic not in ARITHMETICS:
             raise SweepError(one_of("arithmetic", self.arithmetic, ARITHMETICS), subject="arithmetic")
-        for name in ("estimate", "certify", "paths"):
+        for name in ("check", "certify", "paths"):
             if type(getattr(self, name)) is not bool:
                 raise SweepError(f"{name} must be true or false; got {getattr(self, name)!r}", subject=name)
 

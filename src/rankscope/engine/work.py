@@ -123,7 +123,7 @@ def measured_tables(
 
     net = cell_network(inputs.net.to(device=device), cell)
     X, padding = inputs.X.to(device), inputs.padding.to(device)
-    profile = measure(net, X, padding, options.metrics, options.arithmetic, estimate=options.estimate)
+    profile = measure(net, X, padding, options.metrics, options.arithmetic, check=options.check)
     tables = {"sweep": _with_columns(MEASURE_COLUMNS, profile.table)}
     if options.paths:
         shares = decompose(net, X, padding).by_length().table.filter(start="all").sort("sample", "length")

@@ -1,9 +1,12 @@
-"""What stands before every request: it must come from this machine's own page.
+"""What every request passes first: it must be addressed to this server and come from its own page.
 
-A server on the loopback can be reached by any page that the visitor's browser has open. A name that resolves
-to 127.0.0.1 (DNS rebinding) is told by its Host header; a form or script of another site by its Origin. Both
-are refused before anything is read. Answers carry headers that keep a page from loading anything from
+Any page that the visitor's browser has open can reach a server on the loopback. A name that resolves to
+127.0.0.1 (DNS rebinding) shows in the Host header, a form or script of another site in the Origin header.
+Both are refused before anything is read. Answers carry headers that keep a page from loading anything from
 elsewhere and from being framed.
+
+Starlette's TrustedHostMiddleware would not do: it looks neither at the port nor at a second Host header, so a
+page of another server on this machine would pass; nor has Starlette a middleware for Origin or for headers.
 """
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -23,18 +26,18 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
     "Cache-Control": "no-cache",
 }
-"""plotly sets styles on the elements it draws, hence 'unsafe-inline' there and nowhere else."""
+"""Headers of every answer. plotly sets styles on the elements it draws, hence 'unsafe-inline' for styles."""
 
 
 class Guard:
-    """Lets through what is addressed to this server and comes from its own page."""
+    """An ASGI app before the app: only requests of this server's own page get through."""
 
     def __init__(self, app: ASGIApp, port: int) -> None:
         self.app = app
         self.hosts = {f"{name}:{port}" for name in NAMES} | (set(NAMES) if port == 80 else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse, or hand on with headers added."""
+        """Refuse a request, or pass it on; the answer gets `HEADERS` in both cases."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
@@ -51,11 +54,11 @@ class Guard:
         if refused is None:
             await self.app(scope, receive, with_headers)
             return
-        status, said = refused
-        await JSONResponse({"error": said}, status)(scope, receive, with_headers)
+        status, sentence = refused
+        await JSONResponse({"error": sentence}, status)(scope, receive, with_headers)
 
     def refusal(self, method: str, headers: Headers) -> tuple[int, str] | None:
-        """(status, why) of a request that is not for us; None for one that is."""
+        """(status, sentence) of a request that is refused; None for one that is not."""
         hosts = headers.getlist("host")
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
             return 421, "the explorer answers to localhost and 127.0.0.1 alone, with its own port"

@@ -1,8 +1,7 @@
 """One computation at a time, and only while someone waits for it.
 
-A visitor's newer request takes the place of the older. Whether a computation is still wanted is asked between
-layers, and where nobody says when a layer is done at every torch operation (`Interruptible`): nothing beneath
-this floor has to know.
+A visitor's newer request cancels the older one. A computation checks whether it is still wanted between
+layers or, where the code that runs has no such place, at every torch operation (`InterruptMode`).
 """
 
 import threading
@@ -15,34 +14,34 @@ from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import BusyError, LateError
 
-WAITING = 8
+MOST_WAITING = 8
 """Requests that may wait for their turn, of all visitors together."""
-SECONDS = 30.0
-"""What a computation may take."""
+ANSWER_SECONDS = 30.0
+"""Seconds that a computation may take."""
 
 Work = Callable[["Job"], Iterator[Any]]
 Give = Callable[[Any], None]
 
 
-class Cancelled(BaseException):
-    """Nobody waits for this computation any more. No error: nothing may catch it on its way out."""
+class JobCancelled(BaseException):
+    """Ends a computation that nobody waits for. Not an `Exception`: nothing may catch it on its way out."""
 
 
-class Interruptible(TorchFunctionMode):
-    """Asks at every torch operation of this thread; what the question raises ends the computation."""
+class InterruptMode(TorchFunctionMode):
+    """Calls `check` at every torch operation of this thread; what it raises ends the computation."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         super().__init__()
         self.check = check
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The operation itself, if it is still wanted."""
+        """Check, then run the operation."""
         self.check()
         return func(*args, **(kwargs or {}))
 
 
 class Job:
-    """A computation that can be called off."""
+    """A computation that can be cancelled, and must end within `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -52,26 +51,26 @@ class Job:
         self._off = threading.Event()
 
     def cancel(self) -> None:
-        """Call it off. It stops at its next torch operation, or never starts."""
+        """Ask the computation to stop at its next check, or never to start."""
         self._off.set()
 
     @property
     def cancelled(self) -> bool:
-        """Whether it was called off."""
+        """True once `cancel` was called."""
         return self._off.is_set()
 
     def check(self) -> None:
-        """Raise `Cancelled` if it was called off, and a sentence if it takes too long."""
+        """Raise `JobCancelled` if the computation was cancelled, `LateError` if it takes too long."""
         if self._off.is_set():
-            raise Cancelled
+            raise JobCancelled
         if time.monotonic() > self.until:
             raise LateError(
-                f"an answer may take {self.seconds:g} s; this one takes longer: take fewer layers or tokens"
+                f"an answer may take {self.seconds:g} s; this one takes longer: take fewer layers or tokens",
+                subject="seconds",
             )
 
     def run(self, work: Work, give: Give) -> None:
-        """Hand out what the work yields; last an exception, or None when all went well or it was called
-        off."""
+        """Pass on what the work yields; at the end its exception, or None if it ended or was cancelled."""
         self.until = time.monotonic() + self.seconds
         ending: Exception | None = None
         try:
@@ -79,7 +78,7 @@ class Job:
             for part in work(self):
                 give(part)
                 self.check()
-        except Cancelled:
+        except JobCancelled:
             pass
         except Exception as error:
             ending = error
@@ -89,17 +88,19 @@ class Job:
 
 
 class Jobs:
-    """The computations of all visitors: one runs, few wait, the rest are sent away."""
+    """The computations of all visitors: one runs, a few wait, further ones are refused."""
 
-    def __init__(self, waiting: int = WAITING, seconds: float = SECONDS) -> None:
+    def __init__(self, waiting: int = MOST_WAITING, seconds: float = ANSWER_SECONDS) -> None:
         self.waiting, self.seconds = waiting, seconds
         self._latest: dict[str, Job] = {}
         self._lock = threading.RLock()  # Ctrl-C may come while it is held
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="explorer")
 
     def start(self, visitor: str, work: Work, give: Give) -> Job:
-        """Begin a visitor's computation, in place of an older one of the same visitor. `give` is called from
-        another thread: with every part, and then once with None or an exception."""
+        """Begin a visitor's computation, and cancel an older one of the same visitor.
+
+        `give` is called from another thread: with every part, and then once with None or an exception.
+        """
         with self._lock:
             older = self._latest.pop(visitor, None)
             if older is not None:
@@ -107,14 +108,15 @@ class Jobs:
             if sum(not job.cancelled for job in self._latest.values()) > self.waiting:
                 raise BusyError(
                     f"at most {max(self.waiting, 0)} requests wait for their turn; as many do: try again in "
-                    "a moment"
+                    "a moment",
+                    subject="waiting",
                 )
             job = self._latest[visitor] = Job(self.seconds)
         self._worker.submit(self._run, visitor, job, work, give)
         return job
 
     def close(self) -> None:
-        """Call off everything, and take nothing more."""
+        """Cancel all computations, and accept no more."""
         with self._lock:
             self.waiting = -1
             for job in self._latest.values():

@@ -1,4 +1,4 @@
-"""The parts of a page, and what is said where there is none: the same for every page that is served here."""
+"""The files of a page, and the answer for one that does not exist: used by `api` and `follow`."""
 
 from importlib.resources import files
 
@@ -9,8 +9,8 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-def put_on(api: FastAPI, first: str) -> None:
-    """The page `first`, and what it may ask for; whatever else is asked for is refused in a sentence."""
+def add_pages(api: FastAPI, first: str) -> None:
+    """Add the page `first` and the files that it loads to an API; any other path is refused in a sentence."""
 
     @api.exception_handler(StarletteHTTPException)
     async def refused(_: Request, error: StarletteHTTPException) -> Response:
@@ -26,9 +26,9 @@ def put_on(api: FastAPI, first: str) -> None:
     async def part(name: str) -> Response:
         return static(name)
 
-    @api.get("/charts/{name}")
-    async def chart(name: str) -> Response:
-        return static(name, "rankscope.charts")
+    @api.get("/figures/{name}")
+    async def figures(name: str) -> Response:
+        return static(name, "rankscope.figures")
 
     @api.get("/plotly.js")
     async def plotly() -> Response:
@@ -42,9 +42,9 @@ def put_on(api: FastAPI, first: str) -> None:
 
 
 def static(name: str, package: str = "rankscope.explorer") -> Response:
-    """A file of the page, by a name without any path in it."""
+    """A file of the page, by its name alone: a path is not looked up."""
     kind = KINDS.get(name[name.rfind(".") :])
-    found = files(package).joinpath("static")
-    if kind is None or name not in {each.name for each in found.iterdir()}:
+    folder = files(package).joinpath("static")
+    if kind is None or name not in {file.name for file in folder.iterdir()}:
         raise HTTPException(404, "there is no such page")
-    return Response(found.joinpath(name).read_bytes(), media_type=kind)
+    return Response(folder.joinpath(name).read_bytes(), media_type=kind)

@@ -1,163 +1,131 @@
-"""The page and its API.
-
-    GET  /                the page;  /static/..., /charts/..., /plotly.js its parts
-    GET  /api/shelf       the networks, the limits, the theorems
-    POST /api/answer      a setting in, its parts out: a line of JSON each, as soon as it is there
-
-An answer that fails before its first part has the status that says so; one that fails later ends with a line
-`{"part": "error"}`. One that ends without `{"part": "end"}` was called off.
-"""
+"""Runs the explorer at a port of the loopback until Ctrl-C."""
 
 import asyncio
-import json
-import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import signal
+import socket
+import threading
+import webbrowser
+from types import FrameType
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
-from starlette.requests import ClientDisconnect
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from rankscope.errors import BusyError, LateError, RankscopeError
-from rankscope.explorer import pages, remedies, settings
-from rankscope.explorer.answer import Answers, why
+from rankscope.errors import ExplorerError
+from rankscope.explorer.api import app
 from rankscope.explorer.guard import Guard
-from rankscope.explorer.jobs import Job, Jobs
-from rankscope.explorer.shelf import Shelf
-from rankscope.theory import THEOREMS
+from rankscope.explorer.jobs import Jobs
+from rankscope.explorer.network_cache import NetworkCache
 
-MOST_BYTES = 64 * 1024
-"""Of a request."""
-BODY_SECONDS = 5.0
-"""In which a request must have arrived."""
-LIMITS = {"text": settings.MOST_TEXT, "tokens": settings.MOST_TOKENS, "depth": settings.MOST_DEPTH}
-VISITOR = re.compile(r"[\w-]{1,64}", re.ASCII)
+LOOPBACK = "127.0.0.1"
+REQUEST_SECONDS = 10.0
+"""Seconds within which a request must have arrived, head and body."""
+ARRIVING = (h11.IDLE, h11.SEND_BODY)
+"""States of a connection over which a request is still to arrive."""
 
 
-def app(shelf: Shelf, port: int, jobs: Jobs | None = None, patience: float = BODY_SECONDS) -> Guard:
-    """The explorer over these networks, for a server at that port of the loopback. `patience` is how long it
-    waits for a request to arrive."""
-    running = Jobs() if jobs is None else jobs
-    answers = Answers(shelf)
+def bind_port(port: int) -> socket.socket:
+    """A listening socket at this port of the loopback, or at any free one for 0.
 
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        running.close()
-
-    api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-
-    pages.put_on(api, "index.html")
-
-    @api.get("/api/shelf")
-    async def described() -> dict[str, Any]:
-        return {
-            "models": shelf.described(),
-            "limits": LIMITS | {"remedies": remedies.MOST},
-            "remedies": remedies.described(),
-            "theorems": [
-                {"name": each.name, "source": each.source, "says": each.says} for each in THEOREMS.values()
-            ],
-        }
-
-    @api.post("/api/answer")
-    async def answer(request: Request) -> Response:
-        asked = settings.read_request(await _body(request, patience))
-        visitor = request.headers.get("x-visitor", "someone")
-        if not VISITOR.fullmatch(visitor):
-            raise HTTPException(400, "a visitor's name is up to 64 letters, digits, - and _")
-        return await _answered(answers, running, visitor, asked, request)
-
-    @api.exception_handler(RankscopeError)
-    async def said(_: Request, error: RankscopeError) -> Response:
-        late = isinstance(error, BusyError | LateError)
-        headers = {"Retry-After": "2"} if late else None
-        return JSONResponse({"error": why(error)}, status_code=503 if late else 422, headers=headers)
-
-    return Guard(api, port)
-
-
-async def _answered(
-    answers: Answers, jobs: Jobs, visitor: str, asked: settings.Request, request: Request
-) -> Response:
-    """Start the computation and wait for its first part: until then an error has a status of its own."""
-    loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
-
-    def give(item: Any) -> None:
-        line = item if item is None or isinstance(item, Exception) else _line(item)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(queue.put_nowait, line)
-
-    job = jobs.start(visitor, lambda job: answers.parts(asked, job.check), give)
-    leaving = asyncio.create_task(_left(request, job))
+    It is bound before networks are loaded: whoever connects meanwhile waits for the server to run.
+    """
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        first = await queue.get()
-    except asyncio.CancelledError:
-        job.cancel()
-        raise
-    finally:
-        leaving.cancel()
-    if isinstance(first, RankscopeError):
-        raise first
-    if isinstance(first, Exception):
-        raise HTTPException(500, _unexpected(first)) from first
-    if first is None:
-        raise HTTPException(409, "a newer request of the same visitor took the place of this one")
-    return StreamingResponse(_lines(first, queue, job), media_type="application/x-ndjson")
+        listening.bind((LOOPBACK, port))
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        raise ExplorerError(
+            f"the explorer needs a free port; {port} cannot be had ({error.strerror}): leave --port out",
+            subject="port",
+        ) from error
+    return listening
 
 
-async def _left(request: Request, job: Job) -> None:
-    """Call the computation off when the visitor leaves before anything was answered."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    job.cancel()
+def make_server(asgi: Guard, jobs: Jobs, patience: float = REQUEST_SECONDS) -> uvicorn.Server:
+    """The uvicorn server of an app and its computations, to be run with `server.run(sockets=[bind_port(0)])`.
+
+    `patience` is how many seconds it waits for a request to arrive.
+    """
+    config = uvicorn.Config(
+        asgi, http=impatient_protocol(patience), log_level="error", access_log=False, server_header=False,
+        timeout_keep_alive=30, timeout_graceful_shutdown=1, limit_concurrency=64, ws="none",
+        h11_max_incomplete_event_size=32768,
+    )  # fmt: skip
+    return _PageServer(config, jobs)
 
 
-async def _lines(first: bytes, queue: "asyncio.Queue[Any]", job: Job) -> AsyncIterator[bytes]:
-    """The parts as they come. Whoever stops listening calls the computation off."""
-    try:
-        item: Any = first
-        while isinstance(item, bytes):
-            yield item
-            item = await queue.get()
-        if isinstance(item, Exception):
-            said = why(item) if isinstance(item, RankscopeError) else _unexpected(item)
-            yield _line({"part": "error", "error": said})
-        elif not job.cancelled:
-            yield _line({"part": "end"})
-    finally:
-        job.cancel()
+def serve(networks: NetworkCache, listening: socket.socket, page: str | None = None) -> None:
+    """Run the explorer over these networks until Ctrl-C, and open a browser at `page`."""
+    jobs = Jobs()
+    serve_forever(app(networks, listening.getsockname()[1], jobs), listening, page, jobs)
 
 
-def _unexpected(error: Exception) -> str:
-    return f"Something unexpected went wrong ({type(error).__name__}): please report this setting."
+def serve_forever(
+    asgi: Guard, listening: socket.socket, page: str | None = None, jobs: Jobs | None = None
+) -> None:
+    """Run an app until Ctrl-C, and open a browser at `page`."""
+    server = make_server(asgi, jobs or Jobs())
+    if page is not None:
+        threading.Thread(target=webbrowser.open, args=(page,), daemon=True).start()
+    server.run(sockets=[listening])
 
 
-def _line(part: dict[str, Any]) -> bytes:
-    return json.dumps(part, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace") + b"\n"
+class _PageServer(uvicorn.Server):
+    """A server that Ctrl-C ends without a traceback, together with the answers under way."""
+
+    def __init__(self, config: uvicorn.Config, jobs: Jobs) -> None:
+        super().__init__(config)
+        self.jobs = jobs
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; a second Ctrl-C does not wait for open connections."""
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.should_exit = True
+        self.jobs.close()
 
 
-async def _body(request: Request, patience: float) -> bytes:
-    """The body of a request: JSON by its own word, not too large, not too slow."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise HTTPException(415, "a request must be application/json")
-    too_large = HTTPException(413, f"a request may have {MOST_BYTES // 1024} KiB; this one has more")
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length[:12]) > MOST_BYTES:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(patience):
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MOST_BYTES:
-                    raise too_large
-    except TimeoutError:
-        raise HTTPException(
-            408, f"a request must arrive within {patience:g} s; this one did not", {"Connection": "close"}
-        ) from None
-    except ClientDisconnect:
-        raise HTTPException(400, "a request must arrive whole; this one broke off") from None
-    return bytes(body)
+def impatient_protocol(seconds: float = REQUEST_SECONDS) -> type[H11Protocol]:
+    """A protocol for uvicorn that closes a connection over which no request arrives within so many seconds.
+
+    A few connections that never speak would keep everyone else out. uvicorn limits how many there are and how
+    long one may idle between two requests, but not how long a request may take to arrive; a middleware is
+    only called once its head has arrived.
+    """
+
+    class ImpatientProtocol(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._update_timer()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._update_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._stop_timer()
+
+        def _update_timer(self) -> None:
+            """Let the timer run while a request arrives: started with every request, not with every byte."""
+            if self.conn.their_state not in ARRIVING:
+                self._stop_timer()
+            elif self._timer is None:
+                self._timer = self.loop.call_later(seconds, self._close_late)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _close_late(self) -> None:
+            self._timer = None
+            if self.conn.their_state in ARRIVING:
+                self.transport.close()
+
+    return ImpatientProtocol

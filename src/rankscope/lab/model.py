@@ -7,8 +7,8 @@
 | a patch of an image  | `x A + a`               |
 
 Where its blocks have a norm after them, the embedding goes through one too, without gain and bias. Positions
-are the architecture's, none of the embedding's. The head is linear, of each token, or of their average where
-the label is the whole sample's.
+are the architecture's, added after that norm, unless the task asks for a table of its own before it
+(`Interface.positions`). The head is linear, of each token, or of their average where samples have the labels.
 """
 
 import math
@@ -27,55 +27,63 @@ from rankscope.shapes import Bool, Float
 
 @dataclass(frozen=True)
 class Interface:
-    """What a task asks of a network: what a token is, and what is said of it."""
+    """What a task asks of a network: what a token is, and how many classes its labels have."""
 
     classes: int
     symbols: int = 0
-    """How many there are, where a token is one."""
+    """How many symbols there are, where a token is one."""
     coordinates: int = 0
-    """Of a point, where a token is one."""
+    """Coordinates of a point, where a token is one."""
     patch: int = 0
     """Numbers of a patch, where a token is one."""
     per: str = "token"
     """What has a label: each "token", or the "sample"."""
+    positions: int = 0
+    """Rows of a table of positions that is part of the embedding, as BERT's is; 0: it has none."""
 
 
-def normal(*shape: int, spread: float, draw: torch.Generator) -> nn.Parameter:
-    """Drawn in float64."""
-    return nn.Parameter(spread * torch.randn(shape, generator=draw, dtype=torch.float64))
+def normal(*shape: int, std: float, draw: torch.Generator) -> nn.Parameter:
+    """A parameter of normal entries, drawn in float64."""
+    return nn.Parameter(std * torch.randn(shape, generator=draw, dtype=torch.float64))
 
 
 class Affine(nn.Module):
-    """`x W + b`; entries of W have the size `spread / sqrt(inputs)` at first, those of b `shift`."""
+    """The map `x W + b`; entries of W start with deviation `std / sqrt(inputs)`, of b with `bias_std`."""
 
     def __init__(
-        self, inputs: int, outputs: int, draw: torch.Generator, spread: float = 1.0, shift: float = 0.0
+        self, inputs: int, outputs: int, draw: torch.Generator, std: float = 1.0, bias_std: float = 0.0
     ) -> None:
         super().__init__()
-        self.weight = normal(inputs, outputs, spread=spread / math.sqrt(inputs), draw=draw)
-        self.bias = normal(outputs, spread=shift, draw=draw)
+        self.weight = normal(inputs, outputs, std=std / math.sqrt(inputs), draw=draw)
+        self.bias = normal(outputs, std=bias_std, draw=draw)
 
     def forward(self, x: Float[Tensor, "*rest inputs"]) -> Float[Tensor, "*rest outputs"]:
-        """Of every row."""
+        """Map every row of x."""
         return x @ self.weight + self.bias
 
 
-class Embedding(nn.Module):
-    """Layer 0, before positions."""
+class TaskEmbedding(nn.Module):
+    """Tokens of layer 0 from what a task gives."""
 
-    def __init__(self, task: Interface, width: int, spread: float, draw: torch.Generator) -> None:
+    def __init__(self, task: Interface, width: int, std: float, draw: torch.Generator) -> None:
         super().__init__()
         if task.symbols:
-            self.table = normal(task.symbols, width, spread=spread, draw=draw)
+            self.table = normal(task.symbols, width, std=std, draw=draw)
         elif task.patch:
-            self.first = Affine(task.patch, width, draw, spread)
+            self.first = Affine(task.patch, width, draw, std)
         else:
-            self.first = Affine(task.coordinates, width, draw, shift=1.0)
-            self.second = Affine(width, width, draw, spread * math.sqrt(2))
+            self.first = Affine(task.coordinates, width, draw, bias_std=1.0)
+            self.second = Affine(width, width, draw, std * math.sqrt(2))
+        if task.positions:
+            self.positions = normal(task.positions, width, std=std, draw=draw)
         self.task = task
 
     def forward(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
         """Tokens of symbols `[batch, token]` or of numbers `[batch, token, number]`."""
+        X = self._vectors(inputs)
+        return X + self.positions[: X.shape[1]] if self.task.positions else X
+
+    def _vectors(self, inputs: Tensor) -> Tensor:
         if self.task.symbols:
             return F.embedding(inputs, self.table)
         X: Tensor = self.first(inputs.to(self.first.weight.dtype))
@@ -83,8 +91,13 @@ class Embedding(nn.Module):
 
 
 class Model(nn.Module):
-    """An embedding, a network, a head. `spread` is the size of the entries of embedding and positions at
-    first, `1 / sqrt(width)` where it is left out. They are drawn in float64, and then as the network is.
+    """An embedding, a network and a head, to be trained on a task.
+
+    Args:
+        net: The network between embedding and head; the module has a copy of its weights.
+        task: What a token is, and how many classes there are.
+        std: Standard deviation of the entries of embedding and positions; `1 / sqrt(width)` if left out.
+        seed: Decides embedding, positions and head, which are drawn in float64.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
@@ -92,23 +105,22 @@ class Model(nn.Module):
     torch.Size([1, 3, 5])
     """
 
-    def __init__(self, net: Transformer, task: Interface, spread: float | None = None, seed: int = 0) -> None:
+    def __init__(self, net: Transformer, task: Interface, std: float | None = None, seed: int = 0) -> None:
         super().__init__()
         draw, arch = torch.Generator().manual_seed(seed), net.arch
-        spread = 1 / math.sqrt(arch.width) if spread is None else spread
+        std = 1 / math.sqrt(arch.width) if std is None else std
         self.per = task.per
-        self.embed = Embedding(task, arch.width, spread, draw).to(net.dtype)
+        self.embed = TaskEmbedding(task, arch.width, std, draw).to(net.dtype)
         self.net = Trainable(net)
         self.head = Affine(arch.width, task.classes, draw).to(net.dtype)
         self.normed = arch.norm_place == "post" and arch.norm != "none"
         if arch.positions == "absolute":
             table: Any = self.net.positions
-            drawn = spread * torch.randn(table.shape, generator=draw, dtype=torch.float64)
-            table.data = drawn.to(table)
+            table.data = normal(*table.shape, std=std, draw=draw).data.to(table)
         self.to(net.device)
 
     def tokens(self, inputs: Tensor) -> Float[Tensor, "batch token width"]:
-        """What the network is given."""
+        """Tokens of layer 0, as the network is given them."""
         X: Tensor = self.embed(inputs)
         return F.layer_norm(X, X.shape[-1:], eps=self.net.arch.norm_eps) if self.normed else X
 
@@ -125,9 +137,9 @@ class Model(nn.Module):
             return self.head(Y)
         if padding is None:
             return self.head(Y.mean(1))
-        real = (~padding).to(Y.dtype)[..., None]
-        return self.head((Y * real).sum(1) / real.sum(1))
+        valid = (~padding).to(Y.dtype)[..., None]
+        return self.head((Y * valid).sum(1) / valid.sum(1))
 
     def network(self) -> Transformer:
-        """What the network in it has learnt."""
+        """The network as it is now, without embedding and head."""
         return self.net.network()

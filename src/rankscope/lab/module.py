@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from rankscope.live.telling import Told
+from rankscope.live.attention import AttentionCall, OnAttention
 from rankscope.nets import Transformer
 from rankscope.nets.assembly import built
 from rankscope.nets.dropout import Dropout, Dropped
@@ -25,40 +25,45 @@ from rankscope.shapes import Bool, Float
 Tokens = Float[Tensor, "batch token width"]
 
 
-class Tensors(nn.Module):
+class ParameterTree(nn.Module):
     """Parameters by dotted names: each name but the last is a module."""
 
     def hold(self, name: str, tensor: Tensor) -> None:
-        """A parameter of this name, a copy."""
+        """Register a copy of the tensor as a parameter of this name."""
         first, dot, rest = name.partition(".")
         if not dot:
             self.register_parameter(first, nn.Parameter(tensor.detach().clone()))
             return
         if first not in self._modules:
-            self.add_module(first, Tensors())
+            self.add_module(first, ParameterTree())
         inside = self._modules[first]
-        assert isinstance(inside, Tensors)
+        assert isinstance(inside, ParameterTree)
         inside.hold(rest, tensor)
 
 
-class TrainedLayer(Tensors):
+class TrainedLayer(ParameterTree):
     """The tensors of one layer, and its call: the traversal of its block. A watch is told of its attention
-    (`live/telling.py`), whatever parts change it."""
+    (`live/attention/self_reporting.py`), whatever parts change it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention_listeners: list[Told] = []
+        self.attention_listeners: list[OnAttention] = []
 
     def forward(self, X: Tokens, block: Block, rules: Plain, hidden: Tensor | None) -> Tokens:
         """Tokens after the layer; those that are hidden, padding, stay zero."""
         found = traverse(block, rules, X)
         for listener in self.attention_listeners:
-            listener(found.pattern, lambda: contributions(block.weights, found.heads))
+            listener(
+                AttentionCall(
+                    pattern=lambda: found.pattern,
+                    contributions=lambda: contributions(block.weights, found.heads),
+                )
+            )
         state: Tokens = found.state
         return state if hidden is None else state.masked_fill(hidden, 0.0)
 
 
-class Trainable(Tensors):
+class Trainable(ParameterTree):
     """A network to train.
 
     >>> import torch
@@ -107,7 +112,7 @@ class Trainable(Tensors):
         """The network on the parameters themselves."""
         return Transformer(self.arch, built(self.arch, self.tensors()), self.origin, self.memory)
 
-    def _seen_by(self, X: Tokens) -> Seen:
+    def _masks_for(self, X: Tokens) -> Seen:
         """Masks are made once for a length and a device: on a GPU each would be waited for at every step."""
         where = X.shape[-2], X.device
         if where not in self._masks:
@@ -126,7 +131,7 @@ class Trainable(Tensors):
         self, net: Transformer, X: Tokens, padding: Tensor | None, drop: Dropout | None
     ) -> Iterator[Tokens]:
         X, real, order = net.prepared(X, padding)
-        seen = self._seen_by(X) if padding is None else None
+        seen = self._masks_for(X) if padding is None else None
         settings = PassSettings.of(self.arch, net.weights, X, real, self.memory, seen=seen)
         rules = Plain(self.arch, settings) if drop is None else Dropped(self.arch, settings, drop)
         X = X if drop is None else drop(X)
@@ -145,17 +150,17 @@ class Trainable(Tensors):
         return net.finish(last)
 
     def network(self) -> Transformer:
-        """What was learnt: a network of its own, which `save` writes and `load` reads. What parametrises its
-        tensors is in them, as it is in evaluation."""
-        with torch.no_grad(), evaluated(self):
-            learnt = {name: each.detach().clone() for name, each in self.tensors().items()}
-        found = Transformer.from_weights(self.arch, learnt)
-        return replace(found, origin=self.origin, memory=self.memory)
+        """The trained network, which `save` writes and `load` reads; what parametrises tensors is multiplied
+        into them, as it is in evaluation."""
+        with torch.no_grad(), eval_mode(self):
+            learnt = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
+        net = Transformer.from_weights(self.arch, learnt)
+        return replace(net, origin=self.origin, memory=self.memory)
 
 
 @contextmanager
-def evaluated(module: nn.Module) -> Iterator[None]:
-    """Inside, in eval mode; after, every part is in the mode that it was in."""
+def eval_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module into eval mode inside the block; afterwards every part is in the mode that it was in."""
     before = [(part, part.training) for part in module.modules()]
     module.eval()
     try:

@@ -1,13 +1,16 @@
 """`Training`: networks of one architecture learn a task, under a monitor, one or several at once.
 
 Everything is drawn from the seed: weights, and from the seed and the number of a step its samples and
-dropout. A run that goes on from a checkpoint gives what an unbroken one gives, on the CPU to the bit.
+dropout. A run that resumes from a checkpoint gives what an unbroken one gives, on the CPU to the bit.
+
+A step: the task draws samples (`tasks/`), the learner runs the networks on them (`learners.py`), gradients
+are clipped, the optimiser moves the parameters (`cuda_graph.py`), and each monitor hears of its loss.
 """
 
 import hashlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,56 +18,60 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import LabError
-from rankscope.lab.ahead import refuse_reading_ahead
-from rankscope.lab.captured import Captured
-from rankscope.lab.loop import goes_on, kept, looped, write_checkpoint
+from rankscope.files import atomic
+from rankscope.lab.cuda_graph import CapturedStep, optimizer_step
+from rankscope.lab.learners import SingleLearner, StackedLearner
+from rankscope.lab.lookahead import refuse_lookahead
 from rankscope.lab.model import Model
-from rankscope.lab.module import evaluated
-from rankscope.lab.recipe import Recipe
-from rankscope.lab.reparametrised import reparametrise
-from rankscope.lab.stack import Alone, Stacked
+from rankscope.lab.module import eval_mode
+from rankscope.lab.recipe import Initialisation, Recipe
+from rankscope.lab.sigma_reparam import reparametrise
 from rankscope.lab.tasks import Batch, Task
 from rankscope.lab.tasks.task import STEPS
-from rankscope.lab.writing import METRICS, PROBED
 from rankscope.live.monitor import AlarmSource, Monitor
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.dropout import Dropout
 from rankscope.remedies import Remedy
 
+MONITOR_METRICS = ("relative_mu", "mu", "entropy", "first_token_mass", "head_mu")
+"""Metrics that the rules of a monitor need."""
+PROBE_SAMPLES = 4
+"""Held-out samples that a monitor measures."""
 DECAYED = ("weight", "table", "original")
 """Parameters that decay, by the last part of their names: not biases, gains, positions and remedies' own."""
+CHECKPOINT = "checkpoint.pt"
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """What networks are before they learn."""
-
-    init: str = "xavier/sqrt(L)"
-    """A scheme of `nets/initial.py`."""
-    spread: float | None = None
-    """Of the entries of embedding and positions; where it is left out, `1 / sqrt(width)`."""
-    dropout: float = 0.0
-    """The chance that an entry is zero in training (`nets/dropout.py`)."""
-    sigma: str | None = None
-    """sigmaReparam, and what its g starts from, "sigma" or "one" (`reparametrised.py`)."""
-
-
-class Tried(NamedTuple):
-    """How a network does on samples that are held out."""
+class TaskEvaluation(NamedTuple):
+    """How a network does on held-out samples."""
 
     loss: float
     accuracy: float
 
 
 class Training:
-    """Iterate over it to train: it gives the number of each step that was made.
+    """A training of one or several networks; iterate over it to train, and it gives the number of each step.
 
-    `arch` is what the task wants at some depth, or any other; `remedies` go onto every network, as in
-    `net.remedied`. With `seeds` there is a network for each, and more than one learn at once (`stack.py`);
-    the recipe's own is used where there are none. With `run` a monitor looks at each network (in `run`, or in
-    `run/seed-K`), and the training goes on from the checkpoint there; `alarms` makes the rules of each
-    monitor, the usual ones where it is left out. With `capture` steps on a GPU that nobody looks at and that
-    have no dropout are recorded once and played again (`captured.py`).
+    Args:
+        task: What is learnt (`tasks/`, or a `Task` of one's own).
+        arch: What `task.architecture` gives at some depth, or any other.
+        recipe: Steps, learning rate and such.
+        seeds: One network for each, and several learn at once (`learners.py`); the recipe's seed if left out.
+        remedies: Put onto every network, as by `net.with_remedy`.
+        initialisation: What networks are before they learn.
+        run: A folder for the checkpoint, from which the same training resumes, and for what the monitor of
+            each network writes (in `run`, or in `run/seed-K`).
+        device: Where networks are trained.
+        dtype: The precision of their parameters.
+        metrics: What monitors measure.
+        alarms: Makes the rules of each monitor; the usual ones if left out.
+        monitored: With False, `run` has the checkpoint alone.
+        capture: Record steps on a GPU once and replay them (`cuda_graph.py`), where there is neither a `run`
+            nor dropout.
+
+    Raises:
+        LabError: Seeds are not different numbers.
+        ArchitectureError: A remedy does not go onto the architecture, or has tokens read later ones.
 
     >>> from rankscope.lab.tasks import Copying
     >>> task = Copying(symbols=4, length=3)
@@ -81,34 +88,37 @@ class Training:
         *,
         seeds: Sequence[int] | None = None,
         remedies: Sequence[str | Remedy] = (),
-        beginning: Beginning | None = None,
+        initialisation: Initialisation | None = None,
         run: str | Path | None = None,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        metrics: Sequence[str] = METRICS,
+        metrics: Sequence[str] = MONITOR_METRICS,
         alarms: Callable[[], Sequence[AlarmSource]] | None = None,
+        monitored: bool = True,
         capture: bool = False,
     ) -> None:
         self.task, self.recipe = task, recipe or Recipe()
-        self.beginning = beginning or Beginning()
+        self.initialisation = initialisation or Initialisation()
         self.seeds = [self.recipe.seed] if seeds is None else list(seeds)
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise LabError(f"seeds must be different numbers, at least one; got {self.seeds}")
-        self.run = None if run is None else Path(run)
+            raise LabError(
+                f"seeds must be different numbers, at least one; got {self.seeds}", subject="seeds"
+            )
+        self.run, self.monitored = None if run is None else Path(run), monitored and run is not None
         self.device, self.metrics, self.alarms = torch.device(device), tuple(metrics), alarms
         self.models = [self._model(arch, remedies, seed, dtype) for seed in self.seeds]
-        self.learner = Stacked(self.models) if len(self.seeds) > 1 else Alone(self.models[0])
-        fast = capture and self.device.type == "cuda" and run is None and not self.beginning.dropout
+        self.learner = StackedLearner(self.models) if len(self.seeds) > 1 else SingleLearner(self.models[0])
+        fast = capture and self.device.type == "cuda" and run is None and not self.initialisation.dropout
         self.optimizer = self._optimizer(fast)
-        self.captured = Captured(self._of, self.optimizer, self._clip) if fast else None
+        self.captured = CapturedStep(self._batch_losses, self.optimizer, self._clip) if fast else None
         self.steps = 0
-        """Made so far."""
+        """Steps made so far."""
         self.losses: list[Tensor] = []
-        """By step, of each seed `[seed]`, those of this process."""
-        self._about = self._described(dtype)
-        self._heard: list[dict[str, Any]] = []
+        """The losses of each seed `[seed]`, for every step that this process made."""
+        self._key = self._description(dtype)
+        self._monitor_states: list[dict[str, Any]] = []
         """What monitors remember of the steps made."""
-        state = None if self.run is None else kept(self.run, self._about, self.device)
+        state = None if self.run is None else read_checkpoint(self.run, self._key, self.device)
         if state is not None:
             self._load(state)
 
@@ -120,27 +130,27 @@ class Training:
         )
 
     def __iter__(self) -> Generator[int, None, None]:
+        recipe = self.recipe
         with ExitStack() as stack:
-            monitors = [] if self.run is None else [self._monitor(k, stack) for k in range(len(self.seeds))]
+            monitors = [self._monitor(k, stack) for k in range(len(self.seeds))] if self.monitored else []
             for model in self.models:
                 model.train()
-
-            def prepare() -> None:
-                self._clip()
-                explored = bool(monitors) and (self.steps + 1) % self.recipe.every == 0
-                if explored and isinstance(self.learner, Stacked):
-                    self.learner.show_gradients()
-
             try:
-                for step in looped(
-                    self.recipe, self.optimizer, self._losses, prepare, start=self.steps, monitors=monitors,
-                    keep=lambda step: self._keep(step, monitors),
-                    advance=None if self.captured is None else self._advanced,
-                ):  # fmt: skip
-                    self.steps = step
-                    yield step
+                for step in range(self.steps, recipe.steps):
+                    self._set_lr(recipe.lr * recipe.lr_scale(step))
+                    losses = self._make_step(step, any(monitor.recording for monitor in monitors))
+                    self.losses.append(losses)
+                    for monitor, loss in zip(monitors, losses, strict=False):
+                        monitor.step(loss=loss)
+                    self.steps = step + 1
+                    stopped = bool(monitors) and all(monitor.should_stop for monitor in monitors)
+                    if self.steps % recipe.checkpoint_every == 0 or self.steps == recipe.steps or stopped:
+                        self._checkpoint(monitors)
+                    yield self.steps
+                    if stopped:
+                        return
             finally:
-                self._heard = [each.state_dict() for each in monitors]
+                self._monitor_states = [monitor.state_dict() for monitor in monitors]
 
     def finish(self) -> "Training":
         """Make all steps that are left."""
@@ -149,132 +159,165 @@ class Training:
         return self
 
     def networks(self) -> list[Transformer]:
-        """What was learnt, of each seed: without embedding and head."""
+        """The trained network of each seed, without embedding and head."""
         return [model.network() for model in self.models]
 
     @torch.no_grad()
-    def tried(self, number: int = 256) -> list[Tried]:
-        """Each network on so many samples that are held out."""
-        batch = self.task.held_out(number).to(self.device)
-        found = []
+    def evaluate(self, samples: int = 256) -> list[TaskEvaluation]:
+        """Loss and accuracy of each network on so many held-out samples."""
+        batch = self.task.held_out(samples).to(self.device)
+        evaluations = []
         for model in self.models:
-            with evaluated(model):
-                said = model(batch.inputs, batch.padding)
-            found.append(Tried(float(self.task.loss(said, batch)), float(self.task.accuracy(said, batch))))
-        return found
+            with eval_mode(model):
+                logits = model(batch.inputs, batch.padding)
+            loss, accuracy = self.task.loss(logits, batch), self.task.accuracy(logits, batch)
+            evaluations.append(TaskEvaluation(float(loss), float(accuracy)))
+        return evaluations
 
-    def tokens(self, number: int = PROBED) -> tuple[list[Tensor], Tensor | None]:
+    def tokens(self, samples: int = PROBE_SAMPLES) -> tuple[list[Tensor], Tensor | None]:
         """Tokens X of held-out samples as each network is given them, and their padding: what `measure`,
         `certify` and `decompose` take beside `networks()`."""
-        batch = self.task.held_out(number).to(self.device)
-        found = []
+        batch = self.task.held_out(samples).to(self.device)
+        tokens = []
         for model in self.models:
-            with torch.no_grad(), evaluated(model):
-                found.append(model.tokens(batch.inputs))
-        return found, batch.padding
+            with torch.no_grad(), eval_mode(model):
+                tokens.append(model.tokens(batch.inputs))
+        return tokens, batch.padding
 
     def _model(
         self, arch: Architecture, remedies: Sequence[str | Remedy], seed: int, dtype: torch.dtype
     ) -> Model:
-        net = Transformer.random(arch, seed, self.beginning.init)
-        for each in remedies:
-            net = net.with_remedy(each)
+        start = self.initialisation
+        net = Transformer.random(arch, seed, start.scheme)
+        for remedy in remedies:
+            net = net.with_remedy(remedy)
         if remedies and seed == self.seeds[0]:
-            refuse_reading_ahead(net, " and ".join(map(str, remedies)))
-        model = Model(net.to(dtype), self.task.interface, self.beginning.spread, seed=seed + 1)
-        if self.beginning.sigma is not None:
-            reparametrise(model, self.beginning.sigma)
+            refuse_lookahead(net, " and ".join(map(str, remedies)))
+        model = Model(net.to(dtype), self.task.interface, start.embedding_std, seed=seed + 1)
+        if start.sigma_reparam is not None:
+            reparametrise(model, start.sigma_reparam)
+        for name, parameter in model.named_parameters():
+            if name.rpartition(".")[2] in self.recipe.frozen:
+                parameter.requires_grad_(False)
         return model.to(self.device)
 
-    def _clip(self) -> None:
-        self.learner.clip(self.recipe.clip)
-
     def _optimizer(self, fast: bool) -> torch.optim.Optimizer:
-        named = {name: each for name, each in self.learner.parameters().items() if each.requires_grad}
+        named = {name: tensor for name, tensor in self.learner.parameters().items() if tensor.requires_grad}
         decayed = [name for name in named if name.rpartition(".")[2] in DECAYED]
         groups = [
-            {"params": [named[name] for name in decayed], "weight_decay": self.recipe.decay},
-            {"params": [each for name, each in named.items() if name not in decayed], "weight_decay": 0.0},
+            {"params": [named[name] for name in decayed], "weight_decay": self.recipe.weight_decay},
+            {
+                "params": [tensor for name, tensor in named.items() if name not in decayed],
+                "weight_decay": 0.0,
+            },
         ]
         if not fast:
-            return torch.optim.AdamW(groups, lr=self.recipe.rate)
-        rate = torch.tensor(self.recipe.rate, device=self.device)
-        return torch.optim.AdamW(groups, lr=rate, fused=True, capturable=True)
+            return torch.optim.AdamW(groups, lr=self.recipe.lr)
+        lr = torch.tensor(self.recipe.lr, device=self.device)
+        return torch.optim.AdamW(groups, lr=lr, fused=True, capturable=True)
+
+    def _set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def _make_step(self, step: int, show_gradients: bool) -> Tensor:
+        """Losses of each seed before the step."""
+        batches = self._batches(step)
+        if self.captured is not None:
+            return self.captured(batches)
+        p = self.initialisation.dropout
+        drops = [Dropout.seeded(p, seed * STEPS + step, self.device) if p else None for seed in self.seeds]
+
+        def clip() -> None:
+            self._clip()
+            if show_gradients and isinstance(self.learner, StackedLearner):
+                self.learner.show_gradients()
+
+        return optimizer_step(self._batch_losses(batches, drops), self.optimizer, clip)
 
     def _batches(self, step: int) -> list[Batch]:
         return [self.task.batch(self.recipe.batch, seed, step).to(self.device) for seed in self.seeds]
 
-    def _losses(self, step: int) -> Tensor:
-        p = self.beginning.dropout
-        drops = [Dropout.seeded(p, seed * STEPS + step, self.device) if p else None for seed in self.seeds]
-        found = self._of(self._batches(step), drops)
-        self.losses.append(found.detach())
-        return found
+    def _batch_losses(
+        self, batches: Sequence[Batch], drops: Sequence[Dropout | None] | None = None
+    ) -> Tensor:
+        logits = self.learner.logits(batches, drops or [None] * len(batches))
+        return torch.stack([self.task.loss(*pair) for pair in zip(logits, batches, strict=True)])
 
-    def _of(self, batches: Sequence[Batch], drops: Sequence[Dropout | None] | None = None) -> Tensor:
-        said = self.learner.said(batches, drops or [None] * len(batches))
-        return torch.stack([self.task.loss(*each) for each in zip(said, batches, strict=True)])
+    def _clip(self) -> None:
+        self.learner.clip(self.recipe.max_norm)
 
-    def _advanced(self, step: int) -> Tensor:
-        assert self.captured is not None
-        self.losses.append(self.captured(self._batches(step)))
-        return self.losses[-1]
-
-    def _folder(self, place: int) -> Path:
+    def _monitor(self, k: int, stack: ExitStack) -> Monitor:
+        """The monitor of network k, at the step at which the training is."""
         assert self.run is not None
-        return self.run if len(self.seeds) == 1 else self.run / f"seed-{self.seeds[place]}"
-
-    def _monitor(self, place: int, stack: ExitStack) -> Monitor:
-        probe: Batch = self.task.held_out(PROBED).to(self.device)
-        given = {"inputs": probe.inputs}
-        given |= {} if probe.padding is None else {"padding": probe.padding}
-        folder = self._folder(place)
+        probe: Batch = self.task.held_out(PROBE_SAMPLES).to(self.device)
+        inputs = {"inputs": probe.inputs}
+        inputs |= {} if probe.padding is None else {"padding": probe.padding}
+        folder = self.run if len(self.seeds) == 1 else self.run / f"seed-{self.seeds[k]}"
         earlier = (folder / "manifest.json").exists()
         monitor = Monitor(
-            self.models[place], self.metrics, self.recipe.every, given, run=folder,
-            optimizer=self.optimizer, loss=lambda said: self.task.loss(said, probe),
+            self.models[k], self.metrics, self.recipe.measure_every, inputs, run=folder,
+            optimizer=self.optimizer, loss=lambda logits: self.task.loss(logits, probe),
             alarms=None if self.alarms is None else self.alarms(), blocks="net.layers",
             padding="none" if probe.padding is None else probe.padding,
         )  # fmt: skip
         stack.enter_context(monitor)
-        goes_on(monitor, earlier, self._heard[place] if self._heard else None)
+        if self._monitor_states:
+            monitor.load_state_dict(self._monitor_states[k])
+        elif earlier:
+            monitor.resume(0)
         return monitor
 
-    def _keep(self, step: int, monitors: Sequence[Monitor]) -> None:
+    def _checkpoint(self, monitors: Sequence[Monitor]) -> None:
         if self.run is None:
             return
         state = {
-            "step": step,
+            "step": self.steps,
             "models": [model.state_dict() for model in self.models],
             "optimizer": self.optimizer.state_dict(),
-            "monitors": [each.state_dict() for each in monitors],
+            "monitors": [monitor.state_dict() for monitor in monitors],
         }
-        write_checkpoint(self.run, {**self._about, **state})
+        self.run.mkdir(parents=True, exist_ok=True)
+        with atomic(self.run / CHECKPOINT) as temporary:
+            torch.save({**self._key, **state}, temporary)
 
     def _load(self, state: dict[str, Any]) -> None:
-        for model, each in zip(self.models, state["models"], strict=True):
-            model.load_state_dict(each)  # in place: views of a stack stay such
+        for model, tensors in zip(self.models, state["models"], strict=True):
+            model.load_state_dict(tensors)  # in place: views of a stack stay such
         self.optimizer.load_state_dict(state["optimizer"])
-        self.steps, self._heard = int(state["step"]), state["monitors"]
+        self.steps, self._monitor_states = int(state["step"]), state["monitors"]
 
-    def _described(self, dtype: torch.dtype) -> dict[str, Any]:
-        """What tells this work from other work: a checkpoint of the same goes on."""
+    def _description(self, dtype: torch.dtype) -> dict[str, Any]:
+        """What tells this training from others: it resumes from a checkpoint of the same."""
         return {
-            "task": {"name": self.task.name, **_sizes(self.task)},
+            "task": {"name": self.task.name, **_task_fields(self.task)},
             "architecture": self.models[0].net.arch.to_dict(),
             "recipe": asdict(replace(self.recipe, seed=0)),
-            "beginning": asdict(self.beginning),
+            "initialisation": asdict(self.initialisation),
             "seeds": self.seeds,
             "dtype": str(dtype),
         }
 
 
-def _sizes(task: Task) -> dict[str, Any]:
+def read_checkpoint(
+    folder: Path, key: Mapping[str, Any], device: torch.device | str = "cpu"
+) -> dict[str, Any] | None:
+    """The checkpoint that a training of the same key has left in a folder; None where there is none."""
+    if not (folder / CHECKPOINT).is_file():
+        return None
+    state: dict[str, Any] = torch.load(folder / CHECKPOINT, map_location=device, weights_only=True)
+    return state if all(state.get(name) == value for name, value in key.items()) else None
+
+
+def _task_fields(task: Task) -> dict[str, Any]:
     """The fields of a task; a long text by its digest."""
     if not is_dataclass(task):
         return {"is": repr(task)}
-    found = {each.name: getattr(task, each.name) for each in fields(task)}
+    values = {field.name: getattr(task, field.name) for field in fields(task)}
     return {
-        name: hashlib.sha256(each.encode()).hexdigest() if isinstance(each, str) else each
-        for name, each in found.items()
+        name: hashlib.sha256(value.encode()).hexdigest() if isinstance(value, str) else value
+        for name, value in values.items()
     }

@@ -48,9 +48,9 @@ from torch import Tensor
 
 from rankscope.errors import ArchitectureError, ClosureError, LabError, PathError, one_of
 from rankscope.lab.model import Model
-from rankscope.lab.recipe import Recipe
+from rankscope.lab.recipe import Initialisation, Recipe
 from rankscope.lab.tasks import Batch, Digits, NextCharacter, Task
-from rankscope.lab.training import Beginning, Training
+from rankscope.lab.training import Training
 from rankscope.nets import Architecture, Transformer
 from rankscope.nets.tensors import shapes
 from rankscope.paths import decompose
@@ -75,34 +75,34 @@ Row = tuple[int | None, str | None, float | None, str | None]
 """Seed, quantity, value, and why there is none."""
 
 
-class LateError(LabError):
-    """The time was over before the trial was."""
+class TrialDeadlineError(LabError):
+    """A trial that its deadline has ended before its last step."""
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Of a network, of its training and of what is held out."""
+class TrialSizes:
+    """Sizes of a network, of its training and of what is held out."""
 
     width: int = 128
     heads: int = 4
     context: int = 64
     batch: int = 32
     steps: int = 600
-    rate: float = 1e-3
+    lr: float = 1e-3
     warmup: float = 0.1
-    init: str = "xavier"
-    """Without a factor for depth: some remedies are one."""
-    spread: float = 1.0
+    scheme: str = "xavier"
+    """Of the initial weights, without a factor for depth: some remedies are one."""
+    embedding_std: float = 1.0
     """Of embedding and positions at first: where a remedy takes norms out, tokens would else begin small."""
-    asked: int = 256
+    evaluation_samples: int = 256
     """Held-out samples for loss and accuracy."""
-    probed: int = 4
+    probe_samples: int = 4
     """Held-out samples for residuals, entropy, gradients and paths."""
 
     @property
     def recipe(self) -> Recipe:
         """AdamW, a warm-up and a cosine, gradients cut to length one."""
-        return Recipe(steps=self.steps, batch=self.batch, rate=self.rate, warmup=self.warmup, clip=1.0)
+        return Recipe(steps=self.steps, batch=self.batch, lr=self.lr, warmup=self.warmup, max_norm=1.0)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Trial:
     setting: str
     depth: int
     seeds: tuple[int, ...]
-    sizes: Sizes
+    sizes: TrialSizes
 
     @property
     def task(self) -> Task:
@@ -124,8 +124,8 @@ class Trial:
     @property
     def name(self) -> str:
         """As a file may be called: apart where the learning rate is not the usual one."""
-        rate = self.sizes.rate
-        how = "trained" if rate == Sizes().rate else f"at={rate:g}"
+        lr = self.sizes.lr
+        how = "trained" if lr == TrialSizes().lr else f"at={lr:g}"
         return re.sub(r"[^\w.=]+", "-", f"{how}-{self.remedy}-{self.setting}-{self.depth}")
 
     def training(
@@ -139,12 +139,12 @@ class Trial:
             _refuse_skips(self.setting, name, Transformer.random(arch).with_remedy(name).arch)
         return Training(
             task, arch, self.sizes.recipe, seeds=self.seeds, remedies=names, device=device,
-            beginning=Beginning(self.sizes.init, self.sizes.spread, sigma=sigma), capture=capture,
-            dtype=dtype,
+            initialisation=Initialisation(self.sizes.scheme, self.sizes.embedding_std, sigma_reparam=sigma),
+            capture=capture, dtype=dtype,
         )  # fmt: skip
 
     def table(self, device: str = "cpu", until: float = math.inf) -> pl.DataFrame:
-        """Train, and measure; a `LateError` where that is not done `until` then (seconds since 1970)."""
+        """Train and measure; a `TrialDeadlineError` if that is not done by `until` (seconds since 1970)."""
         try:
             training = self.training(device)
         except ArchitectureError as error:
@@ -157,17 +157,17 @@ class Trial:
 
     def _rows(self, training: Training, until: float) -> Iterator[Row]:
         sizes, task = self.sizes, training.task
-        probe = task.held_out(sizes.probed).to(training.device)
+        probe = task.held_out(sizes.probe_samples).to(training.device)
         number = sum(each.numel() for each in training.models[0].parameters())
-        started = training.tried(sizes.asked)
+        started = training.evaluate(sizes.evaluation_samples)
         for place, seed in enumerate(self.seeds):
             yield seed, "loss_start", started[place].loss, None
             yield seed, "parameters", float(number), None
             yield seed, "parameters_added", float(number - self._without(task)), None
             yield from gradients(seed, task, training.models[place], probe, "start")
         alive = finished(training, until)
-        ended = training.tried(sizes.asked)
-        tokens, nets = training.tokens(sizes.probed)[0], training.networks()
+        ended = training.evaluate(sizes.evaluation_samples)
+        tokens, nets = training.tokens(sizes.probe_samples)[0], training.networks()
         for place, seed in enumerate(self.seeds):
             well = alive[place] and math.isfinite(ended[place].loss)
             yield seed, "diverged", float(not well), None
@@ -179,7 +179,7 @@ class Trial:
 
     def _bare(self) -> Architecture:
         if self.setting not in SETTINGS:
-            raise LabError(one_of("setting", self.setting, SETTINGS))
+            raise LabError(one_of("setting", self.setting, SETTINGS), subject="setting")
         sizes = self.sizes
         return self.task.architecture(self.depth, sizes.width, sizes.heads, **SETTINGS[self.setting])
 
@@ -214,7 +214,9 @@ def finished(training: Training, until: float = math.inf) -> list[bool]:
         if not alive.any():
             break
         if time.time() > until:
-            raise LateError(f"the time was over at step {step} of {training.recipe.steps}")
+            raise TrialDeadlineError(
+                f"the time was over at step {step} of {training.recipe.steps}", subject="until"
+            )
     return [bool(each) for each in alive]
 
 

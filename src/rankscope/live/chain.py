@@ -1,84 +1,93 @@
 """Do the blocks follow one another? Block l + 1 must take what block l gave.
 
-Blocks that were named or found wrongly, branches of a block whose outputs are added to a stream that nobody
-looks at, give states that are no layers. So what every block gave is held until the next one is called: it
-settles which of several tensors was the state, and whether anything stands between the two.
+Blocks that were named or found wrongly, such as branches whose outputs are added to hidden states that no
+block shows, give tensors that are no layers. So what every block gave is held until the next one is called,
+which settles which of several tensors was the layer's hidden states, and whether anything stands between the
+two. `recorder.py` makes a `BlockChain` for each call, and calls `gave` when a block is left, `took` when the
+next is entered, `ended` after the last, and `check`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from rankscope.errors import WatchError
-from rankscope.live.states import alike, same
+from rankscope.live.hidden_states import alike, same
 
 ALIKE = 0.9
 """Cosine of what a block gives with what the next one takes, above which something small stands between."""
 
 
-@dataclass
-class Chain:
-    """Of one call."""
+class BlockChain:
+    """Follows the hidden states of one call from block to block."""
 
-    given: tuple[int, list[Tensor], list[int]] | None = None
-    """A layer, what could be its state, and the version of each."""
-    place: int | None = None
-    """Which of what a block returns was the state, as the blocks so far have shown."""
-    linked: int = 0
-    broken: dict[int, float] = field(default_factory=dict)
-    """Layers whose state the next block did not take as it was, and how alike the two are."""
-    unsure: list[int] = field(default_factory=list)
-    """Layers of which nothing said which tensor is the state."""
+    def __init__(self) -> None:
+        self.held: tuple[int, list[Tensor], list[int]] | None = None
+        """A layer, the tensors that could be its hidden states, and how often each was changed in place."""
+        self.position: int | None = None
+        """Which of the tensors that a block returns the next one took, as far as blocks have shown."""
+        self.linked = 0
+        """Blocks that took what the one before gave."""
+        self.broken: dict[int, float] = {}
+        """Layers whose hidden states the next block did not take as they were, and how alike the two are."""
+        self.unsure: list[int] = []
+        """Layers of which nothing said which tensor is the hidden states."""
 
-    def gives(self, layer: int, states: Sequence[Tensor], took: torch.Size | None) -> Tensor | None:
-        """A block returned these: its state, or None where the next block must say."""
-        fitting = [x for x in states if x.shape == took] or list(states)
-        self.given = (layer, fitting, [_version(x) for x in fitting]) if fitting else None
+    def gave(self, layer: int, states: Sequence[Tensor], taken: torch.Size | None) -> Tensor | None:
+        """Hold what a block returned; its hidden states come back, or None where the next block must say.
+
+        Args:
+            layer: The block's layer.
+            states: The tensors that could be its hidden states.
+            taken: The shape of the hidden states that the block took.
+        """
+        fitting = [x for x in states if x.shape == taken] or list(states)
+        self.held = (layer, fitting, [_version(x) for x in fitting]) if fitting else None
         return fitting[0] if len(fitting) == 1 else None
 
-    def takes(self, states: Sequence[Tensor]) -> tuple[int, Tensor] | None:
-        """The next block is called with these: the layer that waited for it, and its state."""
-        if self.given is None:
+    def took(self, states: Sequence[Tensor]) -> tuple[int, Tensor] | None:
+        """Compare what the next block takes with what was held; (layer, hidden states) if that was open."""
+        if self.held is None:
             return None
-        (layer, fitting, versions), self.given = self.given, None
-        for place, (x, version) in enumerate(zip(fitting, versions, strict=True)):
+        (layer, fitting, versions), self.held = self.held, None
+        for k, (x, version) in enumerate(zip(fitting, versions, strict=True)):
             if version == _version(x) and any(same(x, y) for y in states):
                 self.linked += 1
-                self.place = place if len(fitting) > 1 else self.place
+                self.position = k if len(fitting) > 1 else self.position
                 return (layer, x) if len(fitting) > 1 else None
-        x = fitting[self._usual(layer, fitting)]
+        x = fitting[self._usual_position(layer, fitting)]
         self.broken[layer] = max((alike(x, y) for y in states), default=0.0)
         return (layer, x) if len(fitting) > 1 else None
 
-    def continues(self, states: Sequence[Tensor]) -> int:
-        """Which of these, that the next block takes, is what was given; the first, if none is."""
-        given = self.given[1] if self.given is not None else []
-        return next((k for k, y in enumerate(states) if any(same(x, y) for x in given)), 0)
+    def continuation(self, states: Sequence[Tensor]) -> int:
+        """Which of the tensors that the next block takes is what was held; 0 if none is."""
+        held = self.held[1] if self.held is not None else []
+        return next((k for k, y in enumerate(states) if any(same(x, y) for x in held)), 0)
 
-    def ends(self) -> tuple[int, Tensor] | None:
-        """No block comes after: the last layer and its state, if that was open."""
-        if self.given is None:
+    def ended(self) -> tuple[int, Tensor] | None:
+        """No block comes after: (last layer, its hidden states) if that was open."""
+        if self.held is None:
             return None
-        (layer, fitting, _), self.given = self.given, None
-        return (layer, fitting[self._usual(layer, fitting)]) if len(fitting) > 1 else None
-
-    def _usual(self, layer: int, fitting: Sequence[Tensor]) -> int:
-        if len(fitting) > 1 and (self.place is None or self.place >= len(fitting)):
-            self.unsure.append(layer)
-        return min(self.place or 0, len(fitting) - 1)
+        (layer, fitting, _), self.held = self.held, None
+        return (layer, fitting[self._usual_position(layer, fitting)]) if len(fitting) > 1 else None
 
     def check(self, blocks: str) -> None:
-        """Refuse blocks of which none takes what the one before gave."""
+        """Refuse blocks of which none takes what the one before gave; `blocks` says how they were chosen."""
         if self.broken and not self.linked and min(self.broken.values()) < ALIKE:
             raise WatchError(
                 f"every block must take what the one before it gave; of the {len(self.broken) + 1} {blocks} "
                 "that were called none does: they are branches inside a layer, or stand apart: name the "
-                "whole layers with blocks="
+                "whole layers with blocks=",
+                subject="blocks",
             )
+
+    def _usual_position(self, layer: int, fitting: Sequence[Tensor]) -> int:
+        if len(fitting) > 1 and (self.position is None or self.position >= len(fitting)):
+            self.unsure.append(layer)
+        return min(self.position or 0, len(fitting) - 1)
 
 
 def _version(x: Tensor) -> int:
-    """How often it was changed in place; a tensor of inference mode does not count."""
+    """How often x was changed in place; tensors of inference mode do not count it."""
     return 0 if x.is_inference() else x._version

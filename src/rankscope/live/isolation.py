@@ -1,4 +1,4 @@
-"""A place to compute in that the running model does not notice."""
+"""Contexts to compute in without the running model noticing; used by all that measures inside hooks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
-    """Outside the user's autograd and autocast."""
+    """Inside, neither autograd nor the user's autocast is active."""
     with torch.no_grad():
         if torch.is_autocast_enabled(device.type):
             with torch.autocast(device.type, enabled=False):
@@ -20,7 +20,7 @@ def isolated(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def without_dropout(module: nn.Module) -> Iterator[None]:
-    """The module in eval mode: nothing is dropped, and no random number is drawn."""
+    """Inside, the module is in eval mode: nothing is dropped, and no random number is drawn."""
     training = [part for part in module.modules() if part.training]
     for part in training:
         part.training = False
@@ -32,10 +32,10 @@ def without_dropout(module: nn.Module) -> Iterator[None]:
 
 
 def float64_device(device: torch.device) -> torch.device:
-    """Where float64 is: on the device itself, or on the CPU for those that have none."""
+    """The device that computes in float64 for this one: itself, or the CPU for MPS, which has no float64."""
     return torch.device("cpu") if device.type == "mps" else device
 
 
 def to_float64_device(x: Tensor) -> Tensor:
-    """x where float64 is."""
+    """x on a device that has float64: where it is, or on the CPU."""
     return x.to(float64_device(x.device))

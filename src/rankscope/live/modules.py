@@ -1,38 +1,120 @@
-"""The modules and weights in a module, without their names: torch's own walk makes one for each, and that is
-most of what finding a small model's blocks costs."""
+"""What a model is made of: its modules and parameters, and what wraps or compiles it.
 
-from collections.abc import Iterable, Iterator
+Called by `watch`, by `plan.py` and `blocks.py` (which find the blocks) and by `Monitor`; calls torch alone.
+`submodules` walks `_modules` itself: `nn.Module.modules()` also builds the name of every module, which is
+most of what finding the blocks of a small model costs.
+"""
 
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
+from rankscope.errors import WatchError
 
-def parts(*modules: nn.Module) -> list[nn.Module]:
-    """Everything in these modules, they themselves first, each once, in the order of `modules()`.
+WRAPPERS = {
+    ("torch", "DataParallel"),
+    ("torch", "DistributedDataParallel"),
+    ("torch", "FullyShardedDataParallel"),
+    ("deepspeed", "DeepSpeedEngine"),
+}
+"""(package, class) of modules that hold the model as `module` and call it unchanged."""
+
+
+def submodules(*modules: nn.Module) -> list[nn.Module]:
+    """These modules and everything in them, each once, in the order of `nn.Module.modules()`.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2)
-    >>> parts(layer) == list(layer.modules())
+    >>> submodules(layer) == list(layer.modules())
     True
     """
-    found: dict[nn.Module, None] = {}
+    visited: dict[nn.Module, None] = {}
     ahead: list[nn.Module | None] = [*reversed(modules)]
     while ahead:
-        part = ahead.pop()
-        if part is not None and part not in found:
-            found[part] = None
-            if part._modules:
-                ahead.extend(reversed(part._modules.values()))
-    return list(found)
+        module = ahead.pop()
+        if module is not None and module not in visited:
+            visited[module] = None
+            if module._modules:
+                ahead.extend(reversed(module._modules.values()))
+    return list(visited)
 
 
-def holds(some: Iterable[nn.Module], kinds: tuple[type, ...]) -> bool:
-    """Whether one of these modules is of such a class; few classes make up a model, and are asked once.
+def contains(modules: Iterable[nn.Module], classes: tuple[type, ...]) -> bool:
+    """True if one of these modules is of such a class: a model has few classes, and each is asked once.
 
-    >>> holds(parts(nn.TransformerEncoderLayer(8, 2)), (nn.Linear,))
+    >>> contains(submodules(nn.TransformerEncoderLayer(8, 2)), (nn.Linear,))
     True
     """
-    return any(issubclass(kind, kinds) for kind in set(map(type, some)))
+    return any(issubclass(kind, classes) for kind in set(map(type, modules)))
 
 
-def weights(some: Iterable[nn.Module]) -> Iterator[Tensor]:
-    """The weights of these modules themselves, not of what is in them."""
-    return (weight for part in some for weight in part._parameters.values() if weight is not None)
+def own_parameters(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    """The parameters that belong to these modules directly, not to modules inside them."""
+    return (weight for module in modules for weight in module._parameters.values() if weight is not None)
+
+
+def uncompiled(module: Any) -> Any:
+    """The module that `torch.compile` was given; any other module as it is."""
+    while isinstance(module, nn.Module) and "_orig_mod" in module._modules:
+        module = module._orig_mod
+    return module
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, without `torch.compile` and what spreads it over devices (DDP, FSDP) around it.
+
+    Only the classes in `WRAPPERS` are taken off: any other model that keeps its only child under the name
+    `module` has a `forward` of its own, and stays.
+
+    >>> inner = nn.Linear(2, 2)
+    >>> unwrapped(nn.DataParallel(torch.compile(inner))) is inner
+    True
+    """
+    while True:
+        model = uncompiled(model)
+        if not is_wrapper(model):
+            return model
+        model = model.module  # type: ignore[assignment]
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """True for modules that spread a model over devices or processes and call it unchanged."""
+    return any(
+        (kind.__module__.partition(".")[0], kind.__name__) in WRAPPERS for kind in type(module).__mro__
+    )
+
+
+def is_compiled(modules: Iterable[nn.Module]) -> bool:
+    """True if one of these modules runs compiled: through `torch.compile(module)` or `module.compile()`."""
+    return any(
+        "_orig_mod" in module._modules
+        or module.__dict__.get("_compiled_call_impl") is not None
+        or (
+            "forward" in module.__dict__ and hasattr(module.__dict__["forward"], "_torchdynamo_orig_callable")
+        )
+        for module in modules
+    )
+
+
+@contextmanager
+def running_uncompiled() -> Iterator[None]:
+    """Inside, compiled code runs as it was written, so that hooks in it fire; its graphs are kept."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def refuse_scripted(modules: Sequence[nn.Module]) -> None:
+    """Refuse TorchScript, in which hooks do not fire; `modules` are those of a model, the model first."""
+    if not contains(modules, (torch.jit.ScriptModule,)):
+        return
+    for module in modules:
+        if isinstance(module, torch.jit.ScriptModule):
+            name = next(name for name, part in modules[0].named_modules() if part is module)
+            what = f"its part {name!r}" if name else "this model"
+            raise WatchError(
+                f"{what} is a TorchScript module, in which hooks do not fire: watch the model before it was "
+                "scripted",
+                subject=name or "model",
+            )

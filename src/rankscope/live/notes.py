@@ -1,17 +1,22 @@
-"""What a watch says it did: as checks for the manifest, and as sentences for people."""
+"""What a watch says it did: as checks for the manifest, and as sentences for people.
+
+`Watch.profile` calls `describe_model` and `checks`, `Watch.notes` calls `notes`; both read the totals of a
+`Recorder`. `Monitor` calls `describe_model` for its manifest.
+"""
 
 from typing import Any
 
 import torch
 from torch import nn
 
-from rankscope.live.recorder import Recorder
+from rankscope.live.plan import WatchPlan
+from rankscope.live.recorder import WatchTotals
 from rankscope.metrics.metric import ROUNDING
 from rankscope.metrics.tokens import unit_of
 
 
-def described(model: nn.Module) -> dict[str, Any]:
-    """Which model it was, for the manifest."""
+def describe_model(model: nn.Module) -> dict[str, Any]:
+    """Which model was watched, for the manifest: its class, size, dtypes and devices."""
     weights = list(model.parameters())
     config = getattr(model, "config", None)
     return {
@@ -28,142 +33,148 @@ def described(model: nn.Module) -> dict[str, Any]:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`float32` and its like."""
+    """The name of a dtype without its module, such as `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
-def checks(seen: Recorder) -> dict[str, Any]:
-    """What the run found about itself."""
-    layers = range(1, max([len(seen.blocks), *seen.fired, *(seen.plan.layers or ())]) + 1)
-    defect = max((float(each) for each in seen.defects), default=None)
-    unit = unit_of(torch.float32 if seen.narrow else seen.arithmetic or torch.float64)
-    overflown = [layer for layer, broken in seen.broken if bool(broken)]
+def checks(plan: WatchPlan, totals: WatchTotals) -> dict[str, Any]:
+    """What a watch found out about its run, as numbers for the manifest."""
+    layers = range(1, max([len(plan.blocks), *totals.calls_per_layer, *(plan.layers or ())]) + 1)
+    defect = max((float(defect) for defect in totals.row_sum_defects), default=None)
+    unit = unit_of(torch.float32 if totals.float32_inside else totals.arithmetic or torch.float64)
+    overflown = [layer for layer, broken in totals.broken_states if bool(broken)]
     return {
-        "arithmetic_asked": dtype_name(seen.arithmetic or torch.float64),
-        "calls": seen.calls,
-        "calls_left_out": dict(seen.left_out),
-        "calls_per_layer": {str(layer): seen.fired[layer] for layer in layers},
-        "never_fired": [layer for layer in layers if not seen.fired[layer]],
-        "mode": " and ".join(sorted(seen.modes)),
-        "dropout": seen.dropout,
-        "padded_tokens": sum(int(each) for each in seen.padded),
-        "masks_found": sorted(name for name in seen.masks if name is not None),
-        "calls_without_a_mask": None in seen.masks and seen.plan.own_padding,
-        "layers_not_taken_as_they_were": sorted(seen.between),
-        "layers_of_several_tensors": sorted(seen.unsure),
+        "arithmetic_asked": dtype_name(totals.arithmetic or torch.float64),
+        "calls": totals.calls,
+        "calls_left_out": dict(totals.calls_left_out),
+        "calls_per_layer": {str(layer): totals.calls_per_layer[layer] for layer in layers},
+        "never_fired": [layer for layer in layers if not totals.calls_per_layer[layer]],
+        "mode": " and ".join(sorted(totals.modes)),
+        "dropout": totals.dropout,
+        "padded_tokens": sum(int(padded) for padded in totals.padded_tokens),
+        "masks_found": sorted(name for name in totals.masks if name is not None),
+        "calls_without_a_mask": None in totals.masks and plan.padding_from_model,
+        "layers_not_taken_as_they_were": sorted(totals.broken_links),
+        "layers_of_several_tensors": sorted(totals.unsure_layers),
         "rows_sum_to_one": None if defect is None else defect <= ROUNDING * unit,
         "largest_row_sum_defect": defect,
         "first_layer_not_finite": min(overflown, default=None),
     }
 
 
-def notes(seen: Recorder, changes: list[str]) -> list[str]:
-    """The same, in plain sentences; `changes` are what was done to the model while it ran."""
-    found = checks(seen)
+def notes(plan: WatchPlan, totals: WatchTotals, changes: list[str]) -> list[str]:
+    """What a watch did and found, in sentences; `changes` say how the model ran otherwise than unwatched."""
+    results = checks(plan, totals)
+    mode = [f"The model was in {results['mode']} mode{_dropout(totals)}."] if totals.modes else []
     return [
-        f"The model was called {_times(seen.calls)}; {seen.samples} samples were measured.",
-        *(f"{_calls(number)} left out: {why}." for why, number in seen.left_out.items()),
-        *_layers(found, seen),
-        *([f"The model was in {found['mode']} mode{_dropout(seen)}."] if seen.modes else []),
-        *_rows(found, seen),
-        *_padding(found, seen),
-        *_floor(seen),
-        *_finite(found),
+        f"The model was called {_times(totals.calls)}; {totals.samples} samples were measured.",
+        *(f"{_calls(count)} left out: {why}." for why, count in totals.calls_left_out.items()),
+        *_layer_notes(results, totals),
+        *mode,
+        *_attention_notes(results, totals),
+        *_padding_notes(results, plan, totals),
+        *_floor_notes(totals),
+        *_overflow_notes(results),
         *changes,
     ]
 
 
-def _layers(found: dict[str, Any], seen: Recorder) -> list[str]:
-    said = []
-    numbers = {number for number in found["calls_per_layer"].values() if number}
-    if len(numbers) == 1 and not found["never_fired"]:
-        said.append(f"Each of the {len(found['calls_per_layer'])} layers fired {_times(numbers.pop())}.")
-    elif numbers:
-        each = ", ".join(f"{layer}: {number}" for layer, number in found["calls_per_layer"].items())
-        said.append(f"Calls per layer: {each}.")
-    if found["never_fired"]:
-        names = ", ".join(map(str, found["never_fired"]))
-        said.append(f"Layers that never fired, and have no values: {names}.")
-    for layer in found["layers_not_taken_as_they_were"]:
-        said.append(
+def _layer_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
+    sentences = []
+    counts = {count for count in results["calls_per_layer"].values() if count}
+    if len(counts) == 1 and not results["never_fired"]:
+        layers = len(results["calls_per_layer"])
+        sentences.append(f"Each of the {layers} layers fired {_times(counts.pop())}.")
+    elif counts:
+        by_layer = ", ".join(f"{layer}: {count}" for layer, count in results["calls_per_layer"].items())
+        sentences.append(f"Calls per layer: {by_layer}.")
+    if results["never_fired"]:
+        names = ", ".join(map(str, results["never_fired"]))
+        sentences.append(f"Layers that never fired, and have no values: {names}.")
+    for layer in results["layers_not_taken_as_they_were"]:
+        sentences.append(
             f"Something stands between layers {layer} and {layer + 1}: what the second takes is not what the "
             "first gave."
         )
-    if seen.unsure:
-        names = ", ".join(map(str, sorted(seen.unsure)))
-        said.append(
+    if totals.unsure_layers:
+        names = ", ".join(map(str, sorted(totals.unsure_layers)))
+        sentences.append(
             f"Layers that return several tensors like tokens: {names}; nothing says which is the state, and "
             "the first was measured."
         )
-    if seen.outside:
-        said.append(
-            f"{seen.outside} calls of blocks outside a call of the model (recomputation for gradients, or a "
-            "part of the model called by itself) were not measured."
+    if totals.blocks_outside:
+        sentences.append(
+            f"{totals.blocks_outside} calls of blocks outside a call of the model (recomputation for "
+            "gradients, or a part of the model called by itself) were not measured."
         )
-    return said
+    return sentences
 
 
-def _padding(found: dict[str, Any], seen: Recorder) -> list[str]:
-    number = f"{found['padded_tokens']} padded tokens were left out"
-    if not seen.plan.own_padding:
-        given = "as padding= said" if seen.plan.padding is not None else "padding='none'"
-        return [f"{number}, {given}."] if seen.samples else []
-    said = [f"{number}, by {' and '.join(found['masks_found'])}."] if found["masks_found"] else []
-    if found["calls_without_a_mask"]:
-        where = "In some calls no" if said else "No"
-        said.append(f"{where} mask was found: every token counts as real; padding= says which are not.")
-    return said
+def _padding_notes(results: dict[str, Any], plan: WatchPlan, totals: WatchTotals) -> list[str]:
+    padded = f"{results['padded_tokens']} padded tokens were left out"
+    if not plan.padding_from_model:
+        why = "as padding= said" if plan.padding is not None else "padding='none'"
+        return [f"{padded}, {why}."] if totals.samples else []
+    masks = results["masks_found"]
+    sentences = [f"{padded}, by {' and '.join(masks)}."] if masks else []
+    if results["calls_without_a_mask"]:
+        where = "In some calls no" if masks else "No"
+        sentences.append(f"{where} mask was found: every token counts as real; padding= says which are not.")
+    return sentences
 
 
-def _rows(found: dict[str, Any], seen: Recorder) -> list[str]:
-    if found["rows_sum_to_one"] is None:
+def _attention_notes(results: dict[str, Any], totals: WatchTotals) -> list[str]:
+    if results["rows_sum_to_one"] is None:
         return ["Attention was not looked at."]
-    said, by = [], found["largest_row_sum_defect"]
-    if found["rows_sum_to_one"]:
-        said.append(f"Attention rows sum to one within {by:.1e}.")
+    sentences, defect = [], results["largest_row_sum_defect"]
+    if results["rows_sum_to_one"]:
+        sentences.append(f"Attention rows sum to one within {defect:.1e}.")
     else:
-        why = ", as dropout makes them" if seen.dropout else ""
-        said.append(f"Attention rows miss one by up to {by:.2g}{why}: theorems on averaging do not apply.")
-    if seen.narrow:
-        said.append("The model computes attention in float32 inside: float64's floors are too low for it.")
-    without = sorted(set(seen.fired) - seen.attended)
+        why = ", as dropout makes them" if totals.dropout else ""
+        sentences.append(
+            f"Attention rows miss one by up to {defect:.2g}{why}: theorems on averaging do not apply."
+        )
+    if totals.float32_inside:
+        sentences.append(
+            "The model computes attention in float32 inside: float64's floors are too low for it."
+        )
+    without = sorted(set(totals.calls_per_layer) - totals.layers_with_attention)
     if without:
-        said.append(
-            f"Layers without attention of their tokens to themselves: {', '.join(map(str, without))}."
+        layers = ", ".join(map(str, without))
+        sentences.append(f"Layers without attention of their tokens to themselves: {layers}.")
+    if totals.later_attention:
+        sentences.append(
+            f"Only the first attention of a block counts: {totals.later_attention} later ones "
+            "(cross-attention) were left out."
         )
-    if seen.others:
-        said.append(
-            f"Only the first attention of a block counts: {seen.others} later ones (cross-attention) were "
-            "left out."
+    if totals.other_attention:
+        sentences.append(
+            "Attention not of a block's tokens to themselves (cross-attention, windows) was left out: "
+            f"{totals.other_attention} calls."
         )
-    if seen.elsewhere:
-        said.append(
-            f"Attention not of a block's tokens to themselves (cross-attention, windows) was left out: "
-            f"{seen.elsewhere} calls."
-        )
-    return said
+    return sentences
 
 
-def _floor(seen: Recorder) -> list[str]:
-    if seen.arithmetic is None:  # nothing has run
+def _floor_notes(totals: WatchTotals) -> list[str]:
+    if totals.arithmetic is None:  # nothing has run
         return []
-    floor = ROUNDING * unit_of(seen.arithmetic)
-    ran = dtype_name(seen.arithmetic)
-    return [f"It ran in {ran}: a relative residual below {floor:.1e} is rounding noise."]
+    floor = ROUNDING * unit_of(totals.arithmetic)
+    name = dtype_name(totals.arithmetic)
+    return [f"It ran in {name}: a relative residual below {floor:.1e} is rounding noise."]
 
 
-def _finite(found: dict[str, Any]) -> list[str]:
-    layer = found["first_layer_not_finite"]
+def _overflow_notes(results: dict[str, Any]) -> list[str]:
+    layer = results["first_layer_not_finite"]
     return [] if layer is None else [f"Numbers overflow from layer {layer} on: those samples have NaN."]
 
 
-def _dropout(seen: Recorder) -> str:
-    return f", with dropout of up to {seen.dropout:g}" if "train" in seen.modes else ""
+def _dropout(totals: WatchTotals) -> str:
+    return f", with dropout of up to {totals.dropout:g}" if "train" in totals.modes else ""
 
 
-def _times(number: int) -> str:
-    return {1: "once", 2: "twice"}.get(number, f"{number} times")
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def _calls(number: int) -> str:
-    return "1 call was" if number == 1 else f"{number} calls were"
+def _calls(count: int) -> str:
+    return "1 call was" if count == 1 else f"{count} calls were"

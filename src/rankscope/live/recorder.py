@@ -1,280 +1,373 @@
-"""What is seen of a running model, reduced to numbers where it is seen.
+"""What is seen of a running model, put in order: `Recorder` turns the events of a watch into readings.
 
-The hooks tell the recorder what happens, in order: a call of the model begins; a block is entered and left;
-inside it attention happens; the call ends. The recorder numbers layers and samples, reads the metrics on the
-device where the tensors are, and keeps only the readings; copies of small states wait until they are asked
-about, since reading many is cheaper in one go. Layers are numbered by the order of calls within
-one call of the model, so that one module called twelve times is twelve layers. Nothing of a call that failed
-is kept.
+The hooks of `block_hooks.py`, the observer of attention and the hooks on routers report to one `Recorder`:
+
+| event | what happens |
+|---|---|
+| `begin_call` | a `ModelCall` is made, unless the call is not to be measured |
+| `enter_block` | the layer gets its number; the first block's input is layer 0 |
+| `on_attention`, `on_contributions` | `attention_readings.py` reads metrics |
+| `on_module_output` | `routing.py` reads metrics, if the module is a router |
+| `leave_block` | the block's output is its layer's hidden states: `state_readings.py` reads metrics |
+| `end_call` | what was read of the call is checked and added to the `WatchTotals`; if it failed, dropped |
+
+Layers are numbered by the order of calls within one call of the model, so that one module called twelve times
+is twelve layers. `watch.py` and `notes.py` read the totals.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
-from rankscope.live.attending import Attending
-from rankscope.live.call import Call, Plan
-from rankscope.live.chain import Chain
-from rankscope.live.functions import Functions
-from rankscope.live.mask import arguments_of, continues_from_cache, find_padding
-from rankscope.live.reading import arithmetic_of, dropout_of, read_state, read_waiting
-from rankscope.live.routing import Routing
-from rankscope.live.sizes import Sizes
-from rankscope.live.states import fitting_in, states_in
-from rankscope.metrics.tokens import real_tokens, unit_of
+from rankscope.live.attention import AttentionCall, WatchedBlocks
+from rankscope.live.attention_readings import AttentionReadings
+from rankscope.live.chain import BlockChain
+from rankscope.live.hidden_states import candidates_in, hidden_states_in
+from rankscope.live.output_projection import OutputProjectionFinder
+from rankscope.live.padding import arguments_of, continues_from_cache, find_padding
+from rankscope.live.plan import WatchPlan
+from rankscope.live.routing import RoutingReadings
+from rankscope.live.state_norms import StateNorms
+from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of, dropout_of
+from rankscope.metrics import Metric
 from rankscope.profiles.rows import Found
 
 CACHED = "it went on from a cache"
-WAITING = 2**20
-"""Entries of small states that wait, some megabytes, until they are asked about or so many have come."""
 CHUNK = "its tokens looked at more than themselves, as a chunk that goes on from a cache does"
+WAITING = 2**20
+"""Entries of small states of calls that ended, some megabytes, up to which they wait to be read together."""
 
 
-class Recorder(Attending, Routing):
-    """Follows a model through its calls."""
+class OpenBlock(NamedTuple):
+    """A block that was entered and not yet left."""
 
-    def __init__(self, plan: Plan, blocks: Sequence[nn.Module]) -> None:
-        self.plan = plan
-        self.blocks = blocks
-        self.position = {id(block): k for k, block in reversed(list(enumerate(blocks)))}
-        self.call: Call | None = None
-        self.functions: Functions | None = None
-        """On while a block runs, where attention is seen through torch's functions."""
-        self.depth = 0
-        self.calls = 0
-        self.samples = 0
-        self._found: list[tuple[int, int, Found]] = []
-        self._sizes: list[tuple[int, Sizes]] = []
-        """(first sample, sizes of states from which nothing was read yet)"""
-        self._ended: list[tuple[int, Call]] = []
-        """(first sample, a call that ended well and whose last states wait to be read)"""
-        self._broken: list[tuple[int, Tensor]] = []
-        self.defects: list[Tensor] = []
-        self.padded: list[Tensor] = []
-        self.fired: Counter[int] = Counter()
-        self.attended: set[int] = set()
-        self.left_out: Counter[str] = Counter()
-        self.others = 0
-        self.elsewhere = 0
-        self.outside = 0
-        self.between: set[int] = set()
-        """Layers whose state the next block did not take as it was."""
-        self.unsure: set[int] = set()
-        """Layers of which nothing said which of several tensors is the state."""
-        self.masks: set[str | None] = set()
-        """The arguments that said which tokens are padding."""
-        self.modes: set[str] = set()
-        self.dropout = 0.0
-        self.arithmetic: torch.dtype | None = None
-        self.narrow = False
-        """Whether a model in float64 computed attention in float32."""
-        self.kept: defaultdict[str, dict[int, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+    layer: int
+    shape: torch.Size | None
+    """The shape of the hidden states that it took."""
+
+
+class CallReadings(NamedTuple):
+    """What is read of one call, made when its first hidden states are known."""
+
+    batch: TokenBatch
+    states: StateReadings
+    attention: AttentionReadings
+    routing: RoutingReadings
+
+
+class ModelCall:
+    """One call of the model, while it runs.
+
+    Args:
+        arguments: What the model was called with, by name.
+        alone: Whether a module around the blocks was called by itself, not the model.
+    """
+
+    def __init__(self, arguments: Mapping[str, Any], alone: bool) -> None:
+        self.arguments = [arguments]
+        """Of the model and of the modules around the blocks, from the outside in."""
+        self.alone = alone
+        self.layer = 0
+        """The layer entered last."""
+        self.open: list[OpenBlock] = []
+        self.left: list[int] = []
+        """Layers whose block has returned."""
+        self.chain = BlockChain()
+        self.mask: str | None = None
+        """The argument that said which tokens are padding."""
+        self.read: CallReadings | None = None
+
+
+@dataclass
+class WatchTotals:
+    """What was measured in all calls of a watch that ended well, and what was noticed.
+
+    Args:
+        metrics: The metrics that are read.
+    """
+
+    metrics: Sequence[Metric]
+    calls: int = 0
+    samples: int = 0
+    calls_left_out: Counter[str] = field(default_factory=Counter)
+    """Calls that were not measured, by the reason."""
+    blocks_outside: int = 0
+    """Calls of blocks outside a call of the model."""
+    calls_per_layer: Counter[int] = field(default_factory=Counter)
+    layers_with_attention: set[int] = field(default_factory=set)
+    later_attention: int = 0
+    other_attention: int = 0
+    row_sum_defects: list[Tensor] = field(default_factory=list)
+    float32_inside: bool = False
+    """Whether a model in float64 computed attention in float32."""
+    padded_tokens: list[Tensor] = field(default_factory=list)
+    masks: set[str | None] = field(default_factory=set)
+    """The arguments that said which tokens are padding."""
+    broken_links: set[int] = field(default_factory=set)
+    """Layers whose hidden states the next block did not take as they were."""
+    unsure_layers: set[int] = field(default_factory=set)
+    """Layers of which nothing said which of several tensors is the hidden states."""
+    modes: set[str] = field(default_factory=set)
+    dropout: float = 0.0
+    arithmetic: torch.dtype | None = None
+    kept: dict[str, dict[int, list[Tensor]]] = field(
+        default_factory=lambda: {"states": defaultdict(list), "attention": defaultdict(list)}
+    )
+    """Whole tensors by layer, one for each call."""
+    _readings: list[tuple[int, int, Found]] = field(default_factory=list)
+    _broken: list[tuple[int, Tensor]] = field(default_factory=list)
+    _ended: list[tuple[int, StateReadings]] = field(default_factory=list)
+    """(first sample, states of a call whose last ones wait to be read)"""
+    _norms: list[tuple[int, StateNorms]] = field(default_factory=list)
+    """(first sample, norms from which the metrics are not computed yet)"""
 
     @property
-    def found(self) -> list[tuple[int, int, Found]]:
-        """(layer, first sample, readings)"""
-        self._read_ended()
-        sizes, self._sizes = self._sizes, []
-        for start, each in sizes:
-            self._found += [(layer, start, found) for layer, found in each.read(self.plan.metrics)]
-        return self._found
+    def readings(self) -> list[tuple[int, int, Found]]:
+        """(layer, first sample, readings) of all calls."""
+        self._flush()
+        norms, self._norms = self._norms, []
+        for start, call_norms in norms:
+            self._readings += [(layer, start, rows) for layer, rows in call_norms.readings(self.metrics)]
+        return self._readings
 
     @property
-    def broken(self) -> list[tuple[int, Tensor]]:
-        """(layer, whether some entry was no number)"""
-        self._read_ended()
+    def broken_states(self) -> list[tuple[int, Tensor]]:
+        """(layer, whether some entry of its hidden states was NaN or infinite)"""
+        self._flush()
         return self._broken
 
-    def begin(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool = False
+    def add(self, call: ModelCall, read: CallReadings) -> None:
+        """Count a call that ended well."""
+        attention = read.attention
+        self.broken_links.update(call.chain.broken)
+        self.unsure_layers.update(call.chain.unsure)
+        self.masks.add(call.mask)
+        self.calls_per_layer.update(call.left)
+        self.row_sum_defects += attention.defects
+        self.layers_with_attention.update(attention.layers)
+        self.later_attention += attention.later
+        self.other_attention += len(attention.left_out)
+        self.float32_inside |= attention.float32_inside
+        self._ended.append((self.samples, read.states))
+        if sum(states.waiting_entries for _, states in self._ended) >= WAITING:
+            self._flush()
+        self.samples += read.batch.shape[0]
+        if not read.batch.all_valid:
+            self.padded_tokens.append(read.batch.padded_tokens)
+        for name, kept in (("states", read.states.kept), ("attention", attention.kept)):
+            for layer, x in kept:
+                self.kept[name][layer].append(x)
+
+    def _flush(self) -> None:
+        """Read the hidden states that wait."""
+        ended, self._ended = self._ended, []
+        for start, states in ended:
+            states.flush()
+            self._readings += [(layer, start, rows) for layer, rows in states.readings]
+            if states.norms is not None:
+                states.norms.buffer = None
+                self._norms.append((start, states.norms))
+            self._broken += states.broken
+
+
+class Recorder:
+    """Follows a model through its calls, and adds up what is read of them in `totals`.
+
+    Args:
+        plan: What to measure.
+        blocks: The blocks, with those who follow their run.
+    """
+
+    def __init__(self, plan: WatchPlan, blocks: WatchedBlocks) -> None:
+        self.plan, self.blocks = plan, blocks
+        self.totals = WatchTotals(plan.metrics)
+        self.projections = OutputProjectionFinder(self.on_contributions)
+        self.call: ModelCall | None = None
+        """The call that is being measured."""
+        self._depth = 0
+        """Calls of the model, and of modules around the blocks, that have not returned."""
+        self._position = {id(block): k for k, block in reversed(list(enumerate(plan.blocks)))}
+
+    def begin_call(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], alone: bool
     ) -> None:
-        """A call begins, of the model or, `alone`, of a part of it around the blocks (an encoder, in
-        generation). A call inside a call belongs to it; one in a backward pass is made again, and not new."""
-        if not self.depth and torch._C._current_graph_task_id() != -1:
+        """Begin a call of the model, or, `alone`, of a module around the blocks (an encoder in generation).
+
+        A call inside a call belongs to it; a call in a backward pass repeats an earlier one, and is not new.
+        """
+        if not self._depth and torch._C._current_graph_task_id() != -1:
             return
-        self.depth += 1
+        self._depth += 1
         arguments = arguments_of(model, args, kwargs)
-        if self.depth > 1:
-            if self.call is not None and self.call.shape is None:
-                self.call.around.append(arguments)
+        if self._depth > 1:
+            if self.call is not None and self.call.read is None:
+                self.call.arguments.append(arguments)
             return
-        self.calls += 1
+        self.totals.calls += 1
+        self.projections.reset()
         if continues_from_cache(arguments):
-            self.left_out[CACHED] += 1
-        elif self.plan.trained and not model.training:
-            self.left_out["it was not in train mode"] += 1
+            self.totals.calls_left_out[CACHED] += 1
+        elif self.plan.training_only and not model.training:
+            self.totals.calls_left_out["it was not in train mode"] += 1
         else:
-            self.call = Call(arguments, alone)
+            self.call = ModelCall(arguments, alone)
 
-    def end(self, failed: bool) -> None:
-        """The call ended: what was read of it counts."""
-        if not self.depth:
+    def end_call(self, failed: bool) -> None:
+        """End a call: what was read of it counts, unless it failed."""
+        if not self._depth:
             return
-        self.depth -= 1
-        if self.depth:
+        self._depth -= 1
+        if self._depth:
             return
-        self._off()
-        call, self.call = self.call, None
+        call = self._forget_call()
         if failed:
-            self.left_out["it failed"] += 1
-        elif call is not None:
-            self._take(call)
+            self.totals.calls_left_out["it failed"] += 1
+        elif call is not None and call.read is not None:
+            self._check_and_add(call, call.read)
 
-    def reset(self) -> None:
+    def interrupt(self) -> None:
         """Forget a call that was interrupted: torch calls no hook while KeyboardInterrupt passes."""
-        if self.depth:
-            self.left_out["it was interrupted"] += 1
-        self.depth, self.call = 0, None
-        self._off()
+        if self._depth:
+            self.totals.calls_left_out["it was interrupted"] += 1
+        self._depth = 0
+        self._forget_call()
 
-    def _off(self) -> None:
-        if self.functions is not None:
-            self.functions.close()
-
-    def enter(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A block is called: the first block's input is layer 0."""
-        if self.call is None:
-            self.outside += not self.depth
-            return
+    def enter_block(self, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Enter a block: its layer gets a number, and what the first block takes is layer 0."""
         call = self.call
-        call.layer = max(call.layer + 1, self.position[id(block)] + 1)
-        given = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
-        states = self._states(given, f"what {type(block).__name__} takes", call.shape is None)
-        call.inside.append(call.layer)
-        call.took.append(states[0].shape if states else None)
-        if call.shape is not None:
-            place = call.chain.continues(states)
-            if len(call.inside) == 1:
-                self._settle(call, call.chain.takes(states))
-            self._follow(given, place)
+        if call is None:
+            self.totals.blocks_outside += not self._depth
             return
-        state = states[0]
-        if not len(state) or state.shape[1] == 1:
-            self.left_out["it had a single token" if len(state) else "it had no samples"] += 1
+        call.layer = max(call.layer + 1, self._position[id(block)] + 1)
+        taken = (kwargs["hidden_states"],) if "hidden_states" in kwargs else (*args, *kwargs.values())
+        states = self._hidden_states(taken, f"what {type(block).__name__} takes", needed=call.read is None)
+        call.open.append(OpenBlock(call.layer, states[0].shape if states else None))
+        position = 0
+        if call.read is not None:
+            position = call.chain.continuation(states)
+            if len(call.open) == 1 and (settled := call.chain.took(states)) is not None:
+                call.read.states.read(*settled)
+        elif not len(states[0]) or states[0].shape[1] == 1:
+            self.totals.calls_left_out[
+                "it had a single token" if len(states[0]) else "it had no samples"
+            ] += 1
             self.call = None
             return
-        self._start(call, state, arguments_of(block, args, kwargs))
-        read_state(self.plan, call, 0, state)
-        self._follow(given, 0)
+        else:
+            call.read = self._first_reading(call, states[0], arguments_of(block, args, kwargs))
+            call.read.states.read(0, states[0])
+        if self.blocks.listeners:
+            hidden = candidates_in(taken, self.plan.grid)[position : position + 1]
+            for listener in self.blocks.listeners:
+                listener.block_entered(hidden[0] if hidden else None)
 
-    def _follow(self, given: tuple[Any, ...], place: int) -> None:
-        """The block's state, through what it calls."""
-        if self.functions is not None:
-            self.functions.start(fitting_in(given, self.plan.grid)[place : place + 1])
-
-    def leave(self, block: nn.Module, output: Any, failed: bool) -> None:
-        """A block has returned: its output is its layer's state."""
-        if self.call is None or not self.call.inside:
-            return
+    def leave_block(self, block: nn.Module, output: Any, failed: bool) -> None:
+        """Leave a block: what it returned are its layer's hidden states."""
         call = self.call
-        unused = [] if self.functions is None else self.functions.stop()
-        if not failed and call.shape is not None:
-            self.unused(unused)
-        layer, took = call.inside.pop(), call.took.pop()
-        if failed:
+        if call is None or not call.open:
             return
-        call.fired.append(layer)
-        call.projection = None
-        if call.spoken is not None:
-            raise WatchError(
-                f"what each head adds needs the output projection; no Linear or Conv1D of "
-                f"{type(block).__name__} was called on the heads' outputs as they are: watch metrics of "
-                "tokens or attention"
-            )
-        states = self._states(output, f"what {type(block).__name__} returns", self.plan.measures(layer))
-        state = call.chain.gives(layer, states, took)
-        if state is not None:
-            read_state(self.plan, call, layer, state)
+        for listener in self.blocks.listeners:
+            listener.block_left(failed)
+        layer, taken = call.open.pop()
+        if failed or call.read is None:
+            return
+        call.left.append(layer)
+        self.projections.block_left(block)
+        needed = self.plan.measures(layer)
+        states = self._hidden_states(output, f"what {type(block).__name__} returns", needed)
+        hidden = call.chain.gave(layer, states, taken)
+        if hidden is not None:
+            call.read.states.read(layer, hidden)
 
-    def _states(self, found: object, where: str, needed: bool) -> list[Tensor]:
-        """What could be a state; none where that does not matter."""
+    def on_attention(self, attention: AttentionCall) -> None:
+        """Measure attention that an observer reports, if a block of a measured call runs."""
+        if (running := self._running()) is not None:
+            layer, read = running
+            read.attention.read(layer, attention)
+
+    def on_contributions(self, contributions: Tensor) -> None:
+        """Measure what each head adds, once the output projection was called."""
+        if (running := self._running()) is not None:
+            layer, read = running
+            read.attention.read_heads(layer, contributions)
+
+    def on_key_padding(self, mask: Tensor | None) -> None:
+        """Check padding that an `nn.MultiheadAttention` in a block is called with."""
+        if (running := self._running()) is not None:
+            running[1].attention.check_padding(mask, "a key_padding_mask")
+
+    def on_module_output(self, output: Any) -> None:
+        """Measure the routing in what a module in a block returned, if it is a router."""
+        if (running := self._running()) is not None:
+            layer, read = running
+            read.routing.read(layer, output)
+
+    def _running(self) -> tuple[int, CallReadings] | None:
+        """The layer that runs and what is read of its call; None outside of blocks."""
+        call = self.call
+        if call is None or call.read is None or not call.open:
+            return None
+        return call.open[-1].layer, call.read
+
+    def _forget_call(self) -> ModelCall | None:
+        for listener in self.blocks.listeners:
+            listener.call_ended()
+        call, self.call = self.call, None
+        return call
+
+    def _hidden_states(self, values: object, where: str, needed: bool) -> list[Tensor]:
+        """What could be hidden states in `values`; an empty list where there are none and none is needed."""
         try:
-            return states_in(found, self.plan.layout, where, self.plan.grid)
+            return hidden_states_in(values, self.plan.layout, where, self.plan.grid)
         except WatchError:
             if needed:
                 raise
             return []
 
-    def _settle(self, call: Call, open_one: tuple[int, Tensor] | None) -> None:
-        """Read a state that waited for the next block to say which tensor it is."""
-        if open_one is not None:
-            read_state(self.plan, call, *open_one)
-
-    def _start(self, call: Call, state: Tensor, block_arguments: dict[str, Any]) -> None:
-        """The first state of a call says its samples, its padding and its arithmetic."""
-        call.shape = state.shape[:2]
-        padding = self.plan.padding
-        if padding is None and self.plan.own_padding:
-            calls = [call.arguments, *call.around]
-            decoder = self.plan.decoder and not call.alone  # called by itself it has no other side
-            found = find_padding(calls, block_arguments, call.shape, decoder)
-            padding, call.mask = (None, None) if found is None else found
-        call.real[state.device] = real_tokens(call.shape, padding, state.device)
-        call.whole = padding is None
-        arithmetic = arithmetic_of(self.blocks, state)
-        if self.arithmetic not in (None, arithmetic):
+    def _first_reading(
+        self, call: ModelCall, hidden: Tensor, block_arguments: dict[str, Any]
+    ) -> CallReadings:
+        """The first hidden states of a call say its samples, its padding and its arithmetic."""
+        plan, totals = self.plan, self.totals
+        padding = plan.padding
+        if plan.padding_from_model:
+            decoder = plan.decoder and not call.alone  # called by itself it has no encoder beside it
+            mask = find_padding(call.arguments, block_arguments, hidden.shape[:2], decoder)
+            padding, call.mask = (None, None) if mask is None else mask
+        arithmetic = arithmetic_of(plan.blocks, hidden)
+        batch = TokenBatch.of(hidden, padding, arithmetic)
+        if totals.arithmetic not in (None, arithmetic):
             raise WatchError(
-                f"a watch measures in one arithmetic; the model ran in {self.arithmetic} and now in "
-                f"{arithmetic}: use a second watch"
+                f"a watch measures in one arithmetic; the model ran in {totals.arithmetic} and now in "
+                f"{arithmetic}: use a second watch",
+                subject="model",
             )
-        self.arithmetic = arithmetic
-        call.unit = unit_of(arithmetic)
-        training = any(block.training for block in self.blocks)
-        self.modes.add("train" if training else "eval")
+        totals.arithmetic = arithmetic
+        training = any(block.training for block in plan.blocks)
+        totals.modes.add("train" if training else "eval")
         if training:
-            self.dropout = max(self.dropout, *map(dropout_of, self.blocks))
+            totals.dropout = max(totals.dropout, *map(dropout_of, plan.blocks))
+        rows: list[tuple[int, Found]] = []
+        return CallReadings(
+            batch,
+            StateReadings(plan, batch, rows),
+            AttentionReadings(plan, batch, rows, self.projections, call.mask),
+            RoutingReadings(plan, batch, rows),
+        )
 
-    def _take(self, call: Call) -> None:
-        """Count a call that ended well."""
-        if call.shape is None:
+    def _check_and_add(self, call: ModelCall, read: CallReadings) -> None:
+        """Check a call that has returned, and add what was read of it to the totals."""
+        if read.attention.longer and not read.attention.layers and self.totals.layers_with_attention:
+            self.totals.calls_left_out[CHUNK] += 1
             return
-        if call.longer and not call.attended and self.attended:
-            self.left_out[CHUNK] += 1
-            return
-        if (self.plan.wants("attention") or self.plan.wants("heads")) and not call.attended:
-            came = call.elsewhere or [f"attention of shape {each}" for each in call.unfit] or ["none"]
-            where = ""
-            if self.functions is not None and not call.elsewhere:
-                where = (
-                    ": it is seen in Hugging Face models, nn.MultiheadAttention, a softmax written out and "
-                    "torch's own functions, not in kernels of other packages"
-                )
-            raise WatchError(
-                f"attention of the blocks' {tuple(call.shape)} tokens to themselves was asked for; {came[0]} "
-                f"came through{where}: watch metrics of tokens"
-            )
-        self.check_routed(call)
-        self._settle(call, call.chain.ends())
-        call.chain.check("blocks found in it" if self.plan.found else "blocks named")
-        self.between.update(call.chain.broken)
-        self.unsure.update(call.chain.unsure)
-        self.masks.add(call.mask)
-        call.arguments, call.around, call.chain = {}, [], Chain()  # which hold tensors of the model
-        self._ended.append((self.samples, call))
-        if sum(state.numel() for _, each in self._ended for _, state in each.waiting) >= WAITING:
-            self._read_ended()
-        self.defects += call.defects
-        self.fired.update(call.fired)
-        self.attended.update(call.attended)
-        self.others += call.others
-        self.elsewhere += len(call.elsewhere)
-        self.samples += call.shape[0]
-        if not call.whole:
-            self.padded.append((~next(iter(call.real.values()))).sum())
-        for what, layer, x in call.kept:
-            self.kept[what][layer].append(x)
-
-    def _read_ended(self) -> None:
-        """Read what waits."""
-        ended, self._ended = self._ended, []
-        for start, call in ended:
-            read_waiting(self.plan, call)
-            self._found += [(layer, start, found) for layer, found in call.found]
-            if call.sizes is not None:
-                call.sizes.room = None
-                self._sizes.append((start, call.sizes))
-            self._broken += call.broken
+        read.attention.check()
+        read.routing.check()
+        if (settled := call.chain.ended()) is not None:
+            read.states.read(*settled)
+        call.chain.check("blocks named" if self.plan.blocks_named else "blocks found in it")
+        self.totals.add(call, read)

@@ -5,8 +5,9 @@ which these are, row by row of tokens:
 
     scores [row, expert],   weights [row, k],   chosen [row, k]
 
-So whatever module in a block returns three such tensors is a router, whoever wrote it. Rows are the tokens of
-the batch, sample by sample.
+So whatever module in a block returns three such tensors is taken for a router, whoever wrote it. Rows are the
+tokens of the batch, sample by sample. `Watch` enters `reported_outputs`; `recorder.py` hands each output to
+the `RoutingReadings` of the call, with the layer that runs, and calls `check` when the call ends.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,72 +18,89 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import WatchError
-from rankscope.live.call import Call, Plan
-from rankscope.live.isolation import isolated
-from rankscope.live.reading import read_routing
+from rankscope.live.isolation import isolated, to_float64_device
+from rankscope.live.plan import WatchPlan
+from rankscope.live.state_readings import TokenBatch
+from rankscope.profiles.rows import Found, readings
 
 
 @contextmanager
-def routers(blocks: Sequence[nn.Module], seen: Callable[[Any], None]) -> Iterator[None]:
-    """What every module inside the blocks returns is shown to `seen`."""
-    parts = dict.fromkeys(part for block in blocks for part in block.modules() if part is not block)
+def reported_outputs(blocks: Sequence[nn.Module], on_output: Callable[[Any], None]) -> Iterator[None]:
+    """Inside, what every module in the blocks returns is handed to `on_output`."""
+    modules = dict.fromkeys(part for block in blocks for part in block.modules() if part is not block)
     with ExitStack() as hooks:
-        for part in parts:
-            hooks.callback(part.register_forward_hook(lambda module, args, output: seen(output)).remove)
+        for module in modules:
+            handle = module.register_forward_hook(lambda module, args, output: on_output(output))
+            hooks.callback(handle.remove)
         yield
 
 
 def routing_in(output: Any) -> tuple[Tensor, Tensor, Tensor] | None:
-    """(scores, weights, chosen), where that is what a module returned."""
+    """(scores, weights, chosen) if a module returned these, as a router does; else None."""
     if not isinstance(output, tuple) or len(output) < 3 or not all(isinstance(x, Tensor) for x in output[:3]):
         return None
     scores, weights, chosen = (x.detach() for x in output[:3])
     alike = weights.shape == chosen.shape and scores.shape[:-1] == chosen.shape[:-1] and scores.ndim > 1
     floating = scores.is_floating_point() and weights.is_floating_point()
-    whole = chosen.dtype in (torch.int64, torch.int32)
-    return (scores, weights, chosen) if alike and floating and whole else None
+    indices = chosen.dtype in (torch.int64, torch.int32)
+    return (scores, weights, chosen) if alike and floating and indices else None
 
 
-class Routing:
-    """The part of a recorder that hears of routers."""
+class RoutingReadings:
+    """Reads the metrics of routing in one call.
 
-    plan: Plan
-    call: Call | None
+    Args:
+        plan: What to measure.
+        batch: The tokens of the call.
+        readings: (layer, readings) of the call so far, to which those of routing are added.
+    """
 
-    def routed(self, output: Any) -> None:
-        """A module inside a block has returned."""
-        call = self.call
-        if call is None or not call.inside or call.shape is None:
+    def __init__(self, plan: WatchPlan, batch: TokenBatch, readings: list[tuple[int, Found]]) -> None:
+        self.plan, self.batch, self.readings = plan, batch, readings
+        self.layers: set[int] = set()
+        """Layers whose routing was seen."""
+        self.other_shapes: list[tuple[int, ...]] = []
+        """Shapes of routing that is not of the block's tokens."""
+
+    def read(self, layer: int, output: Any) -> None:
+        """Measure what a module in this layer returned, if it is a router."""
+        routing = routing_in(output)
+        if routing is None:
             return
-        found = routing_in(output)
-        if found is None:
-            return
-        layer, (batch, token) = call.inside[-1], call.shape
-        if layer in call.routed:
+        scores, weights, chosen = routing
+        batch, token = self.batch.shape
+        if layer in self.layers:
             raise WatchError(
                 f"a block must have one router for its routing to be read; a second one came in block {layer}"
-                ": name finer blocks with blocks=, or watch metrics of tokens"
+                ": name finer blocks with blocks=, or watch metrics of tokens",
+                subject="blocks",
             )
-        scores, weights, chosen = found
         if chosen.shape[:-1].numel() != batch * token:
-            call.strays.append(tuple(chosen.shape))
+            self.other_shapes.append(tuple(chosen.shape))
             return
-        call.routed.add(layer)
+        self.layers.add(layer)
         if not self.plan.measures(layer):
             return
         with isolated(scores.device):
-            p = torch.zeros_like(scores).scatter(-1, chosen.long(), weights.to(scores.dtype))
-            turned = self.plan.layout == "token first"
-            p = p.reshape(*((token, batch) if turned else (batch, token)), -1)
-        read_routing(self.plan, call, layer, p.transpose(0, 1) if turned else p)
+            shares = torch.zeros_like(scores).scatter(-1, chosen.long(), weights.to(scores.dtype))
+            if self.plan.layout == "token first":
+                shares = shares.reshape(token, batch, -1).transpose(0, 1)
+            else:
+                shares = shares.reshape(batch, token, -1)
+            valid = self.batch.valid_for(shares)
+            measured, _ = readings(
+                "routing", to_float64_device(shares), valid, self.plan.metrics, self.batch.unit
+            )
+        self.readings.append((layer, measured))
 
-    def check_routed(self, call: Call) -> None:
-        """Routing that was asked for must have been seen."""
-        if not self.plan.wants("routing") or call.routed:
+    def check(self) -> None:
+        """Refuse a call in which metrics of routing were asked for and no router was seen."""
+        if not self.plan.wants("routing") or self.layers:
             return
-        came = f"one of rows {call.strays[0]}" if call.strays else "none"
+        came = f"one of rows {self.other_shapes[0]}" if self.other_shapes else "none"
         raise WatchError(
-            f"routing of the blocks' {tuple(call.shape or ())} tokens was asked for; {came} came through: it "
-            "is read off modules that return scores, weights and the experts chosen, as transformers' "
-            "routers do: watch metrics of tokens"
+            f"routing of the blocks' {tuple(self.batch.shape)} tokens was asked for; {came} came: it is read "
+            "off modules that return scores, weights and the experts chosen, as transformers' routers do: "
+            "watch metrics of tokens",
+            subject="routing",
         )

@@ -3,6 +3,7 @@
 import math
 import os
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -55,6 +56,36 @@ def machine_memory() -> int:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
         return 2**63
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes of memory that are free on a device; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type != "cpu":
+        return None
+    limits = [_meminfo(), _cgroup()]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _meminfo() -> int | None:
+    """What Linux says is available."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+
+
+def _cgroup() -> int | None:
+    """What is left of a container's limit; what can be dropped from its cache counts as free."""
+    root = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((root / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        cached = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+        return None if limit == "max" else int(limit) - int(used) + int(cached.get("inactive_file", 0))
+    except (OSError, ValueError):
+        return None
 
 
 def check_memory(arch: Architecture) -> None:

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import PathError, one_of
-from rankscope.nets import Transformer
 from rankscope.nets.changes import kept_heads
-from rankscope.nets.inputs import TokensOf, tokens_of
 from rankscope.paths.by_part import by_head, by_layer
 from rankscope.paths.collapse import path_residuals
 from rankscope.paths.counts import (
@@ -35,6 +33,7 @@ from rankscope.paths.lengths import ByLength, by_length, closure_of
 from rankscope.paths.terms import PathRules, Terms, WholeNetwork
 from rankscope.paths.walk import OwnAttention, Step, own_step, shared_step, total
 from rankscope.shapes import Float
+from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
 MOST_ENUMERATED = 10**6
 """The most paths that are computed one by one."""
@@ -59,10 +58,11 @@ class PathTerm:
 
 @torch.no_grad()
 def decompose(
-    net: Transformer,
-    X: TokensOf,
+    net: NetworkLike,
+    X: InputsLike,
     padding: Tensor | None = None,
     *,
+    attention_mask: Tensor | None = None,
     variant: str = "as given",
     device: str | torch.device | None = None,
 ) -> "Decomposition":
@@ -73,9 +73,10 @@ def decompose(
     up to the output is checked here, and reported as `closure`.
 
     Args:
-        net: The network; decomposed in its own dtype.
-        X: Texts, what `net.encode` gave, or tokens `[batch, token, width]`.
+        net: The network, or a Hugging Face model in memory; decomposed in its own dtype.
+        X: Texts, what `net.encode` gave, token ids `[batch, token]`, or tokens `[batch, token, width]`.
         padding: `[batch, token]`, True at padding.
+        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
         variant: The name of the network in what is saved.
         device: Where to run; where the network is, if left out.
 
@@ -86,16 +87,15 @@ def decompose(
         PathError: The network has parts that no linear rule covers (cross-attention, latents, ...).
         ClosureError: The parts do not add up to the output.
 
-    >>> from rankscope.nets import Architecture
+    >>> from rankscope.nets import Architecture, Transformer
     >>> net = Transformer.random(Architecture(layers=12, width=24, heads=12))
     >>> d = decompose(net, torch.randn(1, 5, 24, dtype=torch.float64))
     >>> sum(d.by_length().counts) == 13**12, d.closure < 1e-12
     (True, True)
     """
-    X, padding = tokens_of("decompose", net, X, padding)
+    net, X, padding = inputs_of("decompose", net, X, padding, attention_mask)
     net = net.to(device=device)
-    X = X.to(dtype=net.dtype, device=net.device) if isinstance(X, Tensor) else X
-    frozen = freeze(net, X, padding)
+    frozen = freeze(net, X.to(dtype=net.dtype, device=net.device), padding)
     closure_of(WholeNetwork(frozen).run(), frozen)
     return Decomposition(frozen, variant)
 
@@ -211,7 +211,8 @@ class Decomposition:
         if not paths:
             raise PathError(
                 "residuals needs a count of at least 1 and lengths that have paths; got a count of "
-                f"{count} and lengths {list(wanted)}: by_length().counts says how many each has"
+                f"{count} and lengths {list(wanted)}: by_length().counts says how many each has",
+                subject="count",
             )
         return path_residuals(self.frozen, paths)
 
@@ -240,18 +241,23 @@ class Decomposition:
         ]
         if len(named) != 1:
             raise PathError(
-                f"keep takes one of lengths, paths and heads; received {' and '.join(named) or 'none'}"
+                f"keep takes one of lengths, paths and heads; received {' and '.join(named) or 'none'}",
+                subject="keep",
             )
         if heads is not None:
             if attention != "shared":
                 raise PathError(
-                    "with heads, attention is shared; for attention of their own, net.variant(heads=)"
+                    "with heads, attention is shared; for attention of their own, net.variant(heads=)",
+                    subject="attention",
                 )
             result = WholeNetwork(self.frozen, kept_heads(self.frozen.net.arch, heads), biases).run()
             return self.frozen.restored(result)
         if lengths is not None:
             if not isinstance(lengths, Iterable):
-                raise PathError(f"lengths must be a list of lengths; got {lengths!r}: write [{lengths}]")
+                raise PathError(
+                    f"lengths must be a list of lengths; got {lengths!r}: write [{lengths}]",
+                    subject="lengths",
+                )
             wanted = sorted({checked_length(length, self.layers) for length in lengths})
             if attention == "shared":
                 result = self._lengths.embedding[wanted].sum(0)
@@ -262,7 +268,8 @@ class Decomposition:
             if path_count > MOST_ENUMERATED:
                 raise PathError(
                     f"paths with attention of their own are computed one by one, at most "
-                    f"{MOST_ENUMERATED}; these lengths have {path_count}: sample some, and keep(paths=...)"
+                    f"{MOST_ENUMERATED}; these lengths have {path_count}: sample some, and keep(paths=...)",
+                    subject="lengths",
                 )
             paths = (path for length in wanted for path in paths_along(self.frozen.ways, length))
         assert paths is not None
@@ -273,7 +280,7 @@ class Decomposition:
     def _step(self, attention: str) -> Step:
         steps = {"shared": shared_step, "own": own_step}
         if attention not in steps:
-            raise PathError(one_of("attention", attention, steps))
+            raise PathError(one_of("attention", attention, steps), subject="attention")
         return steps[attention](self.frozen)
 
     def _ended(self, term: Tensor, attention: str) -> Tensor:

@@ -95,9 +95,10 @@ class ByLength:
     ) -> "Figure":
         """Shares and residuals by length, with the number of paths: in two panels, the two axes of `ax` if
         given, or of a new figure of `figsize` inches."""
-        from rankscope.paths.plot import plot_lengths
+        from rankscope.figures.plot import plot
+        from rankscope.paths.figures import lengths_chart
 
-        return plot_lengths(self.table, ax, figsize)
+        return plot(lengths_chart(self.table), ax=ax, figsize=figsize)
 
     def views(self) -> "list[LengthView]":
         """What each length says: all that is drawn, printed and told of it."""
@@ -122,7 +123,7 @@ class ByLength:
                 return cls(**{name: file.get_tensor(name) for name in TENSORS}, **description)
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise FileError(
-                f"{path} must be a file written by ByLength.save; it cannot be read ({error})"
+                f"{path} must be a file written by ByLength.save; it cannot be read ({error})", subject="path"
             ) from error
 
 
@@ -147,7 +148,8 @@ def closure_of(total: Tensor, frozen: Frozen) -> float:
     if not closure <= allowed:
         raise ClosureError(
             f"the parts must add up to the output within {allowed:.0e} of it; they miss it by "
-            f"{closure:.1e}: the frozen network overflows, or its terms cancel to nothing; use float64"
+            f"{closure:.1e}: the frozen network overflows, or its terms cancel to nothing; use float64",
+            subject="closure",
         )
     return closure
 

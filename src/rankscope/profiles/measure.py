@@ -1,4 +1,17 @@
-"""`measure`: run a network and read its metrics at every layer, one layer in memory at a time."""
+"""`measure`: run a network and read its metrics at every layer, one layer in memory at a time.
+
+What happens when it is called, file by file:
+
+1. `sources/inputs.py` makes a network and tokens of what was given; `metrics/catalogue.py` finds the metrics.
+2. `propagation.py` runs one **pass**: batches of samples through the network, in an arithmetic, on a device.
+   Deviation arithmetic (`deviation/propagate.py`) runs a **second pass** with different rounding beside it
+   (`deviation/second_pass.py`) unless `check=False`.
+3. Each layer of each batch becomes a **step** (`steps.py`), which computes readings at most once.
+4. Every **reader** (`readers.py`) is shown every step: here one of metrics, one of checks, and the caller's.
+5. The reader of metrics asks the step for its **readings** (`readings.py`, `deviation/readings.py`), which
+   `agreement.py` compares with those of the second pass: where the two differ, a reading is marked.
+6. Readings become **rows** of one table (`rows.py`), and the table a `Profile` (`profile.py`).
+"""
 
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
@@ -8,63 +21,80 @@ from torch import Tensor
 
 from rankscope.metrics import MetricsLike, chosen_metrics
 from rankscope.nets import Transformer
-from rankscope.nets.inputs import TokensOf, tokens_of
 from rankscope.profiles.profile import Profile
 from rankscope.profiles.propagation import Progress, passing, side_by_side
 from rankscope.profiles.readers import CheckReader, MetricReader, Reader
 from rankscope.profiles.rows import table
 from rankscope.runs import manifest_of
+from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 
 DEFAULT_METRICS = ("relative_residual", "residual", "relative_mu", "mu")
 
 
 def measure(
-    net: Transformer,
-    X: TokensOf,
+    net: NetworkLike,
+    X: InputsLike,
     padding: Tensor | None = None,
     metrics: MetricsLike = DEFAULT_METRICS,
     arithmetic: str = "deviation",
     *,
+    attention_mask: Tensor | None = None,
     variant: str = "as given",
     batch: int = 16,
     progress: Progress | None = None,
     device: str | torch.device | None = None,
     readers: Sequence[Reader] = (),
-    estimate: bool = True,
+    check: bool = True,
     confirm: bool = False,
     compile: bool = False,
 ) -> Profile:
-    """How uniform the tokens are at every layer.
+    """Measure how uniform the tokens are at every layer of a network.
 
-    X is a text or several, read as `net.encode` reads them (up to 128 tokens of each); what `net.encode`
-    gave; or tokens `[batch, token, width]` in any floating dtype, with their padding.
+    Layer l is the output of block l, layer 0 the input; a final norm is not applied. Metrics are computed in
+    float64 from what the arithmetic gives. A kernel without a rule in deviation arithmetic runs in float64,
+    and the table says so. A sample whose tokens overflow has NaN from that layer on, and the manifest says
+    from which.
 
-    `arithmetic` is how the network runs: `deviation` resolves any residual, however small; `float64`,
-    `float32` and `bfloat16` show their floors. Metrics are computed in float64 from what it gives; each is a
-    name, or a `Metric` of your own. `variant` names the network in the table. At most `batch` samples run
-    together; `progress(done, total)` hears of each layer; `device` is where to run, where the network is if
-    left out. `readers` take what else is wanted of the same pass (`profiles/readers.py`). Layer l is the
-    output of block l; a final norm is not applied.
+    Args:
+        net: A network, or a Hugging Face model in memory, which is loaded as one (`rankscope.load`).
+        X: A text or several, read as `net.encode` reads them (up to 128 tokens of each); what `net.encode`
+            gave; token ids `[batch, token]`; or tokens `[batch, token, width]` in any floating dtype.
+        padding: `[batch, token]`, True at padded tokens, which no average counts.
+        metrics: Names, or `Metric` objects of your own.
+        arithmetic: How the network runs: `deviation` resolves any residual, however small; `float64`,
+            `float32` and `bfloat16` show their floors.
+        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
+        variant: The name of the network in the table.
+        batch: Samples that run together at most.
+        progress: Called as `progress(done, total)` after each layer.
+        device: Where to run; where the network is, if left out.
+        readers: What else is taken from the same pass (`profiles/readers.py`).
+        check: Whether a second pass, rounded differently, runs beside deviation arithmetic. What the two do
+            not agree on to nine digits is marked (`docs/deviation.md`); without it nothing is.
+        confirm: Whether the same runs in doubled precision beside it (about 32 digits, some thirty times the
+            time): its readings are shown, and `digits` says how many of their digits float64 has.
+        compile: Whether deviation arithmetic is compiled: a minute or two, for many batches of one shape on a
+            GPU.
 
-    Beside deviation arithmetic goes a second pass, rounded otherwise, and what the two do not agree on to
-    nine digits is marked (`docs/deviation.md`); `estimate=False` leaves it out, and marks nothing.
-    `confirm=True` runs the same in doubled precision beside it (about 32 digits, some thirty times the time):
-    its readings are shown, and `digits` says how many of their digits float64 has. `compile=True` compiles
-    deviation arithmetic: a minute or two, for many batches of one shape on a GPU.
+    Returns:
+        A `Profile`: a row for each sample, layer, metric (and head), with value, log10 and floor.
 
-    A kernel without a rule in deviation arithmetic runs in float64, and the table says so. A sample whose
-    tokens overflow has NaN from that layer on, and the manifest says from which.
+    Raises:
+        TokensError: if X, its padding or its attention mask do not fit the network.
+        MetricError: if a metric or an arithmetic is not known.
+        SourceError: if `net` is neither a network nor a model that can be loaded.
+        TooLargeError: if the pass would not fit into memory.
 
     >>> from rankscope.nets import Architecture
     >>> net = Transformer.random(Architecture(layers=2, width=8, heads=2))
     >>> measure(net, torch.randn(3, 5, 8)).curve("mu").shape
     torch.Size([3, 3])
     """
-    tokens, padding = tokens_of("measure", net, X, padding)
+    net, tokens, padding = inputs_of("measure", net, X, padding, attention_mask)
     (profile,) = side_by_side([
         _measuring(
             net, tokens, padding, metrics, arithmetic, variant=variant, batch=batch, progress=progress,
-            device=device, readers=readers, estimate=estimate, confirm=confirm, compile=compile,
+            device=device, readers=readers, check=check, confirm=confirm, compile=compile,
         )
     ])  # fmt: skip
     return profile
@@ -79,32 +109,39 @@ def measure_together(
     readers: Mapping[str, Sequence[Reader]] | None = None,
     **options: Any,
 ) -> list[Profile]:
-    """What `measure` says of each network, by name, on its tokens and padding. They go side by side: variants
-    of one network whose layers are read from files (`load(..., stream=True)`) read each layer once for all.
-    Other options are those of `measure`.
+    """Measure several networks side by side: variants of one network whose layers are read from files
+    (`load(..., stream=True)`) read each layer once for all.
+
+    Args:
+        networks: By name: a network, its tokens `[batch, token, width]`, and their padding.
+        metrics: As of `measure`.
+        arithmetic: As of `measure`.
+        progress: Called as `progress(done, total)`, in thousandths of all networks.
+        readers: By name of a network, what else is taken from its pass.
+        **options: Other options of `measure`.
 
     >>> from rankscope.nets import Architecture
     >>> net, X = Transformer.random(Architecture(layers=2, width=8, heads=2)), torch.randn(3, 5, 8)
-    >>> found = measure_together({"with": (net, X, None), "without": (net.variant(skip=False), X, None)})
-    >>> [profile.variants for profile in found]
+    >>> profiles = measure_together({"with": (net, X, None), "without": (net.variant(skip=False), X, None)})
+    >>> [profile.variants for profile in profiles]
     [['with'], ['without']]
     """
     done = [0.0] * len(networks)
 
-    def heard(number: int) -> Progress:
-        def tell(layers: int, of: int) -> None:
-            done[number] = layers / of
+    def progress_of(index: int) -> Progress:
+        def report(layers: int, total: int) -> None:
+            done[index] = layers / total
             if progress is not None:
                 progress(round(1000 * sum(done)), 1000 * len(done))
 
-        return tell
+        return report
 
     return side_by_side([
         _measuring(
-            *given, metrics, arithmetic, variant=name, readers=(readers or {}).get(name, ()),
-            progress=heard(number), sharing=len(networks), **options,
+            *inputs, metrics, arithmetic, variant=name, readers=(readers or {}).get(name, ()),
+            progress=progress_of(index), sharing=len(networks), **options,
         )
-        for number, (name, given) in enumerate(networks.items())
+        for index, (name, inputs) in enumerate(networks.items())
     ])  # fmt: skip
 
 
@@ -117,23 +154,21 @@ def _measuring(
     *,
     variant: str,
     readers: Sequence[Reader],
-    estimate: bool = True,
+    check: bool = True,
     confirm: bool = False,
     **options: Any,
 ) -> Generator[None, None, Profile]:
-    """`measure` as it goes on, layer by layer."""
-    reader, check = MetricReader(chosen_metrics("measure", metrics)), CheckReader()
-    every: list[Reader] = [reader, check, *readers]
+    """`measure` as a generator: it yields after each layer, and returns the profile."""
+    readings, checks = MetricReader(chosen_metrics("measure", metrics)), CheckReader()
     ran = yield from passing(
-        net, X, padding, every, arithmetic, estimate=estimate, confirm=confirm, **options
+        net, X, padding, [readings, checks, *readers], arithmetic, check=check, confirm=confirm, **options
     )
-    checks: dict[str, Any] = {
-        "arithmetic_asked": arithmetic, "dropout": 0.0, "estimate": estimate, "confirm": confirm,
-        **check.result(),
+    notes: dict[str, Any] = {
+        "arithmetic_asked": arithmetic, "dropout": 0.0, "check": check, "confirm": confirm, **checks.result(),
     }  # fmt: skip
     described = {"fingerprint": net.fingerprint, "architecture": net.arch.to_dict()}
-    names = [each.name for each in reader.chosen]
+    names = [metric.name for metric in readings.metrics]
     return Profile(
-        table(reader.result(), variant, ran.arithmetic),
-        manifest_of(described, ran.device, variant, ran.arithmetic, names, checks),
+        table(readings.result(), variant, ran.arithmetic),
+        manifest_of(described, ran.device, variant, ran.arithmetic, names, notes),
     )

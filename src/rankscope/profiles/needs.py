@@ -7,13 +7,13 @@ alive, and some blocks.
 """
 
 import math
-from pathlib import Path
 
 import torch
 
 from rankscope.deviation.blocks import AT_ONCE
 from rankscope.errors import TooLargeError
 from rankscope.nets.architecture import Architecture
+from rankscope.nets.devices import free_memory
 from rankscope.nets.streaming import size_of_attention
 
 MATRICES = {"deviation": 12.5, "confirm": 30.0, "float": 6.0}
@@ -49,7 +49,7 @@ def check_memory(
     )
     if one * together <= UNNOTICED:
         return
-    free = available(device)
+    free = free_memory(device)
     if free is None or one * together <= free:
         return
     fits = int(free // one)
@@ -72,7 +72,7 @@ def check_memory(
 
 def batches_beside(arch: Architecture, tokens: int, batch: int, kind: str, device: torch.device) -> int:
     """So many batches of a pass can be held at a time, at least one. `kind` as in `check_memory`."""
-    free = available(device)
+    free = free_memory(device)
     rows = kind not in MATRICES
     one = batch * by_rows(arch, tokens) if rows else MATRICES[kind] * size_of_attention(arch, batch, tokens)
     return max(1, int((UNNOTICED if free is None else free / 2) // max(one, 1)))
@@ -82,36 +82,6 @@ def by_rows(arch: Architecture, tokens: int, heads: bool = False) -> float:
     """Bytes that deviation arithmetic of one sample needs by rows."""
     numbers = STATES * (arch.width + arch.mlp_width) + OF_HEADS * heads * arch.heads * arch.width
     return 8 * tokens * numbers + BLOCKS * max(AT_ONCE["cpu"], 8 * arch.heads * tokens)
-
-
-def available(device: torch.device) -> int | None:
-    """Bytes that are free where the pass runs; None where that cannot be told."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    if device.type != "cpu":
-        return None
-    found = [_meminfo(), _cgroup()]
-    return min((each for each in found if each is not None), default=None)
-
-
-def _meminfo() -> int | None:
-    """What Linux says is available."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-
-
-def _cgroup() -> int | None:
-    """What is left of a container's limit; what can be dropped from its cache counts as free."""
-    root = Path("/sys/fs/cgroup")
-    try:
-        limit, used = ((root / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        cached = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
-        return None if limit == "max" else int(limit) - int(used) + int(cached.get("inactive_file", 0))
-    except (OSError, ValueError):
-        return None
 
 
 def _size(size: int | float) -> str:

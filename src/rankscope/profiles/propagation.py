@@ -17,9 +17,10 @@ from rankscope.metrics.attention import defect_of_rows
 from rankscope.metrics.metric import Of
 from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
+from rankscope.nets.devices import free_memory
 from rankscope.nets.kernels import kernel_of
 from rankscope.nets.streaming import Asked, size_of_attention, streamed, streams
-from rankscope.profiles.needs import MATRICES, available, batches_beside, check_memory
+from rankscope.profiles.needs import MATRICES, batches_beside, check_memory
 from rankscope.profiles.readers import Reader
 from rankscope.profiles.rows import WHOLE
 from rankscope.profiles.steps import DEFECT, LayerStep
@@ -54,7 +55,7 @@ def one_pass(
     batch: int = 16,
     progress: Progress | None = None,
     device: str | torch.device | None = None,
-    estimate: bool = False,
+    check: bool = False,
     confirm: bool = False,
     compile: bool = False,
 ) -> Ran:
@@ -65,7 +66,7 @@ def one_pass(
     (ran,) = side_by_side([
         passing(
             net, X, padding, readers, arithmetic, batch=batch, progress=progress, device=device,
-            estimate=estimate, confirm=confirm, compile=compile,
+            check=check, confirm=confirm, compile=compile,
         )
     ])  # fmt: skip
     return ran
@@ -96,7 +97,7 @@ def passing(
     batch: int = 16,
     progress: Progress | None = None,
     device: str | torch.device | None = None,
-    estimate: bool = False,
+    check: bool = False,
     confirm: bool = False,
     compile: bool = False,
     sharing: int = 1,
@@ -141,7 +142,7 @@ def passing(
         part, kept = X[start : start + batch], real[start : start + batch]
         here = net.for_samples(start, start + batch)
         rows = asked if _large(net, part, kind) else None
-        return _steps(here, part, kept, start, arithmetic, estimate, confirm, compile, rows)
+        return _steps(here, part, kept, start, arithmetic, check, confirm, compile, rows)
 
     # Batches go through layers that are read from files side by side, so that each is read once for all.
     together = net.streamed and X.ndim == 3
@@ -171,7 +172,7 @@ def _steps(
     real: Tensor,
     start: int,
     arithmetic: str,
-    estimate: bool,
+    check: bool,
     confirm: bool,
     compile: bool,
     asked: Asked | None,
@@ -187,7 +188,7 @@ def _steps(
             yield LayerStep(net, start, real, here.doubled, confirmation=here)
     else:
         given = PassInputs.of(net, X, ~real, by_rows=asked is not None)
-        if estimate and X.shape[1]:
+        if check and X.shape[1]:
             steps = (LayerStep(net, start, real, *each) for each in with_second_pass(given, asked, compile))
         else:
             steps = (LayerStep(net, start, real, each) for each in layers(given, compile))
@@ -203,7 +204,7 @@ def _large(net: Transformer, X: Tensor, kind: str) -> bool:
     is many times as fast."""
     size = size_of_attention(net.arch, len(X), X.shape[1])
     if kind == "deviation" and net.device.type != "cpu":
-        free = available(net.device)
+        free = free_memory(net.device)
         return free is not None and MATRICES[kind] * size > free
     return kind != "confirm" and size > WHOLE
 

@@ -43,7 +43,7 @@ class MetricReader:
     """Metrics of every layer, as entries of a table."""
 
     def __init__(self, chosen: Sequence[Metric]) -> None:
-        self.chosen = chosen
+        self.metrics = chosen
         self.needs: frozenset[Of] = frozenset(each.of for each in chosen)
         asked = [each for each in chosen if each.of == "attention"]
         self.by_row = asked if all(each.streams for each in asked) else None
@@ -53,7 +53,7 @@ class MetricReader:
 
     def read(self, step: LayerStep) -> None:
         """Read each metric that the layer has."""
-        self._found += [Entry(step.layer, step.start, *pair) for pair in step.readings(self.chosen)]
+        self._found += [Entry(step.layer, step.start, *pair) for pair in step.readings(self.metrics)]
 
     def result(self) -> list[Entry]:
         """In the order of batches, layers, and metrics as asked."""

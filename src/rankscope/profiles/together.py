@@ -18,9 +18,9 @@ from rankscope.deviation.replay import tensors_of
 from rankscope.deviation.second_pass import SecondPassLayer
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step
+from rankscope.nets.devices import free_memory
 from rankscope.nets.streaming import Numbers
 from rankscope.nets.weights import outline
-from rankscope.profiles.needs import available
 from rankscope.profiles.rows import Found
 from rankscope.profiles.steps import LayerStep
 from rankscope.shapes import Bool
@@ -67,7 +67,7 @@ class Together:
         for number, step in enumerate(self.steps):
             inside = _inside(step, attention)
             groups.setdefault(_form(inside), []).append(number)
-        free = available(self.steps[0].real.device)
+        free = free_memory(self.steps[0].real.device)
         for group in groups.values():
             size = sum(t.nbytes for t in tensors_of(_inside(self.steps[group[0]], attention)))
             most = len(group) if free is None else max(1, int(free * SHARE) // max(1, size))

@@ -4,10 +4,9 @@ import torch
 
 from rankscope.errors import SourceError, TooLargeError
 from rankscope.nets import Transformer
-from rankscope.nets.devices import FLOAT64_BYTES, check_device, check_dtype, format_bytes
+from rankscope.nets.devices import FLOAT64_BYTES, check_device, check_dtype, format_bytes, free_memory
 from rankscope.nets.fingerprint import digests
 from rankscope.nets.streamed_layers import StreamedLayers
-from rankscope.profiles.needs import available
 from rankscope.sources.canonical import StreamedNetwork
 from rankscope.sources.checkpoint import (
     CheckpointLocation,
@@ -28,7 +27,8 @@ def refuse_stream(stream: bool | None, name: str, why: str) -> None:
     if stream:
         raise SourceError(
             "layers are read one at a time from a checkpoint in safetensors, its weights ordinary numbers; "
-            f"{name} {why}: leave stream out"
+            f"{name} {why}: leave stream out",
+            subject="stream",
         )
 
 
@@ -59,14 +59,15 @@ def from_shelf(
     check_device(device)
     bytes_needed, bytes_free = (
         checkpoint.numbers * dtype.itemsize + checkpoint.largest * FLOAT64_BYTES,
-        available(torch.device(device)),
+        free_memory(torch.device(device)),
     )
     if bytes_free is not None and bytes_needed > bytes_free:
         if stream is False:
             raise TooLargeError(
                 f"a network must fit into memory; {checkpoint.name} takes {format_bytes(bytes_needed)} in "
                 f"{dtype}, and {format_bytes(bytes_free)} are free on {device}: stream=True reads one "
-                "layer at a time"
+                "layer at a time",
+                subject="memory",
             )
         stream = True
     streamed_network = StreamedNetwork.of(checkpoint)

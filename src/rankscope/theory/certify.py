@@ -10,10 +10,9 @@ from torch import Tensor
 
 from rankscope.errors import MetricError, TheoremError, TokensError, one_of
 from rankscope.metrics.tokens import real_tokens
-from rankscope.nets import Transformer
-from rankscope.nets.inputs import TokensOf, tokens_of
 from rankscope.profiles.propagation import Progress
 from rankscope.runs import manifest_of
+from rankscope.sources.inputs import InputsLike, NetworkLike, inputs_of
 from rankscope.theory.catalogue import Chosen, theorems_named
 from rankscope.theory.certificates import SCHEMA, Certificates
 from rankscope.theory.facts import Centre, Facts
@@ -26,11 +25,12 @@ from rankscope.theory.weight_norms import WeightNorms
 
 
 def certify(
-    net: Transformer,
-    X: TokensOf,
+    net: NetworkLike,
+    X: InputsLike,
     padding: Tensor | None = None,
     theorems: Chosen = None,
     *,
+    attention_mask: Tensor | None = None,
     centre: str = "mean",
     variant: str = "as given",
     progress: Progress | None = None,
@@ -43,10 +43,11 @@ def certify(
     rounding could have changed them (`rounding.py`).
 
     Args:
-        net: The network.
-        X: Texts, what `net.encode` gave, or tokens `[batch, token, width]`.
+        net: The network, or a Hugging Face model in memory, which is loaded as one.
+        X: Texts, what `net.encode` gave, token ids `[batch, token]`, or tokens `[batch, token, width]`.
         padding: `[batch, token]`, True at padding.
         theorems: Names or `Theorem` objects; all if left out.
+        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
         centre: What `||res X||_{1,inf}` is about: the `mean`, or the `argmin` of the definition (linear
             programmes: for small inputs), whose bounds are lower by the factor `2 (1 - 1/n)` that the mean
             may lose.
@@ -63,33 +64,35 @@ def certify(
         TheoremError: A theorem that does not exist, or a network that no theorem covers.
         TokensError: Tokens of the wrong shape or dtype, or a sample without a token.
 
-    >>> from rankscope.nets import Architecture
+    >>> from rankscope.nets import Architecture, Transformer
     >>> san = Transformer.random(Architecture(layers=3, width=16, heads=2)).variant("san")
     >>> found = certify(san, 0.1 * torch.randn(1, 5, 16), theorems="dong2021-2.3")
     >>> bool(found.table["met"].all()), len(found.broken())
     (True, 0)
     """
-    X, padding = tokens_of("certify", net, X, padding)
+    original_net, X, padding = inputs_of("certify", net, X, padding, attention_mask)
     chosen = theorems_named(theorems)
-    if reason := outside(net.arch):
+    if reason := outside(original_net.arch):
         raise TheoremError(
             "the theorems are of attention among tokens, linear in them but for its weights; this network "
-            f"has {reason}: measure it instead"
+            f"has {reason}: measure it instead",
+            subject="architecture",
         )
     if centre not in get_args(Centre):
-        raise MetricError(one_of("centre", centre, get_args(Centre)))
-    original_net, net = net, net.to(torch.float64, "cpu" if device is None else device)
-    if not isinstance(X, Tensor) or X.ndim != 3 or X.shape[-1] != net.arch.width:
-        got = tuple(X.shape) if isinstance(X, Tensor) else type(X).__name__
+        raise MetricError(one_of("centre", centre, get_args(Centre)), subject="centre")
+    net = original_net.to(torch.float64, "cpu" if device is None else device)
+    if X.ndim != 3 or X.shape[-1] != net.arch.width:
         raise TokensError(
-            f"tokens must be a tensor [batch, token, width] of width {net.arch.width}; received {got}"
+            f"tokens must be a tensor [batch, token, width] of width {net.arch.width}; received "
+            f"{tuple(X.shape)}",
+            subject="X",
         )
-    if not X.is_floating_point():
-        raise TokensError(f"tokens must be of a floating dtype; received {X.dtype}: embed token ids first")
     X = X.to(dtype=torch.float64, device=net.device)
     real = real_tokens(X.shape[:-1], padding, X.device)
     if not bool(real.any(-1).all()) or not len(X):
-        raise TokensError("every sample must have at least one real token; one has none: leave it out")
+        raise TokensError(
+            "every sample must have at least one real token; one has none: leave it out", subject="padding"
+        )
     norms = WeightNorms() if norms is None else norms
     rows: list[dict[str, Any]] = []
     arithmetic = ""

@@ -9,8 +9,7 @@ import polars as pl
 from torch import Tensor
 
 from rankscope.errors import TheoremError
-from rankscope.nets import Transformer
-from rankscope.nets.inputs import TokensOf
+from rankscope.sources.inputs import InputsLike, NetworkLike
 from rankscope.theory.catalogue import Chosen
 from rankscope.theory.certificates import Certificates
 from rankscope.theory.certify import certify
@@ -52,9 +51,10 @@ class CollapseDepth:
     ) -> "Figure":
         """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes. Into
         `ax`, if given, or a new figure of `figsize` inches."""
-        from rankscope.theory.plot import plot_depth
+        from rankscope.figures.plot import plot
+        from rankscope.theory.figures import depth_chart
 
-        return plot_depth(self.view(), ax, figsize)
+        return plot(depth_chart(self.view()), ax=ax, figsize=figsize)
 
     def view(self) -> "DepthView":
         """What is measured by sample, and the weakest of what each theorem proves of every sample."""
@@ -69,8 +69,8 @@ class CollapseDepth:
 
 
 def collapse_depth(
-    net: Transformer,
-    X: TokensOf,
+    net: NetworkLike,
+    X: InputsLike,
     threshold: float = 1e-6,
     padding: Tensor | None = None,
     *,
@@ -82,14 +82,14 @@ def collapse_depth(
     Each quantity (residual, mu, diameter) is taken as a share of the same measure of the tokens.
 
     Args:
-        net: The network.
+        net: The network, or a Hugging Face model in memory.
         X: Texts, what `net.encode` gave, or tokens `[batch, token, width]`.
         threshold: The share below which tokens count as uniform.
         padding: `[batch, token]`, True at padding.
         theorems: Names or `Theorem` objects; all if left out.
         centre: What the residual is about, "mean" or "argmin": see `certify`.
 
-    >>> from rankscope.nets import Architecture
+    >>> from rankscope.nets import Architecture, Transformer
     >>> import torch
     >>> san = Transformer.random(Architecture(layers=4, width=16, heads=2)).variant("san")
     >>> found = collapse_depth(san, 0.1 * torch.randn(1, 5, 16), 1e-6, theorems="dong2021-2.3")
@@ -102,7 +102,9 @@ def collapse_depth(
 def depth_of(certificates: Certificates, threshold: float) -> CollapseDepth:
     """The collapse depth from certificates that were computed before."""
     if not (isinstance(threshold, int | float) and math.isfinite(threshold) and threshold > 0):
-        raise TheoremError(f"threshold must be a number > 0, as in 1e-6; got {threshold!r}")
+        raise TheoremError(
+            f"threshold must be a number > 0, as in 1e-6; got {threshold!r}", subject="threshold"
+        )
     limit = math.log10(threshold)
     # Zero of zero is uniform: no share.
     sized = certificates.table.filter(pl.col("quantity") != "affine_rank").with_columns(

@@ -19,14 +19,14 @@ const PRESETS = {
   "Half a skip": { skip: 0.5, mlp: false, norm: false },
 };
 
-let shelf = null;
+let networks = null;
 let usual = { ...USUAL };
 let state = null; // { setting, pins: {A, B}, focus }
 const latest = {}; // part -> what came last
 
 // Controls
 
-const model = () => shelf.models.find((each) => each.name === state.setting.model) || {};
+const model = () => networks.models.find((each) => each.name === state.setting.model) || {};
 
 function own(name) {
   const about = latest.own || {};
@@ -60,9 +60,9 @@ function show() {
   if (document.activeElement !== $("divisor")) $("divisor").value = setting.divisor ?? "";
   $("divisor").placeholder = own("divisor") ? `${plain(own("divisor"))} · own` : "own";
   const layers = setting.layers ?? own("layers");
-  $("layers").max = String(Math.min(shelf.limits.depth, Math.max(24, 4 * own("layers"), Number(layers) || 0)));
+  $("layers").max = String(Math.min(networks.limits.depth, Math.max(24, 4 * own("layers"), Number(layers) || 0)));
   number("layers", layers, setting.layers === null ? `${layers} · own` : `${layers} of ${own("layers")}`);
-  showRemedies(setting.remedies, shelf);
+  showRemedies(setting.remedies, networks);
   for (const button of $("presets").children) {
     button.setAttribute("aria-pressed", String(matches(PRESETS[button.textContent])));
   }
@@ -396,9 +396,9 @@ async function begin() {
   theory();
   presets();
   try {
-    shelf = await (await fetch("/api/shelf")).json();
+    networks = await (await fetch("/api/networks")).json();
   } catch { $("verdict").textContent = "The explorer does not answer: is rankscope explore still running?"; return; }
-  for (const each of shelf.models) {
+  for (const each of networks.models) {
     const option = document.createElement("option");
     option.value = each.name;
     const size = each.layers ? `, ${each.layers} layers` : "";
@@ -406,10 +406,10 @@ async function begin() {
     option.textContent = each.name === "random" ? "random, of any shape" : each.name + size + weights;
     $("model").append(option);
   }
-  listRemedies(shelf, (remedies) => { latest.own = null; turn({ remedies }); }, () => state.setting.remedies);
-  $("text").maxLength = shelf.limits.text;
-  $("tokens").max = String(shelf.limits.tokens);
-  usual = { ...USUAL, model: shelf.models[0].name, text: TEXT };
+  listRemedies(networks, (remedies) => { latest.own = null; turn({ remedies }); }, () => state.setting.remedies);
+  $("text").maxLength = networks.limits.text;
+  $("tokens").max = String(networks.limits.tokens);
+  usual = { ...USUAL, model: networks.models[0].name, text: TEXT };
   state = fromFragment(location.hash, usual);
   listen();
   show();

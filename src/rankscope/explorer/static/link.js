@@ -27,7 +27,7 @@ function written(setting, usual) {
       for (const [part, of] of Object.entries(item)) {
         if (of !== SHAPE[part]) found.set("shape." + part, String(of));
       }
-    } else if (name === "model" || (item !== null && item !== usual[name])) { // another shelf begins with another model
+    } else if (name === "model" || (item !== null && item !== usual[name])) { // another explorer may begin with another model
       found.set(name, String(item));
     }
   }

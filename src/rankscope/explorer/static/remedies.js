@@ -20,10 +20,10 @@ let turn = null;
 let line = null;
 const lineNow = () => split(line());
 
-export function listRemedies(shelf, onTurn, current) {
+export function listRemedies(networks, onTurn, current) {
   turn = (specs) => onTurn(specs.length ? specs.join(";") : null);
   line = current;
-  for (const { name, says } of shelf.remedies) {
+  for (const { name, says } of networks.remedies) {
     const option = document.createElement("option");
     option.value = name;
     option.textContent = `${name}: ${says}`;
@@ -37,16 +37,16 @@ export function listRemedies(shelf, onTurn, current) {
 }
 
 // A box for each, made anew where others are chosen than before; a field that is being written in is left alone.
-export function showRemedies(text, shelf) {
+export function showRemedies(text, networks) {
   const specs = split(text);
   const names = specs.map(nameOf);
   const place = $("remedied");
   if (place.dataset.names !== names.join(";") || place.children.length !== names.length) {
     place.dataset.names = names.join(";");
-    place.replaceChildren(...names.map((name, at) => box(name, at, shelf.remedies.find((each) => each.name === name))));
+    place.replaceChildren(...names.map((name, at) => box(name, at, networks.remedies.find((each) => each.name === name))));
   }
   place.hidden = specs.length === 0;
-  $("remedies").disabled = specs.length >= shelf.limits.remedies;
+  $("remedies").disabled = specs.length >= networks.limits.remedies;
   for (const option of $("remedies").options) option.disabled = names.includes(option.value);
   specs.forEach((spec, at) => {
     const said = numbers(spec);

@@ -17,7 +17,7 @@ from rankscope.shapes import Bool, Float, Int
 
 
 @dataclass(frozen=True, eq=False)
-class Data:
+class LabelledSamples:
     """Samples with a label per token."""
 
     inputs: Int[Tensor, "sample token"] | Float[Tensor, "sample token 2"]
@@ -28,18 +28,18 @@ class Data:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def part(self, chosen: slice | Tensor) -> "Data":
+    def part(self, chosen: slice | Tensor) -> "LabelledSamples":
         """Some of the samples."""
-        return Data(self.inputs[chosen], self.labels[chosen], self.padding[chosen])
+        return LabelledSamples(self.inputs[chosen], self.labels[chosen], self.padding[chosen])
 
-    def trimmed(self) -> "Data":
+    def trimmed(self) -> "LabelledSamples":
         """Without the padding that all samples have: padding is at the end."""
         longest = int((~self.padding).sum(1).max())
-        return Data(self.inputs[:, :longest], self.labels[:, :longest], self.padding[:, :longest])
+        return LabelledSamples(self.inputs[:, :longest], self.labels[:, :longest], self.padding[:, :longest])
 
-    def to(self, device: str) -> "Data":
+    def to(self, device: str) -> "LabelledSamples":
         """The same on another device."""
-        return Data(self.inputs.to(device), self.labels.to(device), self.padding.to(device))
+        return LabelledSamples(self.inputs.to(device), self.labels.to(device), self.padding.to(device))
 
     def batch(self) -> Batch:
         """As a task gives it."""
@@ -47,19 +47,19 @@ class Data:
         return Batch(self.inputs, self.labels.masked_fill(self.padding, UNLABELLED), padding)
 
 
-class Fixed(Task):
+class FixedTask(Task):
     """A task of figure 4 of Dong et al. 2021."""
 
     @abstractmethod
-    def drawn(self) -> tuple[Data, Data]:
+    def drawn(self) -> tuple[LabelledSamples, LabelledSamples]:
         """Samples to learn from, and samples to be asked about."""
 
     @abstractmethod
-    def guesses(self, train: Data, test: Data) -> dict[str, float]:
+    def guesses(self, train: LabelledSamples, test: LabelledSamples) -> dict[str, float]:
         """On the test data, by name: chance, majority, and ceilings."""
 
     @cached_property
-    def data(self) -> tuple[Data, Data]:
+    def data(self) -> tuple[LabelledSamples, LabelledSamples]:
         """Drawn once."""
         return self.drawn()
 

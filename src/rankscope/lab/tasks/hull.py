@@ -7,15 +7,14 @@ import numpy as np
 import torch
 
 from rankscope.lab.model import Interface
-from rankscope.lab.tasks.fixed import Data, Fixed, agree
-from rankscope.lab.tasks.task import Batch
+from rankscope.lab.tasks.fixed import FixedTask, LabelledSamples, agree
 from rankscope.shapes import Bool, Float
 
 POINTS, SIDE, SHIFT = 10, 10.0, 3.3
 
 
 @dataclass(frozen=True)
-class Hull(Fixed):
+class Hull(FixedTask):
     """Ten points, without positions: their order says nothing."""
 
     train: int = 10000
@@ -29,38 +28,25 @@ class Hull(Fixed):
         """On it, or not."""
         return Interface(classes=2, coordinates=2)
 
-    def drawn(self) -> tuple[Data, Data]:
-        """The shift is normal."""
+    def drawn(self) -> tuple[LabelledSamples, LabelledSamples]:
+        """Points counted from the middle of the square, in halves of its side; the shift is normal."""
         draw = np.random.default_rng(self.seed)
 
-        def samples(number: int) -> Data:
+        def samples(number: int) -> LabelledSamples:
             points = draw.uniform(0, SIDE, (number, POINTS, 2))
             points = points + draw.normal(scale=SHIFT, size=(number, 1, 2))
             labels = np.stack([on_hull(each) for each in points])
-            return Data(
-                torch.from_numpy(points).float(),
+            return LabelledSamples(
+                2 * torch.from_numpy(points).float() / SIDE - 1,
                 torch.from_numpy(labels).long(),
                 torch.zeros(number, POINTS, dtype=torch.bool),
             )
 
         return samples(self.train), samples(self.test)
 
-    def batch(self, number: int, seed: int, step: int) -> Batch:
-        """Coordinates are counted from the middle of the square, in halves of its side."""
-        return scaled(super().batch(number, seed, step))
-
-    def held_out(self, number: int) -> Batch:
-        """The same."""
-        return scaled(super().held_out(number))
-
-    def guesses(self, train: Data, test: Data) -> dict[str, float]:
+    def guesses(self, train: LabelledSamples, test: LabelledSamples) -> dict[str, float]:
         """Most points are on it."""
         return {"chance": 0.5, "majority": agree(train.labels.flatten().mode().values, test.labels)}
-
-
-def scaled(batch: Batch) -> Batch:
-    """The square, before its shift, from -1 to 1."""
-    return Batch(2 * batch.inputs / SIDE - 1, batch.labels, batch.padding)
 
 
 def on_hull(points: Float[np.ndarray, "point 2"]) -> Bool[np.ndarray, " point"]:

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import torch
 
-from rankscope.errors import StudyError
+from rankscope.errors import LabError
 from rankscope.lab.model import Interface
-from rankscope.lab.tasks.fixed import Data, Fixed, ceiling
+from rankscope.lab.tasks.fixed import FixedTask, LabelledSamples, ceiling
 from rankscope.sources.random_embedding import bundled_excerpts, split
 
 SHORTEST = 16
@@ -19,7 +19,7 @@ SHORTEST = 16
 
 
 @dataclass(frozen=True)
-class Memorization(Fixed):
+class Memorization(FixedTask):
     """Asked about is what it was trained on."""
 
     texts: int = 500
@@ -45,7 +45,7 @@ class Memorization(Fixed):
         """A symbol for each word."""
         return Interface(classes=2, symbols=len(self.number))
 
-    def drawn(self) -> tuple[Data, Data]:
+    def drawn(self) -> tuple[LabelledSamples, LabelledSamples]:
         """The same twice."""
         inputs = torch.zeros(self.texts, self.longest, dtype=torch.long)
         padding = torch.ones(self.texts, self.longest, dtype=torch.bool)
@@ -53,10 +53,10 @@ class Memorization(Fixed):
             inputs[row, : len(text)] = torch.tensor([self.number[word] for word in text])
             padding[row, : len(text)] = False
         labels = torch.randint(2, inputs.shape, generator=torch.Generator().manual_seed(self.seed))
-        data = Data(inputs, labels.masked_fill(padding, 0), padding)
+        data = LabelledSamples(inputs, labels.masked_fill(padding, 0), padding)
         return data, data
 
-    def guesses(self, train: Data, test: Data) -> dict[str, float]:
+    def guesses(self, train: LabelledSamples, test: LabelledSamples) -> dict[str, float]:
         """Of one who knows the word, and of one who knows its text as well."""
         real = ~test.padding
         seen, told = test.inputs[real].tolist(), test.labels[real].tolist()
@@ -79,7 +79,8 @@ def prose(texts: int, longest: int) -> list[list[str]]:
             if len(piece) >= SHORTEST:
                 found.append(piece)
     if len(found) < texts:
-        raise StudyError(
-            f"the bundled prose has {len(found)} texts of {longest} words; {texts} were asked for"
+        raise LabError(
+            f"texts must be at most {len(found)}, all that the prose has of {longest} words; got {texts}",
+            subject="texts",
         )
     return found[:texts]

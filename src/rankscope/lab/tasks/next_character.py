@@ -2,16 +2,45 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.resources import files
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from rankscope.lab.model import Interface
 from rankscope.lab.tasks.task import HELD_OUT, STEPS, Batch, Task, decoder
-from rankscope.lab.text import Characters, characters
 from rankscope.nets import Architecture
+from rankscope.shapes import Int
 
 HELD_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class Characters:
+    """A text as numbers: each is an index into the alphabet."""
+
+    ids: Int[Tensor, " character"]
+    alphabet: str
+
+    def excerpts(self, samples: int, length: int, seed: int) -> Int[Tensor, "samples length"]:
+        """Excerpts drawn at random; the same for the same seed."""
+        draw = torch.Generator().manual_seed(seed)
+        starts = torch.randint(len(self.ids) - length, (samples,), generator=draw)
+        return self.ids[starts[:, None] + torch.arange(length)]
+
+
+def characters(text: str | None = None) -> Characters:
+    """The characters of a text; of the bundled one (Moby Dick, chapters 1 to 35) if left out.
+
+    >>> characters("abba").ids
+    tensor([0, 1, 1, 0])
+    """
+    if text is None:
+        text = files("rankscope").joinpath("data/moby_dick.txt").read_text(encoding="utf-8")
+    alphabet = "".join(sorted({*text}))
+    indices = {character: k for k, character in enumerate(alphabet)}
+    return Characters(torch.tensor([indices[character] for character in text]), alphabet)
 
 
 @dataclass(frozen=True)

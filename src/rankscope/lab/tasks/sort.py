@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 import torch
 
 from rankscope.lab.model import Interface
-from rankscope.lab.tasks.fixed import Data, Fixed, agree, attention_alone
+from rankscope.lab.tasks.fixed import FixedTask, LabelledSamples, agree, attention_alone
 from rankscope.nets import Architecture
 
 SYMBOLS, SORTED = 10, 8
 
 
 @dataclass(frozen=True)
-class Sort(Fixed):
+class Sort(FixedTask):
     """Eight of ten symbols."""
 
     train: int = 1000
@@ -27,17 +27,19 @@ class Sort(Fixed):
         """A class for each symbol."""
         return Interface(classes=SYMBOLS, symbols=SYMBOLS)
 
-    def drawn(self) -> tuple[Data, Data]:
+    def drawn(self) -> tuple[LabelledSamples, LabelledSamples]:
         """All symbols are equally likely."""
         generator = torch.Generator().manual_seed(self.seed)
 
-        def draw(number: int) -> Data:
+        def draw(number: int) -> LabelledSamples:
             symbols = torch.randint(SYMBOLS, (number, SORTED), generator=generator)
-            return Data(symbols, symbols.sort(dim=-1).values, torch.zeros(number, SORTED, dtype=torch.bool))
+            return LabelledSamples(
+                symbols, symbols.sort(dim=-1).values, torch.zeros(number, SORTED, dtype=torch.bool)
+            )
 
         return draw(self.train), draw(self.test)
 
-    def guesses(self, train: Data, test: Data) -> dict[str, float]:
+    def guesses(self, train: LabelledSamples, test: LabelledSamples) -> dict[str, float]:
         """A guess by position is far above chance."""
         by_place = torch.stack([train.labels[:, place].mode().values for place in range(SORTED)])
         return {

@@ -13,9 +13,6 @@ from torch import Tensor, nn
 from rankscope.errors import MonitorError
 from rankscope.live.monitor.running_sums import Sums, merge_sums
 
-WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine"}
-"""Classes that wrap a model for several processes and hold it as `module`."""
-
 
 def world_size() -> int:
     """How many processes train the model."""
@@ -71,16 +68,6 @@ def from_writer(value: Any) -> Any:
     values = [value]
     dist.broadcast_object_list(values, src=0)
     return values[0]
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside `torch.compile` and the wrappers of several processes; any other model as it is."""
-    while True:
-        names = {kind.__name__ for kind in type(model).__mro__}
-        inner = getattr(model, "_orig_mod" if "OptimizedModule" in names else "module", None)
-        if not isinstance(inner, nn.Module) or not names & {*WRAPPERS, "OptimizedModule"}:
-            return model
-        model = inner
 
 
 def is_sharded(model: nn.Module) -> bool:

@@ -17,7 +17,7 @@ activation checkpointing repeats inside the backward pass.
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -25,15 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
-from rankscope.live.call import Call, Plan
-from rankscope.live.mask import find_padding, masks_of
+from rankscope.live.block_hooks import is_list_of_parts, modules_around
+from rankscope.live.hidden_states import hidden_states_in
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.token_gradients import METRIC, gradient_norms
-from rankscope.live.reading import arithmetic_of, read_state, read_waiting
-from rankscope.live.spans import is_span
-from rankscope.live.states import states_in
-from rankscope.live.watch import Watch, around
-from rankscope.metrics.tokens import real_tokens, unit_of
+from rankscope.live.padding import find_padding, mask_arguments_of
+from rankscope.live.plan import WatchPlan
+from rankscope.live.state_readings import StateReadings, TokenBatch, arithmetic_of
+from rankscope.live.watch import Watch
 
 _by_id: WeakValueDictionary[int, "OperatorMeasurement"] = WeakValueDictionary()
 """The measurements that operators hand tokens to: an operator's arguments can be no Python object."""
@@ -55,15 +54,30 @@ def _passed(x: Tensor, seen: Tensor, of: int, layer: int) -> None:
         measurement.read_layer(layer, x)
 
 
+@dataclass
+class TrainingCall:
+    """One call of the model in a training step.
+
+    Args:
+        arguments: Those that may say what is padding.
+        layer: The layer read last, where layers are numbered in the order of calls.
+        states: What is read of its hidden states; None before the first block.
+    """
+
+    arguments: dict[str, Any]
+    layer: int = 0
+    states: StateReadings | None = None
+
+
 class OperatorMeasurement:
     """Reads metrics of tokens through operators, and gradients at the tokens if the model is not compiled."""
 
     has_gradients = True
 
-    def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> None:
-        self.plan, self.blocks, self.recording = plan, blocks, False
+    def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
+        self.plan, blocks, self.recording = plan, plan.blocks, False
         self.recorded = MetricValues()
-        self.call: Call | None = None
+        self.call: TrainingCall | None = None
         self.seen = torch.zeros(1)
         """Written to by the operators, so that the compiler neither removes nor moves them."""
         self.called_once = len({*map(id, blocks)}) == len(blocks)
@@ -71,8 +85,8 @@ class OperatorMeasurement:
         _by_id[id(self)] = self
         self._stack = ExitStack()
         # Hooks of the outermost module run outside of compiled code: take the next one inside, if there is.
-        outer = next(iter(around(model, blocks[0])), model)
-        self.masks = masks_of(outer)
+        outer = next(iter(modules_around(model, blocks[0])), model)
+        self.masks = mask_arguments_of(outer)
         on_call = self._on_call if outer is not model else torch._dynamo.disable(self._on_call)  # type: ignore[no-untyped-call]
         if self.masks or not self.called_once:
             self._keep(outer.register_forward_pre_hook(on_call, with_kwargs=True))
@@ -111,36 +125,33 @@ class OperatorMeasurement:
         """Begin to read a call of the model, with these arguments that may say what is padding."""
         if not _in_backward():
             self._end_call()
-            self.call = Call(arguments)
+            self.call = TrainingCall(arguments)
 
     def read_layer(self, layer: int, x: Tensor) -> None:
         """Read the metrics of a layer's tokens."""
         if _in_backward():
             return
-        if self.call is None or (layer == 0 and self.call.shape is not None and self.called_once):
+        if self.call is None or (layer == 0 and self.call.states is not None and self.called_once):
             self.begin_call({})  # no hook around the blocks has said that a call begins
         call = self.call
         assert call is not None
-        state = states_in(x, self.plan.layout, f"layer {layer}", self.plan.grid)[0]
+        hidden = hidden_states_in(x, self.plan.layout, f"layer {layer}", self.plan.grid)[0]
         if layer < 0:  # one module called many times: layers in the order of calls
             layer = call.layer = call.layer + 1
-        if call.shape is None:
-            call.shape = state.shape[:2]
+        if call.states is None:
             padding = self.plan.padding
-            if padding is None and self.plan.own_padding:
-                found = find_padding([call.arguments], call.arguments, call.shape, self.plan.decoder)
-                padding = None if found is None else found.at
-            call.real[state.device] = real_tokens(call.shape, padding, state.device)
-            call.whole = padding is None
-            call.unit = unit_of(arithmetic_of(self.blocks, state))
-        read_state(self.plan, call, layer, state)
+            if self.plan.padding_from_model:
+                mask = find_padding([call.arguments], call.arguments, hidden.shape[:2], self.plan.decoder)
+                padding = None if mask is None else mask.padding
+            batch = TokenBatch.of(hidden, padding, arithmetic_of(self.plan.blocks, hidden))
+            call.states = StateReadings(self.plan, batch)
+        call.states.read(layer, hidden)
 
     def _end_call(self) -> None:
         """Add what was read of the last call to what was recorded."""
         call, self.call = self.call, None
-        if call is not None:
-            read_waiting(self.plan, call)
-            for layer, readings in call.read(self.plan.metrics):
+        if call is not None and call.states is not None:
+            for layer, readings in call.states.all_readings():
                 self.recorded.add_readings(layer, readings)
 
     def _keep(self, hook: Any) -> None:
@@ -160,7 +171,7 @@ class OperatorMeasurement:
             _called(None, "", self.seen, id(self))
 
     def _on_input(self, block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if not self._ignores(block) and (self.called_once or self.call is None or self.call.shape is None):
+        if not self._ignores(block) and (self.called_once or self.call is None or self.call.states is None):
             hidden = kwargs.get("hidden_states", args)
             self._hand_over(0, hidden if isinstance(hidden, Tensor) else hidden[0])
 
@@ -190,8 +201,8 @@ class WatchMeasurement:
 
     has_gradients = False
 
-    def __init__(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> None:
-        self.model, self.plan, self.blocks = model, plan, blocks
+    def __init__(self, model: nn.Module, plan: WatchPlan) -> None:
+        self.model, self.plan = model, plan
         self.watch: Watch | None = None
 
     @property
@@ -208,7 +219,7 @@ class WatchMeasurement:
         """Drop what was read, and read the next step or not."""
         self.close()
         if on:
-            self.watch = Watch(self.model, self.plan, self.blocks, "as given").__enter__()
+            self.watch = Watch(self.model, self.plan).__enter__()
 
     def values(self) -> MetricValues:
         """What was read since `record`; raises if the model was not called."""
@@ -228,14 +239,12 @@ class WatchMeasurement:
             watch.__exit__(None, None, None)
 
 
-def inline_measurement(
-    model: nn.Module, plan: Plan, blocks: list[nn.Module]
-) -> OperatorMeasurement | WatchMeasurement:
+def inline_measurement(model: nn.Module, plan: WatchPlan) -> OperatorMeasurement | WatchMeasurement:
     """The way in which training batches of this model can be read: through operators if possible."""
-    plan = replace(plan, trained=True)
-    if any(metric.of != "tokens" for metric in plan.metrics) or any(map(is_span, blocks)):
-        return WatchMeasurement(model, plan, blocks)
-    return OperatorMeasurement(model, plan, blocks)
+    plan = replace(plan, training_only=True)
+    if any(metric.of != "tokens" for metric in plan.metrics) or any(map(is_list_of_parts, plan.blocks)):
+        return WatchMeasurement(model, plan)
+    return OperatorMeasurement(model, plan)
 
 
 def _tokens_in(output: Any, block: str) -> Tensor:

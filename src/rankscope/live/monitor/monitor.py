@@ -20,9 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError
+from rankscope.live.attention import OBSERVERS, AttentionObserver
+from rankscope.live.block_hooks import is_list_of_parts
 from rankscope.live.blocks import Blocks
-from rankscope.live.compiled import is_compiled
-from rankscope.live.modules import parts
+from rankscope.live.modules import is_compiled, submodules, unwrapped
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.alarms import AlarmSource, RuleSet
 from rankscope.live.monitor.inline import inline_measurement
@@ -36,9 +37,8 @@ from rankscope.live.monitor.schedule import Schedule
 from rankscope.live.monitor.token_gradients import METRIC as TOKEN_GRADIENT
 from rankscope.live.monitor.token_gradients import LossFunction
 from rankscope.live.monitor.weight_gradients import WeightGradients
-from rankscope.live.notes import described
-from rankscope.live.spans import is_span
-from rankscope.live.watch import planned
+from rankscope.live.notes import describe_model
+from rankscope.live.plan import make_plan
 from rankscope.metrics import MetricsLike
 from rankscope.profiles import DEFAULT_METRICS
 from rankscope.runs import manifest_of, read
@@ -69,7 +69,7 @@ class Monitor:
         paths_every: Steps between measurements of path shares and certificates of the probe, a multiple of
             `every`; the model must be of a family that `load` knows.
         alarms: The rules that raise alarms; by default `default_rules()`, none: `()`.
-        layers, blocks, padding, layout: As in `watch`.
+        layers, blocks, padding, attention_mask, layout, attention: As in `watch`.
         step: The number of steps that the model has made already.
 
     Raises:
@@ -103,16 +103,19 @@ class Monitor:
         layers: Sequence[int] | None = None,
         blocks: Blocks | None = None,
         padding: Tensor | Literal["model", "none"] = "model",
+        attention_mask: Tensor | None = None,
         layout: str | None = None,
+        attention: Sequence[AttentionObserver] = OBSERVERS,
         step: int = 0,
     ) -> None:
         _check_arguments(model, every, probe, run, writers, loss, step)
-        self.model = distributed.unwrapped(model)
+        self.model = unwrapped(model)
         self.every, self.run, self.writers = every, Path(run), tuple(writers)
-        self.plan, self.blocks = planned(
-            self.model, metrics, layers, blocks=blocks, padding=padding, layout=layout
-        )
-        if probe is None and is_compiled(parts(model)):
+        self.plan = make_plan(
+            self.model, metrics, layers, blocks=blocks, padding=padding, attention_mask=attention_mask,
+            layout=layout, attention=attention,
+        )  # fmt: skip
+        if probe is None and is_compiled(submodules(model)):
             self._refuse_compiled()
         self.rules = RuleSet(default_rules() if alarms is None else alarms)
         names = [metric.name for metric in self.plan.metrics]
@@ -123,8 +126,8 @@ class Monitor:
         self.probe = None if probe is None else Probe.of(probe, loss)
         distributed.require_agreement("labels of the probe", self.probe is not None and self.probe.has_loss)
         self.paths = None if paths_every is None else ProbePaths(model, self.probe, every, paths_every)
-        self.inline = inline_measurement(self.model, self.plan, self.blocks) if probe is None else None
-        self.gradients = None if optimizer is None else WeightGradients(optimizer, self.blocks)
+        self.inline = inline_measurement(self.model, self.plan) if probe is None else None
+        self.gradients = None if optimizer is None else WeightGradients(optimizer, self.plan.blocks)
         self._notes = self._initial_notes(names)
         self.schedule = Schedule(step)
         self.should_stop = False
@@ -253,7 +256,7 @@ class Monitor:
         """Measure, raise alarms, write, and act on the alarms."""
         values = MetricValues()
         if self.probe is not None:
-            values.update(self.probe.measure(self.model, self.plan, self.blocks))
+            values.update(self.probe.measure(self.model, self.plan))
         if self.inline is not None:
             values.update(self.inline.values())
         if self.gradients is not None:
@@ -320,7 +323,7 @@ class Monitor:
         """Open the folder on the rank that writes; if that fails, raise on every rank."""
         run_writer, failure = None, None
         if distributed.is_writer():
-            description = described(self.model)
+            description = describe_model(self.model)
             device = ", ".join(description["model"]["devices"])
             manifest = manifest_of(description, device, "as given", "as trained", metrics, {})
             try:
@@ -355,7 +358,7 @@ class Monitor:
                 f"and this {model} is compiled: give a probe, or metrics of tokens",
                 subject="metrics",
             )
-        if any(map(is_span, self.blocks)):
+        if any(map(is_list_of_parts, self.plan.blocks)):
             raise MonitorError(
                 "of training batches a compiled model shows blocks that are called; the layers of this "
                 f"{model} are lists of parts: give a probe",

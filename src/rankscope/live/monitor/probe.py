@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import MonitorError, RankscopeError
-from rankscope.live.call import Plan
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.token_gradients import LossFunction, TokenGradients, loss_in
 from rankscope.live.monitor.training_state import preserved_training_state
+from rankscope.live.plan import WatchPlan
 from rankscope.live.watch import Watch
 from rankscope.sources.checkpoint import first_line
 
@@ -61,7 +61,7 @@ class Probe:
         labelled = any(name.endswith("labels") and value is not None for name, value in self.kwargs.items())
         return not self.notes and (self.loss is not None or labelled)
 
-    def measure(self, model: nn.Module, plan: Plan, blocks: list[nn.Module]) -> MetricValues:
+    def measure(self, model: nn.Module, plan: WatchPlan) -> MetricValues:
         """Call the model with the probe, and return what was read of it; the training does not notice.
 
         If gradients cannot be computed on some rank, for want of memory for example, all ranks leave them out
@@ -70,7 +70,7 @@ class Probe:
         if self.has_loss:
             values, failure = MetricValues(), None
             try:
-                values = self._measure(model, plan, blocks, TokenGradients(plan, blocks))
+                values = self._measure(model, plan, TokenGradients(plan))
             except RankscopeError:
                 raise
             except RuntimeError as error:  # too little memory, or code that has no gradient
@@ -79,17 +79,15 @@ class Probe:
             if why is None:
                 return values
             self.notes.append(f"gradients at the probe's tokens are not measured: {why}")
-        return self._measure(model, plan, blocks, None)
+        return self._measure(model, plan, None)
 
-    def _measure(
-        self, model: nn.Module, plan: Plan, blocks: list[nn.Module], gradients: TokenGradients | None
-    ) -> MetricValues:
+    def _measure(self, model: nn.Module, plan: WatchPlan, gradients: TokenGradients | None) -> MetricValues:
         device = next((weight.device for weight in model.parameters()), torch.device("cpu"))
         args = [_moved(value, device) for value in self.args]
         kwargs = {name: _moved(value, device) for name, value in self.kwargs.items()}
         gradient_values = MetricValues()
         with preserved_training_state(model), torch.set_grad_enabled(gradients is not None):
-            with Watch(model, plan, blocks, "as given") as watch, gradients or nullcontext():
+            with Watch(model, plan) as watch, gradients or nullcontext():
                 output = model(*args, **kwargs)
             if gradients is not None and (loss := loss_in(output, self.loss)) is not None:
                 gradient_values = gradients.values(loss)

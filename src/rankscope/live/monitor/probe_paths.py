@@ -23,12 +23,13 @@ from torch import Tensor, nn
 
 from rankscope.errors import MonitorError, RankscopeError
 from rankscope.live.isolation import isolated
-from rankscope.live.mask import arguments_of
+from rankscope.live.modules import unwrapped
 from rankscope.live.monitor import distributed
 from rankscope.live.monitor.measurement import CERTIFICATES
 from rankscope.live.monitor.probe import Probe
 from rankscope.live.monitor.running_sums import MetricValues
 from rankscope.live.monitor.training_state import preserved_training_state
+from rankscope.live.padding import arguments_of
 from rankscope.nets import Architecture
 from rankscope.paths import decompose
 from rankscope.runs import Manifest
@@ -76,7 +77,7 @@ class ProbePaths:
                 subject="paths_every",
             )
         self.every, self.budget, self.notes = paths_every, budget, list[str]()
-        self.model = distributed.unwrapped(model)
+        self.model = unwrapped(model)
         self.batch = arguments_of(self.model, probe.args, probe.kwargs)
         failure = None
         try:

@@ -19,29 +19,29 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from rankscope.errors import MonitorError
-from rankscope.live.call import Plan
+from rankscope.live.block_hooks import is_list_of_parts
+from rankscope.live.hidden_states import hidden_states_in
 from rankscope.live.monitor.running_sums import MetricValues
-from rankscope.live.spans import is_span
-from rankscope.live.states import states_in
+from rankscope.live.plan import WatchPlan
 
 METRIC = "grad_tokens"
 LossFunction = Callable[[Any], Tensor]
 """Takes what the model returns, and gives a tensor of one number."""
 
 
-def gradient_norms(plan: Plan, gradient: Tensor) -> Tensor:
+def gradient_norms(plan: WatchPlan, gradient: Tensor) -> Tensor:
     """`grad_tokens` of each sample, from the gradient at the tokens of all of them."""
-    gradient = states_in(gradient, plan.layout, "a gradient", plan.grid)[0]
+    gradient = hidden_states_in(gradient, plan.layout, "a gradient", plan.grid)[0]
     return torch.linalg.vector_norm(gradient.double(), dim=(1, 2)) * len(gradient)
 
 
 class TokenGradients:
     """Notes the place of each layer's tokens in the graph while the model is called, and differentiates."""
 
-    def __init__(self, plan: Plan, blocks: Sequence[nn.Module]) -> None:
+    def __init__(self, plan: WatchPlan) -> None:
         self.plan = plan
-        self.first_layers = {id(block): layer for layer, block in reversed(list(enumerate(blocks, 1)))}
-        self.blocks = list(dict.fromkeys(blocks))
+        self.first_layers = {id(block): layer for layer, block in reversed(list(enumerate(plan.blocks, 1)))}
+        self.blocks = list(dict.fromkeys(plan.blocks))
         self.layer, self.shape = 0, None  # type: tuple[int, torch.Size | None]
         self.edges: dict[int, list[tuple[Tensor, GradientEdge]]] = {}
         """The tensors of each layer that could be its tokens: of several, the next block takes the right
@@ -49,7 +49,7 @@ class TokenGradients:
         self._stack = ExitStack()
 
     def __enter__(self) -> "TokenGradients":
-        if any(map(is_span, self.blocks)):
+        if any(map(is_list_of_parts, self.blocks)):
             raise RuntimeError("its layers are lists of parts, and are not called themselves")
         for block in self.blocks:
             self._stack.callback(block.register_forward_pre_hook(self._on_input, with_kwargs=True).remove)

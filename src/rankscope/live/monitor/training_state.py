@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankscope.live.compiled import eagerly
+from rankscope.live.modules import running_uncompiled
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def preserved_training_state(model: nn.Module) -> Iterator[None]:
         stack.enter_context(_buffers(model))
         stack.enter_context(_shards(model))
         stack.enter_context(_autocast_cache())
-        stack.enter_context(eagerly())
+        stack.enter_context(running_uncompiled())
         stack.enter_context(torch.no_grad())
         yield
 

@@ -21,7 +21,7 @@ import polars as pl
 from rankscope.studies.dong2021 import circle
 from rankscope.studies.dong2021.circle import NETWORKS
 from rankscope.studies.dong2021.endings import ENDS, distance, ending, left, path_of
-from rankscope.studies.dong2021.fig3_drawn import distances, trajectories
+from rankscope.studies.dong2021.fig3_figure import distances, trajectories
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 
 STEPS = 300

@@ -1,23 +1,36 @@
 """Figure 4: path effectiveness. Trained networks, evaluated on a few paths of one length at a time.
 
-Networks of attention, skips and norms learn to memorise, to sort and to find convex hulls (`tasks.py`,
-`train.py`). Then only k paths of one length are kept, summed, normalised and classified with the trained head
-(`effects.py`). Short paths carry nearly everything; from length 3 on, what a few paths say is a guess.
+Networks of attention, skips and norms learn to memorise, to sort and to find convex hulls (`lab/tasks/`).
+Then only k paths of one length are kept, summed, normalised and classified with the trained head
+(`path_effects.py`). Short paths carry nearly everything; from length 3 on, what a few paths say is a guess.
+
+| | memorization | sort | convex hull |
+|---|---|---|---|
+| token | a word of a text | a symbol | a point of the plane |
+| label | drawn at random, 0 or 1 | the symbol here when all are sorted | whether it is on the hull |
+| evaluated on | what it was trained on | other samples | other samples |
 
 Beyond the paper: the theorem's own paths (attention of the full network), and the exact sum over ALL paths of
 each length, which tells whether long paths say nothing or whether five of them are too few to hear it.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import polars as pl
+import torch
 
-from rankscope.studies.dong2021.effects import effects
-from rankscope.studies.dong2021.fig4_drawn import LENGTHS, Published, curve, drawn
+from rankscope.lab import Initialisation, Interface, Recipe, Training
+from rankscope.lab.tasks import Hull, Memorization, Sort
+from rankscope.lab.tasks.fixed import FixedTask, attention_alone
+from rankscope.lab.tasks.sort import SORTED
+from rankscope.nets import Architecture
+from rankscope.studies.dong2021.fig4_figure import LENGTHS, Published, curve, effectiveness_figure
+from rankscope.studies.dong2021.path_effects import path_effects
 from rankscope.studies.dong2021.published import published
-from rankscope.studies.dong2021.tasks import Task, hull_task, memorization_task, sort_task
-from rankscope.studies.dong2021.train import Recipe, train
 from rankscope.studies.study import Comparison, Outcome, Setup, Study
 
 COUNTS = (5, 20)
@@ -25,76 +38,133 @@ REPEATS = 5
 TOLERANCE = 0.15
 """How far the published accuracy may lie outside the range of ours over training seeds: theirs is one trained
 network's, read off a figure."""
-SEEDS = {"memorization": 1, "sort": 3, "hull": 2}
-FULL_SEEDS = dict.fromkeys(SEEDS, 5)
-"""Networks trained for each task; a hull or a memorization takes longer than a sort."""
 NEAR_GUESS = 0.05
 """How far above the best constant guess still is a guess."""
-
 DROPOUT = 0.1
 """BertConfig's default, which the published code leaves as it is. `benchmarks/recipes.py` trains without."""
 
-Make = Callable[[], Task]
-QUICK: dict[str, tuple[Make, Recipe]] = {
-    "memorization": (
-        lambda: memorization_task(texts=60, longest=48),
-        Recipe(epochs=30, batch=8, rate=3e-4, dropout=DROPOUT, spread=0.02, keep_every=5),
+
+class PublishedSort(Sort):
+    """Sorting with positions in the embedding, before its norm, as BERT has them."""
+
+    @property
+    def interface(self) -> Interface:
+        """A table of positions beside that of symbols."""
+        return replace(super().interface, positions=SORTED)
+
+    def architecture(self, layers: int, width: int, heads: int = 2, **fields: Any) -> Architecture:
+        """A network without positions of its own."""
+        return attention_alone(layers, width, heads, **fields)
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """The network of one task, and how it is trained: gains of its norms stay 1."""
+
+    task: FixedTask
+    width: int
+    heads: int
+    epochs: int
+    batch: int
+    lr: float
+    embedding_std: float = 1.0
+    """A norm follows the embedding, so a smaller one learns faster."""
+    dropout: float = DROPOUT
+    checkpoint_every: int = 10
+    """Epochs between checkpoints."""
+    seeds: int = 1
+    """Networks that are trained; a hull or a memorization takes longer than a sort."""
+    layers: int = 6
+    fields: dict[str, Any] = field(default_factory=dict)
+    """Fields of the architecture in place of the usual ones."""
+
+    @property
+    def batches(self) -> int:
+        """Steps of an epoch."""
+        return math.ceil(len(self.task.data[0]) / self.batch)
+
+    def training(self, seed: int, run: Path | None = None, device: str = "cpu") -> Training:
+        """The training of one seed, which resumes from a checkpoint in `run`."""
+        recipe = Recipe(
+            steps=self.epochs * self.batches, batch=self.batch, lr=self.lr, weight_decay=0.0, seed=seed,
+            checkpoint_every=self.checkpoint_every * self.batches, frozen=("gain",),
+        )  # fmt: skip
+        arch = self.task.architecture(self.layers, self.width, self.heads, **self.fields)
+        start = Initialisation("kaiming", self.embedding_std, self.dropout)
+        return Training(
+            self.task, arch, recipe, initialisation=start, run=run, device=device, monitored=False
+        )
+
+
+QUICK = {
+    "memorization": TaskPlan(
+        Memorization(texts=60, longest=48), 250, 2, epochs=30, batch=8, lr=3e-4, embedding_std=0.02,
+        checkpoint_every=5,
     ),
-    "sort": (sort_task, Recipe(epochs=60, batch=50, rate=1e-3, dropout=DROPOUT)),
-    "hull": (hull_task, Recipe(epochs=3, batch=100, rate=1e-3, dropout=DROPOUT, keep_every=1)),
-}
-FULL: dict[str, tuple[Make, Recipe]] = {
-    "memorization": (memorization_task, replace(QUICK["memorization"][1], epochs=50, keep_every=1)),
-    "sort": QUICK["sort"],
-    "hull": (hull_task, replace(QUICK["hull"][1], epochs=15)),
+    "sort": TaskPlan(PublishedSort(), 48, 2, epochs=60, batch=50, lr=1e-3, seeds=3),
+    "hull": TaskPlan(Hull(), 84, 3, epochs=3, batch=100, lr=1e-3, checkpoint_every=1, seeds=2),
+}  # fmt: skip
+FULL = {
+    "memorization": replace(
+        QUICK["memorization"], task=Memorization(), epochs=50, checkpoint_every=1, seeds=5
+    ),
+    "sort": replace(QUICK["sort"], seeds=5),
+    "hull": replace(QUICK["hull"], epochs=15, seeds=5),
 }
 
 
-def _run(setup: Setup) -> Outcome:
-    plans, seeds = (FULL, FULL_SEEDS) if setup.full else (QUICK, SEEDS)
-    tasks = {name: make() for name, (make, _) in plans.items()}
-    tables = [
-        measured(setup, task, replace(plans[name][1], seed=seed)).select(
+def effectiveness(
+    setup: Setup, plans: Mapping[str, TaskPlan] | None = None, repeats: int = REPEATS
+) -> Outcome:
+    """Train each task's networks, evaluate their paths, and hold the accuracies against the published ones;
+    plans are those of the setup's size if left out."""
+    plans = plans or (FULL if setup.full else QUICK)
+    tasks = {name: plan.task for name, plan in plans.items()}
+    table = pl.concat([
+        accuracies(setup, plan, seed, repeats).select(
             pl.lit(name).alias("task"), pl.lit(seed).alias("seed"), pl.all()
         )
-        for name, task in tasks.items()
-        for seed in range(seeds[name])
-    ]
-    table = pl.concat(tables)
+        for name, plan in plans.items()
+        for seed in range(plan.seeds)
+    ])  # fmt: skip
     baselines = pl.DataFrame(
         [
-            {"task": name, "baseline": what, "accuracy": value}
+            {"task": name, "baseline": baseline, "accuracy": value}
             for name, task in tasks.items()
-            for what, value in task.baselines.items()
+            for baseline, value in task.baselines.items()
         ]
     )
     summary = summarised(table)
-    said = published()["figure4_accuracy_by_path_length_0_to_6"]
+    theirs = published()["figure4_accuracy_by_path_length_0_to_6"]
     comparisons = [
-        each for name, task in tasks.items() for each in compared(task, summary, by_seed(table), said[name])
+        comparison
+        for name, task in tasks.items()
+        for comparison in compared(task, summary, by_seed(table), theirs[name])
     ]
     return Outcome(
-        {"fig4": drawn(summary, tasks, said)},
+        {"fig4": effectiveness_figure(summary, tasks, theirs)},
         {"accuracies": table, "summary": summary, "baselines": baselines},
         comparisons,
-        _notes(setup, tasks, seeds),
+        _notes(setup, plans),
     )
 
 
-def measured(setup: Setup, task: Task, recipe: Recipe) -> pl.DataFrame:
-    """The accuracies of one task's trained network; training goes on where it was interrupted."""
-    name = f"{task.name}-{recipe.seed}" if recipe.seed else task.name
+def accuracies(setup: Setup, plan: TaskPlan, seed: int, repeats: int) -> pl.DataFrame:
+    """The accuracies of one trained network and of its paths; training resumes where it was interrupted."""
+    name = f"{plan.task.name}-{seed}" if seed else plan.task.name
 
     def compute() -> pl.DataFrame:
-        checkpoint = setup.folder / "parts" / f"{name}.pt"
-        tensors = train(task, recipe, checkpoint, setup.device, setup.say)
+        training = plan.training(seed, setup.folder / "parts" / name, setup.device)
+        for step in training:
+            if step % training.recipe.checkpoint_every == 0:
+                loss = float(torch.stack(training.losses[-plan.batches :]).mean())
+                setup.say(f"{name}: epoch {step // plan.batches} of {plan.epochs}, loss {loss:.4f}")
         setup.say(f"{name}: paths")
-        return effects(task, tensors, task.test.to(setup.device), COUNTS, REPEATS)
+        test = plan.task.data[1].to(setup.device)
+        return path_effects(training.models[0], test, COUNTS, repeats)
 
-    sizes = [len(task.train), len(task.test), task.train.labels.shape[1]]
-    return setup.kept(
-        name, compute, arch=task.arch.to_dict(), recipe=asdict(recipe), sizes=[*sizes, *COUNTS, REPEATS]
-    )
+    settings = {**asdict(plan), "task": {"name": plan.task.name, **asdict(plan.task)}}  # type: ignore[call-overload]
+    return setup.kept(name, compute, plan=settings, seed=seed, counts=COUNTS, repeats=repeats)
 
 
 def summarised(table: pl.DataFrame) -> pl.DataFrame:
@@ -114,7 +184,9 @@ def by_seed(table: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def compared(task: Task, summary: pl.DataFrame, seeds: pl.DataFrame, said: Published) -> list[Comparison]:
+def compared(
+    task: FixedTask, summary: pl.DataFrame, seeds: pl.DataFrame, said: Published
+) -> list[Comparison]:
     """What the paper's figure shows of a task, and what came out here."""
     name, full = task.name, curve(summary, task.name, "full", "all")[0]
     told = said["full"]
@@ -168,7 +240,7 @@ def compared(task: Task, summary: pl.DataFrame, seeds: pl.DataFrame, said: Publi
     return found + _baselines(task, said)
 
 
-def _baselines(task: Task, said: Published) -> list[Comparison]:
+def _baselines(task: FixedTask, said: Published) -> list[Comparison]:
     ours = ", ".join(f"{what} {value:.3f}" for what, value in task.baselines.items())
     if task.name == "hull":
         line, again = said["majority as drawn"], said["majority recomputed"]
@@ -186,22 +258,22 @@ def _baselines(task: Task, said: Published) -> list[Comparison]:
     return [Comparison(f"{task.name}: chance", f"{said['chance']:.2f}", ours, True, because[task.name])]
 
 
-def _why_full(task: Task, full: float, told: float) -> str:
+def _why_full(task: FixedTask, full: float, told: float) -> str:
     if full > told and task.name == "memorization":
         return f"other texts, with a ceiling of {task.baselines['ceiling']:.3f} (theirs about 0.861)"
     return "trained further than theirs" if full > told else "trained for less long than theirs"
 
 
-def _why_paths(task: Task) -> str:
+def _why_paths(task: FixedTask) -> str:
     if task.name == "memorization":
         return "other texts"
     tried = "; no recipe that was tried reaches it, see below" if task.name == "hull" else ""
     return f"theirs is one network and five draws{tried}"
 
 
-def _notes(setup: Setup, tasks: dict[str, Task], seeds: dict[str, int]) -> list[str]:
-    words = tasks["memorization"]
-    real = int((~words.train.padding).sum())
+def _notes(setup: Setup, plans: Mapping[str, TaskPlan]) -> list[str]:
+    words = plans["memorization"].task.data[0]
+    tokens = int((~words.padding).sum())
     notes = [
         "Networks: 6 layers of attention, skips and LayerNorm, no MLP, as the published code has. Norms "
         "have neither gain nor bias, heads no bias but in their scores: along a path the published code "
@@ -211,10 +283,10 @@ def _notes(setup: Setup, tasks: dict[str, Task], seeds: dict[str, int]) -> list[
         "rate, more samples, a smaller embedding at first or biases do not make up for it. Why 20 paths of "
         "length 2 have 0.67 on the published hull is not known: no recipe that was tried brings them there. "
         "The numbers of each are in benchmarks/RESULTS.md; `python -m benchmarks.recipes` trains them again.",
-        f"Memorization: {len(words.train)} texts of Moby Dick of at most {words.train.labels.shape[1]} words "
-        f"({real:,} tokens), in place of RTE's word pieces, which are not at hand.",
+        f"Memorization: {len(words)} texts of Moby Dick of at most {words.labels.shape[1]} words "
+        f"({tokens:,} tokens), in place of RTE's word pieces, which are not at hand.",
         "Trained with several seeds: "
-        + ", ".join(f"{name} {number}" for name, number in seeds.items())
+        + ", ".join(f"{name} {plan.seeds}" for name, plan in plans.items())
         + ". Paths are drawn with repetition, as published; points are means over seeds and 5 draws of each, "
         "bars one standard deviation of these.",
     ]
@@ -231,5 +303,9 @@ def _listed(values: list[float]) -> str:
 
 
 FIG4 = Study(
-    "dong2021", "fig4", "path effectiveness on memorization, sorting, convex hull", _run, seconds=160.0
+    "dong2021",
+    "fig4",
+    "path effectiveness on memorization, sorting, convex hull",
+    effectiveness,
+    seconds=160.0,
 )

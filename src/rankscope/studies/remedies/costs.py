@@ -16,7 +16,7 @@ import torch
 
 from rankscope.errors import ArchitectureError
 from rankscope.lab.training import Training
-from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, Sizes, Trial
+from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, Trial, TrialSizes
 from rankscope.studies.remedies.trained import EVERY, FULL, QUICK
 from rankscope.studies.study import Setup
 from rankscope.workers import threads_set
@@ -26,7 +26,7 @@ ROUNDS, STEPS, WARM = 15, 3, 6
 
 
 def costs(
-    setup: Setup, remedies: Sequence[str] = EVERY, depth: int = 12, *, sizes: Sizes | None = None
+    setup: Setup, remedies: Sequence[str] = EVERY, depth: int = 12, *, sizes: TrialSizes | None = None
 ) -> pl.DataFrame:
     """remedy · setting · depth · seed · quantity · value · refused, as trials have it (`lab/trial.py`), with
     the quantities `seconds_per_step` (forward, backward and the optimiser's), `ratio`, `parameters` and

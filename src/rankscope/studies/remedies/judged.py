@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from rankscope.figures.text import power
-from rankscope.lab.trial import Sizes
+from rankscope.lab.trial import TrialSizes
 from rankscope.studies.remedies import learnt
 from rankscope.studies.remedies.initial import BARE, NONE
 from rankscope.studies.remedies.reached import THRESHOLD, depth_reached, spread
@@ -129,7 +129,7 @@ def spread_out(remedy: str, *settings: str) -> Judge:
         mine, plain = lowest
         if mine is None or plain is None:
             return Judged(NOT_RUN, UNTOLD)
-        tokens = Sizes().context
+        tokens = TrialSizes().context
         bound = 0.1 * math.lgamma(tokens + 1) / tokens
         said = f"the lowest entropy is {mine:.2f} nats, {plain:.2f} without"
         if plain > bound:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import polars as pl
 
-from rankscope.lab.trial import Sizes, Trial
+from rankscope.lab.trial import Trial, TrialSizes
 from rankscope.studies.remedies.initial import NONE
 from rankscope.studies.remedies.reached import Reached
 
@@ -22,7 +22,7 @@ SCHEMA = {
     "remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "seed": pl.Int64, "quantity": pl.String,
     "value": pl.Float64, "refused": pl.String,
 }  # fmt: skip
-RATE = Sizes().rate
+RATE = TrialSizes().lr
 """Of learning, where nothing else is said."""
 PRICE = "seconds_per_step"
 COSTS = {"remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "ratio": pl.Float64}
@@ -102,7 +102,7 @@ def at(table: pl.DataFrame, remedy: str, setting: str, depth: int) -> bool | Non
 @cache
 def blind(setting: str) -> float:
     """The loss of who knows how frequent labels are, and does not look at the inputs."""
-    return Trial(NONE, setting, 1, (0,), Sizes()).task.blind
+    return Trial(NONE, setting, 1, (0,), TrialSizes()).task.blind
 
 
 def refusal(table: pl.DataFrame, remedy: str, setting: str) -> str | None:

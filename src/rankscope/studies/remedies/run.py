@@ -100,7 +100,7 @@ def trainings(
     is asked for, else what the folder has kept of an earlier run, on whatever machine; None where there is
     nothing."""
     if not asked.train:
-        kept = [gathered(setup.folder, how) for how in ("trained", f"at={SLOWER.sizes.rate:g}")]
+        kept = [gathered(setup.folder, how) for how in ("trained", f"at={SLOWER.sizes.lr:g}")]
         kept = [each.filter(pl.col("remedy").is_in(asked.trained)) for each in kept]
         table, slower = (each if len(each) else None for each in kept)
         return table, slower, _kept_costs(setup.folder)

@@ -30,7 +30,7 @@ class Tables:
     costs: pl.DataFrame = field(default_factory=lambda: learnt.priced(None))
     slower: pl.DataFrame = field(default_factory=lambda: learnt.whole(None))
     """Trainings with a smaller learning rate, which is:"""
-    slower_rate: float = SLOWER.sizes.rate
+    slower_rate: float = SLOWER.sizes.lr
 
     @property
     def remedies(self) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 import polars as pl
 
 from rankscope.errors import StudyError
-from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, SIGMA, Sizes, Trial
+from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, SIGMA, Trial, TrialSizes
 from rankscope.remedies import REMEDIES
 from rankscope.runs import tables
 from rankscope.studies.study import Setup
@@ -35,13 +35,13 @@ class Plan:
 
     settings: tuple[str, ...]
     depths: tuple[int, ...]
-    sizes: Sizes
+    sizes: TrialSizes
 
 
-FULL = Plan(tuple(SETTINGS), (6, 12, 24, 48), Sizes())
-SLOWER = Plan(("post", "no skips"), (24,), Sizes(rate=3e-4))
+FULL = Plan(tuple(SETTINGS), (6, 12, 24, 48), TrialSizes())
+SLOWER = Plan(("post", "no skips"), (24,), TrialSizes(lr=3e-4))
 """Where depth decides who learns: whether a smaller learning rate changes who."""
-QUICK = Plan(("pre",), (2, 6), Sizes(width=64, context=32, batch=8, steps=60, asked=64))
+QUICK = Plan(("pre",), (2, 6), TrialSizes(width=64, context=32, batch=8, steps=60, evaluation_samples=64))
 
 
 def trained(
@@ -52,7 +52,7 @@ def trained(
     settings: Sequence[str] | None = None,
     depths: Sequence[int] | None = None,
     steps: int | None = None,
-    sizes: Sizes | None = None,
+    sizes: TrialSizes | None = None,
     workers: int = 1,
     minutes: float = math.inf,
 ) -> pl.DataFrame:
@@ -82,7 +82,7 @@ def trained(
 def gathered(folder: str | Path, how: str = "trained") -> pl.DataFrame:
     """All that was kept in a folder by trials, on whatever machine, in the order of remedies; `how` begins
     their names."""
-    parts = [tables.whole(part)[0] for part in sorted(Path(folder).glob(f"parts/{how}-*.parquet"))]
+    parts = [tables.read_parquet(part)[0] for part in sorted(Path(folder).glob(f"parts/{how}-*.parquet"))]
     places = {remedy: place for place, remedy in enumerate(EVERY)}
     parts.sort(key=lambda part: places.get(part["remedy"][0], len(places)))
     return pl.concat([pl.DataFrame(schema=SCHEMA), *parts])
@@ -94,14 +94,14 @@ def recipes(folder: str | Path) -> list[str]:
     for part in sorted(Path(folder).glob("parts/*.parquet")):
         if not part.name.startswith(("trained-", "at=")):
             continue
-        table, manifest = tables.whole(part)
+        table, manifest = tables.read_parquet(part)
         if manifest is None or manifest.key is None:
             continue
         key = manifest.key
         how, seeds = key["settings"]["sizes"], ", ".join(map(str, key["settings"]["seeds"]))
         said = (
             f"of width {how['width']}, {how['heads']} heads, {how['steps']} steps of AdamW, batches of "
-            f"{how['batch']}, learning rate {how['rate']:g}, seeds {seeds} ({key['device']})"
+            f"{how['batch']}, learning rate {how['lr']:g}, seeds {seeds} ({key['device']})"
         )
         found[said] = found.get(said, 0) + len(table.filter(quantity="diverged"))
     return [f"Trained: {number} networks {said}." for said, number in found.items() if number]
@@ -159,7 +159,7 @@ def main() -> None:
     table = trained(
         Setup(given.folder, not given.quick, given.device, say=_say),
         given.remedies, given.seeds, settings=given.settings, depths=given.depths, steps=given.steps,
-        sizes=replace(sizes, rate=given.rate or sizes.rate), workers=given.workers, minutes=given.minutes,
+        sizes=replace(sizes, lr=given.rate or sizes.lr), workers=given.workers, minutes=given.minutes,
     )  # fmt: skip
     left = table.filter(pl.col("refused").str.starts_with("not run"))
     _say(f"{time.time() - started:.0f} s; {len(left)} left to do")

@@ -1,0 +1,157 @@
+"""The networks that a page can choose from, with the remedies that it puts on them.
+
+Networks are those named on the command line, and random ones of any shape. A page names a network of the
+cache; it cannot make the server load anything else.
+
+Depth comes first, then remedies in their order, then all other controls: a remedy that depends on the depth
+takes the one shown, and it can be seen with skips, MLP or norms taken out.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from rankscope.errors import SettingError, one_of
+from rankscope.explorer.controls import RANDOM, Controls
+from rankscope.nets import Architecture, Transformer
+from rankscope.remedies import REMEDIES, Remedy, remedy
+from rankscope.sources import named_network
+from rankscope.sources.fresh import untrained
+from rankscope.sources.network_names import is_drawn
+from rankscope.theory.weight_norms import WeightNorms
+
+MOST_RANDOM = 3
+"""Random networks, and networks with remedies, that are kept: those of the page and of two pins."""
+MOST_REMEDIES = 4
+"""Remedies at a time."""
+LARGEST_NUMBER = 100.0
+"""A number of a remedy, in size: rounds of Sinkhorn, for one, take time."""
+
+
+class NetworkCache:
+    """Networks by name; one that is not loaded yet is loaded when a page first asks for it.
+
+    Args:
+        nets: Loaded networks by name.
+        later: Names of further networks, which are loaded on demand.
+    """
+
+    def __init__(self, nets: Mapping[str, Transformer], later: Iterable[str] = ()) -> None:
+        self._nets = dict(nets)
+        self._later = [name for name in later if name not in self._nets]
+        self._random: OrderedDict[str, Transformer] = OrderedDict()
+        self._with_remedies: OrderedDict[Controls, Transformer] = OrderedDict()
+        self._norms: dict[int, WeightNorms] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """What the control `model` may be, random networks last."""
+        return [*self._nets, *self._later, RANDOM]
+
+    def network(self, controls: Controls) -> Transformer:
+        """The network of these controls, with only its remedies put on and, for them, its depth.
+
+        Remedies may draw weights or divide them, which takes too long to be done at every move of a slider:
+        such networks are kept.
+        """
+        net = self._base(controls)
+        if controls.remedies is None:
+            return net
+        key = Controls(
+            model=controls.model, shape=controls.shape, layers=controls.layers, remedies=controls.remedies
+        )
+        if key not in self._with_remedies:
+            net = net if controls.layers is None else net.variant(layers=controls.layers)
+            for chosen in chosen_remedies(controls):
+                net = net.with_remedy(chosen)
+            self._with_remedies[key] = net
+            while len(self._with_remedies) > MOST_RANDOM:
+                self._forget(self._with_remedies.popitem(last=False)[1])
+        self._with_remedies.move_to_end(key)
+        return self._with_remedies[key]
+
+    def norms(self, net: Transformer) -> WeightNorms:
+        """Norms of a network's weights that theorems have computed; kept as long as the network is."""
+        return self._norms.setdefault(id(net), WeightNorms())
+
+    def holds(self, controls: Controls) -> bool:
+        """True unless the controls name a random network that is no longer kept."""
+        return controls.model != RANDOM or controls.shape.model_dump_json() in self._random
+
+    def described(self) -> list[dict[str, Any]]:
+        """For the page: each network's name, and what is known of it without loading it."""
+        return [
+            {"name": name, "drawn": is_drawn(name), **_description(self._nets.get(name))}
+            for name in self.names
+        ]
+
+    def _base(self, controls: Controls) -> Transformer:
+        """The network without remedies."""
+        if controls.model == RANDOM:
+            return self._random_network(controls)
+        if controls.model not in self.names:
+            raise SettingError(one_of("model", controls.model, self.names), subject="model")
+        if controls.model not in self._nets:
+            self._nets[controls.model] = named_network(controls.model)
+        return self._nets[controls.model]
+
+    def _random_network(self, controls: Controls) -> Transformer:
+        """The random network of a shape; when one is drawn, the one that was used longest ago is dropped."""
+        shape = controls.shape
+        key = shape.model_dump_json()
+        if key not in self._random:
+            self._random[key] = untrained(shape.architecture(), RANDOM, shape.seed, shape.init)
+            while len(self._random) > MOST_RANDOM:
+                self._forget(self._random.popitem(last=False)[1])
+            for dropped in [kept for kept in self._with_remedies if not self.holds(kept)]:
+                self._forget(self._with_remedies.pop(dropped))
+        self._random.move_to_end(key)
+        return self._random[key]
+
+    def _forget(self, net: Transformer) -> None:
+        self._norms.pop(id(net), None)
+
+
+def described_remedies() -> list[dict[str, Any]]:
+    """For the page: every remedy, what it does, and its numbers as published."""
+    return [
+        {
+            "name": name, "says": kind.formula, "source": kind.citation,
+            "numbers": {field.name: field.default for field in fields(kind)},  # type: ignore[arg-type]
+        }
+        for name, kind in REMEDIES.items()
+    ]  # fmt: skip
+
+
+def chosen_remedies(controls: Controls) -> list[Remedy]:
+    """The remedies of these controls; too many, or one with too large a number, are refused."""
+    specs = [] if controls.remedies is None else controls.remedies.split(";")
+    if len(specs) > MOST_REMEDIES:
+        raise SettingError(f"remedies must be {MOST_REMEDIES} at most; got {len(specs)}", subject="remedies")
+    chosen: list[Remedy] = []
+    for spec in specs:
+        built = remedy(spec)
+        for field in fields(built):  # type: ignore[arg-type]
+            number = getattr(built, field.name)
+            if abs(number) > LARGEST_NUMBER:
+                raise SettingError(
+                    f"{field.name} of {built.name} must be from {-LARGEST_NUMBER:g} to {LARGEST_NUMBER:g} "
+                    f"here; got {number:g}",
+                    subject="remedies",
+                )
+        chosen.append(built)
+    return chosen
+
+
+def _description(net: Transformer | None) -> dict[str, Any]:
+    if net is None:
+        return {}
+    drawn = net.origin is not None and net.origin.described().get("weights") == "random"
+    return {**sizes(net.arch), "mlp": net.arch.mlp, "norm": net.arch.norm, "drawn": drawn}
+
+
+def sizes(arch: Architecture) -> dict[str, Any]:
+    """What the page shows of every architecture."""
+    shown = {name: getattr(arch, name) for name in ("layers", "width", "heads", "mask", "divisor")}
+    return {**shown, "skip": arch.attention_skip}

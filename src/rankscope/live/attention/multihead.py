@@ -1,0 +1,113 @@
+"""Attention of torch's own `nn.MultiheadAttention`, seen through forward hooks.
+
+A hook after the module's call makes the call once more, for the pattern of every head, without gradients and
+dropout: the first call stays as it is. What each head adds is `P_h V_h W_h`, with V the projected values and
+W the output projection.
+"""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.live.attention.head_outputs import check_contributions, contributions_of, weight_of
+from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
+from rankscope.live.isolation import isolated, without_dropout
+from rankscope.live.modules import contains, submodules
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class MultiheadModules:
+    """Observes `nn.MultiheadAttention` inside the blocks."""
+
+    def applies(self, model: nn.Module, blocks: WatchedBlocks) -> bool:
+        """True if there is an `nn.MultiheadAttention` in the blocks."""
+        return bool(multihead_modules(blocks))
+
+    @contextmanager
+    def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[None]:
+        """Inside, every call of these modules is reported."""
+
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            assert isinstance(module, nn.MultiheadAttention)
+            on_attention(_attention_call(module, args, kwargs))
+
+        with ExitStack() as hooks:
+            for module in multihead_modules(blocks):
+                hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            yield
+
+
+def multihead_modules(blocks: Sequence[nn.Module]) -> list[nn.MultiheadAttention]:
+    """Every `nn.MultiheadAttention` in the blocks, once."""
+    return _of_class(submodules(*blocks), nn.MultiheadAttention)
+
+
+def _of_class(modules: Sequence[nn.Module], kind: type[M]) -> list[M]:
+    return [part for part in modules if isinstance(part, kind)] if contains(modules, (kind,)) else []
+
+
+def _attention_call(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> AttentionCall:
+    second_call = cache(lambda: _call_again(module, args, kwargs))
+
+    def contributions() -> Tensor:
+        pattern, value, output = second_call()
+        with isolated(pattern.device):
+            added = contributions_of(_head_outputs(module, pattern, value), weight_of(module.out_proj))
+            check_contributions(added, module.out_proj.bias, output, type(module).__name__)
+        return added
+
+    return AttentionCall(pattern=lambda: second_call()[0], contributions=contributions)
+
+
+def _call_again(module: nn.MultiheadAttention, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The pattern `[batch, head, query, key]`, the values taken and the output, both `[batch, token, width]`,
+    of the same call without gradients and dropout."""
+    call = inspect.signature(module.forward).bind(*args, **kwargs)
+    call.apply_defaults()
+    arguments = {**call.arguments, "need_weights": True, "average_attn_weights": False}
+    with torch.no_grad(), without_dropout(module):
+        output, pattern = module.forward(**arguments)
+    assert pattern is not None
+    value = arguments["value"].detach()
+    if output.ndim == 2:
+        return pattern[None], value[None], output[None]
+    if not module.batch_first:
+        value, output = value.transpose(0, 1), output.transpose(0, 1)
+    return pattern, value, output
+
+
+def _head_outputs(module: nn.MultiheadAttention, pattern: Tensor, value: Tensor) -> Tensor:
+    """`P_h V_h` of every head, `[batch, token, head, d]`, in float64."""
+    wide = torch.float64
+    if module.in_proj_weight is None:
+        weight = module.v_proj_weight.to(wide)
+    else:
+        weight = module.in_proj_weight.chunk(3)[2].to(wide)
+    V = value.to(wide) @ weight.mT
+    if module.in_proj_bias is not None:
+        V = V + module.in_proj_bias.chunk(3)[2].to(wide)
+    V = V.reshape(*V.shape[:-1], module.num_heads, -1).transpose(1, 2)
+    return (pattern.to(wide) @ V).transpose(1, 2)
+
+
+@contextmanager
+def without_nested_tensors(modules: Sequence[nn.Module]) -> Iterator[bool]:
+    """Inside, torch's encoders among these modules make no nested tensors; gives True if some would have.
+
+    Their layers take nested tensors only on the fused path, which hooks switch off.
+    """
+    encoders = _of_class(modules, nn.TransformerEncoder)
+    before = [encoder.use_nested_tensor for encoder in encoders]
+    try:
+        for encoder in encoders:
+            encoder.use_nested_tensor = False
+        yield any(before)
+    finally:
+        for encoder, use in zip(encoders, before, strict=True):
+            encoder.use_nested_tensor = use

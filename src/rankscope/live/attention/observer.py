@@ -1,0 +1,94 @@
+"""The seam between attention and what is measured of it: how one's own way to see attention is written.
+
+An `AttentionObserver` is a class with two methods. `watch` goes through its list of observers in order, takes
+the first whose `applies` says True, and keeps its `attach` entered while the model is watched. Whenever the
+blocks attend, the observer calls `on_attention` with an `AttentionCall`; `attention_readings.py` reads the
+metrics off it. The built-in observers are written in the same way, one file each in this folder;
+`attention/__init__.py` lists them.
+"""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from rankscope.shapes import Bool, Float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionCall:
+    """One call of attention inside a block, with what was computed in it.
+
+    Tensors are functions without arguments, called only where a metric asks, while the block still runs.
+
+    Args:
+        pattern: The attention pattern `[batch, head, query, key]`, after the softmax and before dropout.
+        head_outputs: The output of each head before the output projection, `[batch, query, head, d]`; what
+            each head adds is then found with the linear layer that is called on it next.
+        contributions: What each head adds to the hidden states, `[batch, head, query, width]`, where the
+            observer knows the output projection; it goes before `head_outputs`.
+        sizes: (batch, queries, keys) where these are known before the pattern is computed.
+        self_attention: True if queries, keys and values are known to come from the block's own tokens, False
+            if they do not. None if the observer cannot tell: then the first call in a block counts.
+        remark: Where `self_attention` is False: what came instead, in words, for the error and the notes.
+        altered_by: The operation that changed the pattern between softmax and values, which is refused.
+        unused: True for a softmax of scores that was not multiplied with values when the block was left.
+        hidden_tokens: `[batch, token]`, True at tokens that no token may attend to; None if no mask says so.
+    """
+
+    pattern: Callable[[], Float[Tensor, "batch head query key"]]
+    head_outputs: Callable[[], Float[Tensor, "batch query head d"]] | None = None
+    contributions: Callable[[], Float[Tensor, "batch head query width"]] | None = None
+    sizes: tuple[int, int, int] | None = None
+    self_attention: bool | None = None
+    remark: str = ""
+    altered_by: str | None = None
+    unused: bool = False
+    hidden_tokens: Callable[[], Bool[Tensor, "batch token"] | None] = lambda: None
+
+
+OnAttention = Callable[[AttentionCall], None]
+
+
+class BlockListener(Protocol):
+    """Follows the run of the blocks, for an observer that must know what goes into them."""
+
+    def block_entered(self, hidden_states: Tensor | None) -> None:
+        """A block is called with these hidden states, as the model holds them."""
+
+    def block_left(self, failed: bool) -> None:
+        """The block entered last has returned, or failed."""
+
+    def call_ended(self) -> None:
+        """The call of the model ended or was interrupted: forget blocks that were not left."""
+
+
+class WatchedBlocks(list[nn.Module]):
+    """The blocks that are watched, each once, with their model and those who follow their run.
+
+    Args:
+        model: The model that the blocks are part of.
+        blocks: The modules; one that is called several times may be listed several times.
+    """
+
+    def __init__(self, model: nn.Module, blocks: Iterable[nn.Module]) -> None:
+        super().__init__(dict.fromkeys(blocks))
+        self.model = model
+        self.listeners: list[BlockListener] = []
+        """Told when a block is entered and left; an observer's `attach` adds its own, and takes it away."""
+
+
+class AttentionObserver(Protocol):
+    """A way to see attention: one small class, passed to `watch(..., attention=[Mine(), *OBSERVERS])`."""
+
+    def applies(self, model: nn.Module, blocks: WatchedBlocks) -> bool:
+        """True if this observer can see the attention of these blocks."""
+
+    def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> AbstractContextManager[str | None]:
+        """A context manager inside which every attention in the blocks is reported to `on_attention`.
+
+        What the model computes must stay as it is, and leaving the context must leave no trace. The context
+        may give a sentence for the notes of the watch (`with ... as sentence`), or None.
+        """

@@ -1,0 +1,312 @@
+"""Attention whose softmax is written out, seen in torch's own functions:
+
+    scores = q k' ...,   P = softmax(scores, -1),   y = dropout(P) V
+
+Scores are a product of two tensors that come from the block's tokens, and what becomes of it as long as its
+last two axes stay. P is what the softmax gave, before dropout. It is the pattern of attention where it is
+multiplied, unchanged, with values that come from the tokens too: casts, copies, dropout, heads counted as
+samples, and zeros for queries that see no key may stand between. Whatever else changes it (heads that are
+mixed, gates) is named. Called by `torch_functions.py` for every call of torch in a block.
+"""
+
+import math
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from rankscope.live.attention.head_outputs import by_head, check_pattern
+from rankscope.live.isolation import isolated
+
+SOFTMAX = {"softmax", "special_softmax"}
+PRODUCTS = {"matmul", "__matmul__", "bmm", "einsum"}
+SCORES = PRODUCTS | {"baddbmm", "cdist"}
+"""Functions that make scores of queries and keys."""
+COPIES = {"to", "type", "type_as", "float", "double", "half", "bfloat16", "clone", "contiguous", "detach"}
+VIEWS = {"view", "reshape", "flatten", "unflatten"}
+BLINDING = {"masked_fill", "nan_to_num", "where"}
+"""Functions that may set to zero the rows of queries that see no key."""
+PIECES = {"__getitem__", "narrow", "split", "chunk", "unbind"}
+
+
+class WrittenSoftmax:
+    """One softmax written out: its scores, the pattern it gave, and what that was multiplied with.
+
+    Args:
+        scores: What the softmax took.
+        pattern: What it gave, `[batch, head, query, key]` or `[batch * head, query, key]`.
+        heads: The number of heads counted as samples in a pattern of three axes; None if not known.
+        certain: Whether queries and keys are known to come both from the block's tokens.
+    """
+
+    def __init__(self, scores: Tensor, pattern: Tensor, heads: int | None, certain: bool) -> None:
+        self.scores = scores.detach()
+        self.set_pattern(pattern)
+        self.heads = heads or 1
+        self.certain = certain
+        self.altered_by: str | None = None
+        """The operation that changed the pattern before it came to the values."""
+        self.dropped = False
+        """Whether dropout stands between pattern and values."""
+        self.used = False
+        """Whether the pattern came to any values."""
+
+    def set_pattern(self, pattern: Tensor) -> None:
+        """Take this tensor for the pattern, and note how often it was changed in place so far."""
+        self._pattern, self._version = pattern.detach(), _version(pattern)
+
+    @property
+    def changed_in_place(self) -> bool:
+        """Whether the pattern was written into after the softmax gave it."""
+        return self._version != _version(self._pattern)
+
+    def set_product(self, values: Tensor, output: Tensor) -> None:
+        """Note that the pattern times these values gave this output."""
+        self.values = values.expand(*output.shape[:-2], *values.shape[-2:])
+        self.output = output
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The numbers of samples, queries and keys."""
+        samples = self._pattern.shape[0] // (self.heads if self._pattern.ndim == 3 else 1)
+        return samples, self._pattern.shape[-2], self._pattern.shape[-1]
+
+    @property
+    def head_width(self) -> int:
+        """The number of entries of a head's values; 0 before there are values."""
+        return self.values.shape[-1] if hasattr(self, "values") else 0
+
+    def pattern(self) -> Tensor:
+        """The attention pattern `[batch, head, query, key]`, checked against the product with the values."""
+        with isolated(self._pattern.device):
+            P, values, output = (self._by_head(x.detach()) for x in (self._pattern, self.values, self.output))
+            P = P.to(torch.promote_types(P.dtype, output.dtype))
+            if not self.dropped:
+                check_pattern(P, values, output, "the block's product")
+            return P
+
+    def head_outputs(self) -> Tensor:
+        """The output of each head `[batch, query, head, d]`."""
+        return self._by_head(self.output.detach()).transpose(1, 2)
+
+    def hidden_tokens(self) -> Tensor:
+        """`[batch, token]`: True at keys that no query may attend to."""
+        return self._by_head(self.scores < -1e3).all(2).all(1)
+
+    def _by_head(self, x: Tensor) -> Tensor:
+        return by_head(x.reshape(-1, self.heads, *x.shape[1:]) if x.ndim == 3 else x)
+
+
+class SoftmaxTracer:
+    """Follows scores and patterns from call to call of torch.
+
+    Args:
+        from_tokens: The tensors that come from the block's hidden states, kept by `FunctionTracer`.
+    """
+
+    def __init__(self, from_tokens: MutableMapping[Tensor, Any]) -> None:
+        self.from_tokens = from_tokens
+        self.scores = WeakTensorKeyDictionary()
+        """Scores, each with its number of heads, or None where that is not known."""
+        self.patterns = WeakTensorKeyDictionary()
+        """Patterns, each with its softmax and the name of what changed it since, or None."""
+        self.made: list[WrittenSoftmax] = []
+        """Softmaxes of scores since `take_unused` was called last."""
+
+    def clear(self) -> None:
+        """Forget every tensor that was followed."""
+        self.scores.clear()
+        self.patterns.clear()
+        self.made = []
+
+    def take_unused(self) -> list[WrittenSoftmax]:
+        """Softmaxes of scores that came to no values so far; each is given once."""
+        made, self.made = self.made, []
+        return [softmax for softmax in made if not softmax.used]
+
+    def follow(
+        self, name: str, args: tuple[Any, ...], named: dict[str, Any], result: Any
+    ) -> tuple[WrittenSoftmax, bool] | None:
+        """Note one call of torch; a softmax comes back if its pattern was multiplied with values in it.
+
+        Args:
+            name: The name of torch's function.
+            args: Its arguments.
+            named: Its keyword arguments.
+            result: What it returned.
+
+        Returns:
+            The softmax, and whether queries, keys and values all come from the block's tokens; or None.
+        """
+        operands = list(tensors_in((*args, *named.values())))
+        results = list(tensors_in((result, args[0] if name == "__setitem__" else None)))
+        if not results:
+            return None
+        if name in SOFTMAX:
+            dim = args[1] if len(args) > 1 else named.get("dim")
+            self._softmax(operands[0], results[0], dim in (-1, operands[0].ndim - 1))
+            return None
+        pattern = next((x for x in operands if x in self.patterns), None)
+        if name in PRODUCTS and pattern is not None:
+            return self._product(name, args, operands, pattern, results[0])
+        if name in SCORES:
+            self._score(name, args, operands[-2:], results[0])
+            return None
+        for output in results:
+            if pattern is not None:
+                self._pass_on(name, args, named, pattern, output)
+            for x in operands:
+                if x in self.scores and output.shape[-2:] == x.shape[-2:] and name != "linear":
+                    self.scores[output] = _heads(output) or self.scores[x]
+        return None
+
+    def _score(self, name: str, args: tuple[Any, ...], operands: list[Tensor], result: Tensor) -> None:
+        """Note scores: a product of queries and keys in which the tokens of each stand last."""
+        if len(operands) < 2 or result.ndim < 3 or not all(x in self.from_tokens for x in operands):
+            return
+        if name == "einsum":
+            axes = _axes(args[0])
+            if axes is None or any(all(i in x for x in axes[:2]) for i in axes[2][-2:]):
+                return
+        self.scores[result] = _heads(result)
+
+    def _softmax(self, x: Tensor, pattern: Tensor, last: bool) -> None:
+        """Note the softmax of x, which ran over the last axis or another."""
+        certain = x in self.scores
+        if x in self.from_tokens and x.ndim > 2 and (last or certain):
+            softmax = WrittenSoftmax(x, pattern, self.scores[x] if certain else None, certain)
+            self.patterns[pattern] = (softmax, None if last else "a softmax over another axis than the last")
+            if certain:
+                self.made.append(softmax)
+
+    def _pass_on(
+        self, name: str, args: tuple[Any, ...], named: dict[str, Any], x: Tensor, result: Tensor
+    ) -> None:
+        """Note that a call took the pattern x and gave `result`: the same pattern, or a changed one."""
+        softmax, altered_by = self.patterns[x]
+        same_shape = result.shape[-2:] == x.shape[-2:] and result.numel() == x.numel()
+        unchanged = same_shape and name in COPIES
+        if name == "dropout":
+            drops = _drops(args, named)
+            softmax.dropped |= drops
+            unchanged = result is not x or not drops  # in place, the pattern before dropout is gone
+        elif name in BLINDING and same_shape and altered_by is None and not softmax.dropped:
+            unchanged = _equal_but_for_empty_rows(x, result)
+            if unchanged:
+                softmax.set_pattern(result)
+        elif name in VIEWS and same_shape and result.ndim > 2:
+            unchanged = True
+            softmax.heads = _heads(result if result.ndim > 3 else x) or softmax.heads
+        if unchanged:
+            self.patterns[result] = (softmax, altered_by)
+        elif result.numel() == x.numel() or name in PIECES:
+            self.patterns[result] = (softmax, altered_by or name.strip("_"))
+
+    def _product(
+        self, name: str, args: tuple[Any, ...], operands: list[Tensor], pattern: Tensor, result: Tensor
+    ) -> tuple[WrittenSoftmax, bool]:
+        """Note that a pattern was multiplied with values; gives what `follow` returns."""
+        softmax, altered_by = self.patterns[pattern]
+        softmax.used = True
+        values = operands[-1] if operands[0] is pattern else operands[0]
+        product = None
+        if len(operands) == 2:
+            if name == "einsum":
+                product = _einsum_product(args[0], operands[0] is pattern, values, result)
+            elif (
+                operands[0] is pattern
+                and pattern.ndim == values.ndim
+                and pattern.shape[:-2] == result.shape[:-2]
+            ):
+                product = (values, result)
+        if product is None or values in self.patterns:
+            altered_by = altered_by or f"{name} in another way than the pattern times values"
+        else:
+            softmax.set_product(*product)
+        softmax.altered_by = altered_by or ("a change in place" if softmax.changed_in_place else None)
+        mislaid = product is not None and altered_by is None and is_mislaid(product[0], softmax.sizes)
+        return softmax, softmax.certain and values in self.from_tokens and not mislaid
+
+
+def _axes(equation: Any) -> tuple[str, str, str] | None:
+    """The letters of two operands and of the result, where an einsum names them all."""
+    if not isinstance(equation, str) or "." in equation or equation.count(",") != 1 or "->" not in equation:
+        return None
+    operands, result = equation.replace(" ", "").split("->")
+    first, second = operands.split(",")
+    return first, second, result
+
+
+def _einsum_product(
+    equation: Any, pattern_first: bool, values: Tensor, result: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Values `[..., key, d]` and outputs `[..., query, d]` in the order of the pattern's axes; None if the
+    einsum is no product of a pattern with values."""
+    axes = _axes(equation)
+    if axes is None:
+        return None
+    P, V, out = axes if pattern_first else (axes[1], axes[0], axes[2])
+    outer, i, j = P[:-2], P[-2], P[-1]
+    d = "".join(sorted(set(V) - set(P)))
+    if len(d) != 1 or i in V or j not in V or outer[0] not in V or sorted(out) != sorted(outer + i + d):
+        return None
+    values = values.permute([V.index(letter) for letter in outer + j + d if letter in V])
+    for axis, letter in enumerate(outer):
+        if letter not in V:
+            values = values.unsqueeze(axis)
+    return values, result.permute([out.index(letter) for letter in outer + i + d])
+
+
+def is_mislaid(values: Tensor, sizes: tuple[int, int, int]) -> bool:
+    """True if the axes of the values that should be samples and tokens are others in memory: channels, heads.
+
+    Strides tell, where the values are a view of rows `[batch * token, width]`. Elsewhere channels may stand
+    in the place of tokens if there are as many, so True is the answer there.
+    """
+    rows = values._base if values._is_view() else None
+    samples, token, _ = sizes
+    unsure = values.shape[-1] == token
+    if rows is None or values.ndim < 3 or not rows.is_contiguous() or rows.ndim not in (2, 3):
+        return unsure
+    width = rows.shape[-1]
+    if rows.numel() != samples * token * width or (values.ndim == 3 and len(values) != samples):
+        return unsure
+    steps = (values.stride(0), values.stride(-2))
+    if samples == 1:
+        return steps[1] != width
+    return steps not in ((token * width, width), (width, samples * width))
+
+
+def _drops(args: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Whether a call of F.dropout, or of torch.dropout, drops anything."""
+    p = args[1] if len(args) > 1 else named.get("p", 0.5)
+    training = args[2] if len(args) > 2 else named.get("training", named.get("train", True))
+    return bool(p and training)
+
+
+def _heads(x: Tensor) -> int | None:
+    """The number of heads in `[batch, head, ..., query, key]`; None without an axis of heads."""
+    return math.prod(x.shape[1:-2]) if x.ndim > 3 else None
+
+
+def _version(x: Tensor) -> int:
+    """How often x was changed in place; inference tensors do not count it."""
+    return 0 if x.is_inference() else x._version
+
+
+def _equal_but_for_empty_rows(x: Tensor, result: Tensor) -> bool:
+    """Whether two patterns are equal but for rows that are zero in the second."""
+    with isolated(x.device):
+        rows = (result != 0).any(-1, keepdim=True)
+        return bool(((x == result) | ~rows).all())
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """All tensors in arguments or results, also those in tuples and lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, tuple | list):
+            yield from tensors_in(value)

@@ -1,0 +1,142 @@
+"""Attention that a module computes itself, seen in the functions of torch that it calls.
+
+While a block runs, a torch function mode sees every call of torch in it, and returns its result unchanged. It
+reports calls of `F.scaled_dot_product_attention` (`scaled_dot_product.py`), of flex attention (`flex.py`) and
+a softmax that is written out (`softmax.py`). Which tokens attend to which is found by following the block's
+hidden states from call to call: attention whose queries and keys both come from them is self-attention; keys
+from elsewhere are cross-attention. Calls inside scripted or compiled code or `vmap` are not seen.
+
+Order of events: the recorder calls `block_entered`, which switches the mode on; torch calls
+`__torch_function__` for every function; `block_left` reports softmaxes that came to no values, and switches
+the mode off with the last block; `call_ended` does so after an interruption.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from rankscope.live.attention.flex import flex_attention_reported
+from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
+from rankscope.live.attention.scaled_dot_product import ScaledDotProduct
+from rankscope.live.attention.softmax import SoftmaxTracer, WrittenSoftmax, is_mislaid, tensors_in
+from rankscope.live.attention.transformers_interface import calls_torch, huggingface_model
+
+_ATEN = torch.ops.aten.scaled_dot_product_attention
+ATTENTION = (F.scaled_dot_product_attention, _ATEN, _ATEN.default)
+"""One function, by each of its names."""
+
+
+class TorchFunctions:
+    """Observes torch's attention functions, and softmaxes that are written out, in any module."""
+
+    def applies(self, model: nn.Module, blocks: WatchedBlocks) -> bool:
+        """True unless the blocks are a Hugging Face model's whose files mention none of these functions."""
+        owner = huggingface_model(model, blocks)
+        return owner is None or calls_torch(owner)
+
+    @contextmanager
+    def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[str]:
+        """Inside, calls of attention in the blocks are reported while a block runs."""
+        tracer = FunctionTracer(on_attention)
+        blocks.listeners.append(tracer)
+        try:
+            with flex_attention_reported(blocks, tracer.attention_called):
+                yield "Attention was seen in torch's functions; its pattern is that before dropout."
+        finally:
+            blocks.listeners.remove(tracer)
+            tracer.call_ended()
+
+
+class FunctionTracer(TorchFunctionMode):
+    """Follows the hidden states of blocks through torch's functions, and reports attention.
+
+    Args:
+        on_attention: Called with each attention in a block.
+    """
+
+    def __init__(self, on_attention: OnAttention) -> None:
+        super().__init__()
+        self.on_attention = on_attention
+        self.depth = 0
+        """Blocks entered and not yet left."""
+        self.from_tokens = WeakTensorKeyDictionary()
+        """Tensors that were computed from the hidden states of a block that runs."""
+        self.softmaxes = SoftmaxTracer(self.from_tokens)
+
+    def block_entered(self, hidden_states: Tensor | None) -> None:
+        """Follow these hidden states from now on."""
+        if hidden_states is not None:
+            self.from_tokens[hidden_states] = True
+        if not self.depth:
+            self.__enter__()  # type: ignore[no-untyped-call]
+        self.depth += 1
+
+    def block_left(self, failed: bool) -> None:
+        """Report the block's softmaxes of scores that came to no values; after the last block, switch off."""
+        if not self.depth:
+            return
+        self.depth -= 1
+        unused = self.softmaxes.take_unused()
+        if not self.depth:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.from_tokens.clear()
+            self.softmaxes.clear()
+        for softmax in [] if failed else unused:
+            self.on_attention(AttentionCall(pattern=softmax.pattern, sizes=softmax.sizes, unused=True))
+
+    def call_ended(self) -> None:
+        """Switch off, also if a block was interrupted."""
+        if self.depth:
+            self.depth = 1
+            self.block_left(failed=True)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        named = kwargs or {}
+        result = func(*args, **named)
+        if torch.compiler.is_compiling():
+            return result
+        if any(x in self.from_tokens for x in tensors_in((*args, *named.values()))):
+            # An assignment returns nothing, and writes into its first argument.
+            for x in tensors_in((result, args[0] if func is Tensor.__setitem__ else None)):
+                self.from_tokens[x] = True
+            if not any(map(is_functorch_wrapped_tensor, tensors_in((result,)))):
+                softmax = self.softmaxes.follow(getattr(func, "__name__", ""), args, named, result)
+                if softmax is not None:
+                    self._report(*softmax)
+        if func in ATTENTION and not is_functorch_wrapped_tensor(result):
+            self.attention_called(ScaledDotProduct(result, *args, **named))
+        return result
+
+    def attention_called(self, call: ScaledDotProduct) -> None:
+        """An attention function of torch returned; report it if a block runs."""
+        if not self.depth:
+            return
+        if call.query in self.from_tokens:
+            self.from_tokens[call.output] = True
+        own = call.query in self.from_tokens and call.key in self.from_tokens
+        self._report(call, own and not is_mislaid(call.value, call.sizes))
+
+    def _report(self, call: ScaledDotProduct | WrittenSoftmax, self_attention: bool) -> None:
+        remark = "attention whose queries and keys cannot both be followed back to the block's tokens"
+        if call.head_width == call.sizes[1]:
+            remark += " (heads are as wide as there are tokens: call it on another number of them)"
+        self.on_attention(
+            AttentionCall(
+                pattern=call.pattern,
+                head_outputs=call.head_outputs,
+                sizes=call.sizes,
+                self_attention=self_attention,
+                remark=remark,
+                altered_by=call.altered_by,
+                hidden_tokens=call.hidden_tokens,
+            )
+        )

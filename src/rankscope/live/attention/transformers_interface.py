@@ -1,0 +1,201 @@
+"""Attention of Hugging Face models, seen through transformers' attention interface.
+
+Every attention module asks `AttentionInterface.get_interface` for the function that its config names. While a
+model is watched, the answer is that function, followed by a report of what it did: the model computes what it
+computes unwatched, to the last bit, and a forward pass that is computed again for gradients, inside the watch
+or after it, is the same as the first. Kernels that return no pattern (sdpa, flash, flex) have it computed a
+second time, without gradients and without dropout, by `eager_attention_forward` of the modeling file that the
+module comes from.
+"""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.errors import WatchError
+from rankscope.live.attention.observer import AttentionCall, OnAttention, WatchedBlocks
+from rankscope.live.isolation import without_dropout
+from rankscope.sources.parity import is_transformers_own, lifted
+
+_callbacks: dict[nn.Module, OnAttention] = {}
+"""The modules whose attention is watched, in all watches, and whom to report it to."""
+
+
+class TransformersInterface:
+    """Observes Hugging Face models whose attention goes through `AttentionInterface`."""
+
+    def applies(self, model: nn.Module, blocks: WatchedBlocks) -> bool:
+        """True if the blocks are a Hugging Face model's that takes its attention from the interface."""
+        owner = huggingface_model(model, blocks)
+        return owner is not None and uses_interface(owner)
+
+    @contextmanager
+    def attach(self, blocks: WatchedBlocks, on_attention: OnAttention) -> Iterator[str | None]:
+        """Inside, attention in the blocks is reported; neither models nor their configs are touched."""
+        from transformers import AttentionInterface
+
+        interface: Any = AttentionInterface
+        callbacks = {part: on_attention for block in blocks for part in block.modules()}
+        if not _callbacks:
+            interface.get_interface = _reporting(interface.get_interface)
+        _callbacks.update(callbacks)
+        try:
+            owner: Any = huggingface_model(blocks.model, blocks)
+            implementation = owner.config._attn_implementation
+            yield (
+                None
+                if implementation == "eager"
+                else f"Attention ran with {implementation}; its pattern was computed a second time, without "
+                "dropout."
+            )
+        finally:
+            for part in callbacks:
+                _callbacks.pop(part, None)
+            if not _callbacks:
+                interface.get_interface = interface.get_interface.__wrapped__
+
+
+def huggingface_model(model: nn.Module, blocks: Sequence[nn.Module]) -> Any | None:
+    """The innermost Hugging Face model that holds the blocks; None if they are no such model's."""
+    if "transformers" not in sys.modules:
+        return None
+    from transformers import PreTrainedModel
+
+    ids = {id(block) for block in blocks}
+    innermost = None
+    for part in model.modules():  # outer before inner
+        if isinstance(part, PreTrainedModel) and ids <= {id(inner) for inner in part.modules()}:
+            innermost = part
+    return innermost
+
+
+def uses_interface(owner: Any) -> bool:
+    """True if a Hugging Face model takes its attention function from the interface."""
+    return bool(type(owner)._can_set_attn_implementation())
+
+
+def calls_torch(owner: Any) -> bool:
+    """True if the files that a Hugging Face model is written in mention torch's attention or a softmax."""
+    files = {type(part).__module__ for part in owner.modules()}
+    return any(map(_mentions_attention, (name for name in files if not name.startswith("torch."))))
+
+
+def _mentions_attention(file: str) -> bool:
+    try:
+        text = inspect.getsource(sys.modules[file])
+        return "scaled_dot_product_attention" in text or "softmax(" in text.lower()
+    except (KeyError, OSError, TypeError):  # a notebook has no file
+        return True
+
+
+def _reporting(get_interface: Any) -> Any:
+    """`get_interface` whose functions, after they ran, report the attention of modules that are watched."""
+
+    @wraps(get_interface)
+    def reporting_interface(self: Any, *names: Any, **named: Any) -> Any:
+        function = get_interface(self, *names, **named)
+
+        def attend(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            result = function(module, *args, **kwargs)
+            if module in _callbacks:
+                output = result[0]
+                _callbacks[module](
+                    AttentionCall(
+                        pattern=lambda: _pattern(function, result[1], module, *args, **kwargs),
+                        head_outputs=lambda: output.detach(),
+                    )
+                )
+            return result
+
+        return attend
+
+    return reporting_interface
+
+
+def _pattern(
+    function: Any,
+    returned: Any,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """The pattern that the function returned, or, where it returned none, that of the eager function."""
+    if isinstance(returned, Tensor) and returned.ndim == 4:
+        return returned.detach()
+    if not is_transformers_own(function):
+        raise WatchError(
+            "attention can be watched where its function returns its pattern, or is transformers' own; "
+            f"{getattr(function, '__name__', function)} of {type(module).__name__} does neither: watch "
+            "metrics of tokens",
+            subject="attention",
+        )
+    sizes = (query.shape[0], query.shape[2], key.shape[2])
+    mask = additive_mask(attention_mask, sizes, query, _causal(module, kwargs), kwargs.get("sliding_window"))
+    # Many models take softmax in float32 when they run eagerly; a kernel in float64 did not.
+    wide = lifted() if query.dtype == torch.float64 else nullcontext()
+    with torch.no_grad(), without_dropout(module), wide:
+        _, pattern = _eager(module)(module, query, key, value, mask, *args, **{**kwargs, "dropout": 0.0})
+    assert isinstance(pattern, Tensor)
+    return pattern
+
+
+def _causal(module: nn.Module, kwargs: dict[str, Any]) -> bool:
+    """Whether a kernel without a matrix mask is causal: as its argument says, else as its module says."""
+    argument = kwargs.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if argument is None else argument)
+
+
+def additive_mask(
+    mask: Any, sizes: tuple[int, int, int], like: Tensor, causal: bool, window: int | None
+) -> Tensor | None:
+    """The mask that eager attention adds to its scores, from the one that a kernel was called with.
+
+    Args:
+        mask: A matrix or None for sdpa; padding `[batch, token]` or None for flash; a `BlockMask` for flex.
+        sizes: (batch, queries, keys).
+        like: A tensor of the device and dtype of the scores.
+        causal: Whether the kernel is causal where there is no matrix.
+        window: How far back a token sees where there is no matrix; None for no limit.
+    """
+    batch, rows, columns = sizes
+    if isinstance(mask, Tensor) and mask.ndim == 4:
+        if mask.is_floating_point():
+            return mask
+        visible = mask.bool()
+    elif hasattr(mask, "mask_mod"):
+        from torch.nn.attention.flex_attention import create_mask
+
+        visible = create_mask(mask.mask_mod, batch, 1, rows, columns, device=str(like.device))
+    else:
+        back = torch.arange(rows, device=like.device)[:, None] - torch.arange(columns, device=like.device)
+        visible = (back >= 0) | (rows == 1) if causal else torch.ones_like(back, dtype=torch.bool)
+        # For sdpa a window is in its matrix alone.
+        visible = visible if window is None else visible & (back.abs() < window)
+        visible = visible[None, None]
+        if isinstance(mask, Tensor):
+            visible = visible & mask.bool()[:, None, None, :]
+    return torch.zeros_like(visible, dtype=like.dtype).masked_fill(~visible, torch.finfo(like.dtype).min)
+
+
+def _eager(module: nn.Module) -> Callable[..., Any]:
+    """`eager_attention_forward` of the file where the module's class, or one it derives from, is written."""
+    for kind in type(module).__mro__:
+        function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if callable(function):
+            return function
+    raise WatchError(
+        "attention is watched through eager_attention_forward of the modeling file; "
+        f"{type(module).__module__}, where {type(module).__name__} is written, has none: watch "
+        "metrics of tokens",
+        subject="attention",
+    )

@@ -1,0 +1,189 @@
+"""What a watch measures: the options of `watch`, checked, with the blocks they are about.
+
+`watch` and `Monitor` call `make_plan` once, before anything runs. Everything else in this room takes the
+`WatchPlan` and changes nothing in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from torch import Tensor, nn
+
+from rankscope.errors import WatchError, one_of
+from rankscope.live.attention import OBSERVERS, AttentionObserver
+from rankscope.live.blocks import Blocks, describe_inner_stacks, find_blocks
+from rankscope.live.hidden_states import Layout, layout_of, tokens_in_rows_and_columns
+from rankscope.live.modules import own_parameters, submodules
+from rankscope.live.padding import is_decoder
+from rankscope.live.state_norms import norms_suffice
+from rankscope.metrics import Metric, MetricsLike, chosen_metrics
+from rankscope.nets.padding import padding_from
+from rankscope.profiles import DEFAULT_METRICS
+
+KEPT = ("states", "attention")
+"""Whole tensors that a watch can keep."""
+
+
+@dataclass
+class WatchPlan:
+    """The options of a watch, and what was found out about the model's blocks.
+
+    Args:
+        metrics: The metrics to read.
+        blocks: The blocks in order; one that is called several times may stand there several times.
+        stack: The dotted name of the stack of blocks; empty where the blocks were listed one by one.
+        layers: The layers to measure; None for all.
+        keep: Whole tensors to keep: "states", "attention".
+        layout: Which axis of the hidden states is the batch.
+        grid: Whether hidden states of four axes are tokens in rows and columns.
+        padding: `[batch, token]`, True at padding, where the user gave it.
+        padding_from_model: Whether to find the padding in the arguments of the model's call.
+        blocks_named: Whether the user named the blocks, or they were found.
+        decoder: Whether the blocks are the decoder of a model that has an encoder as well.
+        attention: The ways to see attention, of which the first that applies is used.
+        training_only: Whether only calls in train mode count: an evaluation is no training batch.
+    """
+
+    metrics: Sequence[Metric]
+    blocks: list[nn.Module]
+    stack: str = ""
+    layers: frozenset[int] | None = None
+    keep: frozenset[str] = frozenset()
+    layout: Layout = "batch first"
+    grid: bool = False
+    padding: Tensor | None = None
+    padding_from_model: bool = True
+    blocks_named: bool = False
+    decoder: bool = False
+    attention: Sequence[AttentionObserver] = OBSERVERS
+    training_only: bool = False
+
+    @cached_property
+    def reads_norms_only(self) -> bool:
+        """True if all that the metrics ask of tokens are the norms of `state_norms.py`."""
+        return norms_suffice(self.metrics)
+
+    def measures(self, layer: int) -> bool:
+        """True if this layer is to be measured."""
+        return self.layers is None or layer in self.layers
+
+    def wants(self, of: str) -> bool:
+        """True if a metric of this kind ("attention", "heads", ...), or a tensor to keep, is asked for."""
+        return of in self.keep or any(metric.of == of for metric in self.metrics)
+
+    def describe_inner_stacks(self) -> str:
+        """The stacks inside the blocks, in words, for an error that asks for finer blocks."""
+        return describe_inner_stacks(self.stack, self.blocks)
+
+
+def make_plan(
+    model: nn.Module,
+    metrics: MetricsLike = DEFAULT_METRICS,
+    layers: Sequence[int] | None = None,
+    *,
+    blocks: Blocks | None = None,
+    padding: Tensor | Literal["model", "none"] = "model",
+    attention_mask: Tensor | None = None,
+    layout: str | None = None,
+    keep: str | Sequence[str] = (),
+    attention: Sequence[AttentionObserver] = OBSERVERS,
+) -> WatchPlan:
+    """Check the options of a watch, and find the model's blocks.
+
+    Args:
+        model: The model, without wrappers.
+        metrics: Names of metrics, or `Metric` objects.
+        layers: Which of 0..L to measure; all if None.
+        blocks: The stack of blocks, by name or as a list; found if None.
+        padding: `[batch, token]`, True at padding, or "model" (look for a mask), or "none".
+        attention_mask: `[batch, token]`, 1 at tokens and 0 at padding, in place of `padding`.
+        layout: "batch first" or "token first"; asked of the blocks if None.
+        keep: Whole tensors to keep: "states", "attention".
+        attention: The ways to see attention, in the order in which they are tried.
+
+    Returns:
+        The plan, with the blocks in it.
+
+    Raises:
+        WatchError: An option is not one of those, or the model cannot be watched so.
+    """
+    modules = submodules(model)
+    offloaded = any(_is_offloaded(module) for module in modules if "_hf_hook" in module.__dict__)
+    if not offloaded and any(weight.is_meta for weight in own_parameters(modules)):
+        raise WatchError(
+            f"{type(model).__name__} must hold numbers to measure; its weights are on the meta device: load "
+            "them first",
+            subject="model",
+        )
+    chosen = chosen_metrics("watch", metrics)
+    kept = frozenset([keep] if isinstance(keep, str) else keep)
+    for name in kept - set(KEPT):
+        raise WatchError(one_of("keep", name, KEPT), subject="keep")
+    if offloaded and any(metric.of == "heads" for metric in chosen):
+        raise WatchError(
+            f"what each head adds is read off the output projection; weights of {type(model).__name__} are "
+            "offloaded, and gone when it has run: watch metrics of tokens or attention",
+            subject="metrics",
+        )
+    known_padding = _padding(padding, attention_mask)
+    stack, found_blocks = find_blocks(model, blocks)
+    chosen_layers = _layers(model, found_blocks, layers)
+    beyond = [metric for metric in chosen if metric.of != "tokens"]
+    if beyond and chosen_layers == frozenset([0]):
+        raise WatchError(
+            "at layer 0, what enters the first block, metrics of tokens alone have a value; "
+            f"{beyond[0].name} is of {beyond[0].of}, from layer 1 on: name more layers",
+            subject="layers",
+        )
+    in_blocks = submodules(*found_blocks)
+    return WatchPlan(
+        metrics=chosen,
+        blocks=found_blocks,
+        stack=stack,
+        layers=chosen_layers,
+        keep=kept,
+        layout=layout_of(in_blocks, layout),
+        grid=tokens_in_rows_and_columns(in_blocks),
+        padding=known_padding,
+        padding_from_model=known_padding is None and padding == "model",
+        blocks_named=blocks is not None,
+        decoder=is_decoder(model, stack),
+        attention=tuple(attention),
+    )
+
+
+def _padding(padding: Tensor | str, attention_mask: Tensor | None) -> Tensor | None:
+    """The padding that the user gave, True at padded tokens, or None."""
+    if isinstance(padding, Tensor) or padding == "model":
+        return padding_from(padding if isinstance(padding, Tensor) else None, attention_mask)
+    if padding != "none" or attention_mask is not None:
+        raise WatchError(
+            "padding must be a boolean tensor, 'model' or 'none', and 'model' beside an attention_mask; "
+            f"got {padding!r}",
+            subject="padding",
+        )
+    return None
+
+
+def _is_offloaded(module: nn.Module) -> bool:
+    """True if accelerate brings the weights of this module while it runs, and takes them away again."""
+    hook = vars(module).get("_hf_hook")
+    return any(getattr(part, "offload", False) for part in (hook, *getattr(hook, "hooks", ())))
+
+
+def _layers(model: nn.Module, blocks: list[nn.Module], layers: Sequence[int] | None) -> frozenset[int] | None:
+    """The layers to measure; a block called many times makes as many layers as the model's config says."""
+    if layers is None:
+        return None
+    if isinstance(layers, int):
+        raise WatchError(
+            f"layers must be a list of layers; got {layers!r}: write layers=[{layers!r}]", subject="layers"
+        )
+    configured = getattr(getattr(model, "config", None), "num_hidden_layers", 0)
+    last = max(len(blocks), configured if isinstance(configured, int) else 0)
+    wrong = [layer for layer in layers if type(layer) is not int or not 0 <= layer <= last]
+    if wrong or not layers:
+        raise WatchError(f"layers must name layers 0..{last}; got {wrong or 'none'}", subject="layers")
+    return frozenset(layers)

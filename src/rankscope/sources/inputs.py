@@ -1,0 +1,113 @@
+"""What `measure`, `certify` and `decompose` are given, as a network and its tokens.
+
+Each of them calls `inputs_of` first: a Hugging Face model in memory becomes a `Transformer` (`network_of`),
+texts and token ids become tokens of layer 0 (`net.encode`), and anything else is refused in a sentence.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from rankscope.errors import SourceError, TokensError
+from rankscope.nets import Transformer
+from rankscope.nets.origin import Encoded
+from rankscope.nets.padding import padding_from
+from rankscope.sources.load import load
+
+NetworkLike = Transformer | nn.Module
+"""A network, or a model of transformers in memory, which `load` makes one of."""
+InputsLike = Tensor | Encoded | str | Sequence[str]
+"""Tokens `[batch, token, width]`; what `net.encode` gave; texts or token ids, which `net.encode` reads."""
+
+
+class NetworkInputs(NamedTuple):
+    """A network, and tokens that it takes."""
+
+    net: Transformer
+    X: Tensor
+    """`[batch, token, width]`, floating."""
+    padding: Tensor | None
+    """True at padded tokens."""
+
+
+def network_of(caller: str, model: NetworkLike) -> Transformer:
+    """The network itself, or the one that `load` makes of a Hugging Face model in memory.
+
+    Raises:
+        SourceError: if `model` is neither, or no family maps it.
+    """
+    if isinstance(model, Transformer):
+        return model
+    if isinstance(model, nn.Module):
+        return load(model)
+    if isinstance(model, str):
+        raise SourceError(
+            f"{caller} takes a network; got the name {model!r}: load it, as in "
+            f"{caller}(load({model!r}), texts)",
+            subject="net",
+        )
+    raise SourceError(
+        f"{caller} takes a network, as load or fresh gives it, or a model of transformers; got a "
+        f"{type(model).__name__}",
+        subject="net",
+    )
+
+
+def inputs_of(
+    caller: str,
+    model: NetworkLike,
+    X: InputsLike,
+    padding: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+) -> NetworkInputs:
+    """The network and the tokens that a public function was given.
+
+    Args:
+        caller: The function, for error messages.
+        model: A network, or a model of transformers in memory.
+        X: Tokens `[batch, token, width]`, what `net.encode` gave, texts, or token ids `[batch, token]`.
+        padding: `[batch, token]`, True at padded tokens.
+        attention_mask: Instead of `padding`, 1 at tokens and 0 at padding (Hugging Face's convention).
+
+    Raises:
+        TokensError: if X is none of these, or padding comes with texts.
+        SourceError: if the model is no network and cannot be loaded as one.
+    """
+    net = network_of(caller, model)
+    texts = isinstance(X, str) or (isinstance(X, list | tuple) and X and all(isinstance(x, str) for x in X))
+    if texts or isinstance(X, Encoded):
+        if padding is not None or attention_mask is not None:
+            kind = "texts" if texts else "what encode gave"
+            raise TokensError(
+                f"padding goes with tokens; {caller} was given {kind}, which say it themselves: leave it out",
+                subject="padding",
+            )
+        return NetworkInputs(net, *(X if isinstance(X, Encoded) else net.encode(X)))
+    if not isinstance(X, Tensor):
+        raise TokensError(_not_tokens(X), subject="X")
+    padding = padding_from(padding, attention_mask, tuple(X.shape[:2]))
+    if not X.is_floating_point():
+        if X.ndim == 2 and net.origin is not None:
+            return NetworkInputs(net, *net.encode(X, padding=padding))
+        raise TokensError(
+            f"tokens must be a floating tensor [batch, token, width]; received {X.dtype} of shape "
+            f"{tuple(X.shape)}: token ids [batch, token] go with a network that load or fresh gave, which "
+            "has an embedding",
+            subject="X",
+        )
+    return NetworkInputs(net, X, padding)
+
+
+def _not_tokens(X: object) -> str:
+    """What to do with something that is not a tensor."""
+    if (isinstance(X, Mapping) and "input_ids" in X) or hasattr(X, "input_ids"):
+        return (
+            f"tokens must be a tensor; received a {type(X).__name__} of a tokenizer: give its ids, as in "
+            "measure(net, batch['input_ids'], attention_mask=batch['attention_mask'])"
+        )
+    advice = ": convert it with torch.from_numpy" if type(X).__module__ == "numpy" else ""
+    return (
+        "tokens must be a floating tensor [batch, token, width], texts or token ids; received "
+        f"{type(X).__name__}{advice}"
+    )

@@ -1,0 +1,197 @@
+"""What is answered is what `measure`, `decompose` and `certify` say of the same network."""
+
+import gc
+import json
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope import certify, decompose, load, measure
+from rankscope.errors import SettingError
+from rankscope.explorer.answers import Answers
+from rankscope.explorer.controls import Controls, PageRequest
+from rankscope.explorer.measurement import measure_page, network_with
+from rankscope.explorer.network_cache import NetworkCache
+from rankscope.nets import Transformer
+from tests.explorer.serving import SMALL, Served, small_networks
+from tests.raising import raises
+
+TEXT = "the sea, the sea and <b>the</b> ship"
+TURNS: list[dict[str, Any]] = [
+    {},
+    {"skip": 0.0, "mlp": False, "norm": False},
+    {"skip": 0.5, "norm": False, "layers": 5},
+    {"remedies": "attnscale:w=0.5;sqrtl", "layers": 5, "norm": False},
+    {"mask": "causal", "window": 2, "divisor": 2.0, "temperature": 3.0, "mlp": False},
+]
+
+
+def tiny() -> Transformer:
+    return small_networks().network(Controls(model="tiny"))
+
+
+def drawn(seed: int) -> Controls:
+    """Of a small random network."""
+    return Controls.model_validate({"text": "a b", "shape": {**SMALL, "seed": seed}})
+
+
+@pytest.mark.parametrize("turns", TURNS, ids=str)
+def test_the_numbers_are_those_of_the_library(served: Served, turns: dict[str, Any]) -> None:
+    parts = served.parts({"setting": {"model": "tiny", "text": TEXT, **turns}})
+    assert list(parts) == ["curve", "cloud", "paths", "bounds", "end"]
+    net = tiny()
+    if "remedies" in turns:
+        net = net.variant(layers=turns["layers"]).with_remedy("attnscale", w=0.5).with_remedy("sqrtl")
+    changes = {key: value for key, value in turns.items() if key in ("skip", "mlp", "norm", "mask", "layers")}
+    divisor = turns.get("divisor", net.arch.divisor) * turns.get("temperature", 1.0)
+    if "window" in turns:
+        changes["mask"] = f"{turns['mask']}&window:{turns['window']}"
+    net = net.variant(**changes, divisor=divisor)
+    X, padding = net.encode([TEXT], 32)
+    curve = measure(net, X, padding).curve("relative_residual", "log10")[0].tolist()
+    assert parts["curve"]["numbers"]["now"] == pytest.approx(curve, rel=1e-6, abs=1e-9)
+    found = decompose(net, X, padding).by_length()
+    shares = found.table.filter(start="all")["share"].to_list()
+    assert parts["paths"]["numbers"]["share"] == pytest.approx(shares, rel=1e-5, abs=1e-8)
+    assert parts["paths"]["numbers"]["paths"] == [str(count) for count in found.counts]
+    summary = certify(net, X, padding).summary()
+    met = {row["theorem"]: row["met_to"] > 0 for row in summary.iter_rows(named=True)}
+    assert {line["theorem"]: line["state"] != "refused" for line in parts["bounds"]["lines"]} == met
+
+
+def test_a_window_narrows_every_mask_of_a_network_that_has_several() -> None:
+    assert network_with(tiny(), Controls(window=3)).arch.mask == "causal&window:3;complete&window:3"
+    deeper = network_with(tiny(), Controls(window=3, layers=4)).arch
+    assert deeper.mask_of(1) == "complete&window:3" and deeper.mask_of(3) == "causal&window:3"
+
+
+@pytest.mark.parametrize(
+    ("turns", "said"),
+    [
+        ({"remedies": "deepnorm"}, "the place of the norm must be 'post'"),
+        ({"remedies": "lambda", "skip": 0.5}, "sets the weight of the skip"),
+        ({"remedies": "sinkhorn:rounds=1000000"}, "of sinkhorn must be from -100 to 100 here"),
+        ({"remedies": "attnscale;attnscale:w=1"}, "'attnscale' is there twice"),
+        ({"remedies": "sqrtl;" * 5}, "emedies must be 4 at most"),
+    ],
+    ids=str,
+)
+def test_a_remedy_that_cannot_go_on_is_a_sentence(served: Served, turns: dict[str, Any], said: str) -> None:
+    answer = served.ask({"setting": {"model": "tiny", "text": TEXT, **turns}, "parts": ["curve"]})
+    assert answer.status_code == 422 and said in answer.json()["error"]
+
+
+def test_remedied_networks_are_kept_as_long_as_what_they_were_put_on() -> None:
+    networks = small_networks()
+    setting = drawn(1).model_copy(update={"remedies": "attnscale:w=0.5"})
+    found = weakref.ref(networks.network(setting))
+    assert networks.network(setting.model_copy(update={"skip": 0.5})) is found()
+    for seed in (2, 3, 4):
+        networks.network(drawn(seed))
+    gc.collect()
+    assert found() is None
+
+
+def test_what_is_not_turned_is_the_network_itself() -> None:
+    net = tiny()
+    assert network_with(net, Controls()).arch == net.arch
+    assert network_with(net, Controls(temperature=2.0)).arch.divisor == 2 * net.arch.divisor
+
+
+def test_a_kernel_without_a_rule_is_measured_in_float64(served: Served) -> None:
+    part = served.parts({"setting": {"model": "sigmoid", "text": TEXT}, "parts": ["curve", "cloud"]})["curve"]
+    assert part["about"]["arithmetic"] == "float64"
+
+
+def test_pinned_settings_come_beside_and_begin_in_the_same_place(served: Served) -> None:
+    now = {"model": "tiny", "text": TEXT}
+    request = {"setting": now, "A": {**now, "skip": 0.0}, "B": {**now, "text": "another text"}, "focus": "A"}
+    parts = served.parts(request)
+    assert list(parts["curve"]["verdicts"]) == ["now", "A", "B"]
+    assert list(parts["curve"]["numbers"]) == ["now", "A", "B"]
+    first = parts["cloud"]["plain"]["frames"][0]["data"]
+    assert first[0] == first[1] != first[2]
+    alone = served.parts({"setting": {**now, "skip": 0.0}})
+    assert parts["paths"] == alone["paths"] and parts["bounds"] == alone["bounds"]
+
+
+def test_only_what_is_asked_for_is_answered(served: Served) -> None:
+    assert list(served.parts({"setting": {"model": "tiny"}, "parts": ["paths"]})) == ["paths", "end"]
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_few_tokens_are_answered(served: Served, tokens: int) -> None:
+    parts = served.parts({"setting": {"model": "tiny", "text": TEXT, "tokens": tokens}})
+    assert ("One token alone" in parts["curve"]["verdicts"]["now"]) == (tokens == 1)
+
+
+def test_too_deep_for_paths_says_so(served: Served) -> None:
+    shape = {"layers": 2, "width": 256, "heads": 4}
+    request = {"setting": {"shape": shape, "layers": 96, "text": TEXT * 9, "tokens": 64}, "parts": ["paths"]}
+    assert "too many to wait for" in served.parts(request)["paths"]["why"]
+
+
+def test_tokens_stay_text_in_every_label(served: Served) -> None:
+    hostile = "<script>alert(1)</script> <img src=x onerror=alert(1)> &lt;"
+    parts = served.parts({"setting": {"model": "tiny", "text": hostile}, "parts": ["curve", "cloud"]})
+    labels = json.dumps([trace["text"] for trace in parts["cloud"]["plain"]["data"]])
+    assert "&lt;" in labels and "<script" not in labels and "<img" not in labels
+
+
+def test_results_are_kept_and_the_oldest_forgotten() -> None:
+    answers, asked = Answers(small_networks()), Controls(model="tiny", text=TEXT)
+    first = answers.measurement(asked, lambda: None)
+    assert answers.measurement(asked, lambda: None) is first
+    for number in range(30):
+        answers.measurement(Controls(model="tiny", text=TEXT, skip=number / 30), lambda: None)
+    assert answers.measurement(asked, lambda: None) is not first
+
+
+def test_a_network_that_has_left_the_cache_is_not_kept_by_its_results() -> None:
+    answers = Answers(small_networks())
+    nets = []
+    for seed in range(6):
+        list(answers.parts(PageRequest(setting=drawn(seed)), lambda: None))
+        nets.append(weakref.ref(answers.networks.network(drawn(seed))))
+    gc.collect()
+    assert [net() is not None for net in nets] == [False] * 3 + [True] * 3
+
+
+def test_pinned_random_networks_stay_while_another_is_drawn_anew() -> None:
+    answers = Answers(small_networks())
+    A, B = drawn(1), drawn(2)
+    found = []
+    for seed in (0, 3, 4, 5):
+        list(answers.parts(PageRequest(setting=drawn(seed), A=A, B=B, parts=("curve",)), lambda: None))
+        found.append([answers.measurement(pin, lambda: None) for pin in (A, B)])
+    assert all(mine is first for pair in found for mine, first in zip(pair, found[0], strict=True))
+
+
+def test_a_question_between_layers_can_end_it() -> None:
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) > 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure_page(tiny(), Controls(model="tiny", text=TEXT), check)
+    assert len(asked) == 3
+
+
+def test_a_network_that_is_not_in_the_cache_is_refused() -> None:
+    with raises(SettingError, subject="model"):
+        list(Answers(small_networks()).parts(PageRequest(setting=Controls(model="/etc")), lambda: None))
+
+
+def test_minilm_is_answered_as_it_is_measured() -> None:
+    net = load("minilm")
+    asked = Controls(model="minilm", text="Call me <b>Ishmael</b>.", skip=0.5)
+    (part, *_) = Answers(NetworkCache({"minilm": net})).parts(
+        PageRequest(setting=asked, parts=("curve",)), lambda: None
+    )
+    expected = measure(net.variant(skip=0.5), *net.encode([asked.text])).curve("relative_residual", "log10")
+    assert torch.allclose(torch.tensor(part["numbers"]["now"]).double(), expected[0], rtol=1e-6)

@@ -1,0 +1,206 @@
+"""What counts as a call, as a layer and as a sample."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import rankscope
+from rankscope.errors import WatchError
+from tests.live import reference
+from tests.live.encoders import Loop, encoder, padded
+from tests.live.families import FAMILIES, GPT2, LAYERS, WIDTH, checks, made, seen, tiny
+from tests.raising import raises
+
+ALL = ["mu", "entropy", "head_mu"]
+
+
+def test_blocks_can_be_named_and_called_many_times() -> None:
+    model = Loop()
+    X, padding = torch.randn(2, 6, WIDTH), padded()[1]
+    states = [X]
+    for block in (model.first, model.second, model.second):
+        states.append(block(states[-1])["x"].detach())
+    with rankscope.watch(model, "mu", blocks=["first", model.second]) as w:
+        model(X, padding)
+    expected = torch.stack([reference.mu(state, ~padding) for state in states], 1)
+    torch.testing.assert_close(w.profile().curve("mu"), expected)
+
+
+def test_a_layer_that_never_fired_is_said() -> None:
+    model = Loop()
+    with rankscope.watch(model, "mu", blocks=["first", "second", "second", "spare"]) as w:
+        model(torch.randn(2, 6, WIDTH))
+    assert checks(w)["never_fired"] == [4]
+    assert checks(w)["calls_per_layer"] == {"1": 1, "2": 1, "3": 1, "4": 0}
+    assert "Layers that never fired, and have no values: 4." in w.notes
+
+
+def test_no_block_called_is_an_error() -> None:
+    model = Loop()
+    with rankscope.watch(model, "mu", blocks=["spare"]) as w:
+        model(torch.randn(2, 6, WIDTH))
+    with raises(WatchError, subject="model"):
+        w.profile()
+
+
+class Inside(nn.Module):
+    """An encoder in a model that makes its forward pass again for the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = encoder()
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.encoder, x, use_reentrant=False)
+
+
+def test_a_part_called_by_itself_is_a_call_and_one_made_again_is_not() -> None:
+    model, (X, padding) = Inside().train(), padded()
+    with rankscope.watch(model, "mu") as w:
+        model(X).sum().backward()
+        model.encoder(X, src_key_padding_mask=padding)
+    assert checks(w)["calls"] == 2
+    assert checks(w)["padded_tokens"] == 2
+    assert w.profile().curve("mu").shape == (4, LAYERS + 1)
+
+
+def test_a_shared_layer_is_as_many_layers_as_it_is_called() -> None:
+    model, batch = made("albert")
+    with torch.no_grad(), rankscope.watch(model, ["mu"], layers=[0, LAYERS]) as w:
+        model(**batch)
+    assert w.profile().table["layer"].unique().to_list() == [0, LAYERS]
+    assert checks(w)["calls_per_layer"] == {"1": 1, "2": 1, "3": 1}
+
+
+def test_generation_measures_the_prompt_and_leaves_out_what_the_cache_goes_on_from() -> None:
+    model = tiny(hf.GPT2LMHeadModel, **GPT2, bos_token_id=1, eos_token_id=2)().eval()
+    ids = torch.randint(3, 40, (2, 5))
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "pad_token_id": 0}
+    with rankscope.watch(model, ["mu", "entropy"]) as w:
+        model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    assert checks(w)["calls"] == 4
+    assert checks(w)["calls_left_out"] == {"it went on from a cache": 3}
+    assert w.profile().curve("mu").shape == (2, LAYERS + 1)
+    assert "3 calls were left out: it went on from a cache." in w.notes
+
+
+def test_a_single_token_is_left_out() -> None:
+    w = seen(FAMILIES["bert"].model(), "mu", torch.tensor([[5]]))
+    with raises(WatchError, subject="model"):
+        w.profile()
+    assert "1 call was left out: it had a single token." in w.notes
+
+
+def test_a_call_that_failed_is_not_counted_and_the_next_one_is() -> None:
+    model, (X, _) = Failing(), padded()
+    with torch.no_grad(), rankscope.watch(model, ALL) as w:
+        model(X)
+        model.fails = True
+        with pytest.raises(ArithmeticError, match="inside the model"):
+            model(X)
+        model.fails = False
+        model(X)
+    assert w.profile().curve("mu").shape == (4, LAYERS + 1)
+    assert "1 call was left out: it failed." in w.notes
+
+
+def test_recomputation_for_gradients_is_not_measured_twice() -> None:
+    model, batch = made("gpt2")
+    model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    with rankscope.watch(model, "mu") as w:
+        model(**batch, use_cache=False)[0].sum().backward()
+    assert checks(w)["calls_per_layer"] == {"1": 1, "2": 1, "3": 1}
+    assert any("3 calls of blocks outside a call of the model" in note for note in w.notes)
+
+
+def test_samples_are_numbered_on_from_call_to_call_and_watch_to_watch() -> None:
+    model, (X, _) = encoder(), padded()
+    w = rankscope.watch(model, "mu", variant="mine")
+    with torch.no_grad():
+        with w:
+            model(X)
+            model(X[:1])
+        model(X)
+        with w:
+            model(X[:1])
+    profile = w.profile()
+    assert profile.table["sample"].unique().sort().to_list() == [0, 1, 2, 3]
+    assert profile.variants == ["mine"]
+    curve = profile.curve("mu")
+    torch.testing.assert_close(curve[0], curve[2])
+    torch.testing.assert_close(curve[0], curve[3])
+    assert "The model was called 3 times; 4 samples were measured." in w.notes
+
+
+def test_an_interrupted_call_is_said() -> None:
+    """torch runs no hooks while KeyboardInterrupt passes."""
+
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    model, batch = made("bert")
+    model.encoder.layer[1].register_forward_hook(stop)
+    w = rankscope.watch(model)
+    with pytest.raises(KeyboardInterrupt), w:
+        model(**batch)
+    assert "1 call was left out: it was interrupted." in w.notes
+    with raises(WatchError, subject="model"):
+        w.profile()
+
+
+def test_nothing_is_said_of_what_did_not_run() -> None:
+    model = encoder()
+    w = rankscope.watch(model)
+    assert not any("ran in" in note for note in w.notes)
+    with torch.no_grad(), w:
+        model(torch.zeros(0, 5, WIDTH, dtype=torch.float64))
+    with raises(WatchError, subject="model"):
+        w.profile()
+    assert "1 call was left out: it had no samples." in w.notes
+
+
+def test_a_sample_that_overflows_is_nan_from_there_on() -> None:
+    model = Loop()
+    X = torch.randn(2, 6, WIDTH)
+    X[0] *= 1e38
+    with torch.no_grad():
+        model.first.down.weight *= 1e6
+        with rankscope.watch(model, ["mu", "stable_rank"], blocks=["first", "second", "second"]) as w:
+            model(X)
+    curve = w.profile().curve("mu")
+    assert curve[0].isnan().tolist() == [False, True, True, True]
+    assert not curve[1].isnan().any()
+    assert checks(w)["first_layer_not_finite"] == 1
+    assert "Numbers overflow from layer 1 on: those samples have NaN." in w.notes
+
+
+def test_never_called() -> None:
+    model, (X, _) = encoder(), padded()
+    with rankscope.watch(model) as w:
+        model.forward(X)
+    with raises(WatchError, subject="model"):
+        w.profile()
+    assert any("3 calls of blocks outside" in note for note in w.notes)
+
+
+def test_another_arithmetic() -> None:
+    model, (X, _) = encoder(), padded()
+    with raises(WatchError, subject="model"), rankscope.watch(model):
+        model(X)
+        model.float()(X.float())
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.fails = encoder(), False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(x)
+        if self.fails:
+            raise ArithmeticError("inside the model")
+        return x

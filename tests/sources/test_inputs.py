@@ -1,0 +1,73 @@
+"""What `measure`, `decompose` and `certify` take: networks, models of transformers, texts, ids and tokens."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+
+from rankscope import certify, decompose, load, measure
+from rankscope.errors import SourceError, TokensError
+from rankscope.nets import Architecture, Transformer
+from rankscope.sources.inputs import inputs_of, network_of
+from tests.raising import raises
+
+IDS = torch.tensor([[5, 3, 9, 2], [7, 1, 0, 0]])
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+
+
+@pytest.fixture(scope="module")
+def bert() -> Any:
+    config = BertConfig(
+        vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16
+    )
+    return BertModel(config)
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> Any:
+    return GPT2LMHeadModel(GPT2Config(vocab_size=11, n_embd=8, n_layer=2, n_head=2, n_positions=16))
+
+
+@pytest.mark.parametrize("model", ["bert", "gpt2"])
+def test_a_model_in_memory_is_measured_as_the_network_that_load_makes(
+    model: str, request: pytest.FixtureRequest
+) -> None:
+    original = request.getfixturevalue(model)
+    net = load(original)
+    X, padding = net.encode(IDS, padding=MASK == 0)
+    expected = measure(net, X, padding, ["mu", "entropy"]).table
+    assert measure(original, IDS, attention_mask=MASK, metrics=["mu", "entropy"]).table.equals(expected)
+    assert measure(net, X, attention_mask=MASK, metrics=["mu", "entropy"]).table.equals(expected)
+
+
+def test_decompose_and_certify_take_a_model_in_memory(bert: Any) -> None:
+    net = load(bert)
+    X, padding = net.encode(IDS, padding=MASK == 0)
+    parts = decompose(bert, IDS, attention_mask=MASK).by_length().table
+    assert parts.equals(decompose(net, X, padding).by_length().table)
+    chosen = ["exact-factors", "dobrushin"]
+    proved = certify(bert, IDS, theorems=chosen, attention_mask=MASK).table
+    assert proved.equals(certify(net, X, padding, chosen).table)
+
+
+def test_the_original_is_not_changed(gpt2: Any) -> None:
+    before = {name: weight.clone() for name, weight in gpt2.state_dict().items()}
+    network_of("measure", gpt2)
+    assert gpt2.training and all(torch.equal(before[name], now) for name, now in gpt2.state_dict().items())
+
+
+def test_what_is_neither_is_a_sentence(bert: Any) -> None:
+    net, X = Transformer.random(Architecture(layers=1, width=4, heads=1)), torch.randn(2, 4, 4)
+    with raises(SourceError, subject="net"):
+        network_of("measure", "gpt2")  # type: ignore[arg-type]
+    with raises(TokensError, subject="X"):
+        inputs_of("measure", net, IDS)
+    with raises(TokensError, subject="X"):
+        inputs_of("measure", net, X.numpy())  # type: ignore[arg-type]
+    with raises(TokensError, subject="attention_mask"):
+        measure(net, X, MASK == 0, attention_mask=MASK)
+    with raises(TokensError, subject="attention_mask"):
+        measure(net, X, attention_mask=MASK[:, :3])
+    with raises(TokensError, subject="padding"):
+        decompose(net, "a whale", attention_mask=MASK)
