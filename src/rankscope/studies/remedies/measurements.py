@@ -7,28 +7,29 @@ from typing import Any
 import polars as pl
 
 from rankscope.remedies import REMEDIES
-from rankscope.studies.remedies import cold, learnt
-from rankscope.studies.remedies.initial import BARE, PLACES, WHOLE, Curves, curves
-from rankscope.studies.remedies.reached import Reached, depth_reached, over_seeds, spread
+from rankscope.studies.remedies import on_trained_model
+from rankscope.studies.remedies import training_results as results
+from rankscope.studies.remedies.at_initialisation import BARE, PLACES, WHOLE, Curves, curves
+from rankscope.studies.remedies.depth_reached import DepthReached, depth_reached, over_seeds, spread
 from rankscope.studies.remedies.said import said_of
-from rankscope.studies.remedies.theory import laws, taken_out
-from rankscope.studies.remedies.trained import SLOWER
+from rankscope.studies.remedies.theory_notes import laws, taken_out
+from rankscope.studies.remedies.trainings import SLOWER
 
 PLACED = {"post": ("post", WHOLE), "pre": ("pre", WHOLE), "no skips": ("pre", BARE)}
 """The settings of training, as networks at initialisation have them: where norms stand, and which variant."""
 
 
 @dataclass(frozen=True)
-class Tables:
+class RemedyMeasurements:
     """What was measured; trainings and their costs may be absent, or hold a part."""
 
     initial: pl.DataFrame
     theorems: pl.DataFrame
     cold: pl.DataFrame
     variances: pl.DataFrame | None = None
-    trained: pl.DataFrame = field(default_factory=lambda: learnt.whole(None))
-    costs: pl.DataFrame = field(default_factory=lambda: learnt.priced(None))
-    slower: pl.DataFrame = field(default_factory=lambda: learnt.whole(None))
+    trained: pl.DataFrame = field(default_factory=lambda: results.whole(None))
+    costs: pl.DataFrame = field(default_factory=lambda: results.priced(None))
+    slower: pl.DataFrame = field(default_factory=lambda: results.whole(None))
     """Trainings with a smaller learning rate, which is:"""
     slower_rate: float = SLOWER.sizes.lr
 
@@ -52,7 +53,7 @@ class Tables:
         """Predicted beside measured."""
         return laws(self.initial, self.variances)
 
-    def at_start(self, remedy: str, setting: str) -> list[Reached]:
+    def at_start(self, remedy: str, setting: str) -> list[DepthReached]:
         """Depth reached at initialisation by the deepest networks, by seed; none where it does not go."""
         return [depth_reached(each) for each in self.curves(remedy, setting)]
 
@@ -70,7 +71,7 @@ class Tables:
         return found[0] if len(found) else None
 
 
-def rows(tables: Tables) -> pl.DataFrame:
+def rows(tables: RemedyMeasurements) -> pl.DataFrame:
     """One a remedy, numbers and sentences, for files and for whoever goes on with it."""
     every, known = [], tables.laws
     for remedy in tables.remedies:
@@ -94,14 +95,17 @@ def rows(tables: Tables) -> pl.DataFrame:
             known.filter(remedy=remedy, law="order").row(0, named=True) if said and ":" not in remedy else {}
         )
         row |= {"order_predicted": order.get("predicted"), "order_measured": order.get("measured")}
-        row |= {f"cold_{name}": cold.mean(tables.cold, remedy, name) for name in cold.QUANTITIES}
+        row |= {
+            f"cold_{name}": on_trained_model.mean(tables.cold, remedy, name)
+            for name in on_trained_model.QUANTITIES
+        }
         row["cold_refused"] = next(iter(tables.cold.filter(remedy=remedy)["refused"].drop_nulls()), None)
         row |= _trained(tables, remedy)
         every.append(row)
     return pl.DataFrame(every, infer_schema_length=None).rename(lambda name: name.replace(" ", "_"))
 
 
-def _reached(name: str, found: list[Reached]) -> dict[str, Any]:
+def _reached(name: str, found: list[DepthReached]) -> dict[str, Any]:
     middle = over_seeds(found) if found else None
     return {
         f"{name}_reached": None if middle is None else float(middle.layers),
@@ -110,24 +114,24 @@ def _reached(name: str, found: list[Reached]) -> dict[str, Any]:
     }
 
 
-def _trained(tables: Tables, remedy: str) -> dict[str, Any]:
+def _trained(tables: RemedyMeasurements, remedy: str) -> dict[str, Any]:
     """Of the deepest networks of each setting; price and parameters."""
     found: dict[str, Any] = {}
-    for setting in learnt.SETTINGS:
-        known = learnt.depths(tables.trained, setting)
+    for setting in results.SETTINGS:
+        known = results.depths(tables.trained, setting)
         depth = known[-1] if known else 0
         for quantity in ("loss", "accuracy", "relative_residual", "entropy"):
-            of = learnt.spread(learnt.values(tables.trained, remedy, setting, depth, quantity))
+            of = results.spread(results.values(tables.trained, remedy, setting, depth, quantity))
             found[f"trained_{setting}_{quantity}"] = None if of is None else of.median
-        loss = learnt.spread(learnt.values(tables.trained, remedy, setting, depth, "loss"))
+        loss = results.spread(results.values(tables.trained, remedy, setting, depth, "loss"))
         found[f"trained_{setting}_loss_low"] = None if loss is None else loss.low
         found[f"trained_{setting}_loss_high"] = None if loss is None else loss.high
         found[f"trained_{setting}_depth"] = depth or None
-        learns = learnt.learns(tables.trained, remedy, setting)
+        learns = results.learns(tables.trained, remedy, setting)
         found[f"learns_{setting}"] = None if learns is None else float(learns.layers)
         found[f"learns_{setting}_all"] = None if learns is None else learns.whole
     added = tables.trained.filter(remedy=remedy, quantity="parameters_added")["value"].drop_nulls()
-    price = learnt.price(tables.costs, remedy)
+    price = results.price(tables.costs, remedy)
     return found | {
         "parameters_added": None if added.is_empty() else float(added.max()),  # type: ignore[arg-type]
         "time_ratio": None if price is None else price.median,

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import polars as pl
 
 from rankscope.lab.trial import Trial, TrialSizes
-from rankscope.studies.remedies.initial import NONE
-from rankscope.studies.remedies.reached import Reached
+from rankscope.studies.remedies.at_initialisation import NONE
+from rankscope.studies.remedies.depth_reached import DepthReached
 
 SETTINGS = ("post", "pre", "no skips", "images")
 MARGIN = 0.5
@@ -28,7 +28,7 @@ PRICE = "seconds_per_step"
 COSTS = {"remedy": pl.String, "setting": pl.String, "depth": pl.Int64, "ratio": pl.Float64}
 
 
-class Spread(NamedTuple):
+class SeedSpread(NamedTuple):
     """The median of several seeds, and their ends."""
 
     median: float
@@ -61,12 +61,12 @@ def values(table: pl.DataFrame, remedy: str, setting: str, depth: int, quantity:
     }
 
 
-def spread(found: dict[int, float]) -> Spread | None:
+def spread(found: dict[int, float]) -> SeedSpread | None:
     """None where there is nothing."""
     if not found:
         return None
     each = list(found.values())
-    return Spread(statistics.median(each), min(each), max(each), len(each))
+    return SeedSpread(statistics.median(each), min(each), max(each), len(each))
 
 
 def depths(table: pl.DataFrame, setting: str, remedy: str | None = None) -> list[int]:
@@ -76,7 +76,7 @@ def depths(table: pl.DataFrame, setting: str, remedy: str | None = None) -> list
     return sorted(rows["depth"].unique().to_list())
 
 
-def learns(table: pl.DataFrame, remedy: str, setting: str) -> Reached | None:
+def learns(table: pl.DataFrame, remedy: str, setting: str) -> DepthReached | None:
     """The deepest networks that learn: from the shallowest on, up to the first depth at which a seed does not
     get `MARGIN` below the loss of who does not look, or to the first at which it was not trained. None where
     that is the shallowest."""
@@ -86,9 +86,9 @@ def learns(table: pl.DataFrame, remedy: str, setting: str) -> Reached | None:
         if found is None:
             break
         if not found:
-            return Reached(deepest, False)
+            return DepthReached(deepest, False)
         deepest = depth
-    return Reached(deepest, True) if deepest else None
+    return DepthReached(deepest, True) if deepest else None
 
 
 def at(table: pl.DataFrame, remedy: str, setting: str, depth: int) -> bool | None:
@@ -130,7 +130,7 @@ def priced(costs: pl.DataFrame | None) -> pl.DataFrame:
     return costs.select(*COSTS).cast(COSTS)  # type: ignore[arg-type]
 
 
-def price(costs: pl.DataFrame, remedy: str) -> Spread | None:
+def price(costs: pl.DataFrame, remedy: str) -> SeedSpread | None:
     """Time per step as a ratio to that of no remedy, over all that were timed."""
     ratios = costs.filter(remedy=remedy)["ratio"].drop_nulls().to_list()
     return spread(dict(enumerate(ratios)))

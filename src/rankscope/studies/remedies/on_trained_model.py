@@ -13,7 +13,7 @@ from rankscope.errors import ArchitectureError
 from rankscope.nets import Transformer
 from rankscope.profiles import measure
 from rankscope.sources import bundled_excerpts, named_network
-from rankscope.studies.remedies.initial import METRIC, NONE
+from rankscope.studies.remedies.at_initialisation import METRIC, NONE
 from rankscope.studies.study import Setup
 
 TOKENS, SAMPLES = 32, 4
@@ -36,7 +36,7 @@ SECONDS = 0.5
 def part(setup: Setup, remedy: str, model: str) -> pl.DataFrame:
     """What came of one remedy, or of none; `refused` says why it does not go onto the model."""
     name = f"cold-{remedy.replace(':', '-').replace(',', '-')}"
-    return setup.kept(
+    return setup.cached(
         name, lambda: measured(remedy, model, setup.device), remedy=remedy, size=(TOKENS, SAMPLES)
     )
 

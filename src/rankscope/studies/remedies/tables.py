@@ -7,18 +7,21 @@ import polars as pl
 
 from rankscope.figures.text import power
 from rankscope.remedies import REMEDIES
-from rankscope.studies.remedies import cold, learnt
-from rankscope.studies.remedies.initial import BARE, NONE, PLACES, WHOLE
-from rankscope.studies.remedies.reached import THRESHOLD, Reached, spread
+from rankscope.studies.remedies import on_trained_model
+from rankscope.studies.remedies import training_results as results
+from rankscope.studies.remedies.at_initialisation import BARE, NONE, PLACES, WHOLE
+from rankscope.studies.remedies.depth_reached import THRESHOLD, DepthReached, spread
+from rankscope.studies.remedies.measurements import PLACED, RemedyMeasurements
 from rankscope.studies.remedies.said import said_of
-from rankscope.studies.remedies.table import PLACED, Tables
-from rankscope.studies.remedies.theory import taken_out
-from rankscope.studies.study import Shown
+from rankscope.studies.remedies.theory_notes import taken_out
+from rankscope.studies.study import PageTable
 
 NOTHING = "–"
+BEFORE, AFTER = "To choose by, before training", "To choose by, trained from scratch"
+"""Titles of the tables to choose by."""
 
 
-def shown(tables: Tables) -> list[Shown]:
+def page_tables(tables: RemedyMeasurements) -> list[PageTable]:
     """In the order of reading."""
     after = chosen_after(tables)
     found = [
@@ -33,13 +36,13 @@ def shown(tables: Tables) -> list[Shown]:
     return [*found, theory(tables), refusals(tables)]
 
 
-def chosen_before(tables: Tables) -> Shown:
+def chosen_before(tables: RemedyMeasurements) -> PageTable:
     """A row a remedy, the numbers to choose by that are known before training."""
     rows: list[list[str]] = []
     for remedy in tables.remedies:
         found = [tables.at_start(remedy, setting) for setting in PLACED]
         cells = [spread(each) if each else NOTHING for each in found]
-        moved = _number(cold.mean(tables.cold, remedy, "moved"), ".2f")
+        moved = _number(on_trained_model.mean(tables.cold, remedy, "moved"), ".2f")
         rows.append([remedy, *cells, _order(tables, remedy), moved])
     note = (
         f"post, pre, no skips: depth reached, the layers until the relative residual falls below "
@@ -51,33 +54,33 @@ def chosen_before(tables: Tables) -> Shown:
         f"layer's tokens of the trained model move, as a share of their length. {NOTHING} where a remedy "
         "does not go there, or leaves no token that is not zero; the reasons are below."
     )
-    return Shown("To choose by, before training", ["remedy", *PLACED, "log times", "moved, cold"], rows, note)
+    return PageTable(BEFORE, ["remedy", *PLACED, "log times", "moved, cold"], rows, note)
 
 
-def chosen_after(tables: Tables) -> Shown | None:
+def chosen_after(tables: RemedyMeasurements) -> PageTable | None:
     """The same of trained networks; None where there are none."""
-    settings = [each for each in learnt.SETTINGS if learnt.depths(tables.trained, each)]
+    settings = [each for each in results.SETTINGS if results.depths(tables.trained, each)]
     if not settings:
         return None
     rows: list[list[str]] = []
     for remedy in dict.fromkeys([*tables.remedies, *tables.trained["remedy"]]):
-        cells = [_learns(learnt.learns(tables.trained, remedy, setting)) for setting in settings]
+        cells = [_learns(results.learns(tables.trained, remedy, setting)) for setting in settings]
         if len(tables.costs):
-            price = learnt.price(tables.costs, remedy)
+            price = results.price(tables.costs, remedy)
             cells.append(NOTHING if price is None else f"{price.median:.2f}")
         added = tables.trained.filter(remedy=remedy, quantity="parameters_added")["value"].drop_nulls()
         rows.append([remedy, *cells, NOTHING if added.is_empty() else f"{max(added):,.0f}"])
     headings = ["remedy", *settings, *(["time"] if len(tables.costs) else []), "added"]
     note = (
         "The deepest networks that learn: with every seed their held-out loss is "
-        f"{learnt.MARGIN:g} below that of a guess by frequency, of characters or digits; “all” where no "
+        f"{results.MARGIN:g} below that of a guess by frequency, of characters or digits; “all” where no "
         "deeper ones were trained, “none” where not even the shallowest learn. time: of a step, none = 1. "
         f"added: parameters, at the deepest. {NOTHING} not trained: the reasons are below."
     )
-    return Shown("To choose by, trained from scratch", headings, rows, note)
+    return PageTable(AFTER, headings, rows, note)
 
 
-def initial(tables: Tables, variant: str) -> Shown:
+def initial(tables: RemedyMeasurements, variant: str) -> PageTable:
     """Residuals after the last layer, depth by depth."""
     columns = [(place, depth) for place in PLACES for depth in sorted(tables.initial["depth"].unique())]
     rows, marks = [], 0
@@ -99,14 +102,16 @@ def initial(tables: Tables, variant: str) -> Shown:
     )
     if marks:
         note += " ° two passes that round otherwise differ on it: not all digits are sure."
-    return Shown(f"At initialisation, {variant}", headings, rows, note)
+    return PageTable(f"At initialisation, {variant}", headings, rows, note)
 
 
-def put_cold(tables: Tables) -> Shown:
+def put_cold(tables: RemedyMeasurements) -> PageTable:
     """Before and after, and why not."""
     rows, reasons = [], []
     for remedy in tables.remedies:
-        found = {name: cold.mean(tables.cold, remedy, name) for name in cold.QUANTITIES}
+        found = {
+            name: on_trained_model.mean(tables.cold, remedy, name) for name in on_trained_model.QUANTITIES
+        }
         residual = found["log10"]
         numbers = [_number(found[name], ".3f") for name in ("entropy", "moved", "cosine")]
         rows.append([remedy, NOTHING if residual is None else power(residual), *numbers])
@@ -118,40 +123,40 @@ def put_cold(tables: Tables) -> Shown:
         "from 0 has to be trained in."
     )
     headings = ["remedy", "residual", "entropy", "moved", "cosine"]
-    return Shown("Put cold on the trained model", headings, rows, note + "".join(reasons))
+    return PageTable("Put cold on the trained model", headings, rows, note + "".join(reasons))
 
 
-def trainings(tables: Tables) -> list[Shown]:
+def trainings(tables: RemedyMeasurements) -> list[PageTable]:
     """A table a setting, where some were trained there; then those with a smaller learning rate."""
     both = [(tables.trained, ""), (tables.slower, f", learning rate {tables.slower_rate:g}")]
     return [
         trained_in(table, setting, f"Trained from scratch, {setting}{how}")
         for table, how in both
-        for setting in learnt.SETTINGS
-        if learnt.depths(table, setting)
+        for setting in results.SETTINGS
+        if results.depths(table, setting)
     ]
 
 
-def trained_in(table: pl.DataFrame, setting: str, title: str) -> Shown:
+def trained_in(table: pl.DataFrame, setting: str, title: str) -> PageTable:
     """A row a remedy: loss by depth, and what else was measured of the deepest."""
-    depths = learnt.depths(table, setting)
+    depths = results.depths(table, setting)
     rows, reasons = [], list[str]()
     for remedy in table["remedy"].unique(maintain_order=True):
         cells = [remedy]
         for depth in depths:
-            of = learnt.spread(learnt.values(table, remedy, setting, depth, "loss"))
-            lost = learnt.diverged(table, remedy, setting, depth)
+            of = results.spread(results.values(table, remedy, setting, depth, "loss"))
+            lost = results.diverged(table, remedy, setting, depth)
             cells.append((NOTHING if of is None else of.said()) + (f", {lost} diverged" if lost else ""))
         for quantity, form in (("relative_residual", ""), ("entropy", ".2f"), ("gradient_first_end", "")):
-            of = learnt.spread(learnt.values(table, remedy, setting, depths[-1], quantity))
+            of = results.spread(results.values(table, remedy, setting, depths[-1], quantity))
             cells.append(NOTHING if of is None else of.said(form) if form else power(of.median))
         lengths = [
             length
             for seed in table["seed"].drop_nulls().unique()
-            if (length := learnt.path_length(table, remedy, setting, depths[-1], seed)) is not None
+            if (length := results.path_length(table, remedy, setting, depths[-1], seed)) is not None
         ]
         cells.append(f"{statistics.median(lengths):.2f}" if lengths else NOTHING)
-        why = learnt.refusal(table, remedy, setting)
+        why = results.refusal(table, remedy, setting)
         reasons += [] if why is None else [f" {NOTHING} {remedy}: {why}."]
         rows.append(cells)
     headings = ["remedy", *(f"loss, {depth}" for depth in depths)]
@@ -160,10 +165,10 @@ def trained_in(table: pl.DataFrame, setting: str, title: str) -> Shown:
         f"Median and range over seeds, by depth; the other numbers are of {depths[-1]} layers. Path "
         "length: heads on a path, weighed by its share of the output. One recipe for all, tuned for none."
     )
-    return Shown(title, headings, rows, note + "".join(reasons))
+    return PageTable(title, headings, rows, note + "".join(reasons))
 
 
-def laws(tables: Tables) -> Shown:
+def laws(tables: RemedyMeasurements) -> PageTable:
     """Predicted beside measured."""
     names = {
         "order": "no skips: m of r' = k r^m",
@@ -175,7 +180,7 @@ def laws(tables: Tables) -> Shown:
     for row in tables.laws.iter_rows(named=True):
         seen = row["measured"]
         measured = row["said"] or (
-            NOTHING if seen is None else learnt.Spread(seen, row["low"], row["high"], 0).said(".3g")
+            NOTHING if seen is None else results.SeedSpread(seen, row["low"], row["high"], 0).said(".3g")
         )
         predicted = NOTHING if row["predicted"] is None else f"{row['predicted']:.3g}"
         rows.append([row["remedy"], names[row["law"]], predicted, measured])
@@ -185,10 +190,10 @@ def laws(tables: Tables) -> Shown:
         "leave out that a remedy changes what branches say, and are right to a factor."
     )
     headings = ["remedy", "law", "predicted", "measured"]
-    return Shown("Laws, predicted and measured", headings, rows, note, wordy=True)
+    return PageTable("Laws, predicted and measured", headings, rows, note, wordy=True)
 
 
-def theory(tables: Tables) -> Shown:
+def theory(tables: RemedyMeasurements) -> PageTable:
     """Sentences, and the theorems that a remedy takes out."""
     rows = []
     held = set(tables.theorems.filter(pl.col("held"), remedy=NONE)["theorem"])
@@ -206,10 +211,10 @@ def theory(tables: Tables) -> Shown:
         f"Theorems that hold on small random networks without the remedy, {len(held)} of them "
         f"({', '.join(sorted(held))}), and refuse them with it, with their own reason."
     )
-    return Shown("Theory", headings, rows, note, wordy=True)
+    return PageTable("Theory", headings, rows, note, wordy=True)
 
 
-def refusals(tables: Tables) -> Shown:
+def refusals(tables: RemedyMeasurements) -> PageTable:
     """Where a remedy does not go."""
     rows = []
     for remedy in tables.remedies:
@@ -228,16 +233,16 @@ def refusals(tables: Tables) -> Shown:
         )
         why = next(iter(tables.cold.filter(remedy=remedy)["refused"].drop_nulls()), None)
         rows += [[remedy, "the trained model", why]] if why else []
-    return Shown("Where a remedy does not go", ["remedy", "network", "why"], rows, wordy=True)
+    return PageTable("Where a remedy does not go", ["remedy", "network", "why"], rows, wordy=True)
 
 
-def _learns(found: Reached | None) -> str:
+def _learns(found: DepthReached | None) -> str:
     if found is None:
         return NOTHING
     return str(found) if found.layers else "none"
 
 
-def _order(tables: Tables, remedy: str) -> str:
+def _order(tables: RemedyMeasurements, remedy: str) -> str:
     found = tables.laws.filter(remedy=remedy, law="order")["measured"].drop_nulls()
     return NOTHING if found.is_empty() else f"{found[0]:.2f}"
 

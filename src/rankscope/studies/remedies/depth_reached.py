@@ -14,7 +14,7 @@ THRESHOLD = 0.1
 """Tokens that share nine tenths of their length. Excerpts of the bundled text begin at about 0.7."""
 
 
-class Reached(NamedTuple):
+class DepthReached(NamedTuple):
     """A depth, and whether it is all that there was."""
 
     layers: float
@@ -24,33 +24,33 @@ class Reached(NamedTuple):
         return f"all {self.layers:g}" if self.whole else f"{self.layers:g}"
 
 
-def depth_reached(log10: Sequence[float], threshold: float = THRESHOLD) -> Reached:
+def depth_reached(log10: Sequence[float], threshold: float = THRESHOLD) -> DepthReached:
     """Of a curve of log10 of the relative residual, the input first. A curve that ends in what is not a
     number, where tokens overflow, is known up to there.
 
     >>> depth_reached([0.0, -0.5, -1.5, -0.2]), depth_reached([0.0, -0.5])
-    (Reached(layers=1, whole=False), Reached(layers=1, whole=True))
+    (DepthReached(layers=1, whole=False), DepthReached(layers=1, whole=True))
     """
     known = 0
     for layer, value in enumerate(log10):
         if math.isnan(value):
-            return Reached(known, False)
+            return DepthReached(known, False)
         if layer and value < math.log10(threshold):
-            return Reached(layer - 1, False)
+            return DepthReached(layer - 1, False)
         known = layer
-    return Reached(known, True)
+    return DepthReached(known, True)
 
 
-def over_seeds(each: Sequence[Reached]) -> Reached:
+def over_seeds(each: Sequence[DepthReached]) -> DepthReached:
     """The median of several networks; `whole` where that is one that never fell."""
     middle = statistics.median(one.layers for one in each)
-    return Reached(middle, all(one.whole for one in each if one.layers >= middle))
+    return DepthReached(middle, all(one.whole for one in each if one.layers >= middle))
 
 
-def spread(each: Sequence[Reached]) -> str:
+def spread(each: Sequence[DepthReached]) -> str:
     """The median, and the range over seeds where they differ.
 
-    >>> spread([Reached(8, False), Reached(9, False), Reached(12, True)])
+    >>> spread([DepthReached(8, False), DepthReached(9, False), DepthReached(12, True)])
     '9 (8–12)'
     """
     said, low, high = str(over_seeds(each)), *(end(one.layers for one in each) for end in (min, max))

@@ -23,8 +23,17 @@ import polars as pl
 from rankscope.errors import ArchitectureError, TheoremError
 from rankscope.nets import Transformer
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
-from rankscope.studies.remedies.initial import BARE, NONE, TOKENS, WHOLE, WIDTH, Curves, curves, network
-from rankscope.studies.remedies.reached import THRESHOLD
+from rankscope.studies.remedies.at_initialisation import (
+    BARE,
+    NONE,
+    TOKENS,
+    WHOLE,
+    WIDTH,
+    Curves,
+    curves,
+    network,
+)
+from rankscope.studies.remedies.depth_reached import THRESHOLD
 from rankscope.studies.remedies.said import said_of
 from rankscope.studies.study import Setup
 from rankscope.theory import certify
@@ -58,7 +67,7 @@ ADDED: dict[str, Callable[[int, int], float]] = {
 def refusals(setup: Setup, remedy: str) -> pl.DataFrame:
     """Which theorems hold on small random networks with it, and the reason each refuses with."""
     name = f"theorems-{remedy.replace(':', '-').replace(',', '-')}"
-    return setup.kept(name, lambda: pl.DataFrame(list(_refusals(remedy)), schema=REFUSALS), remedy=remedy)
+    return setup.cached(name, lambda: pl.DataFrame(list(_refusals(remedy)), schema=REFUSALS), remedy=remedy)
 
 
 def _refusals(remedy: str) -> Iterator[dict[str, Any]]:
@@ -113,7 +122,7 @@ def variances(setup: Setup, remedy: str, depth: int, seed: int) -> pl.DataFrame:
             **{name: pl.lit(value) for name, value in about.items()}
         )
 
-    return setup.kept(f"variance-{remedy}-{depth}-{seed}", compute, remedy=remedy, depth=depth, seed=seed)
+    return setup.cached(f"variance-{remedy}-{depth}-{seed}", compute, remedy=remedy, depth=depth, seed=seed)
 
 
 def laws(table: pl.DataFrame, sizes: pl.DataFrame | None = None) -> pl.DataFrame:

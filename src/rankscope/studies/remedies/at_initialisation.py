@@ -48,7 +48,7 @@ def part(setup: Setup, remedy: str, place: str, depth: int, seed: int) -> pl.Dat
         "seed": seed,
         "size": (WIDTH, HEADS, TOKENS),
     }
-    return setup.kept(name, lambda: measured(remedy, place, depth, seed, setup.device), **settings)
+    return setup.cached(name, lambda: measured(remedy, place, depth, seed, setup.device), **settings)
 
 
 def network(place: str, depth: int, seed: int) -> Transformer:
