@@ -32,10 +32,10 @@ class PartOperations(Arithmetic):
     """The operations; `Deviation` gives them its settings, perturbations and `tidy`."""
 
     settings: PassSettings
-    rounding: Callable[[Tensor], Tensor] | None = None
+    perturb_tensor: Callable[[Tensor], Tensor] | None = None
     """Perturbs a product before it is taken from another, in a second pass."""
 
-    def touch(self, part: Scaled) -> Scaled:
+    def perturb(self, part: Scaled) -> Scaled:
         """Perturb the result of a product or an activation, in a second pass."""
         return part
 
@@ -45,12 +45,12 @@ class PartOperations(Arithmetic):
 
     def unit_tokens(self, state: State) -> State:
         """Return the tokens at length one; a token of length zero stays zero."""
-        return self.tidy(normed(state, "scale", UNWEIGHTED, 0.0, self.rounding))
+        return self.tidy(normed(state, "scale", UNWEIGHTED, 0.0, self.perturb_tensor))
 
     def attend_tokens(self, unit: State, values: State, block: Block) -> State:
         """Return `softmax(U U^T) V`, U the tokens `unit` and V `values`, over what each token sees in this
         layer."""
-        h, d = self.touch(unit.x), self.touch(unit.R)
+        h, d = self.perturb(unit.x), self.perturb(unit.R)
         ref = Scaled((d.value @ h.value[..., None])[..., 0], d.log + h.log)
         D = Scaled(d.value @ d.value.mT, 2 * d.log)
         visible = self.settings.visible[block.arch.mask_of(block.index)]
@@ -96,9 +96,9 @@ class PartOperations(Arithmetic):
         hidden = column[:, :, None] | ~valid[:, None, :, None]
         others = others.mapped(lambda t: t.masked_fill(hidden, 0.0))
         total = alpha + (beta if P.total is None else beta * P.total) - gamma
-        sums = P.apart and P.apart.mapped(lambda t: t * beta[:, None]).normalised()
+        sums = P.row_excess and P.row_excess.mapped(lambda t: t * beta[:, None]).normalised()
         return replace(
-            P, p=shared.explicit(), others=others, signed=True, total=total, apart=sums, scaled_p=shared
+            P, p=shared.explicit(), others=others, signed=True, total=total, row_excess=sums, scaled_p=shared
         )
 
     def subtract_pattern(
@@ -122,14 +122,14 @@ class PartOperations(Arithmetic):
             taken = taken.mapped(lambda t: t.scatter(-1, column, 0.0)).normalised()
             share = weight[..., 0]
         sums = None if own is None else own.mapped(lambda t: t[..., 0])
-        apart = P.apart if sums is None else sums if P.apart is None else P.apart + sums
+        excess = P.row_excess if sums is None else sums if P.row_excess is None else P.row_excess + sums
         return replace(
             P,
             p=P.p - weight * second.p,
             others=P.others + taken,
             signed=True,
             total=(torch.ones_like(share) if P.total is None else P.total) - share,
-            apart=apart,
+            row_excess=excess,
             scaled_p=P.scaled_p and P.scaled_p + Scaled.plain(-weight * second.p).by_head(),
             logits=P.logits and second.logits and _steeper(P.logits, second.logits),
         )
@@ -137,7 +137,7 @@ class PartOperations(Arithmetic):
     def normalise_heads(self, outputs: HeadOutputs, gain: Tensor, eps: float) -> HeadOutputs:
         """Return the outputs of heads through an RMSNorm of every head, with one gain for all of them."""
         weights = NormWeights(gain)
-        x, R = normed_heads(outputs.x, outputs.R, weights, outputs.valid, eps, self.rounding)
+        x, R = normed_heads(outputs.x, outputs.R, weights, outputs.valid, eps, self.perturb_tensor)
         return replace(outputs, x=x, R=R)
 
     def sigmoid_of(
@@ -158,8 +158,8 @@ class PartOperations(Arithmetic):
         return gated(outputs, *self._by_head(inside, weight, bias))
 
     def _by_head(self, inside: State, weight: Tensor, bias: Tensor | None) -> tuple[Scaled, Scaled]:
-        z = self.touch(affine(inside.x, Linear(weight, bias)))  # [batch, head]
-        d = self.touch(inside.R.mapped(lambda v: v @ weight))  # [batch, token, head]
+        z = self.perturb(affine(inside.x, Linear(weight, bias)))  # [batch, head]
+        d = self.perturb(inside.R.mapped(lambda v: v @ weight))  # [batch, token, head]
         return z.mapped(lambda v: v[..., None]), d.mapped(lambda v: v.mT[..., None])
 
 
@@ -183,8 +183,8 @@ def _from_average(P: DeviationPattern, valid: Tensor, samples: Tensor, last: Ten
         C = average(P.visible).to(P.p)
         c = C[samples, :, last]
         e = (P.scaled_p or Scaled.plain(P.p).by_head()) + Scaled.plain(-c.expand_as(P.p)).by_head()
-        apart = (c[:, :, None] - C).expand(*P.p.shape[:2], -1, -1)
-        return e, P.others + Scaled.plain(apart).by_head()
+        departure = (c[:, :, None] - C).expand(*P.p.shape[:2], -1, -1)
+        return e, P.others + Scaled.plain(departure).by_head()
     row = P.visible[samples, :, last][:, :, None]  # [batch, 1, 1, token]
     e = _less_average(P.logits.reference.mapped(lambda t: t[:, :, None]), row)
     e = e.mapped(lambda t: t[:, :, 0])

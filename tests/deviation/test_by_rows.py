@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope import measure
-from rankscope.deviation import blocks, propagate
+from rankscope.deviation import propagate
+from rankscope.deviation.by_rows import AT_ONCE
+from rankscope.deviation.comparison import state_distance
 from rankscope.deviation.propagate import DeviationStep
-from rankscope.deviation.second_pass import distance
 from rankscope.metrics import Reading, metric
 from rankscope.metrics.log_readings import ScaledPattern
 from rankscope.nets import Architecture, Transformer, streaming
@@ -32,7 +33,7 @@ METRICS = ["relative_residual", "mu", "mean_cosine_gap", "max_cosine_gap", "head
 def rows_at_once(number: int, net: Transformer, X: torch.Tensor) -> Iterator[None]:
     """Blocks of so many rows, and nothing held whole."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(blocks.AT_ONCE, "cpu", 8 * len(X) * net.arch.heads * X.shape[1] * number)
+        patch.setitem(AT_ONCE, "cpu", 8 * len(X) * net.arch.heads * X.shape[1] * number)
         patch.setitem(streaming.AT_ONCE, "cpu", 8 * len(X) * X.shape[1] * number)
         patch.setattr(propagation, "WHOLE", 0)
         yield
@@ -69,7 +70,7 @@ def test_states_are_those_of_the_whole_matrix(
     for whole, rows in both(net, X, padding, number):
         there = whole.state.tokens()
         assert torch.allclose(rows.state.tokens(), there, rtol=0, atol=1e-12 * float(there.abs().max()))
-        assert float(distance(whole.state, rows.state, deep=False).max()) <= 1e-12
+        assert float(state_distance(whole.state, rows.state, deep=False).max()) <= 1e-12
         assert rows.attention is None and (rows.rows is None) == (whole.attention is None)
 
 
@@ -79,7 +80,7 @@ def test_pure_attention_at_any_depth() -> None:
     *_, (whole, rows) = both(net, 0.5 * normal(1, 13, 32), None)
     assert float(whole.state.R.log) < -1000 * 2.31
     assert float(rows.state.R.log) == pytest.approx(float(whole.state.R.log), rel=1e-13)
-    assert float(distance(whole.state, rows.state).max()) <= 1e-12
+    assert float(state_distance(whole.state, rows.state).max()) <= 1e-12
 
 
 NETWORKS: dict[str, dict[str, Any]] = {

@@ -4,9 +4,9 @@ import mpmath as mp
 import pytest
 import torch
 
+from rankscope.deviation.activations import SERIES
 from rankscope.deviation.mlp import activation
 from rankscope.deviation.scaled import Scaled
-from rankscope.deviation.series import SERIES
 from rankscope.nets.activations import ACTIVATIONS
 from tests.deviation.reference import ACTIVATIONS as EXACT
 
