@@ -28,8 +28,7 @@ from rankscope.profiles.cloud import SCHEMA as CLOUD
 from rankscope.profiles.spectra import SCHEMA as SPECTRUM
 from rankscope.report import validate
 from rankscope.report.sweep import Swept, read_sweep
-from rankscope.runs import Manifest, read
-from rankscope.runs import Run as Stored
+from rankscope.runs import Manifest, Run, read
 from rankscope.runs.store import document
 from rankscope.runs.tables import read_parquet
 from rankscope.runs.training import TRAINING_TABLE as TRAINING
@@ -49,8 +48,8 @@ PATHS = ("lengths", "heads")
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """What a directory holds."""
+class ReportedRun:
+    """What a report shows of one run directory."""
 
     folder: Path
     manifest: Manifest
@@ -70,6 +69,14 @@ class Run:
     """How nearly the paths add up to the output."""
     training: TrainingRun | None = None
     sweep: Swept | None = None
+
+    @property
+    def excerpts(self) -> int:
+        """The number of excerpts that were measured."""
+        if self.measured is None:
+            return 0
+        table = self.measured.table
+        return self.measured.excerpts if isinstance(self.measured, Summary) else table["sample"].n_unique()
 
     @property
     def title(self) -> str:
@@ -108,32 +115,32 @@ class Run:
         return f"{title}: paths" if "lengths" in self.tables else title
 
 
-def read_run(folder: str | Path) -> Run:
+def read_run(folder: str | Path) -> ReportedRun:
     """What there is in a run directory; a sentence where it is none."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileError(f"a report is made of run directories; there is none at {folder}")
     stored = read(folder)
     if (folder / "outcome.json").is_file():  # a study's own tables have names of their own
-        return Run(folder, Manifest(), outcomes=[_outcome(folder)])
+        return ReportedRun(folder, Manifest(), outcomes=[_outcome(folder)])
     notes: list[str] = []
     measured = _measured(stored, notes)
     tables: dict[str, pl.DataFrame] = {}
     inside: list[Manifest] = [] if measured is None else [measured.manifest]
     closure = None
     for name in filter(stored.has, TABLES):
-        found, manifest = _table(stored, name)
+        table, manifest = _table(stored, name)
         if name not in PATHS and measured is not None and _created(manifest) not in ("", _created(inside[0])):
             notes.append(f"{name}.parquet is of another run than the numbers here, and left out.")
             continue
-        tables[name] = found
+        tables[name] = table
         inside += [] if manifest is None else [manifest]
         closure = manifest.closure if name == "lengths" and manifest is not None else closure
     certificates = {}
     for path in sorted(folder.glob("certificates*.parquet")):
-        each = validate.certificates(path, Certificates.read(stored.path(path.name)))
-        certificates[", ".join(network.variant for network in each.manifest.networks)] = each
-        inside.append(each.manifest)
+        certificate = validate.certificates(path, Certificates.read(stored.path(path.name)))
+        certificates[", ".join(network.variant for network in certificate.manifest.networks)] = certificate
+        inside.append(certificate.manifest)
     training = read_training(folder) if TRAINING in stored.names else None
     inside += [] if training is None else [training.manifest]
     sweep = read_sweep(stored) if stored.has("sweep") else None
@@ -146,23 +153,23 @@ def read_run(folder: str | Path) -> Run:
         )
     main = inside[0] if inside else Manifest()
     manifests = stored.manifests or ({"": main} if inside else {})
-    return Run(
+    return ReportedRun(
         folder, main, measured, tables, certificates, outcomes, notes, manifests, closure, training, sweep
     )
 
 
-def _measured(stored: Stored, notes: list[str]) -> Profile | Summary | None:
+def _measured(stored: Run, notes: list[str]) -> Profile | Summary | None:
     """The measurements; of two runs into one folder, those of the later."""
-    found: list[Profile | Summary] = []
+    table: list[Profile | Summary] = []
     for kind, name in ((Profile, "profile"), (Summary, "summary")):
         if stored.has(name):
             path = stored.path(f"{name}.parquet")
-            found.append(validate.measured(path, kind.read(path)))
-    if len(found) == 2:
-        found.sort(key=lambda each: _created(each.manifest))
-        shown = "profile.parquet" if isinstance(found[-1], Profile) else "summary.parquet"
+            table.append(validate.measured(path, kind.read(path)))
+    if len(table) == 2:
+        table.sort(key=lambda certificate: _created(certificate.manifest))
+        shown = "profile.parquet" if isinstance(table[-1], Profile) else "summary.parquet"
         notes.append(f"Two runs were written into this folder; shown is the later, {shown}.")
-    return found[-1] if found else None
+    return table[-1] if table else None
 
 
 def _created(manifest: Manifest | None) -> str:
@@ -170,13 +177,13 @@ def _created(manifest: Manifest | None) -> str:
     return "" if manifest is None else manifest.created
 
 
-def _table(stored: Stored, name: str) -> tuple[pl.DataFrame, Manifest | None]:
+def _table(stored: Run, name: str) -> tuple[pl.DataFrame, Manifest | None]:
     path = stored.path(f"{name}.parquet")
-    found, manifest = read_parquet(path)
-    found = validate.table(path, found, TABLES[name])
-    if name in PATHS and found.is_empty():
+    table, manifest = read_parquet(path)
+    table = validate.table(path, table, TABLES[name])
+    if name in PATHS and table.is_empty():
         raise FileError(f"{path} must hold paths; it has no rows: run it again")
-    return validate.lengths(path, found) if name == "lengths" else found, manifest
+    return validate.lengths(path, table) if name == "lengths" else table, manifest
 
 
 def _outcome(folder: Path) -> tuple[Path, dict[str, Any]]:
