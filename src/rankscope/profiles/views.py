@@ -1,7 +1,7 @@
 """`CurveView`: one variant in one arithmetic by layer, as every output shows it.
 
-Made by `Profile` (`of_samples`) and `Summary` (`of_quantiles`); `verdict.py` puts it into words, `figures.py`,
-the charts and the terminal draw it.
+Made by `Profile` (`of_samples`) and `Summary` (`of_quantiles`); `verdict.py` puts it into words, and
+`figures.py` and the terminal draw it.
 
 The centre of a profile is the mean over samples and heads, of logs the geometric mean; of a corpus it is the
 median. A value of exactly zero has no log: it is left out of the geometric mean, and `left_out` counts it;
