@@ -16,7 +16,7 @@ from rankscope.live.output_projection import OutputProjectionFinder
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TOGETHER, TokenBatch
 from rankscope.metrics.tokens import unit_of
-from rankscope.profiles.rows import Found, readings, row_sum_defect
+from rankscope.profiles.readings import Readings, read_tensor, row_sum_defect
 
 UNSEEN = (
     "attention is seen in Hugging Face models, nn.MultiheadAttention, torch's own functions and a softmax "
@@ -26,21 +26,17 @@ UNSEEN = (
 
 
 class AttentionReadings:
-    """Reads the metrics of attention and of heads in one call.
+    """Reads the metrics of attention and of heads in one call; `readings` takes what is read.
 
-    Args:
-        plan: What to measure.
-        batch: The tokens of the call.
-        readings: (layer, readings) of the call so far, to which those of attention are added.
-        projections: Finds what takes the heads' outputs, where the observer does not know it.
-        mask: The argument of the model that said which tokens are padding; None if none did.
+    `projections` finds what takes the heads' outputs, where the observer does not know it; `mask` is the
+    argument of the model that said which tokens are padding, or None.
     """
 
     def __init__(
         self,
         plan: WatchPlan,
         batch: TokenBatch,
-        readings: list[tuple[int, Found]],
+        readings: list[tuple[int, Readings]],
         projections: OutputProjectionFinder,
         mask: str | None,
     ) -> None:
@@ -83,16 +79,11 @@ class AttentionReadings:
     def read_heads(self, layer: int, contributions: Tensor) -> None:
         """Measure what each head of a layer adds, `[batch, head, token, width]` in float64."""
         valid = self.batch.valid_for(contributions)
-        measured, _ = readings("heads", contributions, valid, self.plan.metrics, self._unit)
+        measured, _ = read_tensor("heads", contributions, valid, self.plan.metrics, self._unit)
         self.readings.append((layer, measured))
 
     def check_padding(self, mask: Tensor | None, name: str) -> None:
-        """Refuse padding that attention inside a block knows of and the model's arguments did not say.
-
-        Args:
-            mask: `[batch, token]`, True or negative at padding, that attention was called with.
-            name: What this mask is, for the error.
-        """
+        """Refuse padding that attention in a block was called with and the model's arguments did not say."""
         if mask is None or self.mask is not None or self.plan.decoder or not self.plan.padding_from_model:
             return
         hidden = mask < 0 if mask.is_floating_point() else mask.bool()
@@ -172,7 +163,7 @@ class AttentionReadings:
             with isolated(pattern.device):
                 self.read_heads(layer, attention.contributions().detach().to(torch.float64))
         elif attention.head_outputs is not None:
-            self.projections.expect(attention.head_outputs())
+            self.projections.head_outputs = attention.head_outputs()
         else:
             raise WatchError(
                 "what each head adds needs the heads' outputs; the observer of this attention gives the "
@@ -188,7 +179,7 @@ class AttentionReadings:
                 self.float32_inside = True
                 self._unit = max(self._unit, unit_of(torch.float32))
             if any(metric.of == "attention" for metric in self.plan.metrics):
-                measured, _ = readings("attention", wide, valid, self.plan.metrics, self._unit)
+                measured, _ = read_tensor("attention", wide, valid, self.plan.metrics, self._unit)
                 self.readings.append((layer, measured))
         if "attention" in self.plan.keep:
             self.kept.append((layer, pattern.to("cpu", copy=True)))
