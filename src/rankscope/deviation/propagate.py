@@ -17,7 +17,6 @@ from torch import Tensor
 from rankscope.deviation.attention import DeviationPattern, HeadOutputs
 from rankscope.deviation.by_rows import PatternByRows, StreamedDeviation
 from rankscope.deviation.norms import has_rule, normalise
-from rankscope.deviation.remedies import RULES as REMEDIES
 from rankscope.deviation.replay import can_replay, pass_cache
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
@@ -73,7 +72,7 @@ def without_rule(net: Transformer) -> list[str]:
     return missing + [
         part.name
         for part in arch.parts
-        if any(not hasattr(piece, Deviation.name) and type(piece) not in REMEDIES for piece in pieces([part]))
+        if any(not hasattr(piece, Deviation.name) for piece in pieces([part]))
     ]
 
 

@@ -33,7 +33,7 @@ from rankscope.deviation.experts import mixture
 from rankscope.deviation.gates import gated
 from rankscope.deviation.mlp import affine, mlp
 from rankscope.deviation.norms import normed
-from rankscope.deviation.remedies import RULES as REMEDIES
+from rankscope.deviation.part_operations import PartOperations
 from rankscope.deviation.scaled import Scaled
 from rankscope.deviation.scores import ScoreParts, Scores, score_parts
 from rankscope.deviation.sinkhorn import balanced
@@ -41,18 +41,16 @@ from rankscope.deviation.softmax import split
 from rankscope.deviation.state import State
 from rankscope.nets.architecture import Architecture
 from rankscope.nets.order import Half
-from rankscope.nets.parts import Part
 from rankscope.nets.pass_settings import PassSettings
-from rankscope.nets.traversal import Arithmetic, Block
+from rankscope.nets.traversal import Block
 from rankscope.nets.weights import LATENT_EPS, Latent, Linear
 
 
-class Deviation(Arithmetic):
-    """The deviation arithmetic: a rule on states for every part of a block."""
+class Deviation(PartOperations):
+    """The deviation arithmetic: a rule on states for every part of a block, and the operations that rules of
+    parts and remedies call (`part_operations.py`)."""
 
     name = "deviation"
-    perturb_tensor: Callable[[Tensor], Tensor] | None = None
-    """Applied to a product before it is subtracted from another; None but in a perturbed pass."""
 
     def __init__(self, arch: Architecture, settings: PassSettings) -> None:
         self.arch, self.settings = arch, settings
@@ -175,24 +173,10 @@ class Deviation(Arithmetic):
         assert block.weights.mlp is not None
         return mlp(self.arch, block.weights.mlp, state, self.perturb)
 
-    def part(self, block: Block, part: Part, x: Any, inside: Any) -> Any:
-        """By the rule of a remedy (`remedies.py`), or the part's own."""
-        rule = REMEDIES.get(type(part))
-        return super().part(block, part, x, inside) if rule is None else rule(part, x, block, self, inside)
-
-    def perturb(self, part: Scaled) -> Scaled:
-        """Applied to products with a matrix and to activations: nothing here, moves last digits if
-        perturbed."""
-        return part
-
     def add(self, block: Block, half: Half, state: State, branches: dict[str, State]) -> State:
         """The sum `skip X + branches`, each part at the larger of its two scales, and tidy."""
         branch = total(branches.values())
         return self.tidy(branch if half.skip == 0.0 else added(half.skip, state, branch))
-
-    def tidy(self, state: State) -> State:
-        """The state with x the mean again and R of size one (`State.tidy`)."""
-        return state.tidy()
 
 
 def total(branches: Iterable[State]) -> State:

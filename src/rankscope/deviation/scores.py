@@ -145,8 +145,8 @@ def score_parts(
         w: The weights of its attention.
         state: What queries are made of.
         settings: Masks and positions; `bare` where keys are of a memory.
-        touch: Applied to queries and keys: the perturbation of a second pass.
-        rounding: The same inside their norm.
+        perturb: Applied to queries and keys, in a second pass.
+        perturb_tensor: The same inside their norm.
         keys: What keys are made of, if not of `state`.
         bias: Makes rows of what positions add, where the settings do not hold all of it.
     """

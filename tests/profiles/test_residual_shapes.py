@@ -1,0 +1,110 @@
+"""The residual as a shape and a scale, held against plain float64 where that can see it."""
+
+import torch
+from polars.testing import assert_frame_equal
+
+from rankscope.metrics import singular_values
+from rankscope.nets import Architecture, Transformer
+from rankscope.profiles import measure, one_pass
+from rankscope.profiles.cloud import cloud, cloud_table
+from rankscope.profiles.readers import ShapeReader
+from rankscope.profiles.residual_shapes import ResidualShape
+from rankscope.profiles.spectra import SpectrumReader, spectra
+
+NET = Transformer.random(Architecture(layers=4, width=16, heads=2), init="xavier")
+X = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+PADDING = torch.zeros(2, 9, dtype=torch.bool)
+PADDING[1, 6:] = True
+
+
+def shapes(net: Transformer, X: torch.Tensor, padding: torch.Tensor | None = None) -> list[ResidualShape]:
+    reader = ShapeReader(len(X))
+    one_pass(net, X, padding, [reader], batch=1)
+    return reader.result()
+
+
+def residual(state: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    return state[real] - state[real].mean(0)
+
+
+def test_shape_and_scale_are_the_residual() -> None:
+    plain = [step.state for step in NET.steps(X, PADDING)]
+    for each in shapes(NET, X, PADDING):
+        for sample in range(2):
+            real = ~PADDING[sample]
+            state = plain[each.layer][sample]
+            whole = torch.linalg.vector_norm(state[real])
+            found = each.R[sample, real] * 10 ** each.log10[sample] * whole
+            assert torch.allclose(found, residual(state, real), rtol=1e-9, atol=1e-12)
+            assert not each.R[sample, ~real].any()
+
+
+def test_scales_are_the_relative_residual_at_any_depth() -> None:
+    san = NET.variant("san").variant(layers=12)
+    logs = measure(san, X, metrics="relative_mu").curve("relative_mu", "log10")
+    for each in shapes(san, X):
+        assert torch.allclose(each.log10, logs[:, each.layer], rtol=1e-9, atol=1e-9)
+    assert float(logs[0, -1]) < -1000
+
+
+def test_a_kernel_without_a_rule_runs_in_float64() -> None:
+    net = Transformer.random(Architecture(layers=2, width=16, heads=2, kernel="sigmoid"))
+    *_, last = shapes(net, X)
+    *_, step = net.steps(X)
+    centred = step.state - step.state.mean(1, keepdim=True)
+    share = torch.linalg.vector_norm(centred, dim=(1, 2)) / torch.linalg.vector_norm(step.state, dim=(1, 2))
+    assert torch.allclose(last.log10, share.log10())
+
+
+def test_the_cloud_is_a_projection_and_no_other_plane_shows_more() -> None:
+    table = cloud({"transformer": NET}, X, PADDING, [["a"] * 9, ["b"] * 6], samples=2)
+    assert table.filter(sample=1, layer=0)["text"].to_list() == ["b"] * 6
+    found = [(each.R[0], float(each.log10[0])) for each in shapes(NET, X, PADDING)]
+    whole = sum(10 ** (2 * k) * R.T @ R for R, k in found)
+    assert isinstance(whole, torch.Tensor)
+    best = float(torch.linalg.eigvalsh(whole)[-2:].sum())
+    rows = table.filter(sample=0)
+    shown = rows.group_by("layer").first()
+    seen = sum(s * 10 ** (2 * k) for s, k in shown.select("shown", "log10_scale").iter_rows())
+    assert abs(seen - best) < 1e-9 * best
+    one = rows.filter(layer=2)
+    square = sum(x * x + y * y for x, y in one.select("x", "y").iter_rows()) / 9
+    assert abs(square - one["shown"][0]) < 1e-9
+
+
+def test_only_so_many_tokens_are_kept() -> None:
+    assert cloud({"t": NET}, X, most=4).height == 4 * 5
+
+
+def test_spectra_are_singular_values_of_the_residual() -> None:
+    table = spectra({"transformer": NET}, X)
+    for step in NET.steps(X):
+        values = singular_values(step.state - step.state.mean(1, keepdim=True))
+        sizes = torch.linalg.vector_norm(step.state, dim=(1, 2))
+        for sample in range(2):
+            rows = table.filter(sample=sample, layer=step.layer).sort("index")
+            found = 10 ** torch.tensor(rows["log10"].to_list(), dtype=torch.float64)
+            assert len(found) == 8  # nine tokens about their mean
+            assert torch.allclose(found, values[sample, :8] / sizes[sample], rtol=1e-8)
+
+
+def test_of_a_deep_network_some_layers_are_looked_at() -> None:
+    deep = NET.variant(layers=100)
+    layers = [each.layer for each in shapes(deep, X[:1])]
+    assert layers == sorted(layers) and len(layers) == 33
+    assert layers[0] == 0 and layers[-1] == 100
+    assert cloud({"deep": deep}, X).height == 33 * 9
+
+
+def test_a_measurement_takes_the_cloud_and_the_spectra_along() -> None:
+    """One pass gives what three give, whatever the batches."""
+    shape, values = ShapeReader(samples=2), SpectrumReader("transformer", samples=2)
+    profile = measure(NET, X, PADDING, batch=1, readers=[shape, values])
+    torch.testing.assert_close(profile.curve("mu"), measure(NET, X, PADDING).curve("mu"))
+    clouds = (
+        cloud_table({"transformer": shape.result()}, ~PADDING),
+        cloud({"transformer": NET}, X, PADDING, samples=2),
+    )
+    assert_frame_equal(*clouds, rel_tol=1e-9, abs_tol=1e-12)
+    alone = spectra({"transformer": NET}, X, PADDING)
+    assert_frame_equal(values.result(), alone, check_row_order=False, rel_tol=1e-9, abs_tol=1e-9)
