@@ -41,9 +41,7 @@ def test_every_public_name_is_described() -> None:
 def test_what_a_class_says_is_there_with_its_fields_and_methods() -> None:
     shown = api.page("")
     assert "| `layers` | `int` |" in shown and ":::::{py:method} variant(" in shown
-    assert re.search(
-        r"\{py:function\} measure\(net: NetworkLike, X: .*\) -> rankscope\.Profile", shown
-    )
+    assert re.search(r"\{py:function\} measure\(net: NetworkLike, X: .*\) -> rankscope\.Profile", shown)
 
 
 @pytest.mark.parametrize(
