@@ -378,7 +378,7 @@ def _check_arguments(
 
 
 def _is_step(step: Any) -> bool:
-    return isinstance(step, Integral) and step >= 0
+    return isinstance(step, Integral) and int(step) >= 0
 
 
 def _scalar(value: Any) -> Tensor:
