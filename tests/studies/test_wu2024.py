@@ -13,7 +13,7 @@ from rankscope.sources.presets import preset
 from rankscope.sources.random_embedding import bundled_excerpts
 from rankscope.studies import Setup, StudyResult, chosen, reproduce
 from rankscope.studies.wu2024 import fig1, fig2, fig3, fig4, fig6, fig8, fig9, networks, spectra, thm3
-from rankscope.studies.wu2024.drawing import by_layer, grid, power_of_ten, powers_of_ten
+from rankscope.studies.wu2024.panels import by_layer, grid, power_of_ten, powers_of_ten
 from rankscope.theory.equilibria import equilibrium, spectral_radius, step
 
 

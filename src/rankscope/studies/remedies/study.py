@@ -116,8 +116,8 @@ def plan(setup: Setup, options: RemedyOptions) -> list[Job]:
     for depth in depths(setup.full):
         seconds = at_initialisation.SECONDS * depth * len(at_initialisation.VARIANTS)
         jobs += [
-            Job("initial", {"remedy": name, "place": place, "depth": depth, "seed": seed}, seconds)
-            for name in every for place in at_initialisation.PLACES for seed in range(options.seeds)
+            Job("initial", {"remedy": name, "norm_place": norm_place, "depth": depth, "seed": seed}, seconds)
+            for name in every for norm_place in at_initialisation.PLACES for seed in range(options.seeds)
         ]  # fmt: skip
     deepest = depths(setup.full)[-1]
     jobs += [
@@ -187,8 +187,8 @@ def trainings(
         earlier = [gathered(setup.folder, how) for how in ("trained", f"at={SLOWER.sizes.lr:g}")]
         earlier = [table.filter(pl.col("remedy").is_in(options.trained)) for table in earlier]
         timed = [results.priced(pl.read_parquet(path)) for path in setup.folder.glob("parts/costs-*.parquet")]
-        found = [*earlier, pl.concat(timed) if timed else pl.DataFrame()]
-        table, again, price = (part if len(part) else None for part in found)
+        parts = [*earlier, pl.concat(timed) if timed else pl.DataFrame()]
+        table, again, price = (part if len(part) else None for part in parts)
         return table, again, price
     train = partial(
         trained, setup, options.trained, range(options.seeds), steps=options.steps, workers=options.workers
@@ -206,7 +206,7 @@ def summary(measurements: RemedyMeasurements) -> str:
     cold = measurements.cold.filter(quantity="moved")
     idle = [
         name for name in measurements.remedies[1:]
-        if all(measurements.at_start(name, place) == measurements.at_start(NONE, place) for place in PLACED)
+        if all(measurements.at_start(name, setting) == measurements.at_start(NONE, setting) for setting in PLACED)
         and len(moved := cold.filter(remedy=name)["value"]) and (moved == 0).all()
     ]  # fmt: skip
     if idle:
@@ -239,7 +239,7 @@ def _start_summary(measurements: RemedyMeasurements) -> Iterator[str]:
 
 
 def notes(setup: Setup, options: RemedyOptions, measurements: RemedyMeasurements) -> list[str]:
-    """What it was run on, and what was not run."""
+    """Sentences on what the study was run on, and on what was not run."""
     table = measurements.trained
     lines = [
         f"At initialisation: {options.seeds} networks ({INIT}) of {', '.join(map(str, depths(setup.full)))} "
