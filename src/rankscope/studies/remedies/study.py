@@ -204,9 +204,10 @@ def summary(measurements: RemedyMeasurements) -> str:
     at initialisation."""
     lines = [*_trained_summary(measurements)] or [*_start_summary(measurements)]
     cold = measurements.cold.filter(quantity="moved")
+    start = measurements.at_start
     idle = [
         name for name in measurements.remedies[1:]
-        if all(measurements.at_start(name, setting) == measurements.at_start(NONE, setting) for setting in PLACED)
+        if all(start(name, setting) == start(NONE, setting) for setting in PLACED)
         and len(moved := cold.filter(remedy=name)["value"]) and (moved == 0).all()
     ]  # fmt: skip
     if idle:

@@ -98,8 +98,8 @@ def taken_out(table: pl.DataFrame, remedy: str) -> tuple[list[str], str]:
     whys = mine.filter(~pl.col("held"), pl.col("theorem").is_in([*lost, "all"]), pl.col("why").is_not_null())[
         "why"
     ]
-    usual = {curve for why in table.filter(remedy=NONE)["why"].drop_nulls() for curve in why.split("; ")}
-    reasons = [curve for why in whys for curve in _reasons(why) if curve not in usual]
+    usual = {reason for why in table.filter(remedy=NONE)["why"].drop_nulls() for reason in why.split("; ")}
+    reasons = [reason for why in whys for reason in _reasons(why) if reason not in usual]
     return lost, statistics.mode(reasons) if reasons and lost else ""
 
 

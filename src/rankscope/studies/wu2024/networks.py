@@ -151,7 +151,8 @@ def of_network(name: str, table: pl.DataFrame) -> pl.DataFrame:
 
 
 def in_training(net: Transformer, X: Tensor) -> pl.DataFrame:
-    """mu and mu / ||X||_F by layer with dropout, in float64: deviation arithmetic needs rows of attention that sum to one."""
+    """mu and mu / ||X||_F by layer with dropout, in float64: deviation arithmetic needs rows of attention
+    that sum to one."""
     chosen, unit = [metric(name) for name in COLLAPSE], unit_of(net.dtype)
     real = real_tokens(X.shape[:-1], None, X.device)
     drop = Dropout.seeded(DROPOUT, 0, net.device)
