@@ -184,7 +184,7 @@ def _identity(initial: Curves, remedy: str, depth: int) -> Iterator[dict[str, An
 
 
 def _fall(initial: Curves, remedy: str, branch: str, depth: int) -> Iterator[dict[str, Any]]:
-    plain, mine = (initial.get((curve, "post", WHOLE, depth), []) for curve in (NONE, remedy))
+    plain, mine = (initial.get((name, "post", WHOLE, depth), []) for name in (NONE, remedy))
     base = statistics.median(map(_slope, plain)) if plain else math.nan
     if mine and base > 0:
         b2 = 10 ** (2 * base) - 1
