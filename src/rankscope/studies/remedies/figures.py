@@ -6,18 +6,12 @@ from collections.abc import Iterable
 from rankscope.figures.matplotlib import Axes, Figure, panels
 from rankscope.figures.style import FAINT, INK, MARKERS, PALETTE
 from rankscope.figures.text import label, power, tick
+from rankscope.remedies import REMEDIES
 from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.at_initialisation import BARE, NONE, PLACES, WHOLE, Curves
 from rankscope.studies.remedies.depth_reached import THRESHOLD
 from rankscope.studies.remedies.measurements import RemedyMeasurements
 
-FAMILIES: dict[str, tuple[str, ...]] = {
-    "attention": ("shaped", "attnscale", "centred"),
-    "scores": ("sinkhorn", "logn", "differential", "differential2"),
-    "branches": ("rezero", "skipinit", "sqrtl", "lnscale", "deepnorm", "lambda"),
-    "values": ("valueresidual", "neutreno", "featscale", "contranorm", "gate", "headgate"),
-}
-"""By what a remedy changes; others are `more`."""
 PANELS = {
     "whole, post-norm": ("post", WHOLE),
     "whole, pre-norm": ("pre", WHOLE),
@@ -35,11 +29,11 @@ def figures(tables: RemedyMeasurements) -> dict[str, Figure]:
 
 
 def families(remedies: Iterable[str]) -> dict[str, list[str]]:
-    """The remedies of each family that are there, whatever their numbers."""
+    """Remedies by what of a block they change, whatever their numbers; others are `more`."""
     members: dict[str, list[str]] = {}
     for remedy in remedies:
         name = remedy.partition(":")[0]
-        family = next((key for key, names in FAMILIES.items() if name in names), "more")
+        family = REMEDIES[name].family if name in REMEDIES else "more"
         if remedy != NONE:
             members.setdefault(family, []).append(remedy)
     return members

@@ -6,13 +6,12 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.nets.remedies import REMEDIES
+from rankscope.remedies import REMEDIES
 from rankscope.studies.remedies import on_trained_model
 from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.at_initialisation import BARE, PLACES, WHOLE, Curves, curves
 from rankscope.studies.remedies.depth_reached import DepthReached, depth_reached, over_seeds, spread
-from rankscope.studies.remedies.said import said_of
-from rankscope.studies.remedies.theory_notes import laws, taken_out
+from rankscope.studies.remedies.theory_notes import laws, note_of, taken_out
 from rankscope.studies.remedies.trainings import SLOWER
 
 PLACED = {"post": ("post", WHOLE), "pre": ("pre", WHOLE), "no skips": ("pre", BARE)}
@@ -75,13 +74,13 @@ def rows(tables: RemedyMeasurements) -> pl.DataFrame:
     """One a remedy, numbers and sentences, for files and for whoever goes on with it."""
     every, known = [], tables.laws
     for remedy in tables.remedies:
-        kind, note = REMEDIES.get(remedy.partition(":")[0]), said_of(remedy)
+        kind, note = REMEDIES.get(remedy.partition(":")[0]), note_of(remedy)
         lost, reason = taken_out(tables.theorems, remedy)
         row: dict[str, Any] = {
             "remedy": remedy,
-            "says": "the network as it is" if kind is None else kind.says,
-            "source": "" if kind is None else kind.source,
-            "theory": "" if note is None else note.theory,
+            "says": "the network as it is" if kind is None else kind.formula,
+            "source": "" if kind is None else kind.citation,
+            "theory": "" if note is None else note.sentence,
             "theory_source": "" if note is None else note.source,
             "theorems_lost": len(lost),
             "theorems_lost_because": reason,

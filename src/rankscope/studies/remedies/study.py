@@ -16,15 +16,15 @@ import polars as pl
 
 from rankscope.errors import StudyError
 from rankscope.files import write_text
-from rankscope.nets.remedies import REMEDIES, remedy
+from rankscope.remedies import REMEDIES, remedy
 from rankscope.studies.remedies import at_initialisation, on_trained_model, theory_notes
 from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.at_initialisation import HEADS, INIT, NONE, WIDTH, depths
-from rankscope.studies.remedies.comparisons import comparisons
 from rankscope.studies.remedies.figures import figures
 from rankscope.studies.remedies.measurements import PLACED, RemedyMeasurements, rows
 from rankscope.studies.remedies.tables import page_tables
 from rankscope.studies.remedies.trainings import SLOWER, costs, gathered, recipes, trained
+from rankscope.studies.remedies.verdicts import comparisons
 from rankscope.studies.study import Setup, Study, StudyResult
 from rankscope.workers import run_pieces
 
@@ -120,9 +120,10 @@ def plan(setup: Setup, options: RemedyOptions) -> list[Job]:
             for name in every for norm_place in at_initialisation.PLACES for seed in range(options.seeds)
         ]  # fmt: skip
     deepest = depths(setup.full)[-1]
+    notes_of = {name: theory_notes.note_of(name) for name in every if ":" not in name}
     jobs += [
         Job("variance", {"remedy": name, "depth": deepest, "seed": seed}, 0.3)
-        for name in every if name in theory_notes.ADDED for seed in range(options.seeds)
+        for name, note in notes_of.items() if note and note.layer_weight for seed in range(options.seeds)
     ]  # fmt: skip
     return jobs
 

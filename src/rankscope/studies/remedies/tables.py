@@ -6,14 +6,13 @@ import statistics
 import polars as pl
 
 from rankscope.figures.text import power
-from rankscope.nets.remedies import REMEDIES
+from rankscope.remedies import REMEDIES
 from rankscope.studies.remedies import on_trained_model
 from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.at_initialisation import BARE, NONE, PLACES, WHOLE
 from rankscope.studies.remedies.depth_reached import THRESHOLD, DepthReached, spread
 from rankscope.studies.remedies.measurements import PLACED, RemedyMeasurements
-from rankscope.studies.remedies.said import said_of
-from rankscope.studies.remedies.theory_notes import taken_out
+from rankscope.studies.remedies.theory_notes import note_of, taken_out
 from rankscope.studies.study import PageTable
 
 NOTHING = "–"
@@ -200,13 +199,13 @@ def theory(tables: RemedyMeasurements) -> PageTable:
     rows = []
     held = set(tables.theorems.filter(pl.col("held"), remedy=NONE)["theorem"])
     for remedy in tables.remedies:
-        known_theory, kind = said_of(remedy), REMEDIES.get(remedy.partition(":")[0])
+        known_theory, kind = note_of(remedy), REMEDIES.get(remedy.partition(":")[0])
         lost, reason = taken_out(tables.theorems, remedy)
         every = len(lost) == len(held)
         gone = f"{f'all {len(held)}' if every else ', '.join(lost)}: {reason}" if lost else "none"
         rows.append([
-            remedy, "the network as it is" if kind is None else kind.says,
-            NOTHING if known_theory is None else f"{known_theory.theory} ({known_theory.source})", gone,
+            remedy, "the network as it is" if kind is None else kind.formula,
+            NOTHING if known_theory is None else f"{known_theory.sentence} ({known_theory.source})", gone,
         ])  # fmt: skip
     headings = ["remedy", "what it does", "what theory says", "theorems that it takes out"]
     note = (

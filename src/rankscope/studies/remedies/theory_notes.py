@@ -2,7 +2,7 @@
 
 | law       | of              | predicted                                                                  |
 |-----------|-----------------|----------------------------------------------------------------------------|
-| order     | no skips        | m of `r' = k r^m` (`said.py`)                                              |
+| order     | no skips        | m of `r' = k r^m` (`TheoryNote`)                                            |
 | identity  | whole           | the residual after the last layer is that of the input                     |
 | fall      | whole, post     | decades a layer: `log10(1 + b^2 w^2) / 2`                                   |
 | variance  | whole, pre      | of the tokens after the last layer: `v_0 + sum_l w_l^2 v_l`                 |
@@ -22,6 +22,7 @@ import polars as pl
 
 from rankscope.errors import ArchitectureError, TheoremError
 from rankscope.nets import Transformer
+from rankscope.remedies import REMEDIES, TheoryNote
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.studies.remedies.at_initialisation import (
     BARE,
@@ -34,7 +35,6 @@ from rankscope.studies.remedies.at_initialisation import (
     network,
 )
 from rankscope.studies.remedies.depth_reached import THRESHOLD
-from rankscope.studies.remedies.said import said_of
 from rankscope.studies.study import Setup
 from rankscope.theory import certify
 
@@ -50,18 +50,20 @@ NETWORKS = {"pure attention": "san", "with skips": "san+skip", "whole": "transfo
 LAYERS, WORDS = 2, 6
 NEAR = -2.0
 """log10 of a residual below which tokens are nearly the same, so that laws for small r apply."""
-WEIGHTS: dict[str, Callable[[int], float]] = {
-    "1": lambda L: 1.0,
-    "1/2": lambda L: 0.5,
-    "L^(-1/2)": lambda L: L**-0.5,
-    "(8L)^(-1/2) (2L)^(-1/4)": lambda L: (8 * L) ** -0.5 * (2 * L) ** -0.25,
-}
-ADDED: dict[str, Callable[[int, int], float]] = {
-    "none": lambda layer, L: 1.0,
-    "lnscale": lambda layer, L: layer**-0.5,
-    "sqrtl": lambda layer, L: L**-0.5,
-}
-"""w_l, by remedy."""
+NONE_NOTE = TheoryNote(
+    3,
+    "Without skips the log of the residual triples in every layer; a skip makes the fall exponential "
+    "at most, as the branch adds what tokens have in common.",
+    "Dong et al. 2021; derived here",
+    layer_weight=lambda layer, depth: 1.0,
+)
+
+
+def note_of(remedy: str) -> TheoryNote | None:
+    """What theory says of none, or of a remedy as `contranorm:s=0.1` has it, whatever its numbers; None of a
+    remedy that is not built in."""
+    name = remedy.partition(":")[0]
+    return NONE_NOTE if name == NONE else REMEDIES[name].theory if name in REMEDIES else None
 
 
 def refusals(setup: Setup, remedy: str) -> pl.DataFrame:
@@ -132,13 +134,15 @@ def laws(table: pl.DataFrame, sizes: pl.DataFrame | None = None) -> pl.DataFrame
     initial = curves(table)
     rows: list[dict[str, Any]] = []
     for remedy in table["remedy"].unique(maintain_order=True):
-        note = said_of(remedy)
+        note = note_of(remedy)
         if note is None or ":" in remedy:  # predictions are for the published numbers
             continue
         rows.append(_order(initial, remedy, note.order, depth))
         rows += _identity(initial, remedy, depth) if note.order is None else []
-        rows += _fall(initial, remedy, note.branch, depth) if note.branch != "1" else []
-        rows += [] if sizes is None or remedy not in ADDED else _variance(sizes, remedy)
+        rows += _fall(initial, remedy, note.branch_weight(depth), depth) if note.branch != "1" else []
+        rows += (
+            [] if sizes is None or note.layer_weight is None else _variance(sizes, remedy, note.layer_weight)
+        )
     return pl.DataFrame(rows, schema=LAWS)
 
 
@@ -183,12 +187,12 @@ def _identity(initial: Curves, remedy: str, depth: int) -> Iterator[dict[str, An
                **_spread([curve[-1] - curve[0] for curve in whole_curves])}  # fmt: skip
 
 
-def _fall(initial: Curves, remedy: str, branch: str, depth: int) -> Iterator[dict[str, Any]]:
+def _fall(initial: Curves, remedy: str, weight: float, depth: int) -> Iterator[dict[str, Any]]:
     plain, mine = (initial.get((name, "post", WHOLE, depth), []) for name in (NONE, remedy))
     base = statistics.median(map(_slope, plain)) if plain else math.nan
     if mine and base > 0:
         b2 = 10 ** (2 * base) - 1
-        predicted = math.log10(1 + b2 * WEIGHTS[branch](depth) ** 2) / 2
+        predicted = math.log10(1 + b2 * weight**2) / 2
         spread = _spread([*map(_slope, mine)])
         apart = f"{spread['measured']:.2g}; tokens stay apart, the law is for tokens nearly the same"
         near = all(curve[-1] < math.log10(THRESHOLD) for curve in mine)
@@ -202,16 +206,16 @@ def _slope(curve: list[float]) -> float:
     return (curve[start] - curve[-1]) / (len(curve) - 1 - start)
 
 
-def _variance(sizes: pl.DataFrame, remedy: str) -> Iterator[dict[str, Any]]:
+def _variance(
+    sizes: pl.DataFrame, remedy: str, weight: Callable[[int, int], float]
+) -> Iterator[dict[str, Any]]:
     if remedy == NONE:
         return
     predicted, ends = [], []
     for _, group in sizes.filter(remedy=remedy).group_by("seed", "depth", maintain_order=True):
         plain = sizes.filter(remedy=NONE, seed=group["seed"][0], depth=group["depth"][0]).sort("layer")
         v, depth = plain["variance"].to_list(), len(plain) - 1
-        steps = [
-            ADDED[remedy](layer, depth) ** 2 * (v[layer] - v[layer - 1]) for layer in range(1, depth + 1)
-        ]
+        steps = [weight(layer, depth) ** 2 * (v[layer] - v[layer - 1]) for layer in range(1, depth + 1)]
         predicted.append(v[0] + sum(steps))
         ends.append(group.sort("layer")["variance"][-1])
     if ends:
