@@ -46,7 +46,7 @@ class Memorization(FixedTask):
         return Interface(classes=2, symbols=len(self.number))
 
     def drawn(self) -> tuple[LabelledSamples, LabelledSamples]:
-        """The same samples to learn from and to be asked about."""
+        """One set of samples, to learn from and to be asked about."""
         inputs = torch.zeros(self.texts, self.longest, dtype=torch.long)
         padding = torch.ones(self.texts, self.longest, dtype=torch.bool)
         for row, text in enumerate(self.words):

@@ -58,7 +58,7 @@ def chosen_before(tables: RemedyMeasurements) -> PageTable:
 
 def chosen_after(tables: RemedyMeasurements) -> PageTable | None:
     """A row a remedy, the numbers to choose by of trained networks; None where there are none."""
-    settings = [each for each in results.SETTINGS if results.depths(tables.trained, each)]
+    settings = [kind for kind in results.SETTINGS if results.depths(tables.trained, kind)]
     if not settings:
         return None
     rows: list[list[str]] = []

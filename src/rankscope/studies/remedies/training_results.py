@@ -38,7 +38,7 @@ class SeedSpread(NamedTuple):
 
     def said(self, form: str = ".3f") -> str:
         """The median, with the range where seeds differ."""
-        middle, low, high = (f"{number:{form}}" for number in self[:3])
+        middle, low, high = (f"{value:{form}}" for value in self[:3])
         between = " to " if self.low < 0 else "–"
         return middle if low == high else f"{middle} ({low}{between}{high})"
 
@@ -112,7 +112,7 @@ def refusal(table: pl.DataFrame, remedy: str, setting: str) -> str | None:
 
 
 def diverged(table: pl.DataFrame, remedy: str, setting: str, depth: int) -> int:
-    """How many seeds diverged."""
+    """The number of seeds that diverged there."""
     return int(sum(values(table, remedy, setting, depth, "diverged").values()))
 
 
