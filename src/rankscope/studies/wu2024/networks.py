@@ -11,11 +11,11 @@ from torch import Tensor
 from rankscope.errors import SourceError
 from rankscope.figures.text import power
 from rankscope.metrics import mean_abs_cosine, metric, singular_values
-from rankscope.metrics.tokens import real_tokens, unit_of
+from rankscope.metrics.tokens import unit_of, valid_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.dropout import Dropout, training_states
 from rankscope.profiles import measure
-from rankscope.profiles.rows import Entry, readings, table
+from rankscope.profiles.readings import ReadingRow, read_tensor, table
 from rankscope.sources import fresh, load
 from rankscope.sources.random_embedding import bundled_excerpts
 from rankscope.studies.study import Setup
@@ -154,12 +154,12 @@ def in_training(net: Transformer, X: Tensor) -> pl.DataFrame:
     """mu and mu / ||X||_F by layer with dropout, in float64: deviation arithmetic needs rows of attention
     that sum to one."""
     chosen, unit = [metric(name) for name in COLLAPSE], unit_of(net.dtype)
-    real = real_tokens(X.shape[:-1], None, X.device)
+    valid = valid_tokens(X.shape[:-1], None, X.device)
     drop = Dropout.seeded(DROPOUT, 0, net.device)
     entries = [
-        Entry(layer, 0, *pair)
+        ReadingRow(layer, 0, *pair)
         for layer, state in enumerate(training_states(net, X, drop))
-        for pair in readings("tokens", state, real, chosen, unit)[0]
+        for pair in read_tensor("tokens", state, valid, chosen, unit)[0]
     ]
     return table(entries, "", "float64")
 
