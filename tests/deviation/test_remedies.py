@@ -8,8 +8,8 @@ import pytest
 
 from rankscope.deviation import propagate
 from rankscope.nets import Architecture, Transformer, mask_matrix
-from rankscope.nets.remedies import remedy
 from rankscope.profiles import measure
+from rankscope.remedies import remedy
 from tests.builders import awake, normal, thinned
 from tests.deviation.reference import Network, Rows, dot, log10_residual, log10_size, times
 

@@ -16,7 +16,7 @@ from rankscope.errors import ArchitectureError, FileError, StudyError
 from rankscope.lab import Recipe, Training
 from rankscope.lab.tasks import Copying
 from rankscope.metrics import METRICS
-from rankscope.nets.remedies import REMEDIES
+from rankscope.remedies import REMEDIES
 from rankscope.report import read_run, write_report
 from rankscope.sources.random_embedding import bundled_excerpts, word_tokens
 from rankscope.studies import Setup, write_study

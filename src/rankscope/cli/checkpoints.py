@@ -123,7 +123,7 @@ def checkpoints(
 
 def differently(found: "TrainingRun") -> str:
     """At the last layer: two metrics that rank two checkpoints differently."""
-    from rankscope.profiles.disagreement import disagreement
+    from rankscope.profiles.verdict import disagreement
 
     grids = [grid for grid in map(found.grid, found.metrics) if grid.layers]
     return disagreement({

@@ -34,7 +34,7 @@ def network(
     """The network of that name, with its mask, depth, device and remedies as asked for; its layers left in
     their files where that is asked for, or they do not fit into memory. That a hub is asked is said, unless
     `quiet`."""
-    from rankscope.nets.remedies import remedy
+    from rankscope.remedies import remedy
     from rankscope.sources import named_network
 
     known = [remedy(each) for each in remedies or ()]

@@ -17,7 +17,6 @@ from torch import Tensor
 from rankscope.deviation.attention import DeviationPattern, HeadOutputs
 from rankscope.deviation.by_rows import PatternByRows, StreamedDeviation
 from rankscope.deviation.norms import has_rule, normalise
-from rankscope.deviation.remedies import RULES as REMEDIES
 from rankscope.deviation.replay import can_replay, pass_cache
 from rankscope.deviation.rules import Deviation
 from rankscope.deviation.scaled import Scaled
@@ -73,7 +72,7 @@ def without_rule(net: Transformer) -> list[str]:
     return missing + [
         part.name
         for part in arch.parts
-        if any(not hasattr(piece, Deviation.name) and type(piece) not in REMEDIES for piece in pieces([part]))
+        if any(not hasattr(piece, Deviation.name) for piece in pieces([part]))
     ]
 
 
@@ -149,14 +148,7 @@ def run_block(block: Block, rules: Deviation, state: State) -> DeviationStep:
 
 def rounded(step: DeviationStep) -> DeviationStep:
     """A step in doubled precision with every number rounded to the nearest float64."""
-    return DeviationStep(
-        step.layer,
-        converted(step.state, nearest),
-        converted(step.attention, nearest),
-        converted(step.heads, nearest),
-        converted(step.routing, nearest),
-        converted(step.cross, nearest),
-    )
+    return converted(step, nearest)
 
 
 @dataclass(frozen=True)
@@ -195,7 +187,7 @@ class PassInputs:
             return cls(net, State.of(X, valid), settings, order, doubled)
         X, valid, order = net.prepared(X, padding, positions=False)
         table = net.weights.positions
-        state = State.of(X, valid) if table is None else State.placed(X, table[: X.shape[1]], valid)
+        state = State.of(X, valid, None if table is None else table[: X.shape[1]])
         settings = PassSettings.of(net.arch, net.weights, X, valid, net.memory, whole_masks=not by_rows)
         return cls(net, state, settings, order, by_rows=by_rows)
 

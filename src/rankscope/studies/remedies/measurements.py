@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from rankscope.nets.remedies import REMEDIES
+from rankscope.remedies import REMEDIES
 from rankscope.studies.remedies import on_trained_model
 from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.at_initialisation import BARE, PLACES, WHOLE, Curves, curves
@@ -79,8 +79,8 @@ def rows(tables: RemedyMeasurements) -> pl.DataFrame:
         lost, reason = taken_out(tables.theorems, remedy)
         row: dict[str, Any] = {
             "remedy": remedy,
-            "says": "the network as it is" if kind is None else kind.says,
-            "source": "" if kind is None else kind.source,
+            "says": "the network as it is" if kind is None else kind.formula,
+            "source": "" if kind is None else kind.citation,
             "theory": "" if said is None else said.theory,
             "theory_source": "" if said is None else said.source,
             "theorems_lost": len(lost),

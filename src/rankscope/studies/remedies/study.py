@@ -16,7 +16,7 @@ import polars as pl
 
 from rankscope.errors import StudyError
 from rankscope.files import write_text
-from rankscope.nets.remedies import REMEDIES, remedy
+from rankscope.remedies import REMEDIES, remedy
 from rankscope.studies.remedies import at_initialisation, on_trained_model, theory_notes
 from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.at_initialisation import HEADS, INIT, NONE, WIDTH, depths

@@ -6,7 +6,7 @@ import statistics
 import polars as pl
 
 from rankscope.figures.text import power
-from rankscope.nets.remedies import REMEDIES
+from rankscope.remedies import REMEDIES
 from rankscope.studies.remedies import on_trained_model
 from rankscope.studies.remedies import training_results as results
 from rankscope.studies.remedies.at_initialisation import BARE, NONE, PLACES, WHOLE
@@ -203,7 +203,7 @@ def theory(tables: RemedyMeasurements) -> PageTable:
         every = len(lost) == len(held)
         gone = f"{f'all {len(held)}' if every else ', '.join(lost)}: {reason}" if lost else "none"
         rows.append([
-            remedy, "the network as it is" if kind is None else kind.says,
+            remedy, "the network as it is" if kind is None else kind.formula,
             NOTHING if said is None else f"{said.theory} ({said.source})", gone,
         ])  # fmt: skip
     headings = ["remedy", "what it does", "what theory says", "theorems that it takes out"]

@@ -25,7 +25,7 @@ import torch
 from rankscope.errors import ArchitectureError, StudyError
 from rankscope.lab import Training
 from rankscope.lab.trial import NONE, SCHEMA, SETTINGS, SIGMA, Trial, TrialSizes
-from rankscope.nets.remedies import REMEDIES
+from rankscope.remedies import REMEDIES
 from rankscope.runs import tables
 from rankscope.studies.study import Setup
 from rankscope.workers import PieceResult, run_pieces, threads_set
