@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rankscope import figures as fig
 from rankscope.engine.views import Levels, SweepView, described
+from rankscope.figures import description as fig
 from rankscope.figures.style import evenly
 from rankscope.figures.text import power
 from rankscope.runs.figures import metric_title

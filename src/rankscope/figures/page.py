@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope import figures as fig
+from rankscope.figures import description as fig
 from rankscope.figures.escaping import escaped, plain
 from rankscope.figures.style import ALARM, NEGATIVE, POSITIVE, VIRIDIS, line_style
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope import figures as fig
+from rankscope.figures import description as fig
 from rankscope.figures.matplotlib import (
     Axes,
     AxesLike,

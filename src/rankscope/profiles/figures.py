@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from rankscope import figures as fig
+from rankscope.figures import description as fig
 from rankscope.figures.style import LISTED, NUMBER, evenly, in_sequence
 from rankscope.figures.text import power
 from rankscope.profiles.views import CurveView, Layers, digits_lost, looks, span

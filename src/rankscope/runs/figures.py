@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from rankscope import figures as fig
+from rankscope.figures import description as fig
 from rankscope.figures.style import ALARM, LISTED, evenly
 from rankscope.metrics import symbol_of
 from rankscope.runs.training import NAMES, Grid, TrainingRun, decades, title_of
