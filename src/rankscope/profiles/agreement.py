@@ -28,7 +28,7 @@ from rankscope.deviation.state import ValidTokens
 from rankscope.metrics import Metric, Reading
 from rankscope.metrics.log_readings import SMALLEST
 from rankscope.nets import Step
-from rankscope.nets.streaming import Numbers
+from rankscope.nets.streaming import PatternNumbers
 from rankscope.profiles.rows import Found
 from rankscope.shapes import Float
 
@@ -63,7 +63,7 @@ class Second(Protocol):
         """By plain rules; None where float64 sees no sample."""
 
     @property
-    def restored_numbers(self) -> Numbers | None:
+    def restored_numbers(self) -> PatternNumbers | None:
         """Of attention by plain rules, where it is by rows."""
 
     def perturbed_for(self, where: Tensor) -> DeviationStep:

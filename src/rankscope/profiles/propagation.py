@@ -19,7 +19,7 @@ from rankscope.metrics.tokens import real_tokens
 from rankscope.nets import Transformer
 from rankscope.nets.devices import free_memory
 from rankscope.nets.kernels import kernel_of
-from rankscope.nets.streaming import Asked, size_of_attention, streamed, streams
+from rankscope.nets.streaming import AttentionRequest, size_of_attention, streamed, streams
 from rankscope.profiles.needs import MATRICES, batches_beside, check_memory
 from rankscope.profiles.readers import Reader
 from rankscope.profiles.rows import WHOLE
@@ -175,7 +175,7 @@ def _steps(
     check: bool,
     confirm: bool,
     compile: bool,
-    asked: Asked | None,
+    asked: AttentionRequest | None,
 ) -> Iterator[LayerStep]:
     """The layers of one batch, with what a second pass says of each where one was asked for."""
     if asked is not None and arithmetic != "deviation":
@@ -209,7 +209,7 @@ def _large(net: Transformer, X: Tensor, kind: str) -> bool:
     return kind != "confirm" and size > WHOLE
 
 
-def _asked(net: Transformer, readers: Sequence[Reader], kind: str) -> Asked | None:
+def _asked(net: Transformer, readers: Sequence[Reader], kind: str) -> AttentionRequest | None:
     """What is to be taken of attention where P is too large; None where it must be whole."""
     metrics = [getattr(reader, "by_row", None) for reader in readers if "attention" in reader.needs]
     if not streams(net.arch) or any(each is None for each in metrics):
@@ -224,4 +224,4 @@ def _asked(net: Transformer, readers: Sequence[Reader], kind: str) -> Asked | No
     # be one.
     if chosen or not kernel.averages:
         by_row = {DEFECT: defect_of_rows, **by_row}
-    return Asked(by_row, by_head)
+    return AttentionRequest(by_row, by_head)

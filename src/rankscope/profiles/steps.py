@@ -20,7 +20,7 @@ from rankscope.metrics import Metric
 from rankscope.metrics.tokens import Tokens, tokens_of, unit_of
 from rankscope.nets import Step, Transformer
 from rankscope.nets.plain import contributions
-from rankscope.nets.streaming import Numbers
+from rankscope.nets.streaming import PatternNumbers
 from rankscope.profiles.agreement import Second, checked, confirmed
 from rankscope.profiles.rows import Found, read_tokens, readings, row_sum_defect, with_holes
 from rankscope.profiles.shapes import Shape, shape_of
@@ -42,7 +42,7 @@ class LayerStep:
     step: Step | DeviationStep
     seen: Second | None = None
     """The same layer of a second pass, rounded otherwise; None where there is none."""
-    rows: Numbers | None = None
+    rows: PatternNumbers | None = None
     """Numbers of attention, where P itself is too large to be held."""
     confirmation: Confirmation | None = None
     """The same layer in float64 beside doubled precision, where that was asked for."""
@@ -94,7 +94,7 @@ class LayerStep:
         order = [each.name for each in chosen]
         return sorted(there, key=lambda pair: order.index(pair[0].name))
 
-    def _of_rows(self, chosen: Sequence[Metric], rows: Numbers) -> Found:
+    def _of_rows(self, chosen: Sequence[Metric], rows: PatternNumbers) -> Found:
         """Metrics of attention off what was found of its rows."""
         every = [
             (each, each.from_rows(rows.of_rows[each.name], self.real, self.unit))

@@ -19,7 +19,7 @@ from rankscope.deviation.second_pass import SecondPassLayer
 from rankscope.metrics import Metric, Reading
 from rankscope.nets import Step
 from rankscope.nets.devices import free_memory
-from rankscope.nets.streaming import Numbers
+from rankscope.nets.streaming import PatternNumbers
 from rankscope.nets.weights import outline
 from rankscope.profiles.rows import Found
 from rankscope.profiles.steps import LayerStep
@@ -98,7 +98,7 @@ class Several:
     each: Sequence[SecondPassLayer]
     attention: bool
     """Whether it is asked for."""
-    restored_numbers: Numbers | None = None
+    restored_numbers: PatternNumbers | None = None
 
     @cached_property
     def resolved(self) -> Bool[Tensor, " batch"]:
