@@ -244,21 +244,21 @@ def test_float32_networks_close_within_their_own_rounding() -> None:
 
 def test_mistakes_are_sentences() -> None:
     d = decompose(network({}), tokens())
-    for wrong, sentence in [
-        (lambda: d.path((0, 1)), "a path names a head or None for each of 3 layers; got 2"),
-        (lambda: d.path((0, 1, 2)), r"heads are numbered 0\.\.1, None goes past them; got 2"),
-        (lambda: d.path((0, 1, 1), attention="mine"), "attention must be one of shared, own; got 'mine'"),
-        (lambda: d.keep(), "keep takes one of lengths, paths and heads; received none"),
-        (lambda: d.keep(lengths=[1], heads=[0]), "received lengths and heads"),
-        (lambda: d.keep(lengths=[4]), "lengths run from 0 to 3; got 4"),
-        (lambda: d.keep(heads=[0], attention="own"), "with heads, attention is shared"),
-        (lambda: d.sample(2, 100), "there are 12 paths of length 2; 100 were asked for"),
-        (lambda: d.top(0), "a count and a budget of at least 1"),
-        (lambda: d.top(3, by="size"), "by must be one of norm, residual"),
-        (lambda: d.residuals([9]), "lengths run from 0 to 3; got 9"),
-        (lambda: d.residuals(count=0), "residuals needs a count of at least 1 and lengths that have paths"),
+    for wrong, subject in [
+        (lambda: d.path((0, 1)), "path"),
+        (lambda: d.path((0, 1, 2)), "head"),
+        (lambda: d.path((0, 1, 1), attention="mine"), "attention"),
+        (lambda: d.keep(), "keep"),
+        (lambda: d.keep(lengths=[1], heads=[0]), "keep"),
+        (lambda: d.keep(lengths=[4]), "length"),
+        (lambda: d.keep(heads=[0], attention="own"), "attention"),
+        (lambda: d.sample(2, 100), "count"),
+        (lambda: d.top(0), "count"),
+        (lambda: d.top(3, by="size"), "by"),
+        (lambda: d.residuals([9]), "length"),
+        (lambda: d.residuals(count=0), "count"),
     ]:
-        with pytest.raises(PathError, match=sentence):
+        with raises(PathError, subject):
             wrong()
     deep = Transformer.random(Architecture(layers=12, width=24, heads=12))
     with raises(PathError, "lengths"):

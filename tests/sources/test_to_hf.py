@@ -63,18 +63,18 @@ def test_a_saved_network_goes_back_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "field"),
     [
-        ({"skip": 0.5}, "has attention_skip 0.5, and the config says 1.0"),
-        ({"mlp": False}, "has mlp 'none', and the config says 'plain'"),
-        ({"norm": False}, "has norm 'none'"),
-        ({"mask": "causal"}, "has mask 'causal', and the config says 'complete'"),
-        ({"heads": [0]}, "has kept_heads"),
-        ({"activation": "relu"}, "has activation 'relu', and the config says 'gelu'"),
+        ({"skip": 0.5}, "attention_skip"),
+        ({"mlp": False}, "mlp"),
+        ({"norm": False}, "norm"),
+        ({"mask": "causal"}, "mask"),
+        ({"heads": [0]}, "kept_heads"),
+        ({"activation": "relu"}, "activation"),
     ],
 )
-def test_variants_that_a_family_has_no_config_for_are_refused(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(SourceError, match=said):
+def test_variants_that_a_family_has_no_config_for_are_refused(change: dict[str, Any], field: str) -> None:
+    with raises(SourceError, field):
         load(model_of("bert", "encoder")).variant(**change).to_hf()
 
 

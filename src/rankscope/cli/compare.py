@@ -55,8 +55,7 @@ def compare(
     from rankscope.cli.measure import checked, command, end_if_stopped, together
     from rankscope.cli.show import show_run
     from rankscope.metrics import is_share
-    from rankscope.profiles.disagreement import disagreement, ends_of
-    from rankscope.profiles.verdict import listing
+    from rankscope.profiles.verdict import disagreement, ends_of, listing
     from rankscope.report import write_run_directory
 
     _, numbers, arithmetics = checked("transformer", metrics, arithmetic)

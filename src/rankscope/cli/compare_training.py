@@ -127,7 +127,7 @@ def compared(runs: "list[TrainingRun]", things: list[str], asked: str | None) ->
 
 def _differently(runs: "list[TrainingRun]", things: list[str], found: Compared) -> str:
     """At the last step and layer that all have: two metrics that rank them differently."""
-    from rankscope.profiles.disagreement import disagreement
+    from rankscope.profiles.verdict import disagreement
 
     metrics = [found.metric, *(name for name in runs[0].metrics if name != found.metric)]
     shared = [name for name in metrics if all(name in run.metrics for run in runs)]

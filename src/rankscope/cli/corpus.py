@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import polars as pl
 
     from rankscope.nets import Transformer
-    from rankscope.profiles import Gathered
-    from rankscope.profiles.corpus import Spread
+    from rankscope.profiles import CorpusRows
+    from rankscope.profiles.corpus import BatchRunner
     from rankscope.runs import Store, Text
     from rankscope.runs.tables import SavedTable
     from rankscope.sources import Excerpts
@@ -62,8 +62,8 @@ def measure_text(
     rows = store or ending.enter_context(Store(ending.enter_context(TemporaryDirectory())))
     first: list[str] = []
     read = _keeping(texts, first)
-    spread = None if on is None else _spread(on, quiet or as_json)
-    gathered, end = _gathered(nets, texts, read, corpus, metrics, arithmetics, rows, quiet or as_json, spread)
+    runner = None if on is None else _runner(on, quiet or as_json)
+    gathered, end = _gathered(nets, texts, read, corpus, metrics, arithmetics, rows, quiet or as_json, runner)
     if gathered is None or not gathered.excerpts:
         raise end or TokensError(f"{corpus.path} must hold an excerpt with a token; it holds none")
     summary = gathered.summary()
@@ -95,16 +95,16 @@ def _gathered(
     arithmetics: list[str],
     store: "Store",
     quiet: bool,
-    spread: "Spread | None",
-) -> tuple["Gathered | None", BaseException | None]:
+    runner: "BatchRunner | None",
+) -> tuple["CorpusRows | None", BaseException | None]:
     """What was gathered, and what ended it early, if anything did."""
-    from rankscope.profiles.corpus import gathering
+    from rankscope.profiles.corpus import corpus_steps
 
     gathered = None
     try:
-        steps = gathering(
+        steps = corpus_steps(
             nets, islice(read, corpus.limit), store, metrics=metrics, arithmetic=arithmetics,
-            tokens=corpus.tokens, batch=corpus.batch, compile=corpus.compile, spread=spread,
+            tokens=corpus.tokens, batch=corpus.batch, compile=corpus.compile, runner=runner,
         )  # fmt: skip
         with _bar(texts, corpus.limit, quiet) as tell, closing(steps):
             for gathered in steps:
@@ -114,7 +114,7 @@ def _gathered(
     return gathered, None
 
 
-def _spread(on: str, quiet: bool) -> "Spread":
+def _runner(on: str, quiet: bool) -> "BatchRunner":
     """Batches are measured by this cluster until the command ends."""
     from rankscope.engine.cluster import cluster
     from rankscope.engine.ray_jobs import CorpusJob

@@ -166,7 +166,7 @@ def together(
     from rankscope.cli.exits import complain
     from rankscope.cli.show import steps
     from rankscope.profiles import Profile, measure_together
-    from rankscope.profiles.duration import in_words
+    from rankscope.profiles.pass_cost import in_words
     from rankscope.runs import Stopped
 
     profiles = list(beside or [])
@@ -221,7 +221,7 @@ def kept(output: Path | None) -> str:
 def _seconds(net: "Transformer", X: "Tensor", arithmetic: str, checks: dict[str, Any]) -> float:
     """What a pass will take, by estimate."""
     from rankscope.profiles import ARITHMETICS
-    from rankscope.profiles.duration import seconds
+    from rankscope.profiles.pass_cost import seconds
 
     kind = "float"
     if arithmetic == "deviation":

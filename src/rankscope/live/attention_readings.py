@@ -16,7 +16,7 @@ from rankscope.live.output_projection import OutputProjectionFinder
 from rankscope.live.plan import WatchPlan
 from rankscope.live.state_readings import TOGETHER, TokenBatch
 from rankscope.metrics.tokens import unit_of
-from rankscope.profiles.rows import Found, readings, row_sum_defect
+from rankscope.profiles.readings import Readings, read_tensor, row_sum_defect
 
 UNSEEN = (
     "attention is seen in Hugging Face models, nn.MultiheadAttention, torch's own functions and a softmax "
@@ -36,28 +36,22 @@ class AttentionReadings:
         self,
         plan: WatchPlan,
         batch: TokenBatch,
-        readings: list[tuple[int, Found]],
+        readings: list[tuple[int, Readings]],
         projections: OutputProjectionFinder,
         mask: str | None,
     ) -> None:
         self.plan, self.batch, self.readings = plan, batch, readings
         self.projections, self.mask = projections, mask
-        self.layers: set[int] = set()
-        """Layers whose self-attention was seen."""
-        self.later = 0
-        """Calls of attention after the first of a block: cross-attention, as a rule."""
+        self.layers: set[int] = set()  # layers whose self-attention was seen
+        self.later = 0  # calls of attention after the first of a block: cross-attention, as a rule
         self.left_out: list[str] = []
         """Attention that is known not to be of the block's tokens to themselves, in words."""
-        self.other_shapes: list[tuple[int, ...]] = []
-        """Shapes of patterns that are not of the block's tokens."""
+        self.other_shapes: list[tuple[int, ...]] = []  # shapes of patterns that are not of the block's tokens
         self.longer = False
         """Whether tokens attended to more than themselves, as a chunk that continues from a cache does."""
-        self.float32_inside = False
-        """Whether a model in float64 computed its attention in float32."""
-        self.defects: list[Tensor] = []
-        """The largest |row sum - 1| of each pattern."""
-        self.kept: list[tuple[int, Tensor]] = []
-        """(layer, pattern on the CPU) where the plan keeps attention."""
+        self.float32_inside = False  # whether a model in float64 computed its attention in float32
+        self.defects: list[Tensor] = []  # the largest |row sum - 1| of each pattern
+        self.kept: list[tuple[int, Tensor]] = []  # (layer, pattern on the CPU) where the plan keeps attention
         self._unit = batch.unit
 
     def read(self, layer: int, attention: AttentionCall) -> None:
@@ -79,7 +73,7 @@ class AttentionReadings:
     def read_heads(self, layer: int, contributions: Tensor) -> None:
         """Measure what each head of a layer adds, `[batch, head, token, width]` in float64."""
         valid = self.batch.valid_for(contributions)
-        measured, _ = readings("heads", contributions, valid, self.plan.metrics, self._unit)
+        measured, _ = read_tensor("heads", contributions, valid, self.plan.metrics, self._unit)
         self.readings.append((layer, measured))
 
     def check_padding(self, mask: Tensor | None, name: str) -> None:
@@ -172,6 +166,7 @@ class AttentionReadings:
             )
 
     def _read_pattern(self, layer: int, pattern: Tensor) -> None:
+        """Read the metrics of a pattern, note how far its rows are from sum one, and keep it if asked."""
         with isolated(pattern.device):
             valid, wide = self.batch.valid_for(pattern), to_float64_device(pattern)
             self.defects.append(row_sum_defect(wide, valid))
@@ -179,7 +174,7 @@ class AttentionReadings:
                 self.float32_inside = True
                 self._unit = max(self._unit, unit_of(torch.float32))
             if any(metric.of == "attention" for metric in self.plan.metrics):
-                measured, _ = readings("attention", wide, valid, self.plan.metrics, self._unit)
+                measured, _ = read_tensor("attention", wide, valid, self.plan.metrics, self._unit)
                 self.readings.append((layer, measured))
         if "attention" in self.plan.keep:
             self.kept.append((layer, pattern.to("cpu", copy=True)))
