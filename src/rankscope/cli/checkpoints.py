@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from rankscope.live.monitor import Measurement
-    from rankscope.live.monitor.run_writer import RunWriter
+    from rankscope.live.monitor.measurement import RunWriter
     from rankscope.runs.training import TrainingRun
 
 RULE = "checkpoint"
@@ -63,7 +63,7 @@ def checkpoints(
     from rankscope.cli.measure import checked, command
     from rankscope.cli.output import require_report
     from rankscope.cli.show import console, machine, say, say_where, steps
-    from rankscope.live.monitor.run_writer import RunWriter
+    from rankscope.live.monitor.measurement import RunWriter
     from rankscope.report import write_report
     from rankscope.runs import Network
     from rankscope.runs.key import key_of

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rankscope.live.attention import AttentionCall, OnAttention
 from rankscope.nets import Transformer
 from rankscope.nets.assembly import built
-from rankscope.nets.dropout import Dropout, Dropped
+from rankscope.nets.dropout import Dropout, DropoutRules
 from rankscope.nets.memory import Memory
 from rankscope.nets.pass_settings import PassSettings, Seen, unpadded
 from rankscope.nets.plain import Plain, contributions
@@ -51,15 +51,15 @@ class TrainedLayer(ParameterTree):
 
     def forward(self, X: Tokens, block: Block, rules: Plain, hidden: Tensor | None) -> Tokens:
         """Tokens after the layer; those that are hidden, padding, stay zero."""
-        found = traverse(block, rules, X)
+        output = traverse(block, rules, X)
         for listener in self.attention_listeners:
             listener(
                 AttentionCall(
-                    pattern=lambda: found.pattern,
-                    contributions=lambda: contributions(block.weights, found.heads),
+                    pattern=lambda: output.pattern,
+                    contributions=lambda: contributions(block.weights, output.heads),
                 )
             )
-        state: Tokens = found.state
+        state: Tokens = output.state
         return state if hidden is None else state.masked_fill(hidden, 0.0)
 
 
@@ -133,7 +133,7 @@ class Trainable(ParameterTree):
         X, real, order = net.prepared(X, padding)
         seen = self._masks_for(X) if padding is None else None
         settings = PassSettings.of(self.arch, net.weights, X, real, self.memory, seen=seen)
-        rules = Plain(self.arch, settings) if drop is None else Dropped(self.arch, settings, drop)
+        rules = Plain(self.arch, settings) if drop is None else DropoutRules(self.arch, settings, drop)
         X = X if drop is None else drop(X)
         hidden = None if padding is None or bool(real.all()) else ~real[..., None]
         yield X if order is None else order.restored(X)
