@@ -21,8 +21,9 @@ from rankscope.profiles import Profile, measure
 from rankscope.report import read_run, verdict, write_report, write_run_directory
 from rankscope.report.reported_run import TABLES
 from rankscope.report.tables import curve_table
-from rankscope.runs import Stopped, read
+from rankscope.runs import EarlyStop, read
 from rankscope.theory import Certificates, certify
+from tests.raising import raises
 from tests.report.runs import NET, X, links_within, profile_of, study, whole_run
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></title>\u2028"
@@ -151,7 +152,7 @@ def test_a_name_may_be_anything(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_stopped_says_so(tmp_path: Path) -> None:
-    stopped = Stopped(finished=("san", "transformer"), asked=5)
+    stopped = EarlyStop(finished=("san", "transformer"), asked=5)
     profile = profile_of()
     profile = Profile(profile.table, profile.manifest.adding(stopped=stopped))
     html = write_run_directory(profile, tmp_path, "t").read_text()
@@ -213,7 +214,7 @@ def test_a_folder_that_is_no_run_is_a_sentence(tmp_path: Path) -> None:
 
     refused("must be a run directory")
     refused("there is none at", tmp_path / "nowhere")
-    with pytest.raises(FileError, match="at least one run directory"):
+    with raises(FileError, subject="folders"):
         write_report([], tmp_path / "report.html")
     with pytest.raises(FileError, match="it is a folder"):
         write_text(tmp_path, "page")

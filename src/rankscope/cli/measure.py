@@ -167,7 +167,7 @@ def together(
     from rankscope.cli.show import steps
     from rankscope.profiles import Profile, measure_together
     from rankscope.profiles.pass_cost import in_words
-    from rankscope.runs import Stopped
+    from rankscope.runs import EarlyStop
 
     profiles = list(beside or [])
     asked = [(some, arithmetic) for some in _sharing(jobs) for arithmetic in arithmetics]
@@ -197,7 +197,7 @@ def together(
     except KeyboardInterrupt:
         if not profiles:
             raise
-        stopped = Stopped(finished=tuple(finished), asked=len(jobs) * len(arithmetics))
+        stopped = EarlyStop(finished=tuple(finished), asked=len(jobs) * len(arithmetics))
         return with_manifest(Profile.join(profiles), stopped=stopped)
     return Profile.join(profiles)
 
