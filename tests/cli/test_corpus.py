@@ -26,7 +26,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def test_a_table_that_fits_and_a_run_that_goes_on(corpus: Path) -> None:
     here = ["--text", "corpus.txt", "--split", "line", "-o", "out"]
-    out = printed(*SHORT, *here, "--limit", "20", cwd=corpus)
+    out = printed(*SHORT, *here, "--samples", "20", cwd=corpus)
     assert "median of 20 excerpts" in out
     for variant in ("san", "transformer"):
         assert f" {variant} " in out

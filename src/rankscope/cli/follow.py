@@ -63,10 +63,10 @@ def follow(
 
 
 def _names(found: "TrainingRun", asked: str | None) -> list[str]:
-    from rankscope.cli.inputs import listed
+    from rankscope.cli.inputs import split_names
 
     if asked is not None:
-        return [found.main(name) for name in listed("metric", asked)]
+        return [found.main(name) for name in split_names("metric", asked)]
     return found.metrics[:1]
 
 

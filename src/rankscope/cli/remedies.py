@@ -67,8 +67,8 @@ def remedies(
     from rankscope.sources.checkpoint import MINILM
 
     require_report("the table of remedies", *((MINILM, "transformers") if model == "minilm" else ()))
-    from rankscope.cli.exits import Stopped
-    from rankscope.cli.measure import command
+    from rankscope.cli.exits import Interruption
+    from rankscope.cli.measure import command_line
     from rankscope.cli.show import console, machine, progress, say, say_where
     from rankscope.files import writable_folder
     from rankscope.nets.devices import check_device
@@ -106,9 +106,9 @@ def remedies(
     except KeyboardInterrupt as stop:
         trains = bool(planned) and done == len(planned)
         where = "in training" if trains else f"after {done} of {len(planned)} parts"
-        raise Stopped(f"{where}; the same command goes on from here") from stop
+        raise Interruption(f"{where}; the same command goes on from here") from stop
     found = outcome(setup, asked, tables)
-    report = write_report([write(setup, found, command())], output / "report.html")
+    report = write_report([write(setup, found, command_line())], output / "report.html")
     if as_json:
         machine({
             "remedies": found.tables["remedies"].to_dicts(), "laws": found.tables["laws"].to_dicts(),
@@ -125,12 +125,12 @@ def remedies(
 
 def numbers(text: str | None) -> tuple[int, ...] | None:
     """The depths of a comma-separated option."""
-    from rankscope.cli.inputs import listed
+    from rankscope.cli.inputs import split_names
     from rankscope.errors import StudyError
 
     if text is None:
         return None
-    found = listed("depths", text)
+    found = split_names("depths", text)
     if not all(each.isdecimal() and int(each) for each in found):
         raise StudyError(f"--depths must be whole numbers from 1 on, as 6,12,24; got {text!r}")
     return tuple(map(int, found))
