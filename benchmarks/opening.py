@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.timing import Row
-from rankscope.charts import plotly_script
+from rankscope.figures.page import plotly_script
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

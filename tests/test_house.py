@@ -30,7 +30,6 @@ FLOORS = [
     "lab",
     "studies",
     "engine",
-    "charts",
     "report",
     "explorer",
     "cli",

@@ -17,13 +17,16 @@ def atomic(path: str | Path) -> Iterator[Path]:
     """A temporary path beside `path`, moved over it only when the block ends well."""
     target = Path(path)
     if target.is_dir():
-        raise FileError(f"{target} must be a file to be written; it is a folder: name a file in it")
+        raise FileError(
+            f"{target} must be a file to be written; it is a folder: name a file in it", subject=str(target)
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}-", suffix=target.suffix)
     except OSError as error:
         raise FileError(
-            f"{target} must be a place that can be written; {error.strerror}: choose another"
+            f"{target} must be a place that can be written; {error.strerror}: choose another",
+            subject=str(target),
         ) from error
     os.close(handle)
     temporary = Path(name)
@@ -36,7 +39,8 @@ def atomic(path: str | Path) -> Iterator[Path]:
             temporary.replace(target)
         except OSError as error:
             raise FileError(
-                f"{target} must be a file that can be written; {error.strerror}: choose another"
+                f"{target} must be a file that can be written; {error.strerror}: choose another",
+                subject=str(target),
             ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -57,14 +61,18 @@ def writable_folder(path: str | Path) -> None:
             pass
     except OSError as error:
         raise FileError(
-            f"{path} must be a place that can be written; {error.strerror}: choose another"
+            f"{path} must be a place that can be written; {error.strerror}: choose another",
+            subject=str(path),
         ) from error
 
 
 def must_be_text(path: str) -> None:
     """That something is there to be read as a text: said before a model is loaded for it."""
     if path != "-" and not Path(path).exists():
-        raise FileError(f"a text is read from a file, a folder, or - for stdin; there is none at {path}")
+        raise FileError(
+            f"a text is read from a file, a folder, or - for stdin; there is none at {path}",
+            subject=str(path),
+        )
 
 
 @contextmanager

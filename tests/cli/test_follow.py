@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from rankscope.runs.lines import FILE
+from rankscope.runs.tables import JOURNAL
 from tests.cli.running import COMMAND, answered, printed, rankscope
 from tests.trainings import SENTENCE, falling, learned, measurement, opened, row, written
 
@@ -55,7 +55,7 @@ def test_it_reads_while_the_training_writes(tmp_path: Path) -> None:
     assert "no measurement yet" in printed("follow", str(tmp_path))
     for step in range(0, 700, 10):
         run_writer.write(measurement(step))
-    with (tmp_path / "training" / FILE).open("a") as file:
+    with (tmp_path / "training" / JOURNAL).open("a") as file:
         file.write('{"step": 700, "rows": {"lay')
     found = answered("follow", str(tmp_path))
     assert found["steps"] == list(range(0, 700, 10))

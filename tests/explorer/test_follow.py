@@ -5,8 +5,8 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
-from rankscope.charts.training import LOOKS
 from rankscope.explorer.follow import app
+from rankscope.runs.figures import STEPS
 from tests.trainings import ALARM, SENTENCE, falling, learned, measurement, opened, written
 
 
@@ -34,7 +34,7 @@ def test_the_map_has_every_layer_at_every_look(tmp_path: Path) -> None:
     figures = asked(written(tmp_path))["figures"]
     cells, ring = figures["map"]["data"]
     assert cells["x"] == list(range(0, 60, 10)) and cells["y"] == [0, 1, 2, 3]
-    assert cells["text"][2][3] == f"{falling(30, 2):.3g}"
+    assert cells["text"][2][3] == f"step 30, layer 2<br><b>{falling(30, 2):.3g}</b>"
     assert cells["colorbar"]["ticktext"] and min(map(min, cells["z"])) < -2  # over two decades: powers of ten
     assert (ring["x"], ring["y"]) == ([30], [2]) and "&lt;b>bold" in ring["text"][0]
     assert [line["name"] for line in figures["curves"]["data"]] == [f"layer {k}" for k in range(4)]
@@ -55,13 +55,13 @@ def test_gradients_and_path_shares_where_there_are_any(tmp_path: Path) -> None:
 
 def test_an_answer_stays_small_and_has_the_looks_with_alarms(tmp_path: Path) -> None:
     run_writer = opened(tmp_path)
-    for step in range(0, 4 * LOOKS):
+    for step in range(0, 4 * STEPS):
         run_writer.write(measurement(step, alarms=[ALARM] if step == ALARM.step else ()))
     run_writer.close()
     found = asked(tmp_path)
     (cells, *_) = found["figures"]["map"]["data"]
-    assert found["measurements"] == 4 * LOOKS and found["drawn"] == LOOKS
-    assert len(cells["x"]) <= LOOKS + 1 and {0, ALARM.step, 4 * LOOKS - 1} <= set(cells["x"])
+    assert found["measurements"] == 4 * STEPS and found["drawn"] == STEPS
+    assert len(cells["x"]) <= STEPS + 1 and {0, ALARM.step, 4 * STEPS - 1} <= set(cells["x"])
 
 
 def test_it_answers_its_own_page_alone(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_any_setting_is_answered_or_refused_and_the_server_goes_on(
         assert "\n" not in answer.json()["error"]
 
 
-PATHS = st.sampled_from(["/", "/api/answer", "/api/networks", "/static/x", "/charts/draw.js"])
+PATHS = st.sampled_from(["/", "/api/answer", "/api/networks", "/static/x", "/figures/draw.js"])
 
 
 @given(

@@ -4,9 +4,11 @@ import polars as pl
 import pytest
 import torch
 
-from rankscope import charts, decompose
+from rankscope import decompose
+from rankscope.figures.description import Line
 from rankscope.figures.text import power
 from rankscope.nets import Architecture, Transformer
+from rankscope.paths.figures import lengths_chart
 from rankscope.paths.views import carried, length_views
 
 NET = Transformer.random(Architecture(layers=2, width=16, heads=2))
@@ -22,8 +24,8 @@ def test_a_sample_of_one_token_does_not_make_a_residual_zero() -> None:
         logs = rows.filter(length=view.length)["relative_residual"].log10()
         assert view.log10_residual == pytest.approx(logs.mean())
         assert f">{power(view.log10_residual)}<" in found._repr_html_()
-    line = next(t for t in charts.lengths(found.table)["data"] if t.get("mode") == "lines")
-    assert len(line["y"]) == 3
+    (line,) = (mark for mark in lengths_chart(found.table).panels[1].marks if isinstance(mark, Line))
+    assert len(line.y) == 3
     both = found.table.with_columns(relative_residual=0.0)
     assert all(view.cells["res / norm"].startswith("0") for view in length_views(both))
 

@@ -7,11 +7,12 @@ import polars as pl
 import pytest
 import torch
 
-from rankscope import charts
 from rankscope.cli.show import curves_table
+from rankscope.figures.page import page_figure
 from rankscope.figures.text import power
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Gathered, Profile, measure
+from rankscope.profiles.figures import curves_chart
 from rankscope.profiles.verdict import sentence
 from rankscope.report import verdict
 from rankscope.report.tables import curve_table
@@ -29,8 +30,7 @@ def test_a_sample_of_one_token_is_left_out_of_every_output_which_say_so() -> Non
     assert np.allclose(view.log10, others, atol=1e-12) and view.left_out.tolist() == [1] * 4
     (axes,) = profile.plot("relative_residual", log=True).axes
     assert np.allclose(np.asarray(axes.lines[0].get_ydata(), dtype=float), others)
-    drawn = charts.curves([view], True)
-    assert np.allclose(drawn["table"]["log10"], others)
+    assert np.allclose(curves_chart([view], True).table["log10"], others)
     last = power(float(others[-1]))
     table = curve_table([view])
     assert table.rows[0][-1] == last and last in verdict(profile) and last in sentence(view)
@@ -79,6 +79,6 @@ def test_metrics_that_the_package_does_not_know_are_shown_by_their_names() -> No
     networks = tuple(each.adding(metrics=("my_$size",)) for each in profile.manifest.networks)
     mine = Profile(renamed, profile.manifest.adding(networks=networks))
     view = mine.views("my_$size")
-    assert charts.curves(view)["layout"]["yaxis"]["title"]["text"] == "my_$size"
+    assert page_figure(curves_chart(view))["layout"]["yaxis"]["title"]["text"] == "my_$size"
     mine.plot().savefig("/dev/null", format="png")
     assert "my_$size" in str(curves_table(view).title) and "my_$size is" in verdict(mine)

@@ -18,7 +18,7 @@ from rankscope.report import read_run, write_report
 from rankscope.report.chapter import chapter
 from rankscope.report.run import TABLES as COLUMNS
 from rankscope.runs import Manifest, Store, read
-from rankscope.runs.tables import KEY
+from rankscope.runs.tables import METADATA_KEY
 from tests.report.runs import profile_of, study, whole_run
 
 TABLES = ["profile", "cloud", "spectrum", "lengths", "heads", "certificates_san", "summary"]
@@ -79,7 +79,7 @@ def typed(text: str) -> bool:
 def rewritten(path: Path, change: Callable[[pl.DataFrame], pl.DataFrame]) -> str:
     """The same with a changed table, its manifest kept."""
     kept = path.read_bytes()
-    metadata = {key: text for key, text in pl.read_parquet_metadata(path).items() if key == KEY}
+    metadata = {key: text for key, text in pl.read_parquet_metadata(path).items() if key == METADATA_KEY}
     change(pl.read_parquet(path)).write_parquet(path, metadata=metadata)
     try:
         return said(path)
@@ -163,7 +163,7 @@ def test_rows_that_are_missing_or_come_twice(whole: Path, tmp_path: Path, name: 
 @pytest.mark.parametrize("name", ["profile", "summary", "certificates_san"])
 def test_manifests_of_another_make(whole: Path, tmp_path: Path, name: str, third: int) -> None:
     path = alone(whole, tmp_path, f"{name}.parquet")
-    table, good = pl.read_parquet(path), json.loads(pl.read_parquet_metadata(path)[KEY])
+    table, good = pl.read_parquet(path), json.loads(pl.read_parquet_metadata(path)[METADATA_KEY])
     texts = ["", "{", "[1]", "[" * 2000 + "]" * 2000, '{"a":' * 600 + "1" + "}" * 600]
     texts += [json.dumps({**good, key: odd}) for key in good for odd in ODD]
     texts += [json.dumps({key: each for key, each in good.items() if key != left}) for left in good]
@@ -171,7 +171,7 @@ def test_manifests_of_another_make(whole: Path, tmp_path: Path, name: str, third
     for key in first:
         texts += [json.dumps({**good, "networks": [{**first, key: odd}]}) for odd in ODD]
     for number, text in list(enumerate(texts))[third::3]:
-        table.write_parquet(path, metadata={KEY: text})
+        table.write_parquet(path, metadata={METADATA_KEY: text})
         assert ("must hold a manifest" in said(path)) == (number < 4 or not typed(text))
 
 

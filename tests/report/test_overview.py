@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rankscope.figures import Line
 from rankscope.figures.text import power
 from rankscope.profiles import Profile, Summary, measure
 from rankscope.report import Run, write_report, write_run_directory
@@ -52,8 +53,8 @@ def test_the_variants_that_several_runs_have_stand_side_by_side() -> None:
             floor = bool(profile.at_floor("relative_residual", variant=variant)[-1])
             assert cell == power(float(logs[-1])) + (" ○" if floor else "")
     labels = [
-        [trace["name"] for trace in figure["data"] if trace.get("mode") == "markers"]
-        for _, figure in plot.views
+        [mark.name for mark in chart.panels[0].marks if isinstance(mark, Line) and mark.noise is not None]
+        for _, chart in plot.views
     ]
     assert labels == [["1 a", "3 c"], ["1 a, deviation", "2 b, float64"]]
 

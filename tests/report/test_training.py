@@ -84,7 +84,7 @@ def test_several_runs_and_a_run_that_has_just_begun(tmp_path: Path) -> None:
     folders = [written(tmp_path / "a"), written(tmp_path / "b"), tmp_path / "begun"]
     page = write_report(folders, tmp_path / "page.html").read_text()
     links_within(page)
-    assert "Nothing was looked at yet." in page and page.count('class="verdict"') == 3
+    assert "Nothing was measured yet." in page and page.count('class="verdict"') == 3
     runs = [read_run(folder) for folder in folders[:2]]
     chapters = [chapter(run, number, run.title) for number, run in enumerate(runs, 1)]
     fit(chapters, budget=1)

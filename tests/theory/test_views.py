@@ -6,12 +6,12 @@ import polars as pl
 import pytest
 from rich.console import Console
 
-from rankscope import charts
 from rankscope.cli.bounds import reasons_table, summary_table
 from rankscope.explorer.answers import bound_figures, bound_line
 from rankscope.report.tables import certificate_table, failing_table
 from rankscope.theory import Certificates
 from rankscope.theory.depth import depth_of
+from rankscope.theory.figures import bounds_chart
 from rankscope.theory.views import bounds_sentence
 from tests.theory.test_certificates import FOUND
 
@@ -39,7 +39,7 @@ def test_every_output_has_the_same_numbers(table: pl.DataFrame) -> None:
     for says, number, limit, theorems in failing_table(found, "san").rows:
         assert limit in printed and number in printed and says.split()[0] in printed and theorems
     found.plot().savefig("/dev/null", format="png")
-    panels = charts.bounds(found)["panels"]
+    panels = len(bounds_chart(found.table).panels)
     assert panels == len({view.quantity for view in met} - {"affine_rank"}) >= 2
     assert set(bound_figures(found, views)) == {view.quantity for view in met if view.state == "says"}
     telling = sum(view.state == "says" for view in views)

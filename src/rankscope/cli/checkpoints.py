@@ -165,9 +165,9 @@ def require_same_work(output: Path, key: dict[str, Any]) -> None:
     """Refuse to resume in a folder that holds other work."""
     from rankscope.runs import read
     from rankscope.runs.key import difference
-    from rankscope.runs.training import TABLE
+    from rankscope.runs.training import TRAINING_TABLE
 
-    entry = read(output).entries.get(TABLE) if output.is_dir() else None
+    entry = read(output).entries.get(TRAINING_TABLE) if output.is_dir() else None
     if entry is None:
         return
     if entry.manifest.key is None:

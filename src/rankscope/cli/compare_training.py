@@ -37,10 +37,14 @@ class RunComparison(NamedTuple):
 def is_training(thing: str) -> bool:
     """True for a folder that holds a training run and no profile."""
     from rankscope.runs import read
-    from rankscope.runs.training import TABLE
+    from rankscope.runs.training import TRAINING_TABLE
 
     folder = Path(thing)
-    return folder.is_dir() and not (folder / "profile.parquet").is_file() and TABLE in read(folder).names
+    return (
+        folder.is_dir()
+        and not (folder / "profile.parquet").is_file()
+        and TRAINING_TABLE in read(folder).names
+    )
 
 
 def compare_trainings(

@@ -43,48 +43,48 @@ def follow(
     """
     from rankscope.runs.training import read_training
 
-    found = read_training(run)
-    names = _names(found, metric)
+    training = read_training(run)
+    names = _names(training, metric)
     if page:
         _page(run, names[0] if names else None, port, no_open, as_json, quiet)
         return
     if as_json:
         from rankscope.cli.show import machine
 
-        machine(described(found, names))
+        machine(described(training, names))
         return
     from rankscope.cli.show import console
 
     out = console()
     if once or not (out.is_terminal and sys.stdout.isatty()):
-        out.print(shown(found, names, quiet))
+        out.print(shown(training, names, quiet))
         return
     _live(run, metric, quiet)
 
 
-def _names(found: "TrainingRun", asked: str | None) -> list[str]:
+def _names(training: "TrainingRun", metrics: str | None) -> list[str]:
     from rankscope.cli.inputs import split_names
 
-    if asked is not None:
-        return [found.main(name) for name in split_names("metric", asked)]
-    return found.metrics[:1]
+    if metrics is not None:
+        return [training.metric(name) for name in split_names("metric", metrics)]
+    return training.metrics[:1]
 
 
 def _live(run: Path, metric: str | None, quiet: bool) -> None:
-    """Until Ctrl-C, which is how one leaves."""
+    """Show the run in the terminal, and again whenever it has grown, until Ctrl-C."""
     from rich.live import Live
 
     from rankscope.cli.show import console
     from rankscope.runs.training import read_training, stamp
 
     out, mark = console(), ""
-    found = read_training(run)
+    training = read_training(run)
     try:
         with Live(console=out, auto_refresh=False) as live:
             while True:
                 if (now := stamp(run)) != mark:
-                    found, mark = read_training(run), now
-                live.update(shown(found, _names(found, metric), quiet, out.height), refresh=True)
+                    training, mark = read_training(run), now
+                live.update(shown(training, _names(training, metric), quiet, out.height), refresh=True)
                 time.sleep(EVERY)
     except KeyboardInterrupt:
         return
@@ -99,72 +99,72 @@ def _page(run: Path, metric: str | None, port: int, no_open: bool, as_json: bool
     from rankscope.explorer.server import bind_port, serve_forever
 
     socket = bind_port(port)
-    number = socket.getsockname()[1]
-    address = f"http://127.0.0.1:{number}/"
+    bound_port = socket.getsockname()[1]
+    address = f"http://127.0.0.1:{bound_port}/"
     if as_json:
         machine({"address": address, "run": str(run)})
     else:
         console().print(address if quiet else f"Following: {address} (Ctrl-C ends it)", soft_wrap=True)
     sys.stdout.flush()
-    serve_forever(app(run, number, metric), socket, None if no_open else address)
+    serve_forever(app(run, bound_port, metric), socket, None if no_open else address)
 
 
 def shown(
-    found: "TrainingRun", names: list[str], quiet: bool = False, height: int | None = None
+    training: "TrainingRun", names: list[str], quiet: bool = False, height: int | None = None
 ) -> "RenderableType":
-    """Heading, loss, layers and alarms; no taller than `height` lines, where that can be."""
+    """The heading, loss, layers and alarms of a run, in no more than `height` lines if that is possible."""
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(heading(found))]
-    if found.scalars:
-        parts += ["", _scalars(found)]
-    alarms = _alarms(found)
+    parts: list[RenderableType] = [Text(heading(training))]
+    if training.scalars:
+        parts += ["", _scalars(training)]
+    alarms = _alarms(training)
     room = LAYERS
     if height is not None and names:
-        taken = 6 + len(found.scalars) + 4 * len(found.alarms[-ALARMS:])
-        room = max(3, min(LAYERS, (height - taken) // (len(names) + bool(len(found.paths))) - 3))
+        taken = 6 + len(training.scalars) + 4 * len(training.alarms[-ALARMS:])
+        room = max(3, min(LAYERS, (height - taken) // (len(names) + bool(len(training.paths))) - 3))
     for name in names:
-        parts += ["", _layers(found.grid(name), room)]
-    if len(found.paths):
-        parts += ["", _paths(found, room)]
-    if found.broken:
-        several = "reading was no number" if found.broken == 1 else "readings were no numbers"
-        parts += ["", Text(f"{found.broken} {several}: something overflowed.")]
+        parts += ["", _layers(training.grid(name), room)]
+    if len(training.paths):
+        parts += ["", _paths(training, room)]
+    if training.broken:
+        words = "reading was no number" if training.broken == 1 else "readings were no numbers"
+        parts += ["", Text(f"{training.broken} {words}: something overflowed.")]
     if alarms is not None:
         parts += ["", alarms]
-    elif found.steps and not quiet:
+    elif training.steps and not quiet:
         parts += ["", Text("No alarms.")]
     return Group(*parts)
 
 
-def heading(found: "TrainingRun") -> str:
-    """Which model, how far, since when."""
-    parts = [found.name]
-    if found.steps:
-        number = len(found.steps)
-        parts += [f"step {found.steps[-1]:,}", f"{number:,} measurement{'s' * (number != 1)}"]
+def heading(training: "TrainingRun") -> str:
+    """One line: which model it is, how far it has come, and since when."""
+    parts = [training.name]
+    if training.steps:
+        count = len(training.steps)
+        parts += [f"step {training.steps[-1]:,}", f"{count:,} measurement{'s' * (count != 1)}"]
     else:
         parts.append("no measurement yet")
-    if found.manifest.created:
-        parts.append(f"since {found.manifest.created[:16].replace('T', ' ')} UTC")
+    if training.manifest.created:
+        parts.append(f"since {training.manifest.created[:16].replace('T', ' ')} UTC")
     return " · ".join(parts)
 
 
-def described(found: "TrainingRun", names: list[str]) -> dict[str, Any]:
-    """The same for machines."""
+def described(training: "TrainingRun", names: list[str]) -> dict[str, Any]:
+    """All that is shown of a run, as a dictionary for --json."""
     from rankscope.runs.training import NAMES
 
-    grids = {name: found.grid(name) for name in names}
+    grids = {name: training.grid(name) for name in names}
     return {
-        "manifest": found.manifest.to_dict(),
-        "model": found.name,
-        "step": found.steps[-1] if found.steps else None,
-        "steps": found.steps,
-        "metrics": [{"name": name, "says": NAMES.get(name, name)} for name in found.metrics],
+        "manifest": training.manifest.to_dict(),
+        "model": training.name,
+        "step": training.steps[-1] if training.steps else None,
+        "steps": training.steps,
+        "metrics": [{"name": name, "says": NAMES.get(name, name)} for name in training.metrics],
         "scalars": {
-            name: [{"step": step, "value": value} for step, value in zip(*found.scalar(name), strict=True)]
-            for name in found.scalars
+            name: [{"step": step, "value": value} for step, value in zip(*training.scalar(name), strict=True)]
+            for name in training.scalars
         },
         "layers": {
             name: [
@@ -174,15 +174,15 @@ def described(found: "TrainingRun", names: list[str]) -> dict[str, Any]:
             for name, grid in grids.items()
         },
         "paths": {
-            name: found.paths.filter(of=name).sort("step").select("step", "value").to_dicts()
-            for name in found.lengths
+            name: training.paths.filter(of=name).sort("step").select("step", "value").to_dicts()
+            for name in training.lengths
         },
-        "certificates": found.certificates.to_dicts(),
-        "alarms": found.alarms.to_dicts(),
+        "certificates": training.certificates.to_dicts(),
+        "alarms": training.alarms.to_dicts(),
     }
 
 
-def _scalars(found: "TrainingRun") -> "Table":
+def _scalars(training: "TrainingRun") -> "Table":
     from rankscope.cli.show import titled
     from rankscope.runs.training import title_of
 
@@ -190,14 +190,14 @@ def _scalars(found: "TrainingRun") -> "Table":
     table.title = None
     for title, how in (("", "left"), ("start", "right"), ("now", "right"), ("steps →", "left")):
         table.add_column(title, justify=how, no_wrap=True)  # type: ignore[arg-type]
-    for name in found.scalars[:8]:
-        _, values = found.scalar(name)
+    for name in training.scalars[:8]:
+        _, values = training.scalar(name)
         table.add_row(title_of(name)[:24], *_ends(values), _lines([values])[0])
     return table
 
 
 def _layers(grid: "Grid", most: int) -> "Table":
-    """A line for each layer, the sparklines of all on one scale."""
+    """A table with a line for each layer, whose sparklines share one scale."""
     from rankscope.cli.show import thinned, titled
     from rankscope.runs.training import title_of
 
@@ -214,44 +214,47 @@ def _layers(grid: "Grid", most: int) -> "Table":
     for title, how in (("layer", "right"), ("start", "right"), ("now", "right"), ("steps →", "left")):
         table.add_column(title, justify=how, no_wrap=True)  # type: ignore[arg-type]
     values = [grid.value[row].tolist() for row in rows]
-    for row, each, line in zip(rows, values, _lines(values), strict=True):
-        start, now = _ends(each)
+    for row, curve, line in zip(rows, values, _lines(values), strict=True):
+        start, now = _ends(curve)
         mark = " ○" if grid.noise[row, -1] else "  " if noise else ""
         table.add_row(str(grid.layers[row]), start, now + mark, line)
     return table
 
 
-def _paths(found: "TrainingRun", most: int) -> "Table":
-    """A line for each length of paths."""
+def _paths(training: "TrainingRun", most: int) -> "Table":
+    """A table with a line for each length of paths."""
     from math import isfinite
 
     from rankscope.cli.show import thinned, titled
 
-    names = list(thinned(found.lengths, most))
-    few = f"{len(names)} of {len(found.lengths)} lengths." if len(names) < len(found.lengths) else ""
+    names = list(thinned(training.lengths, most))
+    few = f"{len(names)} of {len(training.lengths)} lengths." if len(names) < len(training.lengths) else ""
     table = titled("path shares: what paths of each length carry of the output", few)
     for title, how in (("", "left"), ("start", "right"), ("now", "right"), ("steps →", "left")):
         table.add_column(title, justify=how, no_wrap=True)  # type: ignore[arg-type]
     curves = []
     for name in names:
-        shares = found.paths.filter(of=name).sort("step")["value"]
+        shares = training.paths.filter(of=name).sort("step")["value"]
         curves.append(shares.fill_null(float("nan")).to_list())
-    for name, each, line in zip(names, curves, _lines(curves, log=False), strict=True):
-        start, now = (f"{each[k]:z.1%}" if isfinite(each[k]) else "no number" for k in (0, -1))
+    for name, curve, line in zip(names, curves, _lines(curves, log=False), strict=True):
+        start, now = (f"{curve[k]:z.1%}" if isfinite(curve[k]) else "no number" for k in (0, -1))
         table.add_row(name, start, now, line)
     return table
 
 
 def _ends(values: list[float]) -> tuple[str, str]:
-    """The first and the last number."""
+    """The first finite number and the last number, as texts."""
     from math import isfinite
 
-    known = [value for value in values if isfinite(value)]
-    return (f"{known[0]:.3g}" if known else "–", f"{values[-1]:.3g}" if isfinite(values[-1]) else "no number")
+    finite = [value for value in values if isfinite(value)]
+    return (
+        f"{finite[0]:.3g}" if finite else "–",
+        f"{values[-1]:.3g}" if isfinite(values[-1]) else "no number",
+    )
 
 
 def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
-    """Sparklines on one scale: of values that span over two decades their logarithm, unless not `log`."""
+    """Sparklines on one scale; with `log`, a logarithmic one if the values span more than two decades."""
     import numpy as np
 
     from rankscope.cli.show import sparkline, thinned
@@ -261,24 +264,24 @@ def _lines(curves: list[list[float]], log: bool = True) -> list[str]:
     if log and decades(values) > 2:
         with np.errstate(divide="ignore"):
             values = np.log10(values)
-    known = values[np.isfinite(values)]
-    limits = (float(known.min()), float(known.max())) if len(known) else (0.0, 0.0)
+    finite = values[np.isfinite(values)]
+    limits = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 0.0)
     values[values == -np.inf] = limits[0]
     return [sparkline(row.tolist(), limits) for row in values]
 
 
-def _alarms(found: "TrainingRun") -> "Table | None":
-    """The last ones, as sentences."""
+def _alarms(training: "TrainingRun") -> "Table | None":
+    """A table of the last alarms, as sentences; None if there are none."""
     from rich.text import Text
 
     from rankscope.cli.show import titled
 
-    rows = found.alarms.to_dicts()
+    rows = training.alarms.to_dicts()
     if not rows:
         return None
-    number = len(rows)
-    before = f", the last {ALARMS} of them" if number > ALARMS else ""
-    table = titled(f"{number} alarm{'s' * (number != 1)}{before}")
+    count = len(rows)
+    before = f", the last {ALARMS} of them" if count > ALARMS else ""
+    table = titled(f"{count} alarm{'s' * (count != 1)}{before}")
     table.add_column("step", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     for row in rows[-ALARMS:]:

@@ -119,14 +119,16 @@ def sum_paths(net: "Transformer", excerpts: list[str], tokens: int, top: int, qu
 
 def write_paths(sums: PathSums, store: "Store", manifest: "Manifest") -> None:
     """Write tables, figures and the report; if Ctrl-C came before the heads, only the lengths."""
-    from rankscope.paths.plot import plot_heads, plot_single
+    from rankscope.figures.plot import plot
+    from rankscope.paths.figures import heads_chart, single_paths_chart
 
     tables = {"lengths": sums.by_length.table}
     figures = {"lengths": sums.by_length.plot()}
     if sums.heads is not None:
         single = sums.decomposition.residuals()
         tables |= {"layers": sums.decomposition.by_layer(), "heads": sums.heads, "single_paths": single}
-        figures |= {"heads": plot_heads(sums.heads), "single_paths": plot_single(single)}
+        both = heads_chart(sums.heads, "share").beside(heads_chart(sums.heads))
+        figures |= {"heads": plot(both), "single_paths": plot(single_paths_chart(single))}
     write_folder(store, "paths", manifest, tables, figures)
 
 

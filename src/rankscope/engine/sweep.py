@@ -75,9 +75,12 @@ class Sweep:
         `metric` is the first of the sweep if left out. The figure is new, of `figsize` inches, or goes into
         as many axes `ax` as it has panels.
         """
-        from rankscope.engine.plot import plot_sweep
+        from rankscope.engine.figures import sweep_curves_chart, sweep_levels_chart
+        from rankscope.figures.plot import plot
 
-        return plot_sweep(view_of(read(self.run), metric), ax, figsize)
+        view = view_of(read(self.run), metric)
+        charts = [sweep_curves_chart(view, *view.arranged, most=4), sweep_levels_chart(view, most=4)]
+        return plot(*(chart for chart in charts if chart.panels), ax=ax, figsize=figsize)
 
     def __repr__(self) -> str:
         done, failed = int(self.cells["done"].sum()), len(self.failed)

@@ -7,30 +7,37 @@ nothing; they hold their network, so they are dropped when `NetworkCache` drops 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import polars as pl
 import torch
 
-from rankscope import charts
 from rankscope.errors import RankscopeError
-from rankscope.explorer import panels
 from rankscope.explorer.controls import Controls, PageRequest, in_page_words
 from rankscope.explorer.jobs import InterruptMode
 from rankscope.explorer.measurement import PageMeasurement, measure_page
 from rankscope.explorer.network_cache import NetworkCache, sizes
+from rankscope.figures import Chart
+from rankscope.figures.escaping import plain
+from rankscope.figures.page import page_figure
 from rankscope.paths import decompose
+from rankscope.paths.figures import lengths_chart
 from rankscope.paths.lengths import ByLength
 from rankscope.paths.views import carried
 from rankscope.profiles import Profile
 from rankscope.profiles.cloud import placed
+from rankscope.profiles.figures import cloud_chart, curves_chart
 from rankscope.profiles.verdict import sentence
 from rankscope.theory import THEOREMS, Certificates, certify
+from rankscope.theory.figures import bounds_chart
 from rankscope.theory.views import EXACT, RANK, BoundView, bounds_sentence
 
 MOST_KEPT = 24
 """Results that are kept: measurement, paths and bounds of eight positions of the controls."""
 NOW = "now"
+PANEL_WIDTH = 150
+"""Pixels that a panel of the cloud needs across."""
 ONE_TOKEN = "One token alone: there is no other for it to become equal to."
 MOST_PATH_WORK = 2.5e10
 """Multiplications of a sum over paths that the page waits for: some seconds."""
@@ -91,15 +98,15 @@ class Answers:
             by_length = self.lengths(controls, check)
         except RankscopeError as error:
             return {"why": page_sentence(error)}
-        views, figure = by_length.views(), charts.lengths(by_length.table)
+        views, chart = by_length.views(), lengths_chart(by_length.table)
         numbers = {
             "share": [view.share_of_all for view in views], "paths": [str(view.paths) for view in views]
         }  # fmt: skip
         return {
-            "share": panels.alone(figure, 0),
-            "residual": panels.alone(figure, 1),
+            "share": page_figure(chart.alone(0)),
+            "residual": page_figure(chart.alone(1)),
             "said": carried(views),
-            "numbers": charts.plain(numbers),
+            "numbers": plain(numbers),
         }
 
     def bounds_part(self, controls: Controls, check: Check) -> dict[str, Any]:
@@ -141,19 +148,16 @@ def curve_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
         "tokens": len(now.words), **sizes(arch), "arithmetic": now.arithmetic, "own": removable,
         "remedies": now.controls.remedies,
     }  # fmt: skip
-    figures = {log: charts.curves(curves, log) for log in (True, False)}
-    if len(measured) == 1:
-        for figure in figures.values():
-            panels.unnamed(figure)
+    log, linear = (replace(curves_chart(curves, log), legend=len(measured) > 1) for log in (True, False))
     return {
-        "log": figures[True],
-        "linear": figures[False],
+        "log": page_figure(log),
+        "linear": page_figure(linear),
         "verdicts": {
             curve.variant: ONE_TOKEN if len(measured[curve.variant].words) == 1 else sentence(curve)
             for curve in curves
         },
         "about": description,
-        "numbers": {name: charts.plain(measurement.curve()) for name, measurement in measured.items()},
+        "numbers": {name: plain(measurement.curve()) for name, measurement in measured.items()},
     }
 
 
@@ -174,10 +178,14 @@ def cloud_part(measured: Mapping[str, PageMeasurement]) -> dict[str, Any]:
         tables.append(placed(shapes, 0, positions, first.words))
     table = pl.concat(tables)
     return {
-        "plain": panels.beside(charts.cloud(table)),
-        "magnified": panels.beside(charts.cloud(table, magnified=True)),
+        "plain": _in_one_row(cloud_chart(table)),
+        "magnified": _in_one_row(cloud_chart(table, magnified=True)),
         "words": measured[NOW].words,
     }
+
+
+def _in_one_row(chart: Chart) -> dict[str, Any]:
+    return page_figure(replace(chart, columns=len(chart.panels), least=PANEL_WIDTH))
 
 
 def bound_line(bound: BoundView) -> dict[str, Any]:
@@ -198,7 +206,7 @@ def bound_line(bound: BoundView) -> dict[str, Any]:
     }
 
 
-def bound_figures(certificates: Certificates, bounds: list[BoundView]) -> dict[str, charts.Figure]:
+def bound_figures(certificates: Certificates, bounds: list[BoundView]) -> dict[str, dict[str, Any]]:
     """A figure for each quantity with a bound, the one with most bounds first.
 
     Bounds that say nothing are not drawn, unless there are no others.
@@ -209,7 +217,7 @@ def bound_figures(certificates: Certificates, bounds: list[BoundView]) -> dict[s
     names = [bound.theorem for bound in drawn]
     rows = certificates.table.filter(pl.col("theorem").is_in(names))
     return {
-        quantity: charts.bounds(Certificates(rows.filter(quantity=quantity), certificates.manifest))
+        quantity: page_figure(bounds_chart(rows.filter(quantity=quantity)))
         for quantity, _ in counts.most_common()
     }
 

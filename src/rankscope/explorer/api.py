@@ -1,6 +1,6 @@
 """The page and its API.
 
-    GET  /                the page;  /static/..., /charts/..., /plotly.js its parts
+    GET  /                the page;  /static/..., /figures/..., /plotly.js its parts
     GET  /api/networks    the networks, the limits, the remedies, the theorems
     POST /api/answer      controls in, parts of the answer out: a line of JSON each, as soon as it is computed
 

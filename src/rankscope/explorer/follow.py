@@ -1,6 +1,6 @@
-"""The page of a training run, which keeps up with it.
+"""Serves the page of a training run, which keeps up with it.
 
-    GET  /                  the page;  /static/..., /charts/..., /plotly.js its parts
+    GET  /                  the page;  /static/..., /figures/..., /plotly.js its parts
     GET  /api/training      ?metric=NAME&mark=MARK: all that is drawn, or only the mark where nothing was
                             written since the answer that had it
 
@@ -14,11 +14,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from rankscope.charts.training import LOOKS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.errors import RankscopeError
 from rankscope.explorer import pages
 from rankscope.explorer.guard import Guard
-from rankscope.runs.training import LEARNING, NAMES, TrainingRun, decades, read_training, stamp
+from rankscope.figures.description import Chart
+from rankscope.figures.page import page_figure
+from rankscope.runs.figures import STEPS, layer_curves, layer_map, path_shares, run_curves
+from rankscope.runs.training import LEARNING, TrainingRun, decades, read_training, stamp, title_of
 
 PANELS, ALARMS = 6, 200
 """Panels of a figure, and alarms of the list, at most."""
@@ -27,7 +29,7 @@ PANELS, ALARMS = 6, 200
 def app(folder: str | Path, port: int, metric: str | None = None) -> Guard:
     """The page of the training run in a folder, for a server at that port of the loopback."""
     api = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    kept = CachedTraining(Path(folder))
+    cache = CachedTraining(Path(folder))
     pages.add_pages(api, "follow.html")
 
     @api.get("/api/training")
@@ -35,43 +37,43 @@ def app(folder: str | Path, port: int, metric: str | None = None) -> Guard:
         now = stamp(folder)
         if mark == f"{now} {metric}":
             return {"mark": mark}
-        return {"mark": f"{now} {metric}", **described(kept.read(now), metric)}
+        return {"mark": f"{now} {metric}", **described(cache.read(now), metric)}
 
     @api.exception_handler(RankscopeError)
-    async def said(_: Request, error: RankscopeError) -> Response:
+    async def report_error(_: Request, error: RankscopeError) -> Response:
         return JSONResponse({"error": str(error)}, status_code=422)
 
     return Guard(api, port)
 
 
 class CachedTraining:
-    """What was read last, for whoever asks before something is written again."""
+    """The run as it was last read, which serves all requests until something is written again."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.lock = folder, Lock()
-        self.mark, self.found = "", None  # type: tuple[str, TrainingRun | None]
+        self.mark, self.training = "", None  # type: tuple[str, TrainingRun | None]
 
     def read(self, mark: str) -> TrainingRun:
-        """The run as it stands at that mark, or later."""
+        """The run as it was at that mark, or later."""
         with self.lock:
-            if self.found is None or mark != self.mark:
-                self.found, self.mark = read_training(self.folder), mark
-            return self.found
+            if self.training is None or mark != self.mark:
+                self.training, self.mark = read_training(self.folder), mark
+            return self.training
 
 
 def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any]:
-    """All that the page shows of it."""
+    """All that the page shows of a training run."""
     chosen = metric if metric in training.metrics else next(iter(training.metrics), None)
     learning = [name for name in training.metrics if name.startswith(LEARNING)][:PANELS]
-    figures: dict[str, Any] = {}
+    charts: dict[str, Chart] = {}
     if chosen is not None:
-        figures |= {"map": layer_map(training, chosen), "curves": layer_curves(training, [chosen])}
+        charts |= {"map": layer_map(training, chosen), "curves": layer_curves(training, [chosen])}
     if training.scalars:
-        figures["run"] = run_curves(training, training.scalars[:PANELS])
+        charts["run"] = run_curves(training, training.scalars[:PANELS])
     if learning:
-        figures["gradients"] = layer_curves(training, learning)
+        charts["gradients"] = layer_curves(training, learning)
     if len(training.paths):
-        figures["paths"] = path_shares(training)
+        charts["paths"] = path_shares(training)
     grid = None if chosen is None else training.grid(chosen)
     measurements = len(training.steps)
     return {
@@ -79,14 +81,12 @@ def described(training: TrainingRun, metric: str | None = None) -> dict[str, Any
         "since": training.manifest.created,
         "step": training.steps[-1] if training.steps else None,
         "measurements": measurements,
-        "drawn": LOOKS if measurements > LOOKS else None,
+        "drawn": STEPS if measurements > STEPS else None,
         "metric": chosen,
         "heads": grid.heads if grid is not None and grid.heads > 1 else None,
         "zeros": grid is not None and bool((grid.value == 0).any()) and decades(grid.value) > 2,
-        "metrics": [
-            {"name": name, "says": NAMES.get(name, name.replace("_", " "))} for name in training.metrics
-        ],
-        "figures": figures,
+        "metrics": [{"name": name, "says": title_of(name)} for name in training.metrics],
+        "figures": {name: page_figure(chart) for name, chart in charts.items()},
         "broken": training.broken,
         "alarms": training.alarms.tail(ALARMS).reverse().to_dicts(),
         "raised": training.alarms.height,

@@ -26,9 +26,9 @@ def add_pages(api: FastAPI, first: str) -> None:
     async def part(name: str) -> Response:
         return static(name)
 
-    @api.get("/charts/{name}")
-    async def chart(name: str) -> Response:
-        return static(name, "rankscope.charts")
+    @api.get("/figures/{name}")
+    async def figures(name: str) -> Response:
+        return static(name, "rankscope.figures")
 
     @api.get("/plotly.js")
     async def plotly() -> Response:

@@ -22,22 +22,25 @@ from matplotlib import colormaps, rc_context, rcParams, rcParamsDefault
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import ListedColormap, Normalize
+from matplotlib.colors import LinearSegmentedColormap, ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, Locator, MaxNLocator, NullFormatter, NullLocator
 from PIL import Image
 
 __all__ = [
     "Artist",
     "Axes",
+    "AxesLike",
     "Drawing",
     "Figure",
     "FixedLocator",
     "FuncFormatter",
     "Image",
     "Line2D",
+    "LinearSegmentedColormap",
     "ListedColormap",
+    "Locator",
     "MaxNLocator",
     "Normalize",
     "NullFormatter",

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 """Okabe and Ito's colours, told apart by colour-blind readers and in grey print by their markers."""
@@ -19,6 +20,45 @@ VARIANTS = (
 )
 """Variants that are often drawn: each has its own look, the same in every figure."""
 INK, FAINT = "#222222", "#8a8a8a"
+POSITIVE, NEGATIVE = PALETTE[0], PALETTE[1]
+"""Shares that add to a whole, and those that take away from it."""
+ALARM = "#d55e00"
+"""The palette's vermilion: told from viridis by everyone."""
+VIRIDIS = ("#440154", "#482878", "#3e4989", "#31688e", "#26828e", "#1f9e89", "#35b779", "#6ece58", "#b5de2b")
+"""An order that survives grey print and every kind of colour blindness."""
+
+Item = TypeVar("Item")
+
+
+class LineStyle(NamedTuple):
+    """How the line of a number is told from others."""
+
+    colour: str
+    marker: int
+    """Its place among the markers, and on a page among the dashes."""
+    turn: int
+    """How often the colours have come again."""
+
+
+def line_style(number: int, colours: Sequence[str] = PALETTE) -> LineStyle:
+    """Colours come again after the last, each time with another marker and dash.
+
+    >>> line_style(1), line_style(9)
+    (LineStyle(colour='#D55E00', marker=1, turn=0), LineStyle(colour='#D55E00', marker=2, turn=1))
+    """
+    turn = number // len(colours)
+    return LineStyle(colours[number % len(colours)], (number + turn) % len(MARKERS), turn)
+
+
+def evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """So many of the items at most, evenly spaced, the first and the last among them.
+
+    >>> evenly("abcdefg", 4)
+    ['a', 'c', 'e', 'g']
+    """
+    if len(items) <= most:
+        return list(items)
+    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
 
 
 def numbered(names: Iterable[str]) -> dict[str, int]:

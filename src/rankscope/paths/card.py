@@ -39,8 +39,9 @@ def lengths_card(table: pl.DataFrame, closure: float, title: str | None = None) 
     note = f"Mean over samples. The parts add up to the output within {closure:.0e} of it."
 
     def draw() -> "Figure":
-        from rankscope.paths.plot import plot_lengths
+        from rankscope.figures.plot import plot
+        from rankscope.paths.figures import lengths_chart
 
-        return plot_lengths(table)
+        return plot(lengths_chart(table))
 
     return card(title, draw, HEADINGS, rows, [note])

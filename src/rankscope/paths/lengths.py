@@ -95,9 +95,10 @@ class ByLength:
     ) -> "Figure":
         """Shares and residuals by length, with the number of paths: in two panels, the two axes of `ax` if
         given, or of a new figure of `figsize` inches."""
-        from rankscope.paths.plot import plot_lengths
+        from rankscope.figures.plot import plot
+        from rankscope.paths.figures import lengths_chart
 
-        return plot_lengths(self.table, ax, figsize)
+        return plot(lengths_chart(self.table), ax=ax, figsize=figsize)
 
     def views(self) -> "list[LengthView]":
         """What each length says: all that is drawn, printed and told of it."""

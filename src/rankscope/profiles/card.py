@@ -31,9 +31,10 @@ def curves_card(kind: str, many: tuple[int, str], curves: Sequence[CurveView], m
         said.append(f"Drawn: the first {DRAWN} of {len(curves)} lines.")
 
     def draw() -> "Figure":
-        from rankscope.profiles.plot import plot_curves
+        from rankscope.figures.plot import plot
+        from rankscope.profiles.figures import curves_chart
 
-        return plot_curves(curves[:DRAWN])
+        return plot(curves_chart(curves[:DRAWN]))
 
     return card(title, draw, *_table(curves), [note for note in said if note])
 

@@ -111,10 +111,11 @@ class Curves(SavedTable):
         """The metric (the first, if left out) by layer, floors drawn; `log=None` decides by range. Of a
         corpus the median, with bands of a half and of nine tenths of the excerpts. Into `ax`, if given, or a
         new figure of `figsize` inches."""
-        from rankscope.profiles.plot import plot_curves
+        from rankscope.figures.plot import plot
+        from rankscope.profiles.figures import curves_chart
 
-        shown = self.views(_only("metric", metric or self.metrics[0], self.metrics))
-        return plot_curves(shown, log, ax, figsize)
+        curves = self.views(_only("metric", metric or self.metrics[0], self.metrics))
+        return plot(curves_chart(curves, log), ax=ax, figsize=figsize)
 
 
 def _only(what: str, asked: Any, known: list[Any]) -> Any:

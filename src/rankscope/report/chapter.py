@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankscope import charts
+from rankscope.figures.description import Chart
+from rankscope.figures.escaping import script_json
+from rankscope.figures.page import page_figure
 from rankscope.report.facts import facts, stopped
 from rankscope.report.finding import finding
 from rankscope.report.plots import Plot, Section
@@ -101,7 +103,7 @@ def chapter(run: Run, number: int, title: str) -> Chapter:
     found = Chapter(run, number, title, sections_of(run), finding(run), facts(run), checked)
     for section in found.sections:
         for plot in section.plots:
-            found.figures[found.plot_id(plot)] = charts.script_json(views(plot.views))
+            found.figures[found.plot_id(plot)] = script_json(views(plot.views))
     several = len(run.manifests) > 1
     manifests = {
         f"manifest of {name}" if several else "manifest": each for name, each in run.manifests.items()
@@ -113,10 +115,11 @@ def chapter(run: Run, number: int, title: str) -> Chapter:
     return found
 
 
-def views(given: list[tuple[str, charts.Figure]]) -> list[dict[str, Any]]:
+def views(given: list[tuple[str, Chart]]) -> list[dict[str, Any]]:
     """The views of one figure: what its CSV holds is the same in all, and kept once."""
     found: list[dict[str, Any]] = []
-    for label, figure in given:
+    for label, chart in given:
+        figure = page_figure(chart)
         again = found and figure["table"] == found[0]["figure"]["table"]
         kept = {name: part for name, part in figure.items() if not (again and name == "table")}
         found.append({"label": label, "figure": kept})

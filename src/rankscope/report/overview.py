@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rankscope import charts
+from rankscope.figures.description import Chart
 from rankscope.figures.text import power
+from rankscope.profiles.figures import curves_chart
 from rankscope.profiles.views import CurveView
 from rankscope.report.causes import FINEST
 from rankscope.report.plots import Plot, Section
@@ -86,7 +87,7 @@ def _end(curve: CurveView) -> str:
     return f"{power(curve.ends[-1])} ○" if curve.noise[-1] else power(curve.ends[-1])
 
 
-def _drawn(have: dict[str, dict[str, CurveView]], variant: str) -> charts.Figure:
+def _drawn(have: dict[str, dict[str, CurveView]], variant: str) -> Chart:
     """One variant in every run that has it, each as a line of its own."""
     curves = {name: variants[variant] for name, variants in have.items() if variant in variants}
     several = len({each.arithmetic for each in curves.values()}) > 1
@@ -95,4 +96,4 @@ def _drawn(have: dict[str, dict[str, CurveView]], variant: str) -> charts.Figure
         short = name if len(name) <= LABEL else f"{name[: LABEL - 1].rstrip()}…"
         label = f"{short}, {each.arithmetic}" if several else short
         shown.append(replace(each, variant=short, label=label, log10_bands=[], value_bands=[]))
-    return charts.curves(shown, True)
+    return curves_chart(shown, True)

@@ -13,10 +13,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rankscope import charts
-from rankscope.charts.escaping import TURNS
 from rankscope.errors import FileError
 from rankscope.extras import need
+from rankscope.figures.escaping import TURNS, script_json
+from rankscope.figures.page import draw_script, plotly_script, style_sheet
 from rankscope.files import write_text
 from rankscope.report.budget import BUDGET, fit
 from rankscope.report.chapter import chapter, views
@@ -56,19 +56,17 @@ def render(runs: Sequence[Run], budget: int = BUDGET) -> str:
     beside = side_by_side(runs, names) if len(runs) > 1 else None
     figures = {key: text for each in chapters for key, text in each.figures.items()}
     if beside is not None and beside.plots:
-        figures = {"runs-figure": charts.script_json(views(beside.plots[0].views)), **figures}
-    scripts = [charts.plotly_script(), charts.draw_script(), _file("page.js")] if figures else []
+        figures = {"runs-figure": script_json(views(beside.plots[0].views)), **figures}
+    scripts = [plotly_script(), draw_script(), _file("page.js")] if figures else []
     scripts = [f"\n{script}\n" for script in scripts]
     return environment.get_template("page.html").render(
         title=" · ".join(names) if len(runs) <= TITLED else f"{len(runs)} runs",
         chapters=chapters,
         beside=beside,
-        style=Markup(charts.style_sheet() + _file("page.css")),
+        style=Markup(style_sheet() + _file("page.css")),
         scripts=[Markup(script) for script in scripts],
         policy=policy(scripts),
-        figures=Markup(
-            "{" + ",".join(f"{charts.script_json(key)}:{text}" for key, text in figures.items()) + "}"
-        ),
+        figures=Markup("{" + ",".join(f"{script_json(key)}:{text}" for key, text in figures.items()) + "}"),
     )
 
 

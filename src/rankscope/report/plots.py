@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, field
 
-from rankscope.charts import Figure
+from rankscope.figures.description import Chart
 from rankscope.report.tables import Table
 
-Views = list[tuple[str, Figure]]
+Views = list[tuple[str, Chart]]
 
 
 @dataclass(frozen=True)

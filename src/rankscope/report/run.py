@@ -31,8 +31,8 @@ from rankscope.report.sweep import Swept, read_sweep
 from rankscope.runs import Manifest, read
 from rankscope.runs import Run as Stored
 from rankscope.runs.store import document
-from rankscope.runs.tables import whole
-from rankscope.runs.training import TABLE as TRAINING
+from rankscope.runs.tables import read_parquet
+from rankscope.runs.training import TRAINING_TABLE as TRAINING
 from rankscope.runs.training import TrainingRun, read_training
 from rankscope.theory import Certificates
 
@@ -172,7 +172,7 @@ def _created(manifest: Manifest | None) -> str:
 
 def _table(stored: Stored, name: str) -> tuple[pl.DataFrame, Manifest | None]:
     path = stored.path(f"{name}.parquet")
-    found, manifest = whole(path)
+    found, manifest = read_parquet(path)
     found = validate.table(path, found, TABLES[name])
     if name in PATHS and found.is_empty():
         raise FileError(f"{path} must hold paths; it has no rows: run it again")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import polars as pl
 
-from rankscope import charts
-from rankscope.charts.cloud import PANELS as CLOUDS
 from rankscope.metrics import direction_of, is_share, symbol_of
+from rankscope.paths.figures import heads_chart, lengths_chart
 from rankscope.profiles import Profile, Summary
+from rankscope.profiles.figures import VARIANTS, arithmetics_chart, cloud_chart, curves_chart, spectrum_chart
 from rankscope.profiles.views import CurveView
 from rankscope.report.facts import excerpts
 from rankscope.report.pictures import data_uri
@@ -18,6 +18,7 @@ from rankscope.report.run import Run
 from rankscope.report.sweep import sweep_sections
 from rankscope.report.tables import bound_tables, comparison_table, curve_table, shown_tables, spread_table
 from rankscope.report.training import training_sections
+from rankscope.theory.figures import bounds_chart, proved_shares
 from rankscope.theory.views import RANK
 
 FLOORS = (
@@ -72,21 +73,20 @@ def _curves(run: Run, measured: Profile | Summary) -> Section:
 def _both(measured: Profile | Summary, metric: str, run: Run | None) -> Views:
     """Logarithmic and linear, the one first that shows more."""
     curves = measured.views(metric)
-    views = [
-        ("log", charts.curves(curves, True, None if run is None else run.certificates)),
-        ("linear", charts.curves(curves, False)),
-    ]
-    narrow = "10<sup>" not in "".join(views[0][1]["layout"]["yaxis"]["ticktext"])
-    return views[::-1] if narrow else views
+    bounds = {
+        variant: proved_shares(metric, found.guarantees(), found.table["sample"].n_unique())
+        for variant, found in ({} if run is None else run.certificates).items()
+    }
+    log, linear = curves_chart(curves, True, bounds), curves_chart(curves, False)
+    views = [("log", log), ("linear", linear)]
+    powers = log.panels[0].y.powers
+    return views[::-1] if powers is not None and powers.narrow else views
 
 
 def _small(measured: Profile | Summary, metric: str) -> Views:
     """The same without what the large figure says already."""
     views = _both(measured, metric, None)
-    for _, figure in views:
-        figure["layout"].update(showlegend=False, height=270)
-        figure["data"] = [each for each in figure["data"] if "colorbar" not in each.get("marker", {})]
-    return views
+    return [(name, replace(chart, legend=False, height=270, colour_bar=None)) for name, chart in views]
 
 
 def by_variant(curves: Sequence[CurveView]) -> dict[str, list[CurveView]]:
@@ -107,7 +107,7 @@ def compared_arithmetics(measured: Profile | Summary) -> dict[str, list[CurveVie
 
 def _arithmetics(measured: Profile | Summary) -> list[Section]:
     plots = [
-        Plot(f"arithmetics-{number}", [("", charts.arithmetics(curves))],
+        Plot(f"arithmetics-{number}", [("", arithmetics_chart(curves))],
              f"{variant}. Left: digits that {symbol_of(curves[0].metric)} has lost. Right: the ratio of its "
              "logarithm from layer to layer; under the doubly exponential law it tends to 3.")
         for number, (variant, curves) in enumerate(compared_arithmetics(measured).items())
@@ -122,13 +122,13 @@ def _cloud(run: Run, table: pl.DataFrame) -> Section:
         if len(shown)
         else ""
     )
-    views = [("as it is", charts.cloud(table)), ("magnified", charts.cloud(table, magnified=True))]
+    views = [("as it is", cloud_chart(table)), ("magnified", cloud_chart(table, magnified=True))]
     caption = (
         "Each mark is a token, coloured by its place in the text from dark to light; point at it to read it. "
         "The two axes are the leading principal directions of all layers of all variants together, the same "
         "in every panel, in units of a token's length. As it is, a cloud that becomes uniform falls into the "
         "middle; magnified, every layer is drawn at the same size, and one sees what is left of its shape."
-        f"{part}{_few(table, CLOUDS)}{_apart(run)}"
+        f"{part}{_few(table, VARIANTS)}{_apart(run)}"
     )
     return Section(
         "cloud", "The tokens, layer by layer", _which(run, 1), plots=[Plot("cloud", views, caption)]
@@ -182,7 +182,7 @@ def _spectrum(run: Run, table: pl.DataFrame) -> Section:
         "fall as a whole: tokens draw together in every direction. Lines that grow steep: they still differ, "
         "but along few directions."
     )
-    plot = Plot("spectrum", [("", charts.spectrum(table))], caption)
+    plot = Plot("spectrum", [("", spectrum_chart(table))], caption)
     return Section("spectrum", "Singular values", _which(run, samples), plots=[plot])
 
 
@@ -199,13 +199,13 @@ def _paths(run: Run, table: pl.DataFrame) -> Section:
         "negative, and another then above 100%: what some paths write, others take back. Right: the "
         f"relative residual of each length's sum, a mark for each sample.{adds}"
     )
-    plot = Plot("lengths", [("", charts.lengths(table))], caption)
+    plot = Plot("lengths", [("", lengths_chart(table))], caption)
     return Section("paths", "Which paths carry the output", lead, plots=[plot])
 
 
 def _heads(_: Run, table: pl.DataFrame) -> Section:
     names = ("contraction", "averaging", "share", "residual_share")
-    views = [(name.replace("_", " "), charts.heads(table, name)) for name in names]
+    views = [(name.replace("_", " "), heads_chart(table, name)) for name in names]
     caption = (
         "Contraction: how much what a head says varies from token to token, as a share of how much what it "
         "reads does; averaging: the same without its weights. Share and residual share: what passes through "
@@ -222,7 +222,7 @@ def _bounds(run: Run) -> list[Section]:
     for number, (variant, found) in enumerate(run.certificates.items()):
         if (found.table["quantity"] != RANK).any():
             plots.append(Plot(
-                f"bounds-{number}", [("", charts.bounds(found))],
+                f"bounds-{number}", [("", bounds_chart(found.table))],
                 f"{variant}: measured (heavy line) and proved. Upper bounds are solid, lower bounds dashed; "
                 "hollow marks are vacuous: as large as the tokens themselves, or zero. A bound is drawn as "
                 "far as its hypotheses hold. One excerpt is shown; the table is of all.",

@@ -7,7 +7,7 @@ from itertools import permutations
 import polars as pl
 
 from rankscope.cards import counted
-from rankscope.charts.sweeps import POINTS, sweep_curves, sweep_levels
+from rankscope.engine.figures import CELLS, NOTHING, sweep_curves_chart, sweep_levels_chart
 from rankscope.engine.views import SweepView, described, metrics_of, view_of
 from rankscope.figures.text import power
 from rankscope.metrics import symbol_of
@@ -17,9 +17,6 @@ from rankscope.runs import Run as Stored
 
 ENDS, ROWS, REASONS, WAYS = 5, 1000, 50, 4
 """Cells at either end, rows of the table, reasons of failures, and ways to arrange the curves, at most."""
-
-NOTHING = 0.005
-"""Shares of the differences below which a factor has no panels of its own."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,11 +90,11 @@ def _curves(swept: Swept) -> Plot:
     matter = [name for name, share in view.effects.items() if share >= NOTHING]
     ways = [usual, *(pair for pair in permutations(matter, 2) if pair != usual)][:WAYS]
     views = [
-        (f"{ink} in panels of {panel}" if panel else str(ink or ""), sweep_curves(view, ink, panel))
+        (f"{ink} in panels of {panel}" if panel else str(ink or ""), sweep_curves_chart(view, ink, panel))
         for ink, panel in ways
     ]
     others = [each for each in swept.views.values() if each is not view]
-    views += [(each.metric.replace("_", " "), sweep_curves(each, *usual)) for each in others]
+    views += [(each.metric.replace("_", " "), sweep_curves_chart(each, *usual)) for each in others]
     return Plot(
         "sweep", views,
         f"{symbol_of(view.metric)} after each layer; layer 0 is the input. Lines: the median of all cells "
@@ -107,9 +104,9 @@ def _curves(swept: Swept) -> Plot:
 
 def _levels(swept: Swept) -> Plot:
     number = len(swept.first.cells)
-    few = f" Drawn are {POINTS} of {number} cells." if number > POINTS else ""
+    few = f" Drawn are {CELLS} of {number} cells." if number > CELLS else ""
     return Plot(
-        "factors", [(name.replace("_", " "), sweep_levels(view)) for name, view in swept.views.items()],
+        "factors", [(name.replace("_", " "), sweep_levels_chart(view)) for name, view in swept.views.items()],
         "A point is a cell, a bar the median of a level. The share beside a factor's name is how much of the "
         f"differences between cells it accounts for alone, with cells put in order.{few}",
     )  # fmt: skip

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rankscope.charts.style import evenly
+from rankscope.figures.style import evenly
 from rankscope.figures.text import power
 from rankscope.profiles import Profile, Summary
 from rankscope.profiles.views import CurveView, zeros_said

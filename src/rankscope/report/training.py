@@ -1,12 +1,15 @@
-"""The section of a training run: what was monitored as a map and as curves, and the alarms."""
+"""The report's section on a training run: measurements as maps and curves, alarms, certificates.
+
+`report/run.py` reads the run (`runs/training.py`) and calls `training_said` and `training_sections`.
+"""
 
 from math import isfinite
 
 from rankscope.cards import counted
-from rankscope.charts.training import FEW, LINES, LOOKS, layer_curves, layer_map, path_shares, run_curves
 from rankscope.report.plots import Plot, Section
 from rankscope.report.tables import Table
-from rankscope.runs.training import LEARNING, NAMES, TrainingRun, title_of
+from rankscope.runs.figures import FEW, LINES, STEPS, layer_curves, layer_map, path_shares, run_curves
+from rankscope.runs.training import LEARNING, TrainingRun, title_of
 from rankscope.theory.views import BoundView, quantity, summary_views
 
 MAPS, PANELS, ALARMS = 8, 6, 200
@@ -14,32 +17,32 @@ MAPS, PANELS, ALARMS = 8, 6, 200
 
 
 def training_said(training: TrainingRun) -> str:
-    """What came of it: how many alarms, and the first of them; how the loss went."""
+    """A summary in words: how many alarms there were, the first of them, and how the loss went."""
     if not training.steps:
         return "Nothing was measured yet."
-    number, last = training.alarms.height, training.steps[-1]
-    said = [
-        f"{counted(number, 'alarm')} up to step {last:,}." if number else f"No alarms up to step {last:,}."
+    alarms, last = training.alarms.height, training.steps[-1]
+    sentences = [
+        f"{counted(alarms, 'alarm')} up to step {last:,}." if alarms else f"No alarms up to step {last:,}."
     ]
-    if number:
+    if alarms:
         step, sentence = training.alarms["step"][0], str(training.alarms["sentence"][0])
         when = "" if sentence.startswith(f"Step {step}") else f", at step {step:,}"
-        said.append(f"The first{when}: {sentence}")
+        sentences.append(f"The first{when}: {sentence}")
     if "loss" in training.scalars:
         _, values = training.scalar("loss")
         first, now = (f"{value:.3g}" if isfinite(value) else "no number" for value in (values[0], values[-1]))
-        said.append(f"The loss went from {first} to {now}.")
-    return " ".join(said)
+        sentences.append(f"The loss went from {first} to {now}.")
+    return " ".join(sentences)
 
 
 def training_sections(training: TrainingRun) -> list[Section]:
-    """What the page shows of it."""
+    """The section of the page; none if nothing was measured yet."""
     if not training.steps:
         return []
     number = len(training.steps)
     read = [name for name in training.metrics if not name.startswith(LEARNING)]
     learning = [name for name in training.metrics if name.startswith(LEARNING)]
-    few = f" Drawn are {LOOKS} of {number:,} measurements, and those with alarms." if number > LOOKS else ""
+    few = f" Drawn are {STEPS} of {number:,} measurements, and those with alarms." if number > STEPS else ""
     marks = (
         " Alarms are marked ▼ on the axis of steps, and by a ring at their layer."
         if len(training.alarms)
@@ -48,14 +51,14 @@ def training_sections(training: TrainingRun) -> list[Section]:
     plots = []
     if shown := (read or learning)[:MAPS]:
         plots.append(Plot(
-            "training", [(_label(name), layer_map(training, name)) for name in shown],
+            "training", [(title_of(name), layer_map(training, name)) for name in shown],
             "A column is a measurement, a row a layer; layer 0 is the input. The colour is the mean over "
             f"samples{_heads(training, shown)}, on a logarithmic scale where values span over two decades: "
             f"there zero lies at the lower end.{few}"
             f"{marks}",
         ))  # fmt: skip
         plots.append(Plot(
-            "training-curves", [(_label(name), layer_curves(training, [name])) for name in shown],
+            "training-curves", [(title_of(name), layer_curves(training, [name])) for name in shown],
             f"The same as curves over the steps, a line for {_lines(training, shown, LINES)}, from the "
             "darkest at the input to the lightest at the output.",
         ))  # fmt: skip
@@ -89,14 +92,14 @@ def training_sections(training: TrainingRun) -> list[Section]:
 
 
 def _tables(training: TrainingRun) -> list[Table]:
-    found = []
+    tables = []
     if len(training.alarms):
         rows = [
             [_where(row), str(row["sentence"])] for row in training.alarms.head(ALARMS).iter_rows(named=True)
         ]
         few = f"The first {ALARMS} of {len(training.alarms)}." if len(training.alarms) > ALARMS else ""
-        found.append(Table("Alarms", ["rule and place", "what it says"], rows, wordy=True, note=few))
-    found += _proved(training)
+        tables.append(Table("Alarms", ["rule and place", "what it says"], rows, wordy=True, note=few))
+    tables += _proved(training)
     if training.metrics:
         grid = training.grid(training.metrics[0])
         ends = [
@@ -104,23 +107,27 @@ def _tables(training: TrainingRun) -> list[Table]:
             for k in dict.fromkeys((0, -1 % len(grid.steps)))
         ]
         marked = {
-            (row, place + 1) for row, (*_, noise) in enumerate(ends) for place in noise.nonzero()[0].tolist()
+            (row, column + 1)
+            for row, (*_, noise) in enumerate(ends)
+            for column in noise.nonzero()[0].tolist()
         }
         cells = [[f"step {step:,}", *(f"{value:.3g}" for value in values)] for step, values, _ in ends]
         title = f"{training.metrics[0]} by layer, at the first measurement and the last"
         note = "○ at or below the floor." if marked else ""
-        found.append(Table(title, ["layer", *map(str, grid.layers)], cells, marked, note))
-    return found
+        tables.append(Table(title, ["layer", *map(str, grid.layers)], cells, marked, note))
+    return tables
 
 
 def _proved(training: TrainingRun) -> list[Table]:
-    """What theorems say of the probe, at the first measurement with certificates and the last."""
-    found = training.certificates
-    steps = sorted(found["step"].unique().to_list())
+    """A table of what theorems say of the probe, at the first measurement with certificates and the last."""
+    steps = sorted(training.certificates["step"].unique().to_list())
     if not steps:
         return []
     ends = list(dict.fromkeys((steps[0], steps[-1])))
-    columns = [{each.theorem: each for each in summary_views(found.filter(step=step))} for step in ends]
+    columns = [
+        {view.theorem: view for view in summary_views(training.certificates.filter(step=step))}
+        for step in ends
+    ]
     held = [name for name in columns[-1] if any(name in views and views[name].met_to for views in columns)]
     rows = []
     for name in held:
@@ -138,12 +145,12 @@ def _proved(training: TrainingRun) -> list[Table]:
 def _bound(view: BoundView) -> str:
     if not view.met_to:
         return "does not hold"
-    said = f"{view.measured} {view.sign} {view.bound}" if view.state == "says" else "says nothing"
-    return f"{said}, layer {view.layer}"
+    bound = f"{view.measured} {view.sign} {view.bound}" if view.state == "says" else "says nothing"
+    return f"{bound}, layer {view.layer}"
 
 
 def _where(row: dict[str, object]) -> str:
-    """Which rule spoke, when, and of which layer and head."""
+    """The rule of an alarm, its step, and its layer and head."""
     parts = [f"{row['rule']} at step {row['step']:,}"]
     parts += [f"since step {row['since']:,}"] if row["since"] not in (None, row["step"]) else []
     parts += [f"{name} {row[name]}" for name in ("layer", "head") if row[name] is not None]
@@ -152,19 +159,15 @@ def _where(row: dict[str, object]) -> str:
 
 def _heads(training: TrainingRun, names: list[str]) -> str:
     of = [name for name in names if training.grid(name).heads > 1]
-    return f" (of {', '.join(map(_label, of))} over heads, too)" if of else ""
+    return f" (of {', '.join(map(title_of, of))} over heads, too)" if of else ""
 
 
 def _lines(training: TrainingRun, names: list[str], most: int) -> str:
-    """Which layers are drawn."""
-    number = len({layer for name in names for layer in training.grid(name).layers})
-    return "each layer" if number <= most else f"{most} of the {number} layers"
+    """The layers that have a line, in words."""
+    layers = len({layer for name in names for layer in training.grid(name).layers})
+    return "each layer" if layers <= most else f"{most} of the {layers} layers"
 
 
 def _monitored(training: TrainingRun) -> str:
-    """What was read, in words."""
+    """The metrics and numbers that were monitored, in words."""
     return "; ".join(map(title_of, [*training.metrics, *training.scalars]))
-
-
-def _label(name: str) -> str:
-    return NAMES.get(name, name.replace("_", " "))

@@ -1,7 +1,7 @@
 """The key of a piece of work: all that decides its numbers, as plain Python that can be compared.
 
-Two runs with the same key are the same work: one goes on where the other stopped, and what one has kept
-serves the other. Where keys differ, `difference` says in what.
+Two runs with the same key are the same work: one can resume the other, and use what that has computed.
+`sweep`, corpora, studies and `rankscope checkpoints` make keys; `difference` says in what two of them differ.
 """
 
 import hashlib
@@ -20,28 +20,28 @@ SHORT = 40
 def key_of(nets: Mapping[str, Transformer] | None = None, **settings: object) -> dict[str, Any]:
     """The key of work on these networks under these settings.
 
-    It holds the versions of all packages that matter, of each network its weights' fingerprint, its device,
-    and that of its tokenizer and embedding.
+    It holds the versions of all packages that matter, the device, and of each network the fingerprints of its
+    weights and of its tokenizer and embedding.
     """
-    about: dict[str, object] = {"versions": versions(), **settings}
+    key: dict[str, object] = {"versions": versions(), **settings}
     if nets:
         first = next(iter(nets.values()))
         origins = {id(net.origin): net.origin for net in nets.values()}  # variants share theirs
         marks = {
-            number: None if origin is None else origin.fingerprint() for number, origin in origins.items()
+            identity: None if origin is None else origin.fingerprint() for identity, origin in origins.items()
         }
-        about |= {
+        key |= {
             "variants": {name: net.fingerprint for name, net in nets.items()},
             "embedding": [marks[id(net.origin)] for net in nets.values()],
             "device": str(first.device),
         }
-    return json.loads(json.dumps(about, sort_keys=True, default=str))
+    return json.loads(json.dumps(key, sort_keys=True, default=str))
 
 
 def files_of(name: str) -> list[str]:
-    """The files of a model in a folder, with their sizes and times; of a model elsewhere its name."""
-    there = sorted(path for path in Path(name).glob("*") if path.is_file()) if Path(name).is_dir() else []
-    return [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in there] or [name]
+    """The files of a model in a folder, with their sizes and times; the name of a model that is elsewhere."""
+    paths = sorted(path for path in Path(name).glob("*") if path.is_file()) if Path(name).is_dir() else []
+    return [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in paths] or [name]
 
 
 def digest(key: Mapping[str, Any], digits: int = 12) -> str:
@@ -53,21 +53,23 @@ def digest(key: Mapping[str, Any], digits: int = 12) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:digits]
 
 
-def difference(kept: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> str:
-    """In what two keys differ, in words; nothing where they are the same.
+def difference(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> str:
+    """The settings in which two keys differ, in words; an empty text if they are equal.
 
     >>> difference({"tokens": 8, "versions": {"torch": "2.0"}}, {"tokens": 9, "versions": {"torch": "2.1"}})
     'tokens (8, now 9), versions of torch (2.0, now 2.1)'
     """
-    said = []
-    for name in sorted({*kept, *now}):
-        was, comes = kept.get(name), now.get(name)
-        if was == comes:
+    parts = []
+    for name in sorted({*before, *now}):
+        old, new = before.get(name), now.get(name)
+        if old == new:
             continue
-        if isinstance(was, dict) and isinstance(comes, dict):
-            said.append(difference(was, comes, f"{name} of "))
+        if isinstance(old, dict) and isinstance(new, dict):
+            parts.append(difference(old, new, f"{name} of "))
             continue
-        shown = [", ".join(map(str, each)) if isinstance(each, list) else str(each) for each in (was, comes)]
+        shown = [
+            ", ".join(map(str, value)) if isinstance(value, list) else str(value) for value in (old, new)
+        ]
         both = f" ({shown[0]}, now {shown[1]})" if max(map(len, shown)) <= SHORT else ""
-        said.append(f"{within}{name}{both}")
-    return ", ".join(said)
+        parts.append(f"{within}{name}{both}")
+    return ", ".join(parts)

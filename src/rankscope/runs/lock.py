@@ -1,44 +1,72 @@
-"""One writer at a time: a lock on a folder that ends with the process that holds it."""
+"""A lock on a run folder, so that it has one writer at a time. The system releases it when the process ends.
 
-import fcntl
+`Store` takes the lock when it is opened and releases it when it is closed. `fcntl` locks the file on Unix,
+`msvcrt` on Windows; the one that there is is imported when a lock is taken.
+"""
+
+import contextlib
 import os
+from importlib import import_module
 from pathlib import Path
 
 from rankscope.errors import FileError
 from rankscope.files import writable_folder
 
-NAME = ".lock"
+LOCK_FILE = ".lock"
 
 
 def lock(folder: Path) -> int:
-    """Make the folder and hold it; a sentence where another writer does. `unlock` takes what this gives.
+    """Make the folder and lock it; returns the handle that `unlock` takes.
 
-    The system takes the lock from a process that is gone, so that a file left by one that was killed bars
-    nobody.
+    A lock file that a killed process has left does not block: the system has released its lock.
+
+    Raises:
+        FileError: Another writer holds the lock, or the folder cannot be written or locked.
     """
     writable_folder(folder)
-    path = folder / NAME
+    path = folder / LOCK_FILE
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _acquire(handle)
         except OSError as error:
             os.close(handle)
             if not isinstance(error, BlockingIOError):
-                raise FileError(f"{folder} must be a folder that can be locked; {error.strerror}") from error
+                raise FileError(
+                    f"{folder} must be a folder that can be locked; {error.strerror}", subject=str(folder)
+                ) from error
             raise FileError(
                 f"{folder} must have one writer at a time; another run is writing there: wait for its end, "
-                "or give another folder"
+                "or give another folder",
+                subject=str(folder),
             ) from error
-        try:
+        with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(path.stat(), os.fstat(handle)):
                 return handle
-        except FileNotFoundError:
-            pass
-        os.close(handle)  # its holder took the file away in between: what is held bars nobody
+        os.close(handle)  # another writer removed the file in between: a lock on it would keep nobody out
 
 
 def unlock(folder: Path, handle: int) -> None:
-    """Let others write."""
-    (folder / NAME).unlink(missing_ok=True)
-    os.close(handle)
+    """Release the lock, and remove its file."""
+    path = folder / LOCK_FILE
+    if os.name == "nt":  # where a file that somebody has open cannot be removed
+        os.close(handle)
+        with contextlib.suppress(OSError):
+            path.unlink()
+    else:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _acquire(handle: int) -> None:
+    """Lock an open file; raises BlockingIOError if another process has locked it."""
+    try:
+        fcntl = import_module("fcntl")
+    except ImportError:
+        msvcrt = import_module("msvcrt")
+        try:
+            msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError(*error.args) from error
+    else:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""What a run was: enough to run it again, and to know what its numbers may be trusted for."""
+"""`Manifest`: what was run, on what and with what, enough to run it again. Every table of a run holds one."""
 
 import platform
 from collections.abc import Sequence
@@ -11,29 +11,29 @@ from typing import Any
 from rankscope.runs.record import Record
 
 PACKAGES = ("rankscope", "torch", "polars", "transformers", "tokenizers")
-"""Whose versions may change a number; the last two where they are installed."""
+"""Packages whose versions may change a number; those that are installed are listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network(Record):
-    """One network that was looked at."""
+    """One network that was measured."""
 
     variant: str = "as given"
     arithmetic: str = ""
     metrics: tuple[str, ...] = ()
-    """Of certificates, the theorems."""
+    """The metrics; of certificates, the theorems."""
     fingerprint: str | None = None
-    """SHA-256 of its weights; None where a live model was looked at."""
+    """The SHA-256 of its weights; None for a live model."""
     architecture: dict[str, Any] | None = None
     model: dict[str, Any] | None = None
-    """Of a live model its class, size and dtypes."""
+    """The class, size and dtypes of a live model."""
     checks: dict[str, Any] = field(default_factory=dict)
-    """What the run found about itself."""
+    """The checks that the run made of itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Text(Record):
-    """What was read."""
+    """The text that a network was measured on."""
 
     path: str = ""
     split: str | None = None
@@ -41,17 +41,16 @@ class Text(Record):
     first: str | None = None
     """How the first excerpt begins."""
     limit: int | None = None
-    """Excerpts that were asked for at most."""
+    """The most excerpts that were to be read."""
     read_to_the_end: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped(Record):
-    """A run that ended before its time."""
+    """How far a run came that ended early: what is finished, and how many there were to be."""
 
     finished: tuple[str, ...] = ()
     asked: int = 0
-    """How many there were to be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,7 @@ class Manifest(Record):
 
     title: str | None = None
     created: str = ""
-    """When, in UTC."""
+    """The time in UTC, ISO 8601."""
     versions: dict[str, str] = field(default_factory=dict)
     machine: str = ""
     device: str = ""
@@ -75,7 +74,7 @@ class Manifest(Record):
     command: str | None = None
     """The command line, as it was typed."""
     model: str | None = None
-    """What was asked for; `origin` says what it was."""
+    """The model as it was named; `origin` says what that was."""
     origin: dict[str, Any] | None = None
     seed: int | None = None
     init: str | None = None
@@ -83,12 +82,12 @@ class Manifest(Record):
     samples: int | None = None
     tokens: int | None = None
     excerpts: int | None = None
-    """Of a corpus, how many were measured."""
+    """The excerpts of a corpus that were measured."""
     closure: float | None = None
-    """Of paths, how nearly their sum is the output."""
+    """How nearly the sum of all paths is the output."""
     stopped: Stopped | None = None
     key: dict[str, Any] | None = None
-    """All that decides the numbers, where a run may go on (`key.py`)."""
+    """All that decides the numbers of a run that can be resumed (`key.py`)."""
 
 
 def manifest_of(
@@ -101,16 +100,21 @@ def manifest_of(
 ) -> Manifest:
     """The manifest of one measured network.
 
-    `described` says which network it was: its `architecture` and `fingerprint`, both None where a live model
-    was looked at, which says its class, size and dtypes under `model` instead. `checks` is what the run found
-    about itself.
+    Args:
+        described: Which network it was: its `architecture` and `fingerprint` or, of a live model, its class,
+            size and dtypes as `model`.
+        device: What it ran on.
+        variant: The name of the variant.
+        arithmetic: The arithmetic that measured it.
+        metrics: The names of the metrics.
+        checks: The checks that the run made of itself.
     """
     network = Network(variant=variant, arithmetic=arithmetic, metrics=tuple(metrics), checks=checks)
     return begun(device).adding(networks=(network.adding(**described),))
 
 
 def begun(device: str) -> Manifest:
-    """The manifest of a run that begins now, here."""
+    """The manifest of a run that begins now, on this machine."""
     return Manifest(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions={"python": platform.python_version(), **versions()},
@@ -120,13 +124,13 @@ def begun(device: str) -> Manifest:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that may change a number, those that are installed."""
-    return {name: found for name in PACKAGES if (found := _version(name)) is not None}
+    """The versions of the packages that may change a number, as far as they are installed."""
+    return {name: installed for name in PACKAGES if (installed := _version(name)) is not None}
 
 
 @cache
 def _version(package: str) -> str | None:
-    """Read once: packages are looked up on disk."""
+    """The version of a package, read from disk once."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -134,6 +138,6 @@ def _version(package: str) -> str | None:
 
 
 def joined(manifests: Sequence[Manifest]) -> Manifest:
-    """One manifest for several networks measured together."""
+    """One manifest for several networks that were measured together."""
     networks = tuple(network for manifest in manifests for network in manifest.networks)
     return replace(manifests[0], networks=networks)

@@ -1,7 +1,7 @@
-"""Frozen dataclasses that are JSON objects in a file, with each field's type checked when it is read.
+"""`Record`: a frozen dataclass that is a JSON object in a file; types of its fields are checked on reading.
 
-A field that a class does not know is kept under `more` and written again: files of other versions lose
-nothing.
+`Manifest`, its parts and the entries of `manifest.json` are records. A field that a class does not know is
+kept under `more` and written again, so files of other versions lose nothing.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -13,39 +13,39 @@ R = TypeVar("R", bound="Record")
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """A JSON object with known fields; one that is None or empty is not written."""
+    """A JSON object with known fields; a field that is None or empty is not written."""
 
     more: dict[str, Any] = field(default_factory=dict)
     """Fields that this version does not know."""
 
-    def adding(self: R, **given: Any) -> R:
-        """The same with these fields, known or not."""
-        own = {name: given.pop(name) for name in _kinds(type(self)) if name in given}
-        return replace(self, **own, more={**self.more, **given})
+    def adding(self: R, **values: Any) -> R:
+        """A copy with these fields set, whether the class knows them or not."""
+        known = {name: values.pop(name) for name in _kinds(type(self)) if name in values}
+        return replace(self, **known, more={**self.more, **values})
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain Python, for JSON."""
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "more"}
+        """The record as plain Python, for JSON."""
+        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "more"}
         known = {name: _plain(value) for name, value in values.items() if value not in (None, (), {})}
         return {**known, **self.more}
 
     @classmethod
-    def from_dict(cls: type[R], given: object) -> R:
-        """What `to_dict` gave; a ValueError that names the field where one is of another type."""
-        if not isinstance(given, dict):
-            raise ValueError(f"an object must describe a {cls.__name__.lower()}; got {_called(given)}")
+    def from_dict(cls: type[R], content: object) -> R:
+        """The record that `to_dict` wrote; a ValueError names the first field of another type."""
+        if not isinstance(content, dict):
+            raise ValueError(f"an object must describe a {cls.__name__.lower()}; got {_type_name(content)}")
         kinds = _kinds(cls)
         known = {
-            name: _typed(name, kinds[name], given[name]) for name in kinds if given.get(name) is not None
+            name: _typed(name, kinds[name], content[name]) for name in kinds if content.get(name) is not None
         }
-        return cls(**known, more={name: value for name, value in given.items() if name not in kinds})
+        return cls(**known, more={name: value for name, value in content.items() if name not in kinds})
 
 
 def _kinds(cls: type) -> dict[str, Any]:
     """The type of each known field, without None."""
     hints = {name: kind for name, kind in get_type_hints(cls).items() if name != "more"}
     return {
-        name: next(each for each in get_args(kind) if each is not NoneType)
+        name: next(option for option in get_args(kind) if option is not NoneType)
         if get_origin(kind) is UnionType
         else kind
         for name, kind in hints.items()
@@ -55,7 +55,7 @@ def _kinds(cls: type) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Record):
         return value.to_dict()
-    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _typed(name: str, kind: Any, value: Any) -> Any:
@@ -63,14 +63,14 @@ def _typed(name: str, kind: Any, value: Any) -> Any:
         return kind.from_dict(value)
     origin = get_origin(kind) or kind
     if origin is tuple and isinstance(value, list | tuple):
-        return tuple(_typed(name, get_args(kind)[0], each) for each in value)
+        return tuple(_typed(name, get_args(kind)[0], item) for item in value)
     if kind == dict[str, str] and isinstance(value, dict):
-        return {key: _typed(f"{name}.{key}", str, each) for key, each in value.items()}
+        return {key: _typed(f"{name}.{key}", str, item) for key, item in value.items()}
     if origin is tuple or not isinstance(value, float | int if origin is float else origin):
         expected = "list" if origin is tuple else origin.__name__
-        raise ValueError(f"{name} must be a {expected}; got {_called(value)}")
+        raise ValueError(f"{name} must be a {expected}; got {_type_name(value)}")
     return value
 
 
-def _called(value: object) -> str:
+def _type_name(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,13 +1,14 @@
-"""A run folder: one writer, one reader.
+"""A run folder: `Store` writes it, `read` and `Run` read it. Nothing else writes or reads run folders.
 
     manifest.json         what was run: an entry for each command that wrote here, its manifest and its files
-    NAME.parquet          a table, the manifest of what it is of inside
+    NAME.parquet          a table, with its manifest inside
     NAME/000000.parquet   a table that grows, chunk by chunk, each written once (`journal.py`)
     NAME.json             a document
 
 `manifest.json` has the SHA-256 of each of these files, and the rows of each table. Figures and reports, which
-are made of them, are not in it. Every file is written beside its place and moved there whole; a file is taken
-out of `manifest.json` before it is written and put back after, so that it never speaks of another's content.
+can be made again, are not listed. Every file is written under a temporary name and moved into place. It is
+removed from `manifest.json` before it is written and listed again afterwards, so that the manifest never
+describes other content.
 """
 
 import hashlib
@@ -21,21 +22,26 @@ import polars as pl
 
 from rankscope.errors import FileError, one_of
 from rankscope.files import write_text
-from rankscope.runs.lines import FILE, frame_of, read_lines
 from rankscope.runs.lock import lock, unlock
 from rankscope.runs.manifest import Manifest
 from rankscope.runs.record import Record
-from rankscope.runs.tables import SavedTable, whole
-from rankscope.runs.tables import write as write_table
+from rankscope.runs.tables import (
+    JOURNAL,
+    SavedTable,
+    frame_of,
+    read_lines,
+    read_parquet,
+    write_parquet,
+)
 
 MANIFEST = "manifest.json"
 MAIN = ("sweep", "profile", "summary", "training")
-"""Tables of what was measured."""
+"""Tables of measurements; the first that there is is what `Run.table()` gives."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class File(Record):
-    """What a file must be."""
+    """What `manifest.json` says of a file: its checksum and, of a table, its rows."""
 
     sha256: str = ""
     rows: int | None = None
@@ -43,81 +49,97 @@ class File(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class RunEntry:
-    """What one command wrote."""
+    """What one command wrote: its manifest, and its files by their path in the folder."""
 
     manifest: Manifest
     files: dict[str, File] = field(default_factory=dict)
-    """By their path in the folder."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What there is in a run folder; see `read`."""
+    """The contents of a run folder, as `read` gives them."""
 
     folder: Path
     entries: dict[str, RunEntry]
 
     @property
     def manifests(self) -> dict[str, Manifest]:
-        """By the command that wrote them: `measure`, `corpus`, `paths`, ..."""
+        """The manifests by the command that wrote them: `measure`, `corpus`, `paths`, ..."""
         return {name: entry.manifest for name, entry in self.entries.items()}
 
     @property
     def names(self) -> list[str]:
-        """The tables that there are."""
-        found = [path.relative_to(self.folder) for path in sorted(self.folder.glob("*.parquet"))]
+        """The names of the tables in the folder."""
+        files = [path.stem for path in sorted(self.folder.glob("*.parquet"))]
         grown = [name.split("/")[0] for entry in self.entries.values() for name in entry.files if "/" in name]
-        return list(dict.fromkeys([*(path.stem for path in found), *grown]))
+        return list(dict.fromkeys([*files, *grown]))
 
     def has(self, name: str) -> bool:
-        """Whether there is such a table."""
+        """True if there is a table of that name in one file."""
         return (self.folder / f"{name}.parquet").is_file()
 
     def table(self, name: str | None = None) -> pl.DataFrame:
-        """The table of that name, its checksum verified; of one that grew, all of it. Without a name what was
-        measured: of a sweep all its rows, a column for each factor."""
+        """A table, its checksum verified.
+
+        Args:
+            name: The name of the table; by default that of the measurements, such as `profile`, or `sweep`
+                with a column for each factor.
+
+        Returns:
+            The table; of one that grows, all rows that are written so far.
+
+        Raises:
+            FileError: There is no such table, or a file of it is damaged.
+        """
         if name is None:
-            name = next((each for each in MAIN if each in self.names), ", ".join(MAIN))
+            name = next((main for main in MAIN if main in self.names), ", ".join(MAIN))
         if name not in self.names:
-            raise FileError(one_of(f"a table of {self.folder}", name, self.names))
+            raise FileError(one_of(f"a table of {self.folder}", name, self.names), subject=name)
         chunks = self.chunks(name) or [f"{name}.parquet"]
-        found = pl.concat(whole(self.path(chunk))[0] for chunk in chunks)
-        lines = read_lines(self.folder / name / FILE, self.gathered(name))
+        table = pl.concat(read_parquet(self.path(chunk))[0] for chunk in chunks)
+        lines = read_lines(self.folder / name / JOURNAL, self.gathered(name))
         if "/" in chunks[0] and (now := read(self.folder)).chunks(name) != chunks:  # gathered in between
             return now.table(name)
-        return pl.concat([found, frame_of(lines, found.schema)]) if lines else found
+        return pl.concat([table, frame_of(lines, table.schema)]) if lines else table
 
     def gathered(self, name: str) -> int:
-        """The last step that the chunks of a table that grows by steps hold; -1 where they hold none."""
+        """The last step that the chunks of a table that grows hold; -1 if they hold none."""
         for chunk in reversed(self.chunks(name)):
-            table = whole(self.path(chunk))[0]
+            table = read_parquet(self.path(chunk))[0]
             if "step" in table.columns and len(table):
                 return int(table["step"].max())  # type: ignore[arg-type]
         return -1
 
     def chunks(self, name: str) -> list[str]:
-        """The files of a table that grew, in order."""
+        """The files of a table that grows, in order; none if it is one file."""
         return sorted(
             file for entry in self.entries.values() for file in entry.files if file.startswith(f"{name}/")
         )
 
     def path(self, file: str, advice: str = "run it again") -> Path:
-        """Where the file lies, once it is certain that it is what was written; `advice` ends the sentence."""
+        """The path of a file whose checksum is as listed; `advice` ends the sentence of the error."""
         path = self.folder / file
         listed = next((entry.files[file] for entry in self.entries.values() if file in entry.files), None)
         if listed is not None and not (path.is_file() and checksum(path) == listed.sha256):
             raise FileError(
                 f"{path} must be as it was written; its checksum is another than in {MANIFEST}: it is "
-                f"damaged or was changed, {advice}"
+                f"damaged or was changed, {advice}",
+                subject=file,
             )
         return path
 
 
 def read(folder: str | Path) -> Run:
-    """The run in a folder that a command has written with `-o`.
+    """The run in a folder, as a command with `-o`, a `Monitor` or `Store` has written it.
 
-    `manifests` say what was run, by command; `table(name)` gives a table, verified; `names` says which there
-    are.
+    Args:
+        folder: The run folder.
+
+    Returns:
+        A `Run`: `names` are its tables, `table(name)` one of them, `manifests` what was run, by command.
+
+    Raises:
+        FileError: There is no such folder, or its manifest is damaged.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -129,22 +151,30 @@ def read(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileError(f"a run is read from its folder; there is none at {folder}")
+        raise FileError(f"a run is read from its folder; there is none at {folder}", subject=str(folder))
     path = folder / MANIFEST
-    given = document(path).get("entries") if path.is_file() else None
-    if not isinstance(given, dict):  # none, or of a version that had one manifest for all
+    entries = document(path).get("entries") if path.is_file() else None
+    if not isinstance(entries, dict):  # none, or of a version that had one manifest for all
         return Run(folder, {})
     try:
-        return Run(folder, {name: _entry(each) for name, each in given.items()})
+        return Run(folder, {name: _entry(entry) for name, entry in entries.items()})
     except ValueError as error:
         raise FileError(
             f"{path} must list what was run and its files; it is damaged or of another version ({error}): "
-            "delete it, and run it again"
+            "delete it, and run it again",
+            subject=str(path),
         ) from error
 
 
 class Store:
-    """The writer of a run folder, the only one from when it is made until it is closed."""
+    """The writer of a run folder. From when it is made until it is closed, the folder has no other.
+
+    Args:
+        folder: The run folder; it is made if it does not exist.
+
+    Raises:
+        FileError: Another process writes to the folder, or it cannot be written.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -163,11 +193,11 @@ class Store:
 
     @property
     def closed(self) -> bool:
-        """Whether others may write."""
+        """True once the folder is released."""
         return self._lock is None
 
     def close(self) -> None:
-        """Let others write."""
+        """Release the folder for other writers."""
         if self._lock is not None:
             unlock(self.folder, self._lock)
             self._lock = None
@@ -179,57 +209,65 @@ class Store:
         tables: Mapping[str, pl.DataFrame | SavedTable],
         documents: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
-        """An entry, in place of an earlier one of that name: its tables, and documents as JSON.
+        """Write an entry in place of an earlier one of that name.
 
-        A file that another entry had under the same name is this one's from now on; what the earlier entry
-        had and this one has not is removed, but for tables that grow.
+        A file that another entry had under the same name belongs to this one from now on. Files that only the
+        earlier entry had are removed, except for tables that grow.
+
+        Args:
+            entry: The name of the entry, after the command that writes it.
+            manifest: What was run.
+            tables: Tables by name; a `SavedTable` keeps its own manifest inside.
+            documents: Documents by name, written as JSON.
         """
         documents = documents or {}
         before = self.run.entries.get(entry, RunEntry(manifest=manifest)).files
-        grown = {file: kept for file, kept in before.items() if "/" in file}
+        grown = {file: listed for file, listed in before.items() if "/" in file}
         new = [f"{name}.parquet" for name in tables] + [f"{name}.json" for name in documents]
         self._list({**self._without(new), entry: RunEntry(manifest=manifest, files=grown)})
         for name in before.keys() - grown.keys() - set(new):
             (self.folder / name).unlink(missing_ok=True)
         files = {
-            f"{name}.parquet": self._table(f"{name}.parquet", each, manifest) for name, each in tables.items()
+            f"{name}.parquet": self._table(f"{name}.parquet", table, manifest)
+            for name, table in tables.items()
         }
-        for name, each in documents.items():
-            write_text(self.folder / f"{name}.json", _json(each))
+        for name, content in documents.items():
+            write_text(self.folder / f"{name}.json", _json(content))
             files[f"{name}.json"] = File(sha256=checksum(self.folder / f"{name}.json"))
         self._list({**self.run.entries, entry: RunEntry(manifest=manifest, files={**grown, **files})})
 
     def append(self, entry: str, name: str, table: pl.DataFrame | SavedTable, manifest: Manifest) -> None:
-        """One more chunk of a table that grows."""
+        """Write one more chunk of a table that grows, and list it under an entry."""
         file = f"{name}/{len(self.run.chunks(name)):06}.parquet"
-        kept = self._table(file, table, manifest)
+        written = self._table(file, table, manifest)
         before = self.run.entries.get(entry, RunEntry(manifest=manifest))
-        self._list({**self.run.entries, entry: replace(before, files={**before.files, file: kept})})
+        self._list({**self.run.entries, entry: replace(before, files={**before.files, file: written})})
 
     def drop(self, file: str) -> None:
-        """Take a file away."""
+        """Remove a file from the manifest and from the folder."""
         self._list(self._without([file]))
         (self.folder / file).unlink(missing_ok=True)
 
-    def _table(self, file: str, given: pl.DataFrame | SavedTable, manifest: Manifest) -> File:
-        table, own = (given, manifest) if isinstance(given, pl.DataFrame) else (given.table, given.manifest)
-        path = write_table(self.folder / file, table, own)
+    def _table(self, file: str, table: pl.DataFrame | SavedTable, manifest: Manifest) -> File:
+        if isinstance(table, SavedTable):
+            manifest, table = table.manifest, table.table
+        path = write_parquet(self.folder / file, table, manifest)
         return File(sha256=checksum(path), rows=len(table))
 
     def _without(self, files: list[str]) -> dict[str, RunEntry]:
-        """The entries less these files; one that had nothing else is gone."""
-        left = {}
+        """The entries without these files; an entry that had no other file is left out."""
+        entries = {}
         for name, entry in self.run.entries.items():
-            kept = {file: each for file, each in entry.files.items() if file not in files}
-            if kept or not entry.files:
-                left[name] = replace(entry, files=kept)
-        return left
+            rest = {file: listed for file, listed in entry.files.items() if file not in files}
+            if rest or not entry.files:
+                entries[name] = replace(entry, files=rest)
+        return entries
 
     def _list(self, entries: dict[str, RunEntry]) -> None:
         listed = {
             name: {
                 "manifest": entry.manifest.to_dict(),
-                "files": {file: each.to_dict() for file, each in entry.files.items()},
+                "files": {file: content.to_dict() for file, content in entry.files.items()},
             }
             for name, entry in entries.items()
         }
@@ -239,36 +277,39 @@ class Store:
 
 
 def document(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; a sentence where there is none."""
+    """The JSON object in a file; raises FileError if it holds none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(
-            f"{path} must be JSON; it cannot be read ({error}): delete it, and run it again"
+            f"{path} must be JSON; it cannot be read ({error}): delete it, and run it again",
+            subject=str(path),
         ) from error
-    if not isinstance(found, dict):
-        raise FileError(f"{path} must hold a JSON object; it holds a {type(found).__name__}")
-    return found
+    if not isinstance(content, dict):
+        raise FileError(
+            f"{path} must hold a JSON object; it holds a {type(content).__name__}", subject=str(path)
+        )
+    return content
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 of a file."""
+    """The SHA-256 of a file, as hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _json(given: dict[str, Any]) -> str:
-    return json.dumps(given, indent=1, ensure_ascii=False) + "\n"
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def _entry(given: object) -> RunEntry:
-    if not isinstance(given, dict) or not isinstance(given.get("files", {}), dict):
+def _entry(content: object) -> RunEntry:
+    if not isinstance(content, dict) or not isinstance(content.get("files", {}), dict):
         raise ValueError("an entry must have a manifest and files")
-    files = {name: File.from_dict(each) for name, each in given.get("files", {}).items()}
+    files = {name: File.from_dict(file) for name, file in content.get("files", {}).items()}
     for name in files:
         if not _inside(PurePosixPath(name)):
             raise ValueError(f"a file must lie in the folder; {name!r} does not")
-    return RunEntry(manifest=Manifest.from_dict(given.get("manifest")), files=files)
+    return RunEntry(manifest=Manifest.from_dict(content.get("manifest")), files=files)
 
 
 def _inside(path: PurePosixPath) -> bool:

@@ -1,6 +1,12 @@
-"""A tidy table and its manifest in one Parquet file: how every table of a run is kept."""
+"""How tables of a run are written: Parquet files with their manifest inside, and lines of JSON.
+
+`Store` and `Run` (`store.py`) read and write whole files with `write_parquet` and `read_parquet`. A table
+that grows (`journal.py`) has its last rows as lines of JSON, one line for each step, until they are gathered
+into a Parquet file.
+"""
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,41 +19,45 @@ from rankscope.errors import FileError
 from rankscope.files import atomic
 from rankscope.runs.manifest import Manifest
 
-K = TypeVar("K", bound="SavedTable")
-KEY = "rankscope"
-"""Where the manifest lies in the file's metadata."""
+T = TypeVar("T", bound="SavedTable")
+METADATA_KEY = "rankscope"
+"""The key of the manifest in a Parquet file's metadata."""
+JOURNAL = "journal.jsonl"
+"""The file with the lines of a table that grows, in the table's folder."""
+Line = dict[str, Any]
+"""The rows of one step: `{"step": ..., "rows": {column: [...]}}`."""
 
 
-def write(path: str | Path, table: pl.DataFrame, manifest: Manifest) -> Path:
-    """Write one file, manifest inside, atomically."""
+def write_parquet(path: str | Path, table: pl.DataFrame, manifest: Manifest) -> Path:
+    """Write a table with its manifest inside, atomically."""
     with atomic(path) as temporary:
-        table.write_parquet(temporary, metadata={KEY: json.dumps(manifest.to_dict())})
+        table.write_parquet(temporary, metadata={METADATA_KEY: json.dumps(manifest.to_dict())})
     return Path(path)
 
 
-def whole(path: str | Path, made: str = "") -> tuple[pl.DataFrame, Manifest | None]:
-    """Any table, and its manifest if it has one; `made` says in the sentence, if it cannot be read, what
-    would have been right."""
-    with _readable(path, made):
-        found, metadata = pl.read_parquet(path, glob=False), pl.read_parquet_metadata(path)
-    return found, _manifest(path, metadata[KEY]) if KEY in metadata else None
+def read_parquet(path: str | Path, kind: str = "") -> tuple[pl.DataFrame, Manifest | None]:
+    """A table, and its manifest if it has one; `kind` says in the error what the file should have been."""
+    with _damage_reported(path, kind):
+        table, metadata = pl.read_parquet(path, glob=False), pl.read_parquet_metadata(path)
+    return table, _manifest(path, metadata[METADATA_KEY]) if METADATA_KEY in metadata else None
 
 
 def manifest_in(path: str | Path) -> Manifest:
-    """The manifest in a file, without its table."""
-    with _readable(path):
+    """The manifest in a Parquet file, without reading its table."""
+    with _damage_reported(path):
         metadata = pl.read_parquet_metadata(path)
-    return _manifest(path, metadata.get(KEY, ""))
+    return _manifest(path, metadata.get(METADATA_KEY, ""))
 
 
 @contextmanager
-def _readable(path: str | Path, made: str = "") -> Iterator[None]:
+def _damage_reported(path: str | Path, kind: str = "") -> Iterator[None]:
     try:
         yield
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
-        said = " ".join(str(error).split())[:200]
+        reason = " ".join(str(error).split())[:200]
         raise FileError(
-            f"{path} must be a Parquet file{made}; it cannot be read ({said}): it is damaged, run it again"
+            f"{path} must be a Parquet file{kind}; it cannot be read ({reason}): it is damaged, run it again",
+            subject=str(path),
         ) from error
 
 
@@ -57,40 +67,102 @@ def _manifest(path: str | Path, text: str) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise FileError(
             f"{path} must hold a manifest, a JSON object; it is damaged or of another version ({error}): run "
-            "it again"
+            "it again",
+            subject=str(path),
         ) from error
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class SavedTable:
-    """A table with a manifest of its own: a profile, a summary, certificates."""
+    """A table with its manifest: the base of profiles, summaries and certificates."""
 
     schema: ClassVar[Mapping[str, Any]]
-    """Its columns and their types."""
+    """The columns and their types."""
     later: ClassVar[Sequence[str]] = ()
-    """Those that files of earlier versions do not have: null there."""
+    """Columns that files of earlier versions do not have; they are null there."""
     grows: ClassVar[bool] = False
-    """Whether it may have columns beside these, which its manifest names: factors."""
+    """True if there may be further columns, which the manifest names as factors."""
     table: pl.DataFrame
     manifest: Manifest
 
     def save(self, path: str | Path) -> Path:
-        """Write one Parquet file, manifest inside, atomically."""
-        return write(path, self.table, self.manifest)
+        """Write one Parquet file with the manifest inside, atomically."""
+        return write_parquet(path, self.table, self.manifest)
 
     @classmethod
-    def read(cls: type[K], path: str | Path) -> K:
-        """What `save` wrote."""
+    def read(cls: type[T], path: str | Path) -> T:
+        """Read a file that `save` wrote.
+
+        Raises:
+            FileError: There is no file, or it is damaged or holds another kind of table.
+        """
         kind = cls.__name__
         what = kind.lower()
         if not Path(path).is_file():
-            raise FileError(f"a {what} is read from a Parquet file; there is none at {path}")
-        table, manifest = whole(path, f" written by {kind}.save")
+            raise FileError(
+                f"a {what} is read from a Parquet file; there is none at {path}", subject=str(path)
+            )
+        table, manifest = read_parquet(path, f" written by {kind}.save")
         missing = [name for name in cls.later if name not in table.columns]
         if missing and set(table.columns) == set(cls.schema) - set(missing):
             table = table.with_columns(pl.lit(None, cls.schema[name]).alias(name) for name in missing)
-        beside = manifest.more.get("factors", ()) if cls.grows and manifest is not None else ()
-        own = table.drop(beside, strict=False)
-        if manifest is None or own.schema != pl.Schema(cls.schema):
-            raise FileError(f"{path} must be a {what} written by {kind}.save; it is another kind of table")
+        factors = manifest.more.get("factors", ()) if cls.grows and manifest is not None else ()
+        if manifest is None or table.drop(factors, strict=False).schema != pl.Schema(cls.schema):
+            raise FileError(
+                f"{path} must be a {what} written by {kind}.save; it is another kind of table",
+                subject=str(path),
+            )
         return cls(table, manifest)
+
+
+def line_of(step: int, rows: pl.DataFrame) -> Line:
+    """The rows of a step as a line. JSON has no NaN and no infinity: these become text."""
+    columns = rows.drop("step").to_dict(as_series=False)
+    return {"step": step, "rows": {name: list(map(_json_value, column)) for name, column in columns.items()}}
+
+
+def lines_of(table: pl.DataFrame) -> list[Line]:
+    """The rows of a table as a line for each step."""
+    parts = table.partition_by("step", maintain_order=True)
+    return [line_of(int(part["step"][0]), part) for part in parts]
+
+
+def text_of(lines: Sequence[Line]) -> str:
+    """The text of a journal file with these lines."""
+    return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+def read_lines(path: Path, after: int) -> list[Line]:
+    """The complete lines of a journal file whose step is later than `after`."""
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8").split("\n")[:-1]:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            break  # an incomplete line, and something after it
+        if line["step"] > after:
+            lines.append(line)
+    return lines
+
+
+def frame_of(lines: Sequence[Line], schema: Mapping[str, Any]) -> pl.DataFrame:
+    """The rows of all lines as one table."""
+    parts = [pl.DataFrame(schema=dict(schema))]
+    for line in lines:
+        columns = {
+            name: [_table_value(value, schema[name]) for value in column]
+            for name, column in line["rows"].items()
+        }
+        rows = len(next(iter(columns.values()), []))
+        parts.append(pl.DataFrame({"step": [line["step"]] * rows, **columns}, schema=dict(schema)))
+    return pl.concat(parts)
+
+
+def _json_value(value: Any) -> Any:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _table_value(value: Any, kind: Any) -> Any:
+    return float(value) if isinstance(value, str) and kind.is_float() else value

@@ -1,8 +1,9 @@
-"""A training run as it is read: what was written of it so far, by metric, layer and step.
+"""Reads a training run: what was written of it so far, by metric, layer and step.
 
-`Monitor` writes tables that grow while it trains, `training` and `alarms`, and `training_certificates` where
-they were asked for; `rankscope checkpoints` writes the same of a training that nobody watched. Reading them
-needs no torch, and never waits for the writer.
+`Monitor` writes the tables `training` and `alarms`, which grow while it trains, and `training_certificates`
+if it reads paths; `rankscope checkpoints` writes the same of a training that was not monitored. `rankscope
+follow`, its page, the report and `compare` read them here. Reading needs no torch, and never waits for the
+writer.
 """
 
 import hashlib
@@ -17,18 +18,20 @@ import numpy as np
 import polars as pl
 
 from rankscope.errors import FileError, MetricError, one_of
-from rankscope.runs.lines import FILE
 from rankscope.runs.manifest import Manifest
 from rankscope.runs.store import MANIFEST, read
+from rankscope.runs.tables import JOURNAL
 
-TABLE, ALARMS, PROVED = "training", "alarms", "training_certificates"
-COLUMNS = ("step", "layer", "head", "metric", "value", "floor", "samples", "broken")
-SAID = ("step", "since", "rule", "layer", "head", "action", "sentence")
-BOUNDS = ("step", "theorem", "kind", "quantity", "met_to", "says_at", "log10_bound", "log10_measured", "why")
+TRAINING_TABLE, ALARMS_TABLE, CERTIFICATES_TABLE = "training", "alarms", "training_certificates"
+TRAINING_COLUMNS = ("step", "layer", "head", "metric", "value", "floor", "samples", "broken")
+ALARM_COLUMNS = ("step", "since", "rule", "layer", "head", "action", "sentence")
+CERTIFICATE_COLUMNS = (
+    "step", "theorem", "kind", "quantity", "met_to", "says_at", "log10_bound", "log10_measured", "why",
+)  # fmt: skip
 PATHS = "paths_"
-"""How the names of path shares begin."""
+"""The prefix of the names of path shares."""
 LEARNING = ("grad_", "update_")
-"""How the names of what is read of gradients and updates begin."""
+"""The prefixes of the names of gradients and updates."""
 NAMES = {
     "lr": "learning rate",
     "grad_tokens": "gradient: tokens",
@@ -39,12 +42,14 @@ NAMES = {
     "update_value_output": "update / weights: values, outputs",
     "update_mlp": "update / weights: MLP",
 }
-TRIES = 5
+"""Titles of numbers whose names do not say enough."""
+ATTEMPTS = 5
+"""How often a run is read again that is being cut back meanwhile."""
 
 
 class Grid(NamedTuple):
-    """One metric over a training: `value[layer, step]`, NaN where there is no number; of several heads their
-    mean."""
+    """One metric over a training: `value[layer, step]`, NaN if there is no number; the mean over heads of a
+    metric of heads."""
 
     metric: str
     steps: list[int]
@@ -52,70 +57,70 @@ class Grid(NamedTuple):
     value: np.ndarray
     floor: np.ndarray
     heads: int
-    """Of which it is the mean; 0 where it is not of heads."""
+    """The number of heads that it is the mean of; 0 for a metric that is not of heads."""
 
     @property
     def noise(self) -> np.ndarray:
-        """Where a value lies at or below its floor."""
+        """True where a value lies at or below its floor."""
         return (self.value <= self.floor) & (self.floor > 0)
 
     def logs(self, layer: int) -> dict[int, float]:
-        """log10 at a layer by step, where there is a number that is no noise."""
-        row = self.layers.index(layer) if layer in self.layers else len(self.layers)
-        seen = zip(
-            self.steps, self.value[row : row + 1].ravel(), self.noise[row : row + 1].ravel(), strict=False
-        )
+        """log10 of the value at a layer by step, for positive values above the floor."""
+        if layer not in self.layers:
+            return {}
+        row = self.layers.index(layer)
+        columns = zip(self.steps, self.value[row], self.noise[row], strict=True)
         return {
-            step: float(np.log10(value)) for step, value, noise in seen if 0 < value < np.inf and not noise
+            step: float(np.log10(value)) for step, value, noise in columns if 0 < value < np.inf and not noise
         }
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingRun:
-    """What there is of a training run."""
+    """A training run as far as it is written; see `read_training`."""
 
     folder: Path
     manifest: Manifest
     table: pl.DataFrame
     alarms: pl.DataFrame
     certificates: pl.DataFrame
-    """What is proved of the probe; no rows where that was not asked for."""
+    """What is proved of the probe; no rows if the monitor read no paths."""
 
     @cached_property
     def steps(self) -> list[int]:
-        """At which it was looked at."""
+        """The steps that were measured."""
         return sorted(self.table["step"].unique().to_list())
 
     @cached_property
     def metrics(self) -> list[str]:
-        """What was read layer by layer: as it was asked for, then gradients and updates."""
-        found = self._names(pl.col("layer").is_not_null())
-        asked = [name for network in self.manifest.networks for name in network.metrics]
-        order = [*(name for name in asked if name in found), *found]
+        """The metrics by layer: those of the manifest in its order, then gradients and updates."""
+        names = self._names(pl.col("layer").is_not_null())
+        listed = [name for network in self.manifest.networks for name in network.metrics]
+        order = [*(name for name in listed if name in names), *names]
         return sorted(dict.fromkeys(order), key=lambda name: name.startswith(LEARNING))
 
     @cached_property
     def scalars(self) -> list[str]:
-        """What was read of the whole run: the loss first."""
-        found = self._names(pl.col("layer").is_null())
-        return sorted(found, key=lambda name: (name != "loss", name != "lr"))
+        """The numbers of the whole run: the loss first, then the learning rate."""
+        names = self._names(pl.col("layer").is_null())
+        return sorted(names, key=lambda name: (name != "loss", name != "lr"))
 
     @cached_property
     def paths(self) -> pl.DataFrame:
-        """Path shares: step, what they are of, value."""
+        """The path shares, with the columns `step`, `of` (which paths) and `value`."""
         rows = self.table.filter(pl.col("metric").str.starts_with(PATHS))
         named = [path_name(name, layer) for name, layer in rows.select("metric", "layer").iter_rows()]
         return rows.with_columns(pl.Series("of", named, dtype=pl.String)).select("step", "of", "value")
 
     @property
     def lengths(self) -> list[str]:
-        """What path shares are of, the shortest paths first."""
+        """The names in the column `of` of `paths`, the shortest paths first."""
         names = self.paths["of"].unique().to_list()
         return sorted(names, key=lambda name: ([int(n) for n in name.split() if n.isdecimal()], name))
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """The name of the model; of a live one, its class."""
         for network in self.manifest.networks:
             kind = (network.model or {}).get("class")
             if self.manifest.title is None and isinstance(kind, str):
@@ -124,19 +129,22 @@ class TrainingRun:
 
     @property
     def broken(self) -> int:
-        """Readings of samples that were no numbers, as of tokens that overflowed."""
+        """How many readings of samples were NaN or infinite."""
         return int(self.table["broken"].sum() or 0)
 
-    def main(self, asked: str | None = None) -> str:
-        """The metric that is shown: the one asked for, or the first."""
-        if asked is not None and asked not in self.metrics:
-            raise MetricError(one_of(f"a metric of {self.folder}", asked, self.metrics))
+    def metric(self, name: str | None = None) -> str:
+        """The metric of that name, or the first; raises if the run has none of that name, or none at all."""
+        if name is not None and name not in self.metrics:
+            raise MetricError(one_of(f"a metric of {self.folder}", name, self.metrics), subject=name)
         if not self.metrics:
-            raise FileError(f"{self.folder} must hold a measurement of its layers; there is none yet")
-        return self.metrics[0] if asked is None else asked
+            raise FileError(
+                f"{self.folder} must hold a measurement of its layers; there is none yet",
+                subject=str(self.folder),
+            )
+        return self.metrics[0] if name is None else name
 
     def grid(self, metric: str) -> Grid:
-        """That metric by layer and step."""
+        """The values of a metric by layer and step."""
         rows = self.table.filter(pl.col("metric") == metric, pl.col("layer").is_not_null())
         means = rows.group_by("layer", "step").agg(pl.col("value", "floor").mean())
         layers, steps = (sorted(means[name].unique().to_list()) for name in ("layer", "step"))
@@ -146,7 +154,7 @@ class TrainingRun:
         return Grid(metric, steps, layers, value, floor, rows["head"].drop_nulls().n_unique())
 
     def scalar(self, name: str) -> tuple[list[int], list[float]]:
-        """The steps and values of a number of the whole run; NaN where it was none."""
+        """The steps and values of a number of the whole run; NaN if it was not finite."""
         rows = self.table.filter(pl.col("metric") == name, pl.col("layer").is_null()).sort("step")
         return rows["step"].to_list(), rows["value"].fill_null(float("nan")).to_list()
 
@@ -156,35 +164,37 @@ class TrainingRun:
 
 
 def read_training(folder: str | Path) -> TrainingRun:
-    """The training run in a folder, as far as it is written; a sentence where there is none."""
+    """The training run in a folder, as far as it is written; raises FileError if there is none."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileError(f"a training run is read from its folder; there is none at {folder}")
-    for again in range(TRIES):
+        raise FileError(
+            f"a training run is read from its folder; there is none at {folder}", subject=str(folder)
+        )
+    for attempt in range(ATTEMPTS):
         try:
             return _read(folder)
         except FileError:
-            # A run that goes back to a checkpoint takes files away, which the list that was read still has.
-            if again == TRIES - 1 or TABLE not in read(folder).names:
+            # A run that goes back to a checkpoint removes files that the manifest, read before, still lists.
+            if attempt == ATTEMPTS - 1 or TRAINING_TABLE not in read(folder).names:
                 raise
             time.sleep(0.05)
     raise AssertionError
 
 
 def stamp(folder: str | Path) -> str:
-    """Another whenever something was written."""
-    said = []
-    for name in (MANIFEST, f"{TABLE}/{FILE}", f"{ALARMS}/{FILE}"):
+    """A short text that changes whenever something is written to the folder."""
+    files = []
+    for name in (MANIFEST, f"{TRAINING_TABLE}/{JOURNAL}", f"{ALARMS_TABLE}/{JOURNAL}"):
         try:
-            found = (Path(folder) / name).stat()
-            said.append(f"{found.st_mtime_ns} {found.st_size}")
+            file = (Path(folder) / name).stat()
+            files.append(f"{file.st_mtime_ns} {file.st_size}")
         except OSError:
-            said.append("none")
-    return hashlib.sha256("/".join(said).encode()).hexdigest()[:16]
+            files.append("none")
+    return hashlib.sha256("/".join(files).encode()).hexdigest()[:16]
 
 
 def title_of(name: str) -> str:
-    """A number of a run, as a heading says it.
+    """The title of a metric or number of a run.
 
     >>> title_of("lr"), title_of("relative_mu")
     ('learning rate', 'relative mu')
@@ -193,7 +203,7 @@ def title_of(name: str) -> str:
 
 
 def path_name(metric: str, layer: int | None) -> str:
-    """What a path share is of.
+    """The paths that a path share is of, in words.
 
     >>> path_name("paths_2", None), path_name("paths_share", 3), path_name("paths_bias", None)
     ('length 2', 'length 3', 'bias')
@@ -201,48 +211,53 @@ def path_name(metric: str, layer: int | None) -> str:
     rest = metric.removeprefix(PATHS)
     if layer is not None:
         return f"length {layer}" if rest == "share" else f"{rest.replace('_', ' ')}, length {layer}"
-    number = rest.rpartition("_")[2]
-    return f"length {number}" if number.isdecimal() else rest.replace("_", " ")
+    length = rest.rpartition("_")[2]
+    return f"length {length}" if length.isdecimal() else rest.replace("_", " ")
 
 
 def decades(values: np.ndarray) -> float:
-    """How many powers of ten positive values span; 0 where one is negative, which has no logarithm."""
-    known = values[np.isfinite(values)]
-    above = known[known > 0]
-    return float(np.log10(above.max() / above.min())) if len(above) and (known >= 0).all() else 0.0
+    """How many powers of ten the positive values span; 0 if a value is negative."""
+    finite = values[np.isfinite(values)]
+    positive = finite[finite > 0]
+    spans = len(positive) and (finite >= 0).all()
+    return float(np.log10(positive.max() / positive.min())) if spans else 0.0
 
 
 def _read(folder: Path) -> TrainingRun:
     run = read(folder)
-    if TABLE not in run.names:
+    if TRAINING_TABLE not in run.names:
         raise FileError(
             f"{folder} must hold a training run, as Monitor(run=...) or rankscope checkpoints writes it; it "
-            "holds none"
+            "holds none",
+            subject=str(folder),
         )
-    table = _with(folder, run.table(TABLE), TABLE, COLUMNS)
-    alarms = run.table(ALARMS) if ALARMS in run.names else pl.DataFrame(schema=dict.fromkeys(SAID, pl.Null))
-    manifest = run.manifests.get(TABLE) or next(iter(run.manifests.values()), Manifest())
-    proved = run.table(PROVED) if PROVED in run.names else pl.DataFrame(schema=dict.fromkeys(BOUNDS, pl.Null))
+
+    def table(name: str, columns: Sequence[str]) -> pl.DataFrame:
+        empty = pl.DataFrame(schema=dict.fromkeys(columns, pl.Null))
+        return _typed(folder / name, run.table(name) if name in run.names else empty, columns)
+
+    manifest = run.manifests.get(TRAINING_TABLE) or next(iter(run.manifests.values()), Manifest())
     return TrainingRun(
-        folder, manifest, table, _with(folder, alarms, ALARMS, SAID).sort("step"),
-        _with(folder, proved, PROVED, BOUNDS),
+        folder, manifest, table(TRAINING_TABLE, TRAINING_COLUMNS),
+        table(ALARMS_TABLE, ALARM_COLUMNS).sort("step"), table(CERTIFICATES_TABLE, CERTIFICATE_COLUMNS),
     )  # fmt: skip
 
 
-def _with(folder: Path, found: pl.DataFrame, name: str, columns: Sequence[str]) -> pl.DataFrame:
-    """The table with the columns it must have, each of its kind."""
-    kinds: dict[str, Any] = {"metric": pl.String, "rule": pl.String, "action": pl.String}
-    kinds |= {"sentence": pl.String, "value": pl.Float64, "floor": pl.Float64}
-    kinds |= dict.fromkeys(("theorem", "kind", "quantity", "why"), pl.String)
-    kinds |= dict.fromkeys(("log10_bound", "log10_measured"), pl.Float64)
+def _typed(path: Path, table: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """The table with these columns, each of its type; raises if one is missing."""
+    texts = ("metric", "rule", "action", "sentence", "theorem", "kind", "quantity", "why")
+    types: dict[str, Any] = dict.fromkeys(texts, pl.String)
+    types |= dict.fromkeys(("value", "floor", "log10_bound", "log10_measured"), pl.Float64)
     try:
-        found = found.select(pl.col(each).cast(kinds.get(each, pl.Int64)) for each in columns)
+        table = table.select(pl.col(name).cast(types.get(name, pl.Int64)) for name in columns)
     except pl.exceptions.PolarsError as error:
         raise FileError(
-            f"{folder / name} must have the columns {', '.join(columns)}; it is damaged or of another "
-            "version: run it again"
+            f"{path} must have the columns {', '.join(columns)}; it is damaged or of another version: run it "
+            "again",
+            subject=str(path),
         ) from error
-    bare = {"step", "metric"} & set(columns)
-    if any(found[each].null_count() for each in bare):
-        raise FileError(f"{folder / name} must name a step in every row; it is damaged: run it again")
-    return found
+    if any(table[name].null_count() for name in {"step", "metric"} & set(columns)):
+        raise FileError(
+            f"{path} must name a step in every row; it is damaged: run it again", subject=str(path)
+        )
+    return table

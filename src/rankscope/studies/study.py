@@ -42,10 +42,10 @@ class Setup:
         key = key_of(full=self.full, device=self.device, models=models, settings=settings)
         path = self.folder / "parts" / f"{name}-{digest(key)}.parquet"
         if path.is_file():
-            return tables.whole(path)[0]
+            return tables.read_parquet(path)[0]
         self.say(name)
         table = compute()
-        tables.write(path, table, begun(self.device).adding(key=key))
+        tables.write_parquet(path, table, begun(self.device).adding(key=key))
         return table
 
 

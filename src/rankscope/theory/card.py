@@ -36,9 +36,10 @@ def certificates_card(bounds: Sequence[BoundView], table: pl.DataFrame, broken: 
     drawable = table.filter(pl.col("met") & (pl.col("quantity") != RANK))
 
     def draw() -> "Figure":
-        from rankscope.theory.plot import plot_certificates
+        from rankscope.figures.plot import plot
+        from rankscope.theory.figures import bounds_chart
 
-        return plot_certificates(table, int(drawable["sample"][0]))
+        return plot(bounds_chart(table, int(drawable["sample"][0])))
 
     notes = ["Slack in decades. Figure: the first sample; table: the loosest."] if rows else []
     unmet = [view.theorem for view in bounds if not view.met_to]
@@ -76,9 +77,10 @@ def depth_card(depth: DepthView) -> str:
     title, headings = depth_repr(depth).splitlines()[0], ("theorem", "proves tokens", "for every sample")
 
     def draw() -> "Figure":
-        from rankscope.theory.plot import plot_depth
+        from rankscope.figures.plot import plot
+        from rankscope.theory.figures import depth_chart
 
-        return plot_depth(depth)
+        return plot(depth_chart(depth))
 
     return card(title, draw if rows else None, headings, rows, notes)
 

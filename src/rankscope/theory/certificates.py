@@ -132,9 +132,10 @@ class Certificates(SavedTable):
     ) -> "Figure":
         """Bounds and measurement on one axis of powers of ten, a panel per quantity: into as many axes `ax`,
         if given, or a new figure of `figsize` inches."""
-        from rankscope.theory.plot import plot_certificates
+        from rankscope.figures.plot import plot
+        from rankscope.theory.figures import bounds_chart
 
-        return plot_certificates(self.table, sample, ax, figsize)
+        return plot(bounds_chart(self.table, sample), ax=ax, figsize=figsize)
 
 
 def _first_layers(met: list[bool]) -> int:

@@ -51,9 +51,10 @@ class CollapseDepth:
     ) -> "Figure":
         """By layer: where tokens are measured to be uniform, and what each theorem proves or excludes. Into
         `ax`, if given, or a new figure of `figsize` inches."""
-        from rankscope.theory.plot import plot_depth
+        from rankscope.figures.plot import plot
+        from rankscope.theory.figures import depth_chart
 
-        return plot_depth(self.view(), ax, figsize)
+        return plot(depth_chart(self.view()), ax=ax, figsize=figsize)
 
     def view(self) -> "DepthView":
         """What is measured by sample, and the weakest of what each theorem proves of every sample."""

@@ -13,6 +13,7 @@ from rankscope.errors import MonitorError
 from rankscope.live.loops.transformers import MonitorCallback
 from rankscope.live.monitor import Measurement
 from tests.live.loops import tasks
+from tests.raising import raises
 
 METRICS = ["relative_mu", "entropy"]
 
@@ -153,7 +154,7 @@ def test_a_new_training_does_not_write_over_an_old_one(tmp_path: Path) -> None:
     options = {"metrics": METRICS, "probe": tasks.probe(), "every": 2, "run": tmp_path / "run"}
     trainer(tmp_path, MonitorCallback(**options), max_steps=4).train()
     again = MonitorCallback(**options)
-    with pytest.raises(MonitorError, match="holds a run up to step 4"):
+    with raises(MonitorError, subject="run"):
         trainer(tmp_path, again, max_steps=4).train()
     again.close()
     assert table(tmp_path / "run")["step"].max() == 4

@@ -12,6 +12,7 @@ import rankscope
 from rankscope import Monitor
 from rankscope.errors import MonitorError
 from tests.live.monitor.training import batch, gpt2, loss_of, train
+from tests.raising import raises
 
 METRICS = ["relative_mu", "mu", "mean_cosine"]
 
@@ -126,7 +127,7 @@ def test_attention_and_heads_of_training_batches(tmp_path: Path) -> None:
     found = table(tmp_path)
     assert set(found["metric"]) == {*metrics, "loss"}
     assert found.filter(metric="entropy")["head"].n_unique() == 2
-    with pytest.raises(MonitorError, match="is compiled: give a probe"):
+    with raises(MonitorError, subject="metrics"):
         Monitor(torch.compile(gpt2(), backend="aot_eager"), metrics, run=tmp_path / "compiled")  # type: ignore[arg-type]
 
 
@@ -190,7 +191,7 @@ def test_blocks_that_return_more_than_tokens_are_refused(tmp_path: Path) -> None
     model = Odd()
     with (
         Monitor(model, every=1, run=tmp_path),
-        pytest.raises(MonitorError, match="Weighing returns 2 tensors"),
+        raises(MonitorError, subject="blocks"),
     ):
         model(torch.randn(2, 5, 8))
 
@@ -198,6 +199,6 @@ def test_blocks_that_return_more_than_tokens_are_refused(tmp_path: Path) -> None
 def test_a_step_without_a_call_is_said(tmp_path: Path) -> None:
     with (
         Monitor(gpt2(), every=1, run=tmp_path) as monitor,
-        pytest.raises(MonitorError, match="in this step it was not, or past"),
+        raises(MonitorError, subject="model"),
     ):
         monitor.step()

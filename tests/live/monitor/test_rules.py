@@ -24,6 +24,7 @@ from rankscope.live.monitor.rules import (
     GradientSize,
     TokenSize,
 )
+from tests.raising import raises
 
 LAYERS = 4
 Run = Callable[[str, int, int], float | None]
@@ -247,7 +248,5 @@ def test_rules_that_hear_nothing_are_noted(tmp_path: Path) -> None:
 
 
 def test_a_rule_without_patience_is_refused() -> None:
-    with pytest.raises(
-        MonitorError, match="measurements must be a number of measurements in a row, 1 or more; got 0"
-    ):
+    with raises(MonitorError, subject="patience"):
         Collapse(patience=0)

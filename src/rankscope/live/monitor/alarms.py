@@ -135,10 +135,10 @@ class AlarmRule(ABC):
         self._history = {name: dict(history) for name, history in state["history"].items()}
 
     def first_values(self, name: str, numbers: Mapping[Any, float]) -> dict[str, float]:
-        """Each number as it was when it first came; `name` tells several such collections apart."""
+        """Each value as it was when it first came; `name` tells several such collections apart."""
         memory = self.memory.setdefault(name, {})
-        for key, number in numbers.items():
-            memory.setdefault(str(key), number)
+        for key, value in numbers.items():
+            memory.setdefault(str(key), value)
         return memory
 
     def _alarm(self, step: int, names: Sequence[str], faults: Mapping[str, Fault]) -> Alarm:

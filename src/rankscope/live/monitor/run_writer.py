@@ -9,7 +9,7 @@ from pathlib import Path
 from rankscope.live.monitor.measurement import ALARMS, CERTIFICATES, TRAINING, Measurement, alarm_rows
 from rankscope.runs import Manifest, Store
 from rankscope.runs.journal import Journal
-from rankscope.runs.training import PROVED
+from rankscope.runs.training import CERTIFICATES_TABLE
 
 ENTRY = "training"
 
@@ -29,8 +29,8 @@ class RunWriter:
         try:
             self.measurements = Journal(self.store, ENTRY, "training", TRAINING, manifest)
             self.alarms = Journal(self.store, ENTRY, "alarms", ALARMS, manifest)
-            if certified or PROVED in self.store.run.names:
-                self.certificates = Journal(self.store, ENTRY, PROVED, CERTIFICATES, manifest)
+            if certified or CERTIFICATES_TABLE in self.store.run.names:
+                self.certificates = Journal(self.store, ENTRY, CERTIFICATES_TABLE, CERTIFICATES, manifest)
         except BaseException:
             self.store.close()
             raise

@@ -82,7 +82,7 @@ def trained(
 def gathered(folder: str | Path, how: str = "trained") -> pl.DataFrame:
     """All that was kept in a folder by trials, on whatever machine, in the order of remedies; `how` begins
     their names."""
-    parts = [tables.whole(part)[0] for part in sorted(Path(folder).glob(f"parts/{how}-*.parquet"))]
+    parts = [tables.read_parquet(part)[0] for part in sorted(Path(folder).glob(f"parts/{how}-*.parquet"))]
     places = {remedy: place for place, remedy in enumerate(EVERY)}
     parts.sort(key=lambda part: places.get(part["remedy"][0], len(places)))
     return pl.concat([pl.DataFrame(schema=SCHEMA), *parts])
@@ -94,7 +94,7 @@ def recipes(folder: str | Path) -> list[str]:
     for part in sorted(Path(folder).glob("parts/*.parquet")):
         if not part.name.startswith(("trained-", "at=")):
             continue
-        table, manifest = tables.whole(part)
+        table, manifest = tables.read_parquet(part)
         if manifest is None or manifest.key is None:
             continue
         key = manifest.key

@@ -17,8 +17,8 @@ from rankscope.figures.matplotlib import (
     NullLocator,
     panels,
 )
+from rankscope.figures.powers import DEEP
 from rankscope.figures.style import INK, MARKERS, PALETTE
-from rankscope.profiles.plot import DEEP
 from rankscope.shapes import Float
 
 Dash = Literal["-", "--"]

@@ -7,10 +7,11 @@ import torch
 from matplotlib.axes import Axes
 
 from rankscope.errors import MetricError
-from rankscope.figures.matplotlib import panels, save
+from rankscope.figures.matplotlib import save
+from rankscope.figures.plot import plot
 from rankscope.nets import Architecture, Transformer
 from rankscope.profiles import Profile, measure
-from rankscope.profiles.plot import draw_arithmetics
+from rankscope.profiles.figures import arithmetics_chart
 
 NET = Transformer.random(Architecture(layers=5, width=16, heads=2), init="xavier")
 X = torch.randn(3, 9, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -82,11 +83,12 @@ def test_arithmetics_side_by_side_show_the_law() -> None:
     """The slope of deviation arithmetic tends to 3; float64's stops at its floor, and is hollow there."""
     san = NET.variant(layers=9).variant("san")
     profile = Profile.join([measure(san, X, arithmetic=a, variant="san") for a in ("deviation", "float64")])
-    figure, (fall, slope) = panels(2)
-    draw_arithmetics(fall, slope, profile.views("residual"))
-    line = next(line for line in slope.lines if line.get_label() == "deviation")
-    assert abs(np.asarray(line.get_ydata(), dtype=float)[-1] - 3) < 0.01
-    assert fall.get_yscale() == "log"
+    figure = plot(arithmetics_chart(profile.views("residual")))
+    fall, slope = figure.axes
+    assert labels(fall) == ["deviation", "float64"]
+    assert abs(np.asarray(slope.lines[0].get_ydata(), dtype=float)[-1] - 3) < 0.01
+    digits = -profile.curve("residual", "log10", arithmetic="deviation").mean(0).numpy()[-1]
+    assert np.asarray(fall.lines[0].get_ydata(), dtype=float)[-1] == pytest.approx(np.log10(digits))
     assert any(line.get_markerfacecolor() == "white" for line in fall.lines)
     figure.savefig("/dev/null", format="png")
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rankscope.charts.powers import DEEP, Powers
+from rankscope.figures.powers import DEEP, Powers
 
 LOGS = st.lists(st.floats(-1e6, 1e6, allow_nan=False), min_size=2, max_size=20)
 
@@ -18,7 +18,7 @@ def test_places_keep_the_order(logs: list[float]) -> None:
     places = axis.place(ordered)
     assert all(place is not None for place in places)
     assert places == sorted(places, key=lambda place: place or 0.0)
-    low, high = axis.axis("")["range"]
+    low, high = axis.range
     assert low < (places[0] or 0.0) and (places[-1] or 0.0) < high
 
 
@@ -28,27 +28,23 @@ def test_places_keep_the_order(logs: list[float]) -> None:
 @example([-5.2, -4.9])
 def test_labels_stand_where_their_numbers_do(logs: list[float]) -> None:
     axis = Powers(logs)
-    drawn = axis.axis("")
-    assert len(drawn["tickvals"]) >= 1
-    for place, label in zip(drawn["tickvals"], drawn["ticktext"], strict=True):
-        digits, times, power = label.rpartition("10<sup>")
-        if power.endswith("</sup>"):
-            k = float(power.removesuffix("</sup>").replace("−", "-"))
-            k += math.log10(float(digits.removesuffix("·"))) if digits else 0.0
-        else:
-            assert not times
-            k = math.log10(float(label))
-        assert math.isclose(axis.place([k])[0] or 0.0, place, rel_tol=2e-2, abs_tol=2e-2)
+    assert len(axis.ticks) >= 1
+    for tick, place in zip(axis.ticks, axis.place(axis.ticks), strict=True):
+        digits, caret, exponent = axis.label(tick).rpartition("10^")
+        k = float(exponent) if caret else math.log10(float(exponent))
+        k += math.log10(float(digits.removesuffix("·"))) if digits else 0.0
+        assert math.isclose(axis.place([k])[0] or 0.0, place or 0.0, rel_tol=2e-2, abs_tol=2e-2)
 
 
 @given(st.floats(2, 290))
 def test_labels_are_few_and_short_at_any_depth(depth: float) -> None:
-    drawn = Powers([0.0, -(10.0**depth)]).axis("")
-    assert 4 <= len(drawn["ticktext"]) <= 14
-    assert max(len(label) for label in drawn["ticktext"]) <= len("10<sup>−1000000</sup>")
-    assert len(set(drawn["ticktext"])) == len(drawn["tickvals"])
-    far = drawn["ticktext"][0].removeprefix("10<sup>").removesuffix("</sup>").replace("−", "-")
-    assert math.isclose(-1 - math.log10(-float(far)), drawn["tickvals"][0], rel_tol=1e-9)
+    axis = Powers([0.0, -(10.0**depth)])
+    labels = list(map(axis.label, axis.ticks))
+    assert 4 <= len(labels) <= 14 and max(map(len, labels)) <= len("10^-1000000")
+    assert len(set(labels)) == len(labels)
+    assert math.isclose(float(labels[0].removeprefix("10^")), axis.ticks[0], rel_tol=1e-9)
+    low, high = axis.limits
+    assert low < axis.low and high > axis.high
 
 
 def test_zero_and_nothing_have_no_place() -> None:
@@ -65,7 +61,7 @@ def test_a_doubly_exponential_fall_is_a_straight_line() -> None:
 
 
 def test_labels_of_a_very_deep_axis_are_few_and_short() -> None:
-    axis = Powers([0.0, -2e19]).axis("")
-    assert 4 <= len(axis["ticktext"]) <= 12
-    assert max(map(len, axis["ticktext"])) < len("10<sup>−100000</sup>")
-    assert "10<sup>−1e6</sup>" in axis["ticktext"]
+    axis = Powers([0.0, -2e19])
+    labels = list(map(axis.label, axis.ticks))
+    assert 4 <= len(labels) <= 12 and max(map(len, labels)) < len("10^-100000")
+    assert "10^-1e6" in labels

@@ -1,4 +1,4 @@
-/* Draws the figures of rankscope.charts with plotly, in the reader's theme.
+/* Draws the figures of rankscope.figures.page with plotly, in the reader's theme.
 
    rankscope.draw(element, figure)                    one figure; again to put another in its place
    rankscope.choose(element, [{label, figure}, ...])  several, one at a time, with a choice above them

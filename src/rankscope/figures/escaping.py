@@ -12,10 +12,6 @@ from typing import Any
 
 import numpy as np
 
-Figure = dict[str, Any]
-"""A figure of plotly as plain data: data, layout, perhaps frames; and `table`, what its CSV holds."""
-
-
 CONTROLS = {*range(0x20), *range(0x7F, 0xA0), 0xFFFE, 0xFFFF} - {ord(space) for space in "\t\n\r"}
 """What neither a page nor a picture in SVG may hold."""
 TURNS = dict.fromkeys((*CONTROLS, *range(0x202A, 0x202F), *range(0x2066, 0x206A)), "\ufffd")

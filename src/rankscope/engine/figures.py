@@ -1,0 +1,156 @@
+"""Figures of a sweep: a metric by layer in small multiples, and at the last layer by the levels of each
+factor.
+
+`Sweep.plot` draws both below each other, the report each on its own.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from rankscope.engine.views import Levels, SweepView, described
+from rankscope.figures.description import (
+    Axis,
+    Chart,
+    Hover,
+    Line,
+    Panel,
+    Points,
+    columns_of,
+    line_colour,
+    ordered_colour,
+)
+from rankscope.figures.powers import Powers
+from rankscope.figures.style import evenly
+from rankscope.figures.text import power
+from rankscope.runs.figures import metric_title
+
+PANELS = 6
+"""Panels at most; of more levels the ends and some between."""
+CELLS = 2000
+"""Cells that are drawn as points at most."""
+NOTHING = 0.005
+"""Shares of the differences below which a factor does nothing that could be seen."""
+
+
+def sweep_curves_chart(view: SweepView, colour: str | None, panel: str | None, most: int = PANELS) -> Chart:
+    """A panel for each level of one factor, a line for each of another: the median of cells, and their range.
+
+    Args:
+        view: One metric of a sweep.
+        colour: The factor whose levels are lines; None draws one line.
+        panel: The factor whose levels are panels; None draws one panel.
+        most: Panels at most.
+    """
+    lines, places = view.levels(colour), view.levels(panel)
+    shown = evenly(range(len(places.labels)), most)
+    curves = [curve for curve in view.curves(colour, panel) if curve.panel in shown]
+    y, panels = _value_axis(view), []
+    for level in shown:
+        marks, depth = [], 1
+        for curve in sorted(curves, key=lambda each: each.colour):
+            if curve.panel != level:
+                continue
+            name, depth = _called(lines, curve.colour), max(depth, len(curve.centre) - 1)
+            hover: list[Hover] = [
+                (f"{_called(places, level)} {name}\nlayer {layer}: ", _number(value, view),
+                 f", median of {curve.cells} cells")
+                for layer, value in enumerate(curve.centre)
+            ]  # fmt: skip
+            marks.append(Line(
+                np.arange(len(curve.centre)), curve.centre, _colour(lines, curve.colour), name or None,
+                f"level {curve.colour}", bands=[(curve.low, curve.high)],
+                strength=min(1.0, 3 / len(lines.labels)), hover=hover,
+            ))  # fmt: skip
+        panels.append(Panel(Axis("layer", last=depth), y, marks, _called(places, level) or "all cells"))
+    rows = [
+        (places.labels[curve.panel], lines.labels[curve.colour], layer, *numbers, curve.cells)
+        for curve in curves
+        for layer, numbers in enumerate(zip(curve.centre, curve.low, curve.high, strict=True))
+    ]
+    columns = (panel or "panel", colour or "line", "layer", f"{view.column}_median", "low", "high", "cells")
+    return Chart(
+        panels, columns_of(columns, rows),
+        f"{view.metric} by layer, in {len(shown)} panels by {panel or 'nothing'}, a line for each "
+        f"{colour or 'sweep'}.",
+        columns=2 if len(shown) > 1 else 1, height=330, shared=True,
+        size=(max(3.1, 6.4 / max(len(shown), 1)), 3.1),
+    )  # fmt: skip
+
+
+def sweep_levels_chart(view: SweepView, most: int = PANELS) -> Chart:
+    """A panel for each factor, at most `most`: every cell at its last layer above its level, and the median
+    of each level."""
+    factors = list(view.effects)[:most]
+    y, panels = _value_axis(view), []
+    some = evenly(range(len(view.cells)), CELLS)
+    hover: list[Hover] = [
+        (f"cell {view.cells['cell'][row]}\n{described(view, row)}\n", _number(view.ends[row], view), "")
+        for row in some
+    ]
+    aside = 0.5 * (np.array(some) * 0.618034 % 1 - 0.5)
+    for factor in factors:
+        levels = view.levels(factor)
+        at, deep = _places(levels)
+        apart = float(np.diff(at).min(initial=at[-1] - at[0] or 1.0))
+        middles = [_median(view.ends[levels.of == level]) for level in range(len(levels.labels))]
+        words: list[Hover] = [
+            (f"{factor} {name}: median ", _number(value, view), "")
+            for name, value in zip(levels.labels, middles, strict=True)
+        ]
+        marks = [
+            Points(at[levels.of[some]] + apart * aside, view.ends[some], line_colour(0), "dot", 5, 0.4,
+                   hover=hover),
+            Points(at, middles, "ink", "bar", 14 if deep else 26, 1.0, hover=words),
+        ]  # fmt: skip
+        names = dict(zip(at.tolist(), levels.labels, strict=True))
+        x = (
+            Axis(factor, last=int(at[-1]))
+            if deep
+            else Axis(factor, range=(-0.6, at[-1] + 0.6), labels=names, grid=False)
+        )
+        share = view.effects[factor]
+        does = "next to nothing" if share < NOTHING else f"{share:.0%} of the differences"
+        panels.append(Panel(x, y, marks, f"{factor}: {does}"))
+    rows = [tuple(view.cells[name][row] for name in ("cell", *factors, "value", "log10")) for row in some]
+    return Chart(
+        panels, columns_of(("cell", *factors, "value", "log10"), rows),
+        f"{view.metric} at the last layer of each cell, by {', '.join(factors)}.",
+        columns=2 if len(factors) > 1 else 1, height=330, legend=False, size=(3.1, 3.1),
+    )  # fmt: skip
+
+
+def _places(levels: Levels) -> tuple[np.ndarray, bool]:
+    """Where levels stand: side by side; those of a depth, and then it is True, at their numbers, so that
+    twice the depth is twice as far."""
+    if levels.factor == "depth" and len(levels.labels) > 1 and all(map(str.isdecimal, levels.labels)):
+        return np.array(levels.labels, float), True
+    return np.arange(len(levels.labels), dtype=float), False
+
+
+def _value_axis(view: SweepView) -> Axis:
+    """One scale for all panels."""
+    title, numbers = metric_title(view.metric), view.layers[view.column].to_numpy()
+    if view.log:
+        return Axis(title, Powers(numbers.tolist()))
+    finite = numbers[np.isfinite(numbers)]
+    low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
+    room = 0.05 * (high - low) or 0.5
+    return Axis(title, range=(low - room, high + room))
+
+
+def _number(value: Any, view: SweepView) -> str:
+    return power(float(value)) if view.log else f"{value:.4g}"
+
+
+def _colour(levels: Levels, number: int) -> str:
+    return ordered_colour(number / max(1, len(levels.labels) - 1)) if levels.ordered else line_colour(number)
+
+
+def _called(levels: Levels, number: int) -> str:
+    return f"{levels.factor} {levels.labels[number]}" if levels.factor else ""
+
+
+def _median(values: np.ndarray) -> float:
+    finite = values[~np.isnan(values)]
+    return float(np.median(finite)) if len(finite) else float("nan")

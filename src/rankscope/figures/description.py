@@ -1,0 +1,225 @@
+"""What a figure shows, as plain data: `figures.matplotlib` draws it for print, `figures.page` for a page.
+
+Each room describes its own figures once (`profiles/figures.py`, `paths/figures.py`, `theory/figures.py`,
+`engine/figures.py`, `runs/figures.py`). A `Chart` has panels, a `Panel` two axes and the marks on them:
+`Line`, `Points`, `Bars`, `Spans` or `Heatmap`. Coordinates on an axis of powers are log10 of the number.
+
+All text is plain: names come from models and may read `<script>` or `$x$`; each renderer escapes them in its
+own way. Colours are names that a renderer looks up: "line 3" of the palette, "order 0.25" of viridis, "ink",
+"faint", or a "#d55e00".
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+
+from rankscope.figures.powers import Powers
+
+Numbers = Sequence[Any] | np.ndarray
+Band = tuple[np.ndarray, np.ndarray]
+Hover = tuple[str, str, str]
+"""What a page says of a point: text before a number, the number (bold), text after; lines end at \\n."""
+
+
+def line_colour(number: int) -> str:
+    """The colour of the line of that number, from the palette."""
+    return f"line {number}"
+
+
+def ordered_colour(place: float) -> str:
+    """A colour of an ordered scale, dark to light, for a place from 0 to 1."""
+    return f"order {place:.2f}"
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A label that print sets as a formula and a page as text."""
+
+    text: str
+    tex: str = ""
+    """For matplotlib, without dollars; the text where it is empty."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What stands along one side of a panel."""
+
+    title: Formula | str = ""
+    powers: Powers | None = None
+    """Coordinates are log10 of the numbers, on this axis of powers of ten."""
+    last: int | None = None
+    """Whole numbers from 0 to this one: layers, heads, lengths."""
+    steps: bool = False
+    """Steps of a training."""
+    range: tuple[float, float] | None = None
+    from_zero: bool = False
+    percent: bool = False
+    labels: Mapping[float, str] | None = None
+    """Names in place of numbers, where they stand."""
+    grid: bool = True
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A line through points, with bands about it."""
+
+    x: Numbers
+    y: Numbers
+    colour: str
+    name: str | None = None
+    """Its entry in the legend, if it has one."""
+    group: str = ""
+    """Marks of a group have one entry in the legend, that of the first, and hide together on a page."""
+    number: int = 0
+    """Tells lines apart by their marker and dash."""
+    marker: str | None = None
+    """None: no marks; "number": by `number`; or "dot", "at most", "at least"."""
+    dash: str = "solid"
+    """"number": by `number`; or "solid", "dot", "dash"."""
+    width: float = 2.0
+    noise: np.ndarray | None = None
+    """Where a value lies at its floor: the line is thin and dotted there, its marks hollow."""
+    hollow: np.ndarray | None = None
+    """Where marks alone are hollow."""
+    bands: Sequence[Band] = ()
+    strength: float = 1.0
+    """Of the bands: many upon each other would hide the lines."""
+    hover: Sequence[Hover] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Points:
+    """Marks without a line."""
+
+    x: Numbers
+    y: Numbers
+    colour: str | Sequence[str]
+    """One for all, or one for each."""
+    marker: str = "dot"
+    """"dot", "ring" (with a white edge) or "bar"."""
+    size: float = 7.0
+    opacity: float = 0.85
+    hollow: np.ndarray | None = None
+    hover: Sequence[Hover] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Bars:
+    """Upright bars; several of them in a panel stand side by side."""
+
+    x: Numbers
+    heights: Numbers
+    colour: str
+    name: str = ""
+    hover: Sequence[Hover] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Lying bars, each from a start to an end, in rows from above."""
+
+    rows: Numbers
+    starts: Numbers
+    ends: Numbers
+    colour: str
+    name: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Heatmap:
+    """A square for each pair of x and y, coloured by its number."""
+
+    x: Numbers
+    y: Numbers
+    values: np.ndarray
+    """[y, x]; log10 where there is an axis of powers."""
+    title: Formula | str = ""
+    """Of the bar of colours."""
+    powers: Powers | None = None
+    range: tuple[float, float] | None = None
+    signed: bool = False
+    """Blue above zero, orange below it, shares of a whole in percent."""
+    numbers: bool = False
+    """Each square has its number written into it."""
+    hover: Sequence[Sequence[Hover]] | None = None
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A step at which something happened: a dotted line, and a mark on top that says what."""
+
+    x: float
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """Two axes and what stands on them."""
+
+    x: Axis
+    y: Axis
+    marks: Sequence[Line | Points | Bars | Spans | Heatmap]
+    heading: Formula | str = ""
+    flags: Sequence[Flag] = ()
+    counts: Mapping[float, str] = field(default_factory=dict)
+    """Small numbers along the upper edge, in print alone: a page says them where one points."""
+    square: bool = False
+    """A unit is as long across as up."""
+
+
+@dataclass(frozen=True)
+class ColourBar:
+    """Which line is which, where many are in an order: the labels of all, dark to light."""
+
+    title: str
+    labels: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One of the states that a page can play: new coordinates of each panel's points, and its headings."""
+
+    name: str
+    points: Sequence[tuple[Numbers, Numbers]]
+    headings: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Chart:
+    """A figure, as both renderers draw it."""
+
+    panels: Sequence[Panel]
+    table: Mapping[str, Sequence[Any]]
+    """The numbers by column, which a page saves as CSV."""
+    alt: str
+    """What is drawn, in a sentence."""
+    columns: int | None = None
+    """Panels in a row; all of them where it is None."""
+    legend: bool = True
+    shared: bool = False
+    """In print one legend stands below all panels, not one in each."""
+    colour_bar: ColourBar | None = None
+    height: int = 380
+    """Pixels of a row of panels, on a page."""
+    size: tuple[float, float] = (6.4, 4.0)
+    """Inches of a panel, in print."""
+    least: int | None = None
+    """Pixels that a panel needs across, on a page, where that is less than usual."""
+    frames: Sequence[Frame] = ()
+    kept: str = ""
+    """On a page, what a reader has zoomed into stays when a chart of the same name takes its place."""
+
+    def beside(self, other: "Chart") -> Self:
+        """Both in one row, under one legend."""
+        return replace(self, panels=[*self.panels, *other.panels], columns=None, shared=True)
+
+    def alone(self, panel: int) -> Self:
+        """One panel as a chart of its own, without its heading."""
+        return replace(self, panels=[replace(self.panels[panel], heading="")], columns=None)
+
+
+def columns_of(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[Any]]:
+    """Rows of numbers as the table of a chart, by column."""
+    return dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))

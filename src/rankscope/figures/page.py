@@ -1,0 +1,368 @@
+"""Charts for pages: a `Chart` as a figure of plotly in plain data, and the scripts that draw it.
+
+Nothing here imports plotly: `page_figure` gives a dict that JSON can hold, `static/draw.js` draws it in the
+reader's theme. The report puts it into its page, the explorer sends it.
+
+    {"data": [...], "layout": {...}, "table": {column: [...]}, "alt": "...", "panels": 1[, "frames": [...]]}
+
+In the page, after plotly's script and `draw.js`:
+
+    rankscope.draw(element, figure)                    one figure; again to put another in its place
+    rankscope.choose(element, [{label, figure}, ...])  several, one at a time, with a choice above them
+    rankscope.later(element, [{label, figure}, ...])   the same, drawn when it comes near the screen
+    rankscope.waiting()                                how many of these are not drawn yet
+    rankscope.csv(figure)                              its data as text
+    rankscope.retheme()                                after `data-theme` of the root element has changed
+
+All text of a chart passes through `escaped`: plotly reads a little HTML in every label. Colours that follow
+the reader's theme are written `@ink`, `@faint`, `@paper` and `@order 0.3`.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from rankscope.figures.description import (
+    Axis,
+    Bars,
+    Chart,
+    ColourBar,
+    Flag,
+    Formula,
+    Heatmap,
+    Hover,
+    Line,
+    Panel,
+    Points,
+    Spans,
+)
+from rankscope.figures.escaping import escaped, plain
+from rankscope.figures.powers import Powers
+from rankscope.figures.style import ALARM, NEGATIVE, POSITIVE, VIRIDIS, line_style
+
+SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross", "x", "star")
+NAMED = {"dot": "circle", "ring": "circle", "bar": "line-ew", "at most": "arrow-down", "at least": "arrow-up"}
+SIZES = {"dot": 5, "number": 8}
+DASHES = ("solid", "dash", "dashdot", "longdash", "5px,2px", "longdashdot", "8px,3px,2px,3px", "solid")
+HOVER = "%{text}<extra></extra>"
+"""Our own words alone, without what plotly adds."""
+
+
+def page_figure(chart: Chart) -> dict[str, Any]:
+    """The chart as JSON can hold it. `layout.height` is that of one row of panels: `draw.js` multiplies it,
+    and stacks panels on a narrow screen."""
+    data: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {
+        "height": chart.height,
+        "margin": {
+            "l": 64,
+            "r": 16,
+            "t": 60 if any(_is_headed(each) for each in chart.panels) else 30,
+            "b": 48,
+        },
+        "hovermode": "closest",
+        "legend": {"orientation": "h", "x": 0, "yref": "container", "y": 0, "yanchor": "bottom"},
+    }
+    columns = chart.columns or len(chart.panels)
+    groups: set[str] = set()
+    annotations: list[dict[str, Any]] = []
+    shapes: list[dict[str, Any]] = []
+    for number, panel in enumerate(chart.panels):
+        for mark in panel.marks:
+            data += [{**each, **_place(number)} for each in _traces(mark, panel, groups)]
+        end = suffix(number)
+        layout[f"xaxis{end}"], layout[f"yaxis{end}"] = _axis(panel.x), _axis(panel.y)
+        if number % columns and panel.y == chart.panels[number - 1].y:
+            layout[f"yaxis{end}"]["title"]["text"] = ""  # that of the panel before is its own
+        if panel.square:
+            layout[f"yaxis{end}"] |= {"scaleanchor": f"x{end}", "zeroline": True}
+            layout[f"xaxis{end}"] |= {"zeroline": True}
+        if panel.heading:
+            annotations.append(_heading(f"<b>{_words(panel.heading)}</b>", number))
+        for flag in panel.flags:
+            line, sign = _flag(flag, number, bool(panel.heading))
+            shapes, annotations = [*shapes, line], [*annotations, sign]
+    if chart.colour_bar is not None:
+        data.append(_colour_bar(chart.colour_bar))
+    layout |= {"annotations": annotations} if annotations else {}
+    layout |= {"shapes": shapes} if shapes else {}
+    layout |= {"uirevision": chart.kept} if chart.kept else {}
+    layout |= {} if chart.legend else {"showlegend": False}
+    if len(chart.panels) > 1:
+        layout["grid"] = {"rows": -(-len(chart.panels) // columns), "columns": columns,
+                          "pattern": "independent", "xgap": 0.18, "ygap": 0.32}  # fmt: skip
+    figure: dict[str, Any] = {"data": data, "layout": layout, "table": chart.table, "alt": chart.alt}
+    figure |= {"panels": len(chart.panels)} | ({} if chart.least is None else {"panel": chart.least})
+    if chart.frames:
+        layout["margin"] |= {"l": 48, "t": 76}  # headings of two lines
+        figure["frames"] = [
+            {
+                "name": frame.name,
+                "data": [{"x": _short(x), "y": _short(y)} for x, y in frame.points],
+                "layout": {
+                    "annotations": [_heading(_two_lines(text), k) for k, text in enumerate(frame.headings)]
+                },
+            }
+            for frame in chart.frames
+        ]
+        layout["annotations"] = figure["frames"][0]["layout"]["annotations"]
+    found: dict[str, Any] = plain(figure)
+    return found
+
+
+def suffix(panel: int) -> str:
+    """How plotly numbers the axes of a panel: none, 2, 3, ..."""
+    return "" if panel == 0 else str(panel + 1)
+
+
+def _place(panel: int) -> dict[str, str]:
+    return {"xaxis": f"x{suffix(panel)}", "yaxis": f"y{suffix(panel)}"}
+
+
+def _is_headed(panel: Panel) -> bool:
+    return bool(panel.heading or panel.flags)
+
+
+def _traces(mark: Any, panel: Panel, groups: set[str]) -> list[dict[str, Any]]:
+    """What plotly draws of a mark. The first of a group is in the legend, for all of it."""
+    if isinstance(mark, Line):
+        return _line(mark, panel, groups)
+    if isinstance(mark, Points):
+        colours = mark.colour if isinstance(mark.colour, str) else list(mark.colour)
+        edge = {"ring": {"width": 2, "color": "#ffffff"}, "bar": {"width": 3}}
+        marker: dict[str, Any] = {
+            "size": mark.size,
+            "opacity": mark.opacity,
+            "color": _colour(colours) if isinstance(colours, str) else list(map(_colour, colours)),
+            "symbol": _symbols(NAMED[mark.marker], mark.hollow, "-open" if mark.marker == "bar" else ""),
+            "line": edge.get(mark.marker, {"width": 0.6, "color": "@paper"} if mark.hollow is None else {}),
+        }
+        return [{**_trace(mark, panel), "mode": "markers", "marker": marker, "showlegend": False}]
+    if isinstance(mark, Bars):
+        named: dict[str, Any] = {"name": escaped(mark.name), "showlegend": bool(mark.name)}
+        bar = {"type": "bar", "x": mark.x, "y": mark.heights, "textposition": "none", **_hover(mark.hover)}
+        return [{**bar, **named, "marker": {"color": _colour(mark.colour)}}]
+    if isinstance(mark, Spans):
+        lengths = np.subtract(mark.ends, mark.starts)
+        span = {"type": "bar", "orientation": "h", "y": mark.rows, "x": lengths, "base": mark.starts}
+        return [{**span, "name": escaped(mark.name), "width": 0.5, "marker": {"color": _colour(mark.colour)}}]
+    return [_heatmap(mark)]
+
+
+def _trace(mark: Line | Points, panel: Panel, y: np.ndarray | None = None) -> dict[str, Any]:
+    """A line or marks where the axes of its panel have them."""
+    values = np.asarray(mark.y if y is None else y, dtype=float)
+    shown = (
+        _short(values)
+        if isinstance(mark, Points) and panel.y.powers is None
+        else _placed(values, panel.y.powers)
+    )
+    x = _short(mark.x) if isinstance(mark, Points) else list(mark.x)
+    return {"type": "scatter", "x": x, "y": shown, **_hover(mark.hover)}
+
+
+def _line(line: Line, panel: Panel, groups: set[str]) -> list[dict[str, Any]]:
+    """Bands, the tail into the noise, and the line; one entry of the legend hides all of them."""
+    ink, style = _colour(line.colour), line_style(line.number)
+    group: dict[str, Any] = {"legendgroup": line.group} if line.group else {}
+    traces: list[dict[str, Any]] = []
+    x, y = np.asarray(line.x), np.asarray(line.y, dtype=float)
+    for low, high in line.bands:
+        known = np.isfinite(low) & np.isfinite(high)
+        both = [*_placed(low[known], panel.y.powers), *reversed(_placed(high[known], panel.y.powers))]
+        traces.append({
+            "type": "scatter", "mode": "lines", "x": [*x[known], *x[known][::-1]], "y": both,
+            "fill": "toself", "opacity": 0.16 * line.strength, "fillcolor": ink,
+            "line": {"width": 0, "color": ink}, "hoverinfo": "skip", "showlegend": False, **group,
+        })  # fmt: skip
+    look: dict[str, Any] = {"mode": "lines" if line.marker is None else "lines+markers", **group}
+    marker: dict[str, Any] = {"size": SIZES.get(line.marker or "", 9), "color": ink}
+    symbol = SYMBOLS[style.marker] if line.marker == "number" else NAMED.get(line.marker or "dot", "circle")
+    noise = np.zeros(len(y), bool) if line.noise is None else line.noise
+    if noise.any():
+        tail = noise | np.append(noise[1:], False)
+        edge = {
+            "size": np.where(noise, marker["size"], 0),
+            "symbol": f"{symbol}-open",
+            "line": {"width": 1.5},
+        }
+        trace = _trace(line, panel, np.where(tail, y, np.nan))
+        dotted = {"line": {"width": 1, "dash": "dot", "color": ink}, "showlegend": False}
+        traces.append({**trace, **look, **dotted, "marker": {**marker, **edge}})
+        y = np.where(noise, np.nan, y)
+    always = "-open" if line.marker in ("at most", "at least") else ""
+    marker["symbol"] = _symbols(symbol, line.hollow, always)
+    dash = DASHES[style.marker] if line.dash == "number" else line.dash
+    shown = line.name is not None and (not line.group or line.group not in groups)
+    groups |= set() if line.name is None else {line.group}
+    named = {} if line.name is None else {"name": escaped(line.name)}
+    stroke = {"width": line.width, "dash": dash, "color": ink}
+    return [
+        *traces,
+        {**_trace(line, panel, y), **look, "line": stroke, "marker": marker, **named, "showlegend": shown},
+    ]
+
+
+def _heatmap(mark: Heatmap) -> dict[str, Any]:
+    values, bar = np.asarray(mark.values, dtype=float), dict[str, Any](thickness=10, outlinewidth=0)
+    low, high = mark.range or (float(np.nanmin(values)), float(np.nanmax(values)))
+    if mark.title:
+        bar["title"] = {"text": _words(mark.title), "side": "right"}
+    if mark.powers is not None:
+        bar |= _ticks(mark.powers)
+        low, high = (mark.powers.place([k])[0] or 0.0 for k in (low, high))
+        values = np.array([mark.powers.place(row) for row in values], dtype=float)
+    else:
+        bar["tickformat"] = ".1%" if mark.signed else ".2~g"
+    scale = [[0.0, NEGATIVE], [0.5, "@paper"], [1.0, POSITIVE]] if mark.signed else _scale(VIRIDIS)
+    trace: dict[str, Any] = {
+        "type": "heatmap", "x": mark.x, "y": mark.y, "z": values, "colorscale": scale, "zmin": low,
+        "zmax": high, "colorbar": bar, "hovertemplate": HOVER,
+        "text": [[_sentence(each) for each in row] for row in mark.hover or []],
+    }  # fmt: skip
+    if mark.numbers:
+        form = "%{z:+.1%}" if mark.signed else "%{z:.2f}" if high >= 0.1 else "%{z:.0e}"
+        trace |= {"xgap": 1, "ygap": 1, "texttemplate": form, "textfont": {"size": 10}}
+    return trace
+
+
+def _scale(colours: Sequence[str]) -> list[list[Any]]:
+    return [[k / (len(colours) - 1), colour] for k, colour in enumerate(colours)]
+
+
+def _colour_bar(bar: ColourBar) -> dict[str, Any]:
+    """A bar of colours beside the figure, in place of a legend of many lines that are in an order."""
+    last = len(bar.labels) - 1
+    shown = list(range(0, last + 1, -(-(last + 1) // 7)))
+    side = {"thickness": 10, "outlinewidth": 0, "title": {"text": escaped(bar.title), "side": "right"}}
+    ticks = {"tickvals": shown, "ticktext": [escaped(bar.labels[k]) for k in shown]}
+    marker = {
+        "color": [0, last], "cmin": 0, "cmax": last, "showscale": True,
+        "colorscale": _scale([f"@order {k / 14:.2f}" for k in range(15)]),
+        "colorbar": {**side, **ticks},
+    }  # fmt: skip
+    return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "marker": marker,
+            "showlegend": False, "hoverinfo": "skip", **_place(0)}  # fmt: skip
+
+
+def _axis(axis: Axis) -> dict[str, Any]:
+    layout: dict[str, Any] = {"title": {"text": _words(axis.title)}, "zeroline": False}
+    if axis.powers is not None:
+        return {**layout, "range": axis.powers.range, **_ticks(axis.powers)}
+    if axis.labels is not None:
+        names = [escaped(name) for name in axis.labels.values()]
+        layout |= {"tickvals": list(axis.labels), "ticktext": names, "automargin": True}
+    elif axis.last is not None:
+        ends = [-0.03 * axis.last - 0.15, 1.03 * axis.last + 0.15]
+        layout |= {"dtick": max(1, -(-axis.last // 12)), "tick0": 0, "range": ends}
+    elif axis.steps:
+        layout |= {"nticks": 5, "tickangle": 0, "separatethousands": True}
+    else:
+        layout |= {"exponentformat": "power"}
+    layout |= {"tickformat": ".0%"} if axis.percent else {}
+    layout |= {"rangemode": "tozero"} if axis.from_zero else {}
+    layout |= {} if axis.range is None else {"range": axis.range}
+    return layout if axis.grid else {**layout, "showgrid": False}
+
+
+def _ticks(powers: Powers) -> dict[str, Any]:
+    labels = [
+        re.sub(r"10\^(.+)", r"10<sup>\1</sup>", powers.label(k)).replace("-", "−") for k in powers.ticks
+    ]
+    return {"tickvals": powers.place(powers.ticks), "ticktext": labels}
+
+
+def _heading(text: str, panel: int) -> dict[str, Any]:
+    """The title of a panel, above it on the left; it follows the panel where that goes."""
+    return {
+        "text": text, "showarrow": False, "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom", "yshift": 4,
+        "align": "left", "xref": f"x{suffix(panel)} domain", "yref": f"y{suffix(panel)} domain",
+    }  # fmt: skip
+
+
+def _two_lines(text: str) -> str:
+    first, _, second = text.partition("\n")
+    return f"<b>{escaped(first)}</b><br>{escaped(second)}"
+
+
+def _flag(flag: Flag, panel: int, headed: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A dotted line over the panel, and a mark on top of it: inside a panel that has a heading."""
+    at = {"xref": f"x{suffix(panel)}", "yref": f"y{suffix(panel)} domain"}
+    line = {**at, "type": "line", "x0": flag.x, "x1": flag.x, "y0": 0, "y1": 1,
+            "line": {"color": "@faint", "width": 1, "dash": "dot"}}  # fmt: skip
+    anchor, shift = ("top", 3) if headed else ("bottom", -3)
+    sign = {**at, "x": flag.x, "y": 1, "yanchor": anchor, "yshift": shift, "showarrow": False, "text": "▼",
+            "font": {"size": 11, "color": ALARM}, "hovertext": _lines(flag.text)}  # fmt: skip
+    return line, sign
+
+
+def _colour(name: str) -> str:
+    kind, _, number = name.partition(" ")
+    if kind == "line":
+        colour = line_style(int(number)).colour
+        return "@ink" if colour == "#000000" else colour
+    return name if name.startswith("#") else f"@{name}"
+
+
+def _symbols(symbol: str, hollow: np.ndarray | None, always: str = "") -> str | list[str]:
+    if hollow is None:
+        return f"{symbol}{always}"
+    return [f"{symbol}-open" if each else symbol for each in hollow]
+
+
+def _placed(values: Sequence[float] | np.ndarray, powers: Powers | None) -> list[float | None]:
+    if powers is not None:
+        return powers.place(values)
+    return [float(value) if math.isfinite(value) else None for value in values]
+
+
+def _short(values: Any) -> list[float | None]:
+    """In five digits: there are many, and no eye sees more."""
+    known = [math.nan if value is None else float(value) for value in values]
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in known]
+
+
+def _hover(hover: Sequence[Hover] | None) -> dict[str, Any]:
+    if hover is None:
+        return {"hoverinfo": "skip"}
+    return {"text": [_sentence(each) for each in hover], "hovertemplate": HOVER}
+
+
+def _sentence(hover: Hover) -> str:
+    before, number, after = map(_lines, hover)
+    return f"{before}<b>{number}</b>{after}" if number else f"{before}{after}"
+
+
+def _lines(text: str) -> str:
+    return "<br>".join(map(escaped, text.split("\n")))
+
+
+def _words(title: Formula | str) -> str:
+    """A title as plotly sets it, with the indices of norms lowered."""
+    if isinstance(title, str):
+        return escaped(title)
+    return escaped(title.text).replace("₁,∞", "<sub>1,∞</sub>").replace("_F", "<sub>F</sub>")
+
+
+@cache
+def plotly_script() -> str:
+    """plotly.js as the Python package carries it."""
+    return files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")
+
+
+@cache
+def draw_script() -> str:
+    """`draw.js`, which draws figures of `page_figure` in the reader's theme."""
+    return files("rankscope.figures").joinpath("static/draw.js").read_text(encoding="utf-8")
+
+
+@cache
+def style_sheet() -> str:
+    """`draw.css`: colours by theme as custom properties, and the look of what `draw.js` puts around a
+    figure."""
+    return files("rankscope.figures").joinpath("static/draw.css").read_text(encoding="utf-8")

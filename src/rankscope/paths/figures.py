@@ -1,0 +1,177 @@
+"""Figures of a decomposition: which lengths carry the output, what each head does, single paths.
+
+`ByLength.plot`, `rankscope paths`, cards, the report and the explorer draw what is described here.
+"""
+
+import math
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from rankscope.errors import MetricError, one_of
+from rankscope.figures.description import (
+    Axis,
+    Bars,
+    Chart,
+    Formula,
+    Heatmap,
+    Hover,
+    Line,
+    Panel,
+    Points,
+    line_colour,
+)
+from rankscope.figures.powers import Powers
+from rankscope.figures.style import evenly
+from rankscope.figures.text import power
+from rankscope.paths.views import counted_paths, head_means, length_views
+
+STARTS = {"embedding": ("from the embedding", 0), "bias": ("from biases", 4)}
+"""Where paths start, in words, and the number of their colour."""
+HEADS = {
+    "contraction": "contraction: µ of a head's output over µ of its input",
+    "averaging": "averaging: contraction without the head's weights",
+    "dobrushin": "Dobrushin's coefficient of a head's attention",
+    "share": "share of the output that passes through a head",
+    "residual_share": "share of the output's residual that passes through a head",
+}
+"""Columns of `Decomposition.by_head`, and what each is."""
+LABELLED = 400
+"""Heads up to which each has its number written into it."""
+RESIDUAL = Formula("‖res T‖₁,∞ / ‖T‖₁,∞", r"\|\mathrm{res}\,T\|_{1,\infty}\,/\,\|T\|_{1,\infty}")
+LENGTH = "length of the path: heads in it"
+
+
+def lengths_chart(table: pl.DataFrame) -> Chart:
+    """Paths by their length. Left: the share of the output, apart by where paths start. Right: the relative
+    residual of the sum of each length's terms, a mark a sample, hollow where it is noise. `table` is
+    `ByLength.table`."""
+    views = length_views(table)
+    rows = table.filter(pl.col("start") != "all")
+    starts = {
+        "embedding": [(view.share, view.paths, view.norm) for view in views],
+        "bias": [(view.from_biases, view.bias_paths, view.bias_norm) for view in views],
+    }
+    lengths = [view.length for view in views]
+    bars = []
+    for start, columns in starts.items():
+        name, number = STARTS[start]
+        hover: list[Hover] = [
+            (f"length {length}, {name}\n{counted_paths(paths)} path{'s' * (paths != 1)}\n",
+             _percent(share, "+.1%"), " of the output")
+            for length, (share, paths, _) in zip(lengths, columns, strict=True)
+        ]  # fmt: skip
+        if any(norm > 0 for *_, norm in columns):
+            shares = [share for share, *_ in columns]
+            bars.append(Bars(lengths, shares, line_colour(number), name, hover))
+    samples = rows.filter(
+        pl.col("start") == "embedding", pl.col("norm") > 0, pl.col("relative_residual") > 0
+    ).with_columns(pl.col("relative_residual").log10().alias("log10"))
+    means = [view for view in views if math.isfinite(view.log10_residual)]
+    logs = [view.log10_residual for view in means]
+    line = Line([view.length for view in means], logs, line_colour(0), width=1.6)
+    last = max(lengths, default=0)
+    counts = {float(length): _count(views[length].paths) for length in evenly(range(len(views)), 13)}
+    return Chart(
+        [
+            Panel(Axis(LENGTH, last=last, range=(-0.6, last + 0.6)),
+                  Axis("share of the output", percent=True), bars, "what the paths of a length carry",
+                  counts=counts),
+            Panel(Axis(LENGTH, last=last), Axis(RESIDUAL, Powers(samples["log10"].to_list())),
+                  [line, _samples(samples, 0)], "how uniform their sum T is"),
+        ],
+        rows.to_dict(as_series=False),
+        "Share of the output by length of the path: "
+        + ", ".join(f"{view.length}: {_percent(view.share, '.0%')}" for view in views) + ".",
+    )  # fmt: skip
+
+
+def single_paths_chart(residuals: pl.DataFrame) -> Chart:
+    """The relative residual of single paths against their length, and its median; hollow where it is noise.
+    `residuals` is `Decomposition.residuals()`."""
+    known = residuals.filter(pl.col("log10").is_finite())
+    middle = known.group_by("length").agg(pl.col("log10").median()).sort("length")
+    line = Line(middle["length"].to_list(), middle["log10"].to_list(), line_colour(1), width=1.6)
+    last = int(residuals["length"].to_numpy().max(initial=0))
+    return Chart(
+        [Panel(
+            Axis(LENGTH, last=last), Axis(RESIDUAL, Powers(known["log10"].to_list())),
+            [_samples(known, 1), line], f"single paths, {residuals['arithmetic'][0]} arithmetic",
+        )],
+        residuals.to_dict(as_series=False), "The relative residual of single paths by their length.",
+    )  # fmt: skip
+
+
+def _samples(rows: pl.DataFrame, number: int) -> Points:
+    hover: list[Hover] = [
+        (f"length {length}, sample {sample}\n", power(k), "\nat the floor: rounding noise" if noise else "")
+        for length, sample, k, noise in rows.select("length", "sample", "log10", "below_floor").iter_rows()
+    ]
+    colour, hollow = line_colour(number), rows["below_floor"].to_numpy().astype(bool)
+    return Points(rows["length"].to_list(), rows["log10"].to_list(), colour, hollow=hollow, hover=hover)
+
+
+def heads_chart(table: pl.DataFrame, column: str = "contraction") -> Chart:
+    """The heads as a map, layer by head, mean over samples: one column of `Decomposition.by_head()`.
+
+    Shares have signs: blue adds to the output, orange takes away from it.
+    """
+    if column not in HEADS:
+        raise MetricError(one_of("column", column, HEADS), subject="column")
+    means = head_means(table)
+    layers, heads = (means[name].unique().sort().to_list() for name in ("layer", "head"))
+    rows = [means.filter(layer=layer) for layer in layers]
+    grid = np.array([row[column].fill_null(math.nan).to_list() for row in rows], dtype=float)
+    sizes = np.abs(grid[np.isfinite(grid)])
+    signed, limit = "share" in column, float(sizes.max(initial=0.0)) or 1.0
+    cells = Heatmap(
+        heads, layers, grid, range=(-limit if signed else 0.0, limit), signed=signed,
+        numbers=len(layers) * len(heads) <= LABELLED,
+        hover=[[_head(head) for head in row.iter_rows(named=True)] for row in rows],
+    )  # fmt: skip
+    least, most = (sizes.min(), sizes.max()) if len(sizes) else (math.nan, math.nan)
+    return Chart(
+        [Panel(
+            Axis("head", last=len(heads) - 1, range=(-0.5, len(heads) - 0.5), grid=False),
+            Axis("layer", last=layers[-1], range=(layers[0] - 0.5, layers[-1] + 0.5), grid=False),
+            [cells], HEADS[column],
+        )],
+        means.to_dict(as_series=False),
+        f"{HEADS[column].capitalize()}, for {len(layers)} layers of {len(heads)} heads; from {least:.3g} to "
+        f"{most:.3g}.",
+        height=max(240, min(720, 80 + 34 * len(layers))), size=(5.4, 4.0),
+    )  # fmt: skip
+
+
+def _head(head: dict[str, Any]) -> Hover:
+    """What a head does, in words; what has no number is passed over."""
+    before = f"layer {head['layer']}, head {head['head']}"
+    if head["norm"] == 0:
+        return f"{before}\ndoes not speak", "", ""
+    contraction, after = "", []
+    if head["contraction"] is not None:
+        before, contraction = f"{before}\nits output varies ", f"{head['contraction']:.3g}"
+        after.append(" times as much as its input")
+    if head["averaging"] is not None and head["dobrushin"] is not None:
+        after.append(f"its averaging alone: {head['averaging']:.3g} (Dobrushin {head['dobrushin']:.3g})")
+    if head["share"] is not None:
+        after.append(f"{head['share']:+.1%} of the output passes through it")
+    if head["residual_share"] is not None:
+        does = "holds tokens apart" if head["residual_share"] > 0 else "draws tokens together"
+        after.append(f"{head['residual_share']:+.1%} of the output's residual: {does}")
+    return before, contraction, "\n".join(after if contraction else ["", *after])
+
+
+def _percent(share: float, form: str) -> str:
+    return f"{share:{form}}" if math.isfinite(share) else "no number"
+
+
+def _count(number: int) -> str:
+    """A whole number in little room.
+
+    >>> _count(144), _count(23298085122481)
+    ('144', '2.3e13')
+    """
+    return str(number) if number < 10**4 else f"{Decimal(number):.1e}".replace("+", "")

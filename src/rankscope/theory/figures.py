@@ -1,0 +1,128 @@
+"""Figures of certificates: bounds next to what is measured, and the layers where theorems prove collapse.
+
+`Certificates.plot`, `CollapseDepth.plot`, cards, the report and the explorer draw what is described here.
+"""
+
+import math
+
+import numpy as np
+import polars as pl
+
+from rankscope.errors import TheoremError
+from rankscope.figures.description import Axis, Chart, Formula, Hover, Line, Panel, Spans, line_colour
+from rankscope.figures.powers import Powers
+from rankscope.figures.text import power
+from rankscope.theory.views import EXACT, DepthView, plotted_quantities, quantity
+
+COLUMNS = ("theorem", "sample", "layer", "quantity", "kind", "met", "vacuous", "log10_bound",
+           "log10_measured", "log10_size", "slack")  # fmt: skip
+"""Columns of the CSV."""
+SHARES = {"relative_residual": "residual", "relative_mu": "mu"}
+"""Metrics that are a share of the tokens' size, and what theorems call their numerator."""
+LOWEST = -1e300
+"""Bounds of fewer decades are drawn here: an axis has no numbers beyond."""
+
+
+def bounds_chart(table: pl.DataFrame, sample: int = 0) -> Chart:
+    """By layer, on an axis of powers of ten, a panel for each quantity: the measurement, the tokens' own
+    size, and the bounds of each theorem as far as its hypotheses are met, lower ones dashed; hollow marks
+    where a bound is vacuous. `table` is `Certificates.table`."""
+    samples = table["sample"].unique().to_list()
+    if sample not in samples:
+        raise TheoremError(f"sample must lie in 0..{len(samples) - 1}; got {sample}", subject="sample")
+    table = table.filter(sample=sample)
+    shown = plotted_quantities(table)
+    if not shown:
+        raise TheoremError(
+            "a figure needs a bound of residual, mu or diameter; ranks alone were certified",
+            subject="theorems",
+        )
+    panels, number = [], 0
+    for name in shown:
+        rows = table.filter(quantity=name)
+        first = rows.filter(theorem=rows["theorem"][0]).sort("layer")
+        lines = [_line(first, "log10_size", "tokens' own size", "faint", dash="dot", width=1.4)]
+        for theorem in rows["theorem"].unique(maintain_order=True):
+            part = rows.filter(theorem=theorem).sort("layer")
+            if part["met"].any():
+                lines.append(_bound(part, theorem, number))
+                number += 1
+        lines.append(_line(first, "log10_measured", "measured", "ink", marker="dot", width=2.6))
+        logs = np.concatenate([line.y for line in lines])
+        depth = int(first["layer"].to_numpy().max(initial=1))
+        words = quantity(name)
+        heading = Formula(words.words, words.tex.strip("$") if words.tex.startswith("$") else "")
+        panels.append(Panel(Axis("layer", last=depth), Axis(powers=Powers(logs)), lines, heading))
+    return Chart(
+        panels, table.select(COLUMNS).to_dict(as_series=False),
+        "Bounds and measurement by layer, of " + ", ".join(quantity(name).words for name in shown) + ".",
+        size=(5.8, 4.4),
+    )  # fmt: skip
+
+
+def _line(rows: pl.DataFrame, column: str, name: str, colour: str, **look: object) -> Line:
+    logs = rows[column].fill_null(math.nan).to_numpy()
+    vacuous = look.get("hollow", np.zeros(len(logs), bool))
+    hover: list[Hover] = [
+        (f"{name}\nlayer {layer}: ", power(k), "\nvacuous: it says nothing" if empty else "")
+        for layer, k, empty in zip(rows["layer"], logs.tolist(), vacuous, strict=True)  # type: ignore[call-overload]
+    ]
+    logs = np.where(np.isfinite(logs), np.maximum(logs, LOWEST), np.nan)
+    group = "" if "number" in look else name
+    return Line(rows["layer"].to_list(), logs, colour, name, group, hover=hover, **look)  # type: ignore[arg-type]
+
+
+def _bound(rows: pl.DataFrame, theorem: str, number: int) -> Line:
+    upper = rows["kind"][0] == "upper"
+    says = not rows.filter("met")["vacuous"].all()
+    name = f"{theorem} {'≤' if upper else '≥'}" if says else f"{theorem} (vacuous)"
+    return _line(
+        rows, "log10_bound", name, line_colour(number % 6), number=number, marker="number",
+        dash="solid" if upper else "dash", width=1.5, hollow=rows["vacuous"].to_numpy(),
+    )  # fmt: skip
+
+
+def proved_shares(metric: str, guarantees: pl.DataFrame, samples: int) -> dict[str, np.ndarray]:
+    """log10 of the best bound of a metric at each layer, by "upper" and "lower"; NaN where there is none. Of
+    several samples the one that is worst off: a bound holds for all of them. `guarantees` is
+    `Certificates.guarantees()`."""
+    share = (pl.col("log10_bound") - pl.col("log10_size")).alias("share")
+    proved = guarantees.filter(pl.col("theorem") != EXACT, quantity=SHARES.get(metric, ""))
+    proved = proved.with_columns(share).filter(pl.col("share").is_finite())
+    bounds = {}
+    for kind, best, worst in (("upper", pl.min, pl.max), ("lower", pl.max, pl.min)):
+        by_sample = proved.filter(kind=kind).group_by("layer", "sample").agg(best("share"))
+        by_layer = by_sample.group_by("layer").agg(worst("share"), pl.len()).filter(len=samples)
+        layers = by_layer["layer"].to_numpy()
+        if len(layers):
+            bounds[kind] = np.full(layers.max() + 1, np.nan)
+            bounds[kind][layers] = by_layer["share"].to_numpy()
+    return bounds
+
+
+def depth_chart(depth: DepthView) -> Chart:
+    """A row for each theorem that proves something of every sample: blue from where tokens are proved
+    uniform, red up to where that is excluded; dotted, where each sample is measured to be uniform."""
+    proved, measured = depth.proved, sorted({layer for layer in depth.measured if layer is not None})
+    end = max([layer for *_, layer in proved] + measured, default=1) + 1
+    marks: list[Line | Spans] = []
+    for kind, name, number in (("upper", "proved uniform", 0), ("lower", "proved apart", 1)):
+        rows = [(row, layer) for row, (_, side, layer) in enumerate(proved) if side == kind]
+        starts = [layer if kind == "upper" else 0 for _, layer in rows]
+        ends = [end if kind == "upper" else layer for _, layer in rows]
+        if rows:
+            marks.append(Spans([row for row, _ in rows], starts, ends, line_colour(number), name))
+    below = len(proved) - 0.5
+    marks += [
+        Line([layer, layer], [-0.5, below], "ink", name, "measured", dash="dot", width=1.6)
+        for layer, name in zip(measured, ["measured uniform", *[None] * len(measured)], strict=False)
+    ]
+    names = {float(row): name for row, (name, _, _) in enumerate(proved)}
+    y = Axis(labels=names, range=(max(below, 0.5), -0.5), grid=False)
+    return Chart(
+        [Panel(Axis("layer", last=end, range=(0.0, float(end))), y, marks)],
+        {"theorem": [name for name, *_ in proved], "kind": [kind for _, kind, _ in proved],
+         "layer": [layer for *_, layer in proved]},
+        "Where each theorem proves tokens uniform or apart.",
+        shared=True, size=(6.4, 1.3 + 0.32 * max(len(proved), 1)),
+    )  # fmt: skip

@@ -1,0 +1,89 @@
+"""Every chart becomes plain JSON for plotly, and lets nothing through as markup."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from rankscope.figures.description import Axis, Chart, Flag, Heatmap, Line, Panel, Spans
+from rankscope.figures.page import DASHES, SYMBOLS, page_figure
+from rankscope.figures.powers import Powers
+from rankscope.figures.style import line_style
+from rankscope.profiles import measure
+from rankscope.profiles.cloud import cloud
+from rankscope.profiles.figures import cloud_chart, curves_chart, spectrum_chart
+from rankscope.profiles.spectra import spectra
+from tests.report.runs import NET, X, profile_of
+
+HOSTILE = "<b>&amp;<script>alert(1)</script>"
+
+
+def texts(value: Any, key: str = "") -> Iterator[str]:
+    """What plotly would read as markup, but for our own tags."""
+    if isinstance(value, str) and key in ("text", "name", "ticktext", "hovertemplate", "hovertext"):
+        yield value
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from texts(item, name) if name != "table" else ()
+    if isinstance(value, list):
+        for item in value:
+            yield from texts(item, key)
+
+
+def chart_of(*marks: Any, **panel: Any) -> Chart:
+    return Chart([Panel(Axis("layer", last=3), Axis("mu"), marks, **panel)], {}, "a chart")
+
+
+def hostile_charts() -> Iterator[Chart]:
+    profile = measure(NET, X, variant=HOSTILE)
+    bounds = {HOSTILE: {"upper": np.zeros(6)}}
+    yield curves_chart(profile.views("relative_residual"), True, bounds)
+    yield cloud_chart(cloud({HOSTILE: NET}, X, words=[[HOSTILE] * 9] * 2))
+    yield spectrum_chart(spectra({HOSTILE: NET}, X))
+    mark = Heatmap([0], [0], np.ones((1, 1)), HOSTILE, hover=[[(HOSTILE, HOSTILE, "")]])
+    yield chart_of(mark, heading=HOSTILE, flags=[Flag(1, HOSTILE)])
+    yield chart_of(Spans([0], [0], [1], "line 0", HOSTILE))
+
+
+def test_nothing_from_a_model_is_markup() -> None:
+    for chart in hostile_charts():
+        found = list(texts(page_figure(chart)))
+        assert any("alert(1)" in text for text in found)
+        for text in found:
+            assert "<script" not in text and "<b>&" not in text.replace("<b>&lt;b>&amp;amp;", "")
+
+
+def test_a_line_is_solid_above_its_floor_and_hollow_at_it() -> None:
+    profile = profile_of(("san",), "float64")
+    (curve,) = profile.views("relative_residual")
+    figure = page_figure(curves_chart([curve], True))
+    json.dumps(figure, allow_nan=False)
+    solid = next(trace for trace in figure["data"] if trace.get("name") == "san")
+    hollow = next(
+        trace for trace in figure["data"] if str(trace.get("marker", {}).get("symbol")).endswith("-open")
+    )
+    assert curve.noise.any() and not curve.noise.all()
+    assert [value is None for value in solid["y"]] == curve.noise.tolist()
+    assert [size > 0 for size in hollow["marker"]["size"]] == curve.noise.tolist()
+    assert hollow["line"]["dash"] == "dot" and not hollow["showlegend"]
+    assert hollow["legendgroup"] == solid["legendgroup"]
+    assert "floor of float64" in [trace.get("name") for trace in figure["data"]]
+
+
+def test_an_axis_of_powers_has_their_places() -> None:
+    powers = Powers([0.0, -1000.0])
+    line = Line([0, 1], [0.0, -1000.0], "ink")
+    figure = page_figure(Chart([Panel(Axis(), Axis(powers=powers), [line])], {}, ""))
+    assert figure["data"][0]["y"] == [0.0, -4.0] and figure["data"][0]["line"]["color"] == "@ink"
+    assert "10<sup>−1000</sup>" in figure["layout"]["yaxis"]["ticktext"]
+
+
+def test_a_group_has_one_entry_in_the_legend() -> None:
+    lines = [Line([0, 1], [0.0, 1.0], "line 0", "one", "group") for _ in range(3)]
+    assert [trace["showlegend"] for trace in page_figure(chart_of(*lines))["data"]] == [True, False, False]
+
+
+def test_no_two_of_many_lines_look_the_same() -> None:
+    styles = [line_style(number) for number in range(60)]
+    assert len({(style.colour, SYMBOLS[style.marker], DASHES[style.marker]) for style in styles}) == 60

@@ -1,0 +1,43 @@
+"""Bounds are drawn where they are, as far as they hold, at any depth."""
+
+import numpy as np
+import polars as pl
+
+from rankscope.errors import TheoremError
+from rankscope.figures.description import Line
+from rankscope.figures.text import power
+from rankscope.theory import certify
+from rankscope.theory.figures import bounds_chart
+from tests.raising import raises
+from tests.report.runs import NET, X
+
+SAN = NET.variant("san")
+
+
+def test_bounds_are_drawn_where_they_are_at_any_depth() -> None:
+    table = certify(SAN.variant(layers=40), X).table
+    measured = next(
+        mark
+        for mark in bounds_chart(table).panels[0].marks
+        if isinstance(mark, Line) and mark.name == "measured"
+    )
+    logs = table.filter(sample=0, quantity="residual", theorem="dong2021-2.3")["log10_measured"].to_list()
+    assert logs[-1] < -1e12 and np.array_equal(measured.y, logs)
+    assert measured.hover is not None and measured.hover[-1][1] == power(logs[-1])
+
+
+def test_bounds_draw_what_holds() -> None:
+    found = certify(SAN, X)
+    marks = [mark for panel in bounds_chart(found.table).panels for mark in panel.marks]
+    names = " ".join(mark.name for mark in marks if isinstance(mark, Line))
+    met = found.table.filter(pl.col("met"), pl.col("sample") == 0, pl.col("quantity") != "affine_rank")
+    for theorem in met["theorem"].unique():
+        assert theorem in names
+
+
+def test_a_figure_needs_a_sample_and_a_size() -> None:
+    found = certify(SAN, X, theorems=["dong2021-2.3", "norm-rank"])
+    with raises(TheoremError, subject="sample"):
+        bounds_chart(found.table, 7)
+    with raises(TheoremError, subject="theorems"):
+        bounds_chart(found.table.filter(theorem="norm-rank"))
