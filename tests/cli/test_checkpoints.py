@@ -49,7 +49,7 @@ def test_they_are_measured_in_order_once_and_a_damaged_one_when_it_is_mended(
 ) -> None:
     run = tmp_path / "run"
     said = printed("checkpoints", "trained", *GIVEN, "-o", "run", cwd=tmp_path)
-    assert "3 checkpoints in trained." in said and "step 100 · 2 looks" in said
+    assert "3 checkpoints in trained." in said and "step 100 · 2 measurements" in said
     assert "checkpoint-20 cannot be measured: the weights of" in " ".join(said.split())
     assert (run / "report.html").is_file()
     found = read_training(run)

@@ -106,7 +106,7 @@ def remedies(
     except KeyboardInterrupt as stop:
         trains = bool(planned) and done == len(planned)
         where = "in training" if trains else f"after {done} of {len(planned)} parts"
-        raise Interruption(f"{where}; the same command goes on from here") from stop
+        raise Interruption(f"{where}; the same command resumes from here") from stop
     found = outcome(setup, asked, tables)
     report = write_report([write(setup, found, command_line())], output / "report.html")
     if as_json:

@@ -87,7 +87,7 @@ def reproduce(
             machine(answers)
         where = f"in {studies[len(answers)].name}, " if on is None else ""
         raise Interruption(
-            f"{where}after {len(answers)} of {len(studies)}; the same command goes on from here"
+            f"{where}after {len(answers)} of {len(studies)}; the same command resumes from here"
         ) from stop
     written = None if page is None else write_report([page.parent], page.parent / "report.html")
     if as_json:

@@ -224,7 +224,7 @@ def thinned(values: Sequence[T], most: int = 13) -> Sequence[T]:
 
 
 def scaled_for_sparkline(logs: Sequence[float | None], most: int = 13) -> list[float]:
-    """Heights for a sparkline: values over up to two decades, their logs over up to fifty, else logs of logs."""
+    """Heights for a sparkline: values over up to two decades, logs over up to fifty, else logs of logs."""
     thin = [k if _is_finite(k) else math.nan for k in thinned(logs, most)]
     known = [k for k in thin if math.isfinite(k)]
     span = max(known) - min(known) if known else 0.0
